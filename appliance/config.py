@@ -828,11 +828,11 @@ class FleetSettings:
 
     role: str = key(
         "alone",
-        "Several rooms together, see docs/fleet.md. ear: what is said here is transcribed by the "
-        "brains, and by a model on this machine, where one was chosen, while no brain can; brain: "
-        'transcribes for the ears, its own room first (capture.device = "none" where it has no '
-        "microphone); both: the same, of a room that may be given the rights of an ear, too.",
-        choices=("alone", "ear", "brain", "both"),
+        "Several rooms together, see docs/fleet.md. satellite: workers transcribe what is said "
+        "here, or this machine's model, if you chose one, while no worker can; worker: transcribes "
+        'for the satellites, its own room first (capture.device = "none" if it has no microphone); '
+        "both: a worker that also has the rights of a satellite.",
+        choices=("alone", "satellite", "worker", "both"),
     )
     server: tuple[str, ...] = key(
         ("nats://127.0.0.1:4222",),
@@ -855,7 +855,7 @@ class FleetSettings:
     )
     model: str = key(
         "",
-        "An ear asks only brains with this model; empty: any.",
+        "A satellite asks only workers with this model; empty: any.",
         form=TextForm(
             "the name of a model, of a-z, A-Z, 0-9, _ and -",
             pattern=r"[0-9A-Za-z_-]{0,100}",
@@ -864,19 +864,19 @@ class FleetSettings:
     )
     patience_s: float = key(
         5.0,
-        "An ear waits so long for a text, then its own model makes one, or the window waits.",
+        "How long a satellite waits for a text. Then its own model is used, or the window waits.",
         unit="s", low=1.0, high=60.0,
     )  # fmt: skip
 
     @property
     def sends(self) -> bool:
         """True when what is said here may be transcribed by others."""
-        return self.role in ("ear", "both")
+        return self.role in ("satellite", "both")
 
     @property
     def serves(self) -> bool:
         """True when what others hear is transcribed here."""
-        return self.role in ("brain", "both")
+        return self.role in ("worker", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -923,6 +923,8 @@ MOST_BYTES = 1 << 20
 OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+FORMER_ROLES = {"ear": "satellite", "brain": "worker"}
+"""Values of fleet.role until version 0.1.0, and what they are called now."""
 _MEANT = {"npu": "hailo"}
 """What people write and what they mean by it, where another choice looks more alike."""
 
@@ -939,6 +941,8 @@ class Reading:
     """Sections with a mistake; all sections if the file cannot be read."""
     cause: OSError | None = None
     """Why the file cannot be read."""
+    warnings: tuple[str, ...] = ()
+    """One line for each value that is called otherwise now."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """The file of each key (section.key) that has not its default."""
 
@@ -1014,7 +1018,7 @@ def _laid_over(
 def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Reading:
     """Read `text` from `origin`, and over it another text from another origin."""
     sections = get_type_hints(Settings)
-    troubles: list[str] = []
+    troubles, warnings = list[str](), list[str]()
     wrong: set[str] = set()
     values: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
@@ -1035,7 +1039,14 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
                 troubles.append(line)
                 wrong.add(f"{section}.")
             else:
-                right = _section(section, content, origin, troubles, wrong)
+                renamed = {}
+                if section == "fleet" and (role := FORMER_ROLES.get(str(content.get("role")))):
+                    renamed["role"] = role
+                    warnings.append(
+                        f"{origin}: fleet.role: {content['role']} is now called {role}; write "
+                        f'role = "{role}"'
+                    )
+                right = _section(section, {**content, **renamed}, origin, troubles, wrong)
                 values.setdefault(section, {}).update(right)
                 origins.update({f"{section}.{name}": origin for name in right})
     settings = Settings(**{name: sections[name](**right) for name, right in values.items()})
@@ -1045,7 +1056,7 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
             troubles.append(f"{origin}: {trouble}")
             contradicted.update(involved)
     named = frozenset(name.partition(".")[0] for name in wrong | contradicted)
-    return Reading(settings, tuple(troubles), named, origins=origins)
+    return Reading(settings, tuple(troubles), named, warnings=tuple(warnings), origins=origins)
 
 
 def overlay_file(settings: Settings) -> Path:
@@ -1272,10 +1283,10 @@ def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...],
             f'fleet.role: expected "alone" beside transcriber.backend = "wyoming", found '
             f"{fleet.role}: one of the two makes the texts",
         )
-    if fleet.role == "ear" and settings.capture.device == NO_DEVICE:
+    if fleet.role == "satellite" and settings.capture.device == NO_DEVICE:
         yield (
             ("fleet.role", "capture.device"),
-            'capture.device: expected a microphone, as fleet.role = "ear" wants one, found none',
+            'capture.device: expected a microphone for fleet.role = "satellite", found none',
         )
 
 

@@ -23,8 +23,8 @@ later (cli/run). The daemon catches:
   (daemon/transcription)
 - DeviceError of the microphone: it is opened again (daemon/listening); of the NPU: the CPU goes on
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
-- ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/ear): this
-  machine's model, or the window waits (daemon/pipeline)
+- ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/satellite):
+  this machine's model, or the window waits (daemon/pipeline)
 - StoreError: a fallback in memory (store/fallback), and another try for each transcript
   (daemon/transcription); BrokerError and StoreError: another try (mqtt/publisher)
 

@@ -43,7 +43,7 @@ MAY_IMPORT = {
             "wyoming",
         },
     },
-    "fleet": {"infer", "model"},
+    "fleet": {"capture", "infer", "model"},
     "lab": {"mqtt", "store", "capture", "infer", "model", "convert"},
     "mqtt": {"store"},
     "web": set(),

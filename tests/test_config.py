@@ -268,7 +268,10 @@ def test_a_server_is_not_asked_to_be_its_own_and_a_remote_one_needs_a_name() -> 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ('role = "hear"', "fleet.role: expected one of alone, ear, brain, both, found 'hear'"),
+        (
+            'role = "hear"',
+            "fleet.role: expected one of alone, satellite, worker, both, found 'hear'",
+        ),
         (
             'server = "192.168.1.10"',
             "fleet.server: expected an address such as tls://192.168.1.10:4222, without a user or "
@@ -277,16 +280,22 @@ def test_a_server_is_not_asked_to_be_its_own_and_a_remote_one_needs_a_name() -> 
         ('server = ["tls://me:secret@house"]', "; did you mean tls://house:4222?"),
         ('server = "tls://house:0"', "fleet.server: expected an address such as"),
         (
-            'role = "ear"\nserver = "nats://house:4222"',
+            'role = "satellite"\nserver = "nats://house:4222"',
             "fleet.server: expected tls:// beyond this machine, as sound goes there, found "
             "nats://house:4222; write tls://house:4222 and give it a certificate",
         ),
-        ('role = "ear"\nserver = []', "fleet.server: expected at least one server, found none"),
-        ('model = "a.b"', "fleet.model: expected the name of a model, of a-z, A-Z, 0-9, _ and -"),
-        ('role = "ear"\n[capture]\ndevice = "none"', "capture.device: expected a microphone, as"),
         (
-            'role = "ear"\n[transcriber]\nbackend = "wyoming"\nhost = "house"',
-            'fleet.role: expected "alone" beside transcriber.backend = "wyoming", found ear',
+            'role = "satellite"\nserver = []',
+            "fleet.server: expected at least one server, found none",
+        ),
+        ('model = "a.b"', "fleet.model: expected the name of a model, of a-z, A-Z, 0-9, _ and -"),
+        (
+            'role = "satellite"\n[capture]\ndevice = "none"',
+            "capture.device: expected a microphone for",
+        ),
+        (
+            'role = "satellite"\n[transcriber]\nbackend = "wyoming"\nhost = "house"',
+            'fleet.role: expected "alone" beside transcriber.backend = "wyoming", found satellite',
         ),
     ],
 )
@@ -297,9 +306,21 @@ def test_what_no_fleet_can_be_is_named_on_one_line(text: str, wanted: str) -> No
     assert "secret" not in found[0].partition("did you mean")[2]
 
 
+@pytest.mark.parametrize(("former", "role"), [("ear", "satellite"), ("brain", "worker")])
+def test_a_role_under_its_former_name_is_taken_with_a_warning(
+    tmp_path: Path, former: str, role: str
+) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text(f'[fleet]\nrole = "{former}"\nserver = "tls://house"\n', encoding="utf-8")
+    found = config.read(file)
+    assert found.sure().fleet.role == role
+    line = f'{file}: fleet.role: {former} is now called {role}; write role = "{role}"'
+    assert found.warnings == (line,)
+
+
 def test_one_server_of_the_fleet_needs_no_brackets() -> None:
     for written in ('"tls://house"', '["tls://house"]'):
-        fleet = config.parse(f'[fleet]\nrole = "ear"\nserver = {written}', "x").fleet
+        fleet = config.parse(f'[fleet]\nrole = "satellite"\nserver = {written}', "x").fleet
         assert fleet.server == ("tls://house",)
     assert config.fleet_server("tls://[fe80::1]:7777") == ("tls", "fe80::1", 7777)
     assert config.fleet_server("nats://localhost") == ("nats", "localhost", 4222)

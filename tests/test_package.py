@@ -207,15 +207,18 @@ def packages() -> dict[str, dict[str, str]]:
     return found
 
 
-def test_an_ears_package_is_the_other_one_without_what_runs_a_model() -> None:
-    whole, ear = packages()["roomscribe"], packages()["roomscribe-ear"]
-    left_out = set(whole["Depends"].split(", ")) - set(ear["Depends"].split(", "))
-    assert left_out == {"python3-onnx", "python3-onnxruntime", "python3-unicode-rbnf"}
-    assert set(ear["Depends"].split(", ")) <= set(whole["Depends"].split(", "))
-    assert whole["Conflicts"] == whole["Replaces"] == "roomscribe-ear"
-    assert ear["Conflicts"] == ear["Replaces"] == "roomscribe"
+def test_a_satellites_package_is_the_other_one_without_what_runs_a_model() -> None:
+    whole, satellite = packages()["roomscribe"], packages()["roomscribe-satellite"]
+    left_out = set(whole["Depends"].split(", ")) - set(satellite["Depends"].split(", "))
+    libraries = {"onnx", "onnxruntime", "requests", "tqdm", "unicode-rbnf"}  # as rigs.bare
+    assert left_out == {f"python3-{library}" for library in libraries}
+    assert set(satellite["Depends"].split(", ")) <= set(whole["Depends"].split(", "))
+    assert whole["Conflicts"] == whole["Replaces"] == "roomscribe-ear, roomscribe-satellite"
+    assert satellite["Conflicts"] == satellite["Replaces"] == "roomscribe, roomscribe-ear"
+    assert satellite["Recommends"] == "libnss-mdns", "codes name the server as HOSTNAME.local"
+    assert satellite["Provides"] == "roomscribe-ear", "its former name"
     for file in DEBIAN.glob("roomscribe.*"):
-        twin = file.with_name(file.name.replace("roomscribe", "roomscribe-ear", 1))
+        twin = file.with_name(file.name.replace("roomscribe", "roomscribe-satellite", 1))
         assert twin.read_bytes() == file.read_bytes(), "the two packages do the same"
 
 

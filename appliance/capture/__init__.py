@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from appliance.capture.recorder import EndError as EndError, Recorder as Recorder
     from appliance.capture.recording import Recording as Recording
-    from appliance.capture.segmenter import Segmenter as Segmenter
+    from appliance.capture.segmenter import Segmenter as Segmenter, split_sound as split_sound
     from appliance.capture.voice import VoiceDetector as VoiceDetector
 
 __getattr__ = lazily(__name__, __file__)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest
-from appliance.capture.frames import is_clipped, power_of, ratio_of
+from appliance.capture.frames import FRAME_SAMPLES, is_clipped, power_of, ratio_of
 from appliance.capture.voice import Detector, Judgement
 from appliance.config import SegmenterSettings
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Window, new_id
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
 
 Powers = NDArray[np.float64]
 """(n,) float64, the power of each frame."""
@@ -69,6 +69,19 @@ def quietest(powers: Powers, first: int, last: int) -> int:
     equal ones."""
     levels = [_around(powers, index) for index in range(first, last + 1)]
     return last - int(np.argmin(levels[::-1]))
+
+
+def split_sound(samples: Samples, longest: int) -> list[Samples]:
+    """Return (n,) int16 in parts of at most `longest` samples, cut where their second half is
+    softest."""
+    parts = []
+    while len(samples) > longest:
+        frames = samples[: longest // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
+        powers = np.array([power_of(frame) for frame in frames])
+        cut = quietest(powers, len(powers) // 2, len(powers) - 1) * FRAME_SAMPLES
+        parts.append(samples[:cut])
+        samples = samples[cut:]
+    return [*parts, samples]
 
 
 def is_pause(powers: Powers, index: int, floor: float) -> bool:

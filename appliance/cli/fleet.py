@@ -35,7 +35,7 @@ from appliance.cli.config_file import (
     write_config,
 )
 from appliance.cli.dialog import Dialog, open_console
-from appliance.config import DEFAULT_PATH, Settings, node_name
+from appliance.config import DEFAULT_PATH, FORMER_ROLES, Settings, node_name
 from appliance.errors import ConfigError, DaemonError, ServerError, StoreError
 from appliance.system import lock, require_writable, shorten, write_whole
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from appliance.fleet import Code, Engine
 
 FOLDER = "fleet"
-"""Beside the configuration: what the server and what a box has been given."""
+"""Beside the configuration: the files of the server, and of a node."""
 CREDENTIAL, TRUSTED = "credential", "trusted.crt"
 SERVER_UNIT, UNIT = "nats-server.service", "roomscribe.service"
 DROP_IN = Path("/etc/systemd/system/nats-server.service.d/roomscribe.conf")
@@ -94,14 +94,20 @@ def add_fleet(
     _add_join(add)
     invite = add(
         "invite",
-        help="let boxes in, and print what each is to run",
-        description="Where the server runs: gives each box a right of its own, and prints the line "
-        "that it is to run. For one that was invited before, prints its line again. Needs root.",
+        help="let machines join, and print the line that each has to run",
+        description="Run it where the server runs. It lets each node in with a password of its "
+        "own, and prints the line that its machine has to run. For a node that was invited before, "
+        "it prints a new line with the same password. Needs root.",
     )
-    invite.add_argument("nodes", nargs="+", metavar="NODE", help="name of the box, as [appliance]")
+    invite.add_argument(
+        "nodes", nargs="+", metavar="NODE", help="name of the room, as in [appliance]"
+    )
     what = invite.add_mutually_exclusive_group()
     what.add_argument(
-        "--role", choices=("ear", "brain", "both"), help="what it does (default: ear)"
+        "--role",
+        type=_role,
+        choices=("satellite", "worker", "both"),
+        help="what it does (default: satellite)",
     )
     invite.add_argument(
         "--valid-days",
@@ -110,13 +116,13 @@ def add_fleet(
         metavar="DAYS",
         help="how long `join` takes the code; 0: for ever (default: 1)",
     )
-    what.add_argument("--remove", action="store_true", help="end the boxes' right at once")
-    invite.set_defaults(command=invite_boxes)
+    what.add_argument("--remove", action="store_true", help="let these nodes in no longer, at once")
+    invite.set_defaults(command=invite_nodes)
     status = add(
         "status",
-        help="show who transcribes, and what waits",
-        description="Shows the boxes that transcribe, what they do, what waits at the server, and "
-        "what this box has counted. The exit status is 1 when nobody transcribes.",
+        help="show the workers, and how many windows wait",
+        description="Shows the workers, what they do, how many windows wait at the server, and "
+        "what this machine has counted. The exit status is 1 if there is no worker.",
     )
     status.add_argument("--json", action="store_true", help="one JSON object, for programs")
     status.set_defaults(command=show_status)
@@ -139,6 +145,15 @@ def _days(text: str) -> float:
     return days
 
 
+def _role(text: str) -> str:
+    """The role that an option names; for a former name, with a warning."""
+    if role := FORMER_ROLES.get(text):
+        print(
+            f"roomscribe: the role {text} is now called {role}: use --role {role}", file=sys.stderr
+        )
+    return role or text
+
+
 def _add_join(add: Any) -> None:
     join = add(
         "join",
@@ -146,13 +161,13 @@ def _add_join(add: Any) -> None:
         description="Takes the code that `roomscribe fleet invite` printed where the server runs, "
         "tries it, writes it into the configuration, whose comments stay, and has the daemon read "
         "that. With --serve this machine's nats-server (`apt install nats-server`) is set up for "
-        "the fleet, and this box joins; it can be run again to change something. Needs root.",
+        "the fleet, and this machine joins; run it again to change something. Needs root.",
     )
     join.add_argument(
         "code",
         nargs="?",
         metavar="CODE",
-        help="what the server printed for this box; without one it is read from standard input",
+        help="what `fleet invite` printed for this machine; without it, standard input is read",
     )
     join.add_argument("--yes", action="store_true", help="ask nothing, and write what has changed")
     join.add_argument("--serve", action="store_true", help="set up nats-server on this machine")
@@ -161,12 +176,13 @@ def _add_join(add: Any) -> None:
         "--name",
         action="append",
         metavar="HOST",
-        help="name or address under which the boxes reach this machine; may be repeated",
+        help="name or address under which the other machines reach this one; may be repeated",
     )
     serve.add_argument(
         "--role",
-        choices=("ear", "brain", "both", "none"),
-        help="what this box does beside that (default: brain, where it has a model)",
+        type=_role,
+        choices=("satellite", "worker", "both", "none"),
+        help="role of this machine besides that (default: worker, if it has a model)",
     )
     serve.add_argument("--port", type=int, metavar="N", help="TCP port (default: 4222)")
     serve.add_argument(
@@ -188,7 +204,7 @@ def _add_join(add: Any) -> None:
         "--authority",
         type=Path,
         metavar="FILE",
-        help="who signed it (PEM), where the boxes' systems do not know them",
+        help="who signed it (PEM), if the other machines do not know that authority",
     )
     join.set_defaults(command=join_fleet, usage_error=join.error)
 
@@ -257,10 +273,9 @@ def _join(
     from appliance.fleet import make_folder, unwritable
     from appliance.infer import lacking_model
 
-    if code.role != "ear" and (lacking := lacking_model(settings)):
+    if code.role != "satellite" and (lacking := lacking_model(settings)):
         raise ConfigError(
-            f"code: expected one for an ear, found one for {_a(code.role)}, which transcribes; "
-            f"{lacking}"
+            f"code: expected one for a satellite, found one for {_a(code.role)}: {lacking}"
         )
     if code.expires_s and time.time() > code.expires_s:
         raise ConfigError(
@@ -279,9 +294,9 @@ def _join(
         changes["appliance.node"] = code.node
     elif code.node != node_name(settings):
         raise ConfigError(
-            f"code: expected one for {node_name(settings)}, as this box is called, found one for "
+            f"code: expected one for {node_name(settings)}, this machine's name, found one for "
             f"{code.node}; run `sudo roomscribe fleet invite {node_name(settings)}` where the "
-            "server runs, or give this box that name ([appliance] node)"
+            "server runs, or give this machine that name ([appliance] node)"
         )
     secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"
     before = read_text(file)
@@ -313,7 +328,7 @@ def _join(
 
 
 def _require_same_node(code: Code, settings: Settings) -> None:
-    """Raises ConfigError if this box has joined under another name that would change silently."""
+    """Raises ConfigError if joining would silently change the name of a machine that has joined."""
     from appliance.fleet import credential
 
     if settings.appliance.node:
@@ -325,9 +340,9 @@ def _require_same_node(code: Code, settings: Settings) -> None:
     if joined and joined.user != code.node:
         node = joined.user
         raise ConfigError(
-            f"code: this box has joined as {node}, and the code is for {code.node}. Run `sudo "
+            f"code: this machine has joined as {node}, and the code is for {code.node}. Run `sudo "
             f"roomscribe fleet invite {node}` where the server runs and use that code; to rename "
-            f'this box, first set node = "{code.node}" in [appliance]'
+            f'this machine, first set node = "{code.node}" in [appliance]'
         )
 
 
@@ -348,7 +363,7 @@ def _proof(settings: Settings, node: str, within_s: float) -> str:
                         "machine. Run `sudo roomscribe fleet invite OTHER-NAME` where the server "
                         "runs, and use that code"
                     )
-                there = probe.brains()
+                there = probe.workers()
                 who = ", ".join(f"{one.node} ({one.name})" for one in there) or "nobody yet"
                 return f"{probe.address} lets {node} in; transcribing there: {who}"
         except ServerError:
@@ -398,8 +413,8 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
         before = Engine.load(folder)
         engine = server_of(options.code) if options.code else _wanted(options, before)
         _require_catching_up(engine, version())
-        usual = "ear" if lacking_model(settings) else "brain"
-        role = options.role or (engine.boxes[node].role if node in engine.boxes else usual)
+        usual = "satellite" if lacking_model(settings) else "worker"
+        role = options.role or (engine.nodes[node].role if node in engine.nodes else usual)
         if not options.code and role != "none" and not _second(engine):
             engine = engine.invite(node, role)
         engine = engine.certified()
@@ -408,11 +423,11 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
     where = engine.cluster or engine.names
     print(f"the server: {', '.join(where)}, port {engine.port}; its files are in {folder}")
     print(started)
-    status = _join_itself(engine, options, settings, file) if node in engine.boxes else 0
+    status = _join_itself(engine, options, settings, file) if node in engine.nodes else 0
     _print_siblings(engine)
     if not _second(engine):
         print(
-            "on this machine `sudo roomscribe fleet invite NODE` prints what another box is to run"
+            "here, `sudo roomscribe fleet invite NODE` prints the line that lets another machine in"
         )
     return status
 
@@ -420,7 +435,7 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
 def _join_itself(
     engine: Engine, options: argparse.Namespace, settings: Settings, file: Path
 ) -> int:
-    """Lets this box in, once nats-server runs. Raises RoomscribeError."""
+    """Lets this machine in, once nats-server runs. Raises RoomscribeError."""
     node = node_name(settings)
     code = engine.code(node)
     if engine.authority_key and not engine.cluster:  # the house's names may fail, this cannot
@@ -429,10 +444,10 @@ def _join_itself(
         return _join(code, options, settings, file, START_S if _has_systemd(file) else 0.0)
     except ServerError:
         if not _has_systemd(file):
-            role = engine.boxes[node].role
+            role = engine.nodes[node].role
             print(
-                f"once it runs, `roomscribe fleet invite {node} --role {role}` prints what lets "
-                "this box in"
+                f"once it runs, `roomscribe fleet invite {node} --role {role}` prints the line "
+                "that lets this machine in"
             )
             return 0
     systemctl("restart", SERVER_UNIT)  # an interrupted run may have left that out
@@ -530,7 +545,7 @@ def _print_siblings(engine: Engine) -> None:
                 print(f"  sudo roomscribe fleet join --serve --yes {engine.sibling(host).text()}")
 
 
-def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
+def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe fleet invite`. Raises RoomscribeError."""
     from appliance.fleet import Engine
 
@@ -546,11 +561,13 @@ def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
             )
         if _second(engine):
             raise ConfigError(
-                "invite: expected the first server of the cluster, where boxes are invited, found "
+                "invite: expected the first server of the cluster, where nodes are invited, found "
                 "another; run it there"
             )
         for node in options.nodes:
-            role = options.role or (engine.boxes[node].role if node in engine.boxes else "ear")
+            role = options.role or (
+                engine.nodes[node].role if node in engine.nodes else "satellite"
+            )
             engine = engine.remove(node) if options.remove else engine.invite(node, role)
         anew = engine.write(folder, _place(file, engine))
         told = _start(engine, folder, file, anew=anew)
@@ -565,7 +582,7 @@ def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
                 moment = datetime.fromtimestamp(code.expires_s).astimezone()
                 until = f"; valid until {moment:%Y-%m-%d %H:%M}"
             print(
-                f"on {node}, which becomes {_a(engine.boxes[node].role)} (keep this line "
+                f"on {node}, which becomes {_a(engine.nodes[node].role)} (keep this line "
                 f"secret{until}):"
             )
             print(f"  sudo roomscribe fleet join --yes {code.text()}")
@@ -574,7 +591,9 @@ def invite_boxes(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _a(role: str) -> str:
-    return {"ear": "an ear", "brain": "a brain", "both": "an ear and a brain"}[role]
+    return {"satellite": "a satellite", "worker": "a worker", "both": "a satellite and a worker"}[
+        role
+    ]
 
 
 def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
@@ -583,7 +602,7 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
 
     if not _has_systemd(file):
         return (
-            f"run it with `nats-server -c {folder / CONFIG}`; one that runs reads its boxes again "
+            f"run it with `nats-server -c {folder / CONFIG}`; one that runs reads its nodes again "
             "at a SIGHUP"
         )
     text = UNIT_TEXT.format(
@@ -689,13 +708,13 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
 
     _require_joined(settings)
     with Probe(settings.fleet, node_name(settings)) as probe:
-        brains = probe.brains()
+        workers = probe.workers()
         queue = probe.queue() if probe.may_see_queue else None
         found: dict[str, Any] = {
             "node": node_name(settings),
             "role": settings.fleet.role,
             "server": probe.address,
-            "brains": [
+            "workers": [
                 {
                     "node": one.node,
                     "model": one.name,
@@ -704,19 +723,21 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
                     "done": one.done,
                     "queue": one.queue,
                 }
-                for one in brains
+                for one in workers
             ],
             "waiting": queue.windows if queue else 0 if probe.may_see_queue else None,
             "own": _own_counters(settings),
         }
     if options.json:
         print(json.dumps(found))
-        return 0 if brains else 1
+        return 0 if workers else 1
     print(f"{found['node']}, {settings.fleet.role}, at {found['server']}")
-    for one in brains:
+    for one in workers:
         print(f"  {one.node:20} {one.name}, {'busy' if one.busy else 'idle'}, {one.done} done")
-    if not brains:
-        print("  nobody transcribes: is a brain's daemon running? `roomscribe fleet status` there")
+    for line in probe.misfits:
+        print(f"  {line}")
+    if not workers:
+        print("  no worker: is a worker's daemon running? `roomscribe fleet status` there")
     if found["waiting"] is not None:
         print(f"waiting at the server: {found['waiting']} windows")
     for wanted, line in (
@@ -731,11 +752,11 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
         if wanted and own:
             known = {name: "-" if value is None else value for name, value in own.items()}
             print(line.format_map(known))
-    return 0 if brains else 1
+    return 0 if workers else 1
 
 
 def _own_counters(settings: Settings) -> dict[str, Any]:
-    """What this box's daemon has counted of the fleet; empty when it cannot be asked."""
+    """What this machine's daemon has counted of the fleet; empty when it cannot be asked."""
     from appliance.control import SOCKET_NAME, ControlClient
     from appliance.store import runtime_folders
 
@@ -763,8 +784,8 @@ def _require_joined(settings: Settings) -> None:
 
     if settings.fleet.role == "alone":
         raise ConfigError(
-            "fleet.role: expected ear, brain or both, found alone: this box is in no fleet; "
-            "`sudo roomscribe fleet join` makes it part of one"
+            "fleet.role: expected satellite, worker or both, found alone: this machine is in no "
+            "fleet; `sudo roomscribe fleet join` makes it part of one"
         )
     if hidden(settings, os.geteuid()):
         raise ConfigError(

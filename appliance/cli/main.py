@@ -33,7 +33,7 @@ from appliance.system import legible, shorten
 CHIPS_THREAD = "NPU"
 """Name of infer/hailo/npu's threads; one that still runs at the end waits for a chip that hangs."""
 RUN_MODELS = ("onnx", "onnxruntime")
-"""Libraries that the package roomscribe-ear comes without."""
+"""Libraries that the package roomscribe-satellite comes without."""
 LONGEST = 4000
 """Longest error that is printed, in letters."""
 
@@ -82,9 +82,13 @@ def _obey(
         options = parse(arguments)
         from appliance.daemon import journal
 
-        settings = _settings(options)
+        reading = config.read(options.config)
+        # a lenient command says itself what is wrong
+        settings = reading.settings if getattr(options, "lenient", False) else reading.sure()
         level = "debug" if options.verbose else "error" if options.quiet else settings.journal.level
         journal.set_up(replace(settings.journal, level=level))
+        for line in reading.warnings:
+            logging.getLogger("roomscribe.config").warning("%s", line)
         return int((command or options.command)(options, settings))
     except RoomscribeError as error:
         for message in error.messages if isinstance(error, ConfigError) else [error]:
@@ -96,8 +100,8 @@ def _obey(
         library = str(getattr(error, "name", "")).partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and library in RUN_MODELS:
             _complain(
-                f"this command needs what runs a model: expected the library {library}, found "
-                "none; `sudo apt install roomscribe` brings it (roomscribe-ear comes without)"
+                f"this command needs the library {library}, which is not installed; `sudo apt "
+                "install roomscribe` brings it (roomscribe-satellite comes without)"
             )
             return ModelError.exit_status
         status = _unwritten() if isinstance(error, OSError) else None

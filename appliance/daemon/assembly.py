@@ -29,7 +29,7 @@ from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import TaskTranscriber, open_transcriber
-from appliance.fleet import Brain, EarTranscriber, Link
+from appliance.fleet import FleetWorker, Link, SatelliteTranscriber
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
 from appliance.mqtt import ANNOUNCED_FILE, Announcement, Publisher, Sources, subscriptions
@@ -128,8 +128,8 @@ class _Assembly:
         self.make_stages()
         self.wyoming = self.make_wyoming() if settings.wyoming.enabled else None
         self.fleet = self.make_fleet() if settings.fleet.serves else None
-        if isinstance(self.model, EarTranscriber):
-            self.model.ear.muted = lambda: self.mute.on
+        if isinstance(self.model, SatelliteTranscriber):
+            self.model.satellite.muted = lambda: self.mute.on
         lose = functools.partial(self.frames.mark, Sentinel.LOST)
         self.supervisor = CaptureSupervisor(
             settings.capture, self.health, self.mute, self.put, lose, source=factories.source
@@ -340,7 +340,7 @@ class _Assembly:
                 log.warning("%s", trouble)
 
         link = Link(self.settings.fleet, self.node)
-        Brain(
+        FleetWorker(
             link,
             model=lambda: self.model.bundle,
             gates=self.model.gates,

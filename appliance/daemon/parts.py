@@ -19,7 +19,7 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.stages import StageQueue
 from appliance.daemon.transcription import TaskTranscriber
-from appliance.fleet import EarTranscriber, Link
+from appliance.fleet import Link, SatelliteTranscriber
 from appliance.homeassistant import HomeAssistantClient
 from appliance.infer import AnyTranscriber
 from appliance.mqtt import Publisher
@@ -121,6 +121,6 @@ class Parts:
 
     def _fleet_state(self) -> tuple[str, str] | None:
         """Return the role in the fleet and the connected server; None without a role."""
-        ear = self.transcriber if isinstance(self.transcriber, EarTranscriber) else None
-        link = ear.link if ear else self.fleet
+        satellite = self.transcriber if isinstance(self.transcriber, SatelliteTranscriber) else None
+        link = satellite.link if satellite else self.fleet
         return (self.settings.fleet.role, link.server) if link else None

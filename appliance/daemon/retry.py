@@ -115,7 +115,7 @@ def _transcribe(
         settings,
         encoder=replace(settings.encoder, backend="cpu"),
         decoder=replace(settings.decoder, backend="cpu"),
-        # not by a brain: this process is there to see what the model here makes of it
+        # not by a worker: this process is there to see what the model here makes of it
         fleet=replace(settings.fleet, role="alone"),
         # a slow server must leave time for the model here
         transcriber=replace(

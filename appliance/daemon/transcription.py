@@ -23,7 +23,7 @@ from appliance.daemon import journal
 from appliance.daemon.backlog import Kind, Lease, Task
 from appliance.daemon.health import Health
 from appliance.errors import DeviceError, StoreError, lacks_memory
-from appliance.fleet import open_ear
+from appliance.fleet import open_satellite
 from appliance.infer import AnyTranscriber, Encoded, Gates, Progress, silence_ms
 from appliance.records import (
     Discarded,
@@ -265,11 +265,11 @@ class TaskTranscriber:
 
 
 def open_transcriber(settings: Settings) -> AnyTranscriber:
-    """What makes the texts: a model on this machine, a speech-to-text server, or a fleet's brains.
+    """What makes the texts: a model on this machine, a speech-to-text server, or a fleet's workers.
 
     Raises ModelError, ConfigError and DeviceError, but never for another machine that is away.
     """
-    return open_ear(settings) if settings.fleet.role == "ear" else open_served(settings)
+    return open_satellite(settings) if settings.fleet.role == "satellite" else open_served(settings)
 
 
 def with_memory(work: Callable[[], Made]) -> Made:

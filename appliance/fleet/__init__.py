@@ -1,4 +1,4 @@
-"""Several rooms together: ears have their windows transcribed by brains, over NATS JetStream."""
+"""Several rooms together: workers transcribe the windows of satellites, over NATS JetStream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
         unwritable as unwritable,
         version as version,
     )
-    from appliance.fleet.satellite import EarTranscriber as EarTranscriber, open_ear as open_ear
-    from appliance.fleet.worker import Brain as Brain
+    from appliance.fleet.satellite import (
+        SatelliteTranscriber as SatelliteTranscriber,
+        open_satellite as open_satellite,
+    )
+    from appliance.fleet.worker import FleetWorker as FleetWorker
 
 __getattr__ = lazily(__name__, __file__)

@@ -1,7 +1,7 @@
 """One connection to the fleet's server: a thread with a loop of its own, which connects for ever.
 
 Nothing of another thread waits on it beyond its deadline: looking up a name may hang, a server may
-accept and say nothing, a cable may be pulled. Each connection is a fresh client, and workers run
+accept and say nothing, a cable may be pulled. Each connection is a fresh client, and handlers run
 only while one stands; whatever was under way is the caller's to begin again.
 """
 
@@ -48,6 +48,9 @@ PING_S, PINGS = 20, 2
 """A connection is dead when so many pings in a row were not answered."""
 CLOSE_S = 1.0
 """For taking leave of a server."""
+RENEW_RIGHTS = (
+    "if an older version set the server up, run `sudo roomscribe fleet join --serve` on its machine"
+)
 COMING = "no server: the connection to the fleet's server is being made"
 LOOKED_UP = "its name is still being looked up; write its address in numbers into fleet.server"
 
@@ -57,7 +60,7 @@ LookUp = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Who a box is to the server."""
+    """User and password of a node at the server."""
 
     user: str
     password: str
@@ -98,7 +101,7 @@ def options(settings: FleetSettings, node: str) -> dict[str, Any]:
 
 
 def own_node(who: Credential | None, node: str) -> str:
-    """What the box is called in subjects: as its user, since that is what it has rights for."""
+    """Return the node's name in subjects: its user, since rights are given to that."""
     return who.user if who else token(node)
 
 
@@ -130,8 +133,8 @@ class Link:
         self.changed: Callable[[str | None], object] = lambda _: None
         """Called, in the link's thread, with a new `trouble`."""
         self._servers = random.sample(settings.server, len(settings.server))
-        """In an order of our own: not every box is to be at the first one."""
-        self._workers: list[Callable[[Client], Coroutine[Any, Any, None]]] = []
+        """In random order, so that not all nodes connect to the first one."""
+        self._handlers: list[Callable[[Client], Coroutine[Any, Any, None]]] = []
         self._loop = _Loop(look_up)
         self._closing = asyncio.Event()
         self._tried = threading.Event()
@@ -140,7 +143,7 @@ class Link:
         self._errand: BackgroundTask | None = None
         self._ended: asyncio.Event | None = None
         self._unwell = False
-        """True when it was a worker that ended the connection before."""
+        """True when it was a handler that ended the connection before."""
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -153,13 +156,13 @@ class Link:
         """Seconds since the connection stands."""
         return time.monotonic() - self._since_s
 
-    def add(self, worker: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-        """`worker` is run on each connection, until that is lost; ending is its own affair, an
+    def add(self, handler: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+        """`handler` is run on each connection, until that is lost; ending is its own affair, an
         error ends the connection."""
-        self._workers.append(worker)
+        self._handlers.append(handler)
 
     def well(self) -> None:
-        """A worker that failed says that it works; the loop's thread."""
+        """A handler that failed says that it works; the loop's thread."""
         self._unwell = False
         self._note(None)
 
@@ -262,9 +265,9 @@ class Link:
         if not self._unwell:
             self._note(None)
         self._tried.set()
-        workers = [asyncio.ensure_future(work(client)) for work in self._workers]
+        handlers = [asyncio.ensure_future(work(client)) for work in self._handlers]
         waits = [asyncio.ensure_future(one.wait()) for one in (ended, self._closing)]
-        watched: set[asyncio.Future[Any]] = {*workers, *waits}
+        watched: set[asyncio.Future[Any]] = {*handlers, *waits}
         try:
             while watched:
                 done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -274,9 +277,9 @@ class Link:
                     one.result()
         finally:
             self._client, self.server = None, ""
-            for task in (*workers, *waits):
+            for task in (*handlers, *waits):
                 task.cancel()
-            await asyncio.gather(*workers, *waits, return_exceptions=True)
+            await asyncio.gather(*handlers, *waits, return_exceptions=True)
             await _leave(client)
         if not self._closing.is_set():
             raise errors[-1] if errors else ConnectionResetError("the connection was closed")

@@ -1,4 +1,4 @@
-"""What ears and brains tell each other: windows, answers, who is there; and where. Pure functions.
+"""Messages between satellites and workers (windows, answers, presence) and their subjects.
 
 Nothing that comes over the network is trusted: sizes, numbers and texts have bounds, and what is
 not understood is refused by name. Unknown fields are ignored; a newer version is not.
@@ -20,16 +20,19 @@ from typing import Any
 
 import numpy as np
 
+from appliance.infer import clean_text, is_language, longest_text
 from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
 from appliance.system import shorten
 
-VERSION = 1
-"""Of all messages; raised when a field changes its meaning or goes."""
+VERSION = 2
+"""Of all messages; raised when a field changes its meaning or goes. In 1, `worker` was `brain`."""
 STREAM = "ROOMSCRIBE"
-BRAINS = "roomscribe.brains"
-"""Every brain answers what is asked here."""
-WHO, LARGEST_BOX = b"?", 100
-"""The question on `Subjects.box`, and the bytes that an answer to it has at most."""
+WORKERS = "roomscribe.workers"
+"""Every worker answers what is asked here."""
+FORMER_WORKERS = "roomscribe.brains"
+"""Where it was asked in version 1: both sides can say there that their versions differ."""
+WHO, LARGEST_MACHINE = b"?", 100
+"""The question on `Subjects.machines`, and the bytes that an answer to it has at most."""
 ANY = "any"
 WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
 INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
@@ -38,20 +41,17 @@ LARGEST = 1_000_000
 LARGEST_HEADER, LARGEST_ANSWER = 4096, 1 << 16
 LONGEST_S = 31.0
 """Longest window; Whisper's is 30 s."""
-LETTERS_PER_S, LETTERS = 100, 200
-"""More than a hundred letters a second, and these, nobody says: five times what people do."""
 MOST_TOKENS = 1000
 NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,100}")
 FLAG = re.compile(r"[a-z_]{1,40}")
-LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][0-9A-Za-z]{2,8})*")
 ENCODERS = ("cpu", "hailo8", "hailo8l", "hailo10h")
 FLEET = "fleet"
-"""What an event names as the encoder of a text whose brain does not say."""
+"""What an event names as the encoder of a text whose worker does not say."""
 RECOMMENDED = ("no_speech_sure", "no_speech_lone", "low_confidence")
 """Keys of [gates] that the model has a say in."""
 CODES = ("version", "bad", "too_long", "busy", "failed", "set_aside")
-"""Why a brain has no text; see `Refusal`."""
+"""Why a worker has no text; see `Refusal`."""
 
 
 class MessageError(Exception):
@@ -64,26 +64,26 @@ class MessageError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A window on its way to a brain."""
+    """A window on its way to a worker."""
 
     window: Window
     node: str
-    """The ear's."""
+    """The satellite's."""
     attempt: int
     """1 the first time it is sent."""
     ahead: bool = False
     """True when it is asked, too, whether the text is a whole sentence."""
     patience_s: float = 5.0
-    """So long the ear waits."""
+    """So long the satellite waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why there is no text.
 
-    version: the message is newer than the brain; bad: it is none; too_long: longer than the brain's
-    model takes; busy: the brain has too much to do; failed: transcribing it failed; set_aside:
-    brains ended while they transcribed it.
+    version: the message is of another version than the worker; bad: it is none; too_long: longer
+    than the worker's model takes; busy: the worker has too much to do; failed: transcribing it
+    failed; set_aside: workers ended while they transcribed it.
     """
 
     code: str
@@ -92,17 +92,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What a brain says of a window."""
+    """What a worker says of a window."""
 
     id: str
     attempt: int
-    brain: str
+    worker: str
     result: Transcription | Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a brain says of itself; stands where a bundle's facts are asked for."""
+    """What a worker says of itself; stands where a bundle's facts are asked for."""
 
     node: str
     name: str
@@ -130,12 +130,12 @@ class Subjects:
 
     @property
     def window(self) -> str:
-        """Where an ear's windows go."""
+        """Where a satellite's windows go."""
         return f"roomscribe.window.{self.model or ANY}.{self.node}"
 
     @property
     def answer(self) -> str:
-        """Where an ear hears of them."""
+        """Where a satellite hears of them."""
         return f"roomscribe.answer.{self.node}"
 
     @property
@@ -144,9 +144,9 @@ class Subjects:
         return f"_INBOX.{self.node}"
 
     @property
-    def box(self) -> str:
+    def machines(self) -> str:
         """Where machines that use this node's credential find each other."""
-        return f"{self.inbox}.box"
+        return f"{self.inbox}.machines"
 
 
 def is_inbox(subject: str) -> bool:
@@ -160,7 +160,12 @@ def token(name: str) -> str:
 
 
 def consumer(model: str) -> str:
-    """Name of the consumer that the brains with a model share; "": of those of any."""
+    """Name of the consumer that the workers with a model share; "": of those of any."""
+    return f"workers-{model or ANY}"
+
+
+def former_consumer(model: str) -> str:
+    """Name of that consumer in version 1."""
     return f"brains-{model or ANY}"
 
 
@@ -219,7 +224,7 @@ def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes)
     samples = _sound(payload)
     now_s, duration_s = time.monotonic(), len(samples) / SAMPLE_RATE
     window = Window(
-        # two ears may count alike
+        # two satellites may count alike
         utterance_id=f"{node}.{utterance}",
         index=index,
         last=told.get("last") is True,
@@ -258,12 +263,12 @@ def identity(told: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) -> bytes:
-    """The message with an answer; `recommended` are the brain's values of RECOMMENDED."""
+    """The message with an answer; `recommended` are the worker's values of RECOMMENDED."""
     told: dict[str, Any] = {
         "v": VERSION,
         "id": answer.id,
         "attempt": answer.attempt,
-        "brain": answer.brain,
+        "worker": answer.worker,
     }
     result = answer.result
     if isinstance(result, Refusal):
@@ -306,48 +311,47 @@ def read_answer(data: bytes, ratio: Callable[[str], float]) -> Answer:
     window_id, attempt = identity(told)
     if not window_id:
         raise MessageError("bad", "expected the id of a window, found none")
-    brain = _name(told.get("brain"))
+    worker = _name(told.get("worker"))
     refused = told.get("error")
     if isinstance(refused, dict):
         code = refused.get("code")
         said = shorten(refused.get("text", ""), 300)
         known = code if isinstance(code, str) and code in CODES else "failed"
-        return Answer(window_id, attempt, brain, Refusal(known, said))
+        return Answer(window_id, attempt, worker, Refusal(known, said))
     found = told.get("transcription")
     if not isinstance(found, dict):
         raise MessageError("bad", "expected a transcription or an error, found neither")
-    return Answer(window_id, attempt, brain, _transcription(found, ratio))
+    return Answer(window_id, attempt, worker, _transcription(found, ratio))
 
 
-def longest_text(duration_s: float) -> int:
-    """Letters that are said in so many seconds at most."""
-    return int(LETTERS + LETTERS_PER_S * duration_s)
-
-
-def pack_presence(brain: Presence) -> bytes:
-    """What a brain answers on BRAINS."""
+def pack_presence(worker: Presence) -> bytes:
+    """What a worker answers on WORKERS."""
     return _encode(
         {
             "v": VERSION,
-            "node": brain.node,
-            "model": brain.name,
-            "version": brain.version,
-            "busy": brain.busy,
-            "done": brain.done,
-            "queue": brain.queue,
-            "language": brain.language,
-            "languages": list(brain.languages)[:200],
-            "window_s": brain.window_s,
-            "demo_model": brain.demo_model,
+            "node": worker.node,
+            "model": worker.name,
+            "version": worker.version,
+            "busy": worker.busy,
+            "done": worker.done,
+            "queue": worker.queue,
+            "language": worker.language,
+            "languages": list(worker.languages)[:200],
+            "window_s": worker.window_s,
+            "demo_model": worker.demo_model,
             "clock_s": time.time(),
         }
     )
 
 
 def read_presence(data: bytes) -> Presence:
-    """What a brain says of itself. Raises MessageError, with code `version` for a newer one."""
+    """What a worker says of itself. Raises MessageError, with code `version` for another one's."""
     told = _object(_text_of(data))
-    _expect_version(told)
+    try:
+        _expect_version(told)
+    except MessageError as error:
+        who = f"{_name(told.get('node'))} runs Roomscribe {_line(told.get('version'), 40)}"
+        raise MessageError(error.code, f"{who}: {error}") from None
     window_s = _number(told.get("window_s"), 1.0, LONGEST_S)
     languages = told.get("languages")
     language = told.get("language")
@@ -358,8 +362,8 @@ def read_presence(data: bytes) -> Presence:
         busy=told.get("busy") is True,
         done=_whole(told.get("done")),
         queue=_whole(told.get("queue")),
-        language=language if isinstance(language, str) and _is_language(language) else "und",
-        languages=tuple(one for one in languages[:200] if _is_language(one))
+        language=language if is_language(language) else "und",
+        languages=tuple(one for one in languages[:200] if is_language(one))
         if isinstance(languages, list)
         else (),
         window_s=window_s if math.isfinite(window_s) else 10.0,
@@ -372,8 +376,7 @@ def _transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> T
     text = found.get("text")
     if not isinstance(text, str) or len(text) > longest_text(LONGEST_S):
         raise MessageError("bad", "expected a text of a window's length, found another")
-    whole = text.encode("utf-8", "replace").decode()
-    clean = " ".join("".join(one if one.isprintable() else " " for one in whole).split())
+    clean = clean_text(text)
     tokens = found.get("tokens")
     if not isinstance(tokens, list) or len(tokens) > MOST_TOKENS:
         raise MessageError("bad", f"expected at most {MOST_TOKENS} tokens, found another")
@@ -384,7 +387,7 @@ def _transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> T
     return Transcription(
         text=clean,
         tokens=tuple(one for one in tokens if type(one) is int and 0 <= one < 1 << 31),
-        language=language if isinstance(language, str) and _is_language(language) else "und",
+        language=language if is_language(language) else "und",
         language_probability=_number(found.get("language_probability"), 0.0, 1.0),
         avg_logprob=_number(found.get("avg_logprob"), -1000.0, 0.0),
         no_speech_prob=_number(found.get("no_speech_prob"), 0.0, 1.0),
@@ -405,7 +408,7 @@ def _transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> T
 
 
 def _phrase(found: object) -> Phrase | None:
-    """The expected sentence that a brain found; None for none, and for what is no such thing."""
+    """The expected sentence that a worker found; None for none, and for what is no such thing."""
     if not isinstance(found, dict):
         return None
     slots, confidence = found.get("slots"), _number(found.get("confidence"), 0.0, 1.0)
@@ -456,14 +459,12 @@ def _sound(payload: bytes) -> Samples:
 
 
 def _expect_version(told: Mapping[str, Any]) -> None:
-    """Raises MessageError for what is newer, and for what has no version."""
+    """Raises MessageError for another version, and for none."""
     version = told.get("v")
     if type(version) is not int or version < 1:
         raise MessageError("bad", "expected a version, found none")
-    if version > VERSION:
-        raise MessageError(
-            "version", f"expected messages of version {VERSION} at most, found {version}"
-        )
+    if version != VERSION:
+        raise MessageError("version", f"expected messages of version {VERSION}, found {version}")
 
 
 def _text_of(data: bytes) -> str:
@@ -515,7 +516,3 @@ def _line(value: object, most: int) -> str:
 
 def _name(value: object) -> str:
     return value if isinstance(value, str) and NAME.fullmatch(value) else "unnamed"
-
-
-def _is_language(value: object) -> bool:
-    return isinstance(value, str) and LANGUAGE.fullmatch(value) is not None

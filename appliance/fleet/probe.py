@@ -13,10 +13,11 @@ from appliance.config import FleetSettings
 from appliance.errors import ServerError
 from appliance.fleet.link import Link, credential
 from appliance.fleet.messages import (
-    BRAINS,
-    LARGEST_BOX,
+    FORMER_WORKERS,
+    LARGEST_MACHINE,
     STREAM,
     WHO,
+    WORKERS,
     Answer,
     Job,
     MessageError,
@@ -32,7 +33,7 @@ from appliance.system import boot_id, one_line
 CONNECT_S = 6.0
 """For the first round of all servers; the link's own limit is one server's."""
 PRESENT_S = 0.5
-"""Brains that are there answer within milliseconds; so long is waited for the last of them."""
+"""Workers that are there answer within milliseconds; so long is waited for the last of them."""
 REFUSED_S = 0.3
 """nats-server says at once what it refuses; so long is waited for that."""
 API_S = 3.0
@@ -45,7 +46,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for the brains, as the server has it."""
+    """What waits for the workers, as the server has it."""
 
     windows: int
     storage: str
@@ -55,7 +56,7 @@ class Waiting:
     consumers: tuple[str, ...]
     """Those of the stream's consumers that were asked for and are there."""
     careless: tuple[str, ...]
-    """Those of them that do not give a window to another brain when one is lost."""
+    """Those of them that do not give a window to another worker when one is lost."""
 
 
 class Probe:
@@ -71,6 +72,8 @@ class Probe:
         """As the server knows us."""
         self.connect_ms = 0.0
         self._refused: list[str] = []
+        self.misfits: list[str] = []
+        """Workers of another version that `workers` found last, with what to do."""
 
     def __enter__(self) -> Self:
         """Raises ServerError when no server lets us in."""
@@ -104,20 +107,20 @@ class Probe:
 
     @property
     def may_see_queue(self) -> bool:
-        """False for an ear at a server with users: when a room speaks is nobody else's business."""
-        return self._settings.role != "ear" or credential(self._settings) is None
+        """False for a satellite at a server with users: it must not see when other rooms speak."""
+        return self._settings.role != "satellite" or credential(self._settings) is None
 
     def rivals(self, within_s: float = PRESENT_S) -> int:
         """How many other machines are connected with our credential. Raises ServerError."""
-        return len(self._ask(lambda: self._boxes(within_s), within_s + API_S) - {boot_id()})
+        return len(self._ask(lambda: self._machines(within_s), within_s + API_S) - {boot_id()})
 
-    def brains(self, within_s: float = PRESENT_S) -> list[Presence]:
+    def workers(self, within_s: float = PRESENT_S) -> list[Presence]:
         """Who transcribes, by name; those alone that this version understands. Raises
         ServerError."""
-        return self._ask(lambda: self._brains(within_s), within_s + API_S)
+        return self._ask(lambda: self._workers(within_s), within_s + API_S)
 
     def queue(self, models: Sequence[str] = ("",)) -> Waiting | None:
-        """What the server has for us; None where no brain has made that yet.
+        """What the server has for us; None where no worker has made that yet.
 
         `models`: whose consumers are looked for. Raises ServerError.
         """
@@ -133,7 +136,7 @@ class Probe:
         return self._allowed(lambda: self._client().publish(subject, b""))
 
     def transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
-        """What a brain makes of a window, and after how many milliseconds. Raises ServerError."""
+        """What a worker makes of a window, and after how many milliseconds. Raises ServerError."""
         return self._ask(lambda: self._transcribe(job, within_s), within_s + API_S)
 
     def _client(self) -> Any:
@@ -168,11 +171,13 @@ class Probe:
             time.sleep(0.01)
         return len(self._refused) == before
 
-    async def _brains(self, within_s: float) -> list[Presence]:
-        client, found = self._client(), dict[str, Presence]()
+    async def _workers(self, within_s: float) -> list[Presence]:
+        client, found, unheard = self._client(), dict[str, Presence](), 0
+        self.misfits.clear()
         inbox = client.new_inbox()
         subscription = await client.subscribe(inbox)
-        await client.publish(BRAINS, b"", reply=inbox)
+        for subject in (WORKERS, FORMER_WORKERS):
+            await client.publish(subject, b"", reply=inbox)
         deadline_s = time.monotonic() + within_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             try:
@@ -180,22 +185,27 @@ class Probe:
             except TimeoutError:
                 break
             if (message.headers or {}).get("Status") == NOBODY:
-                break
-            with suppress(MessageError):
-                brain = read_presence(message.data)
-                found[brain.node] = brain
+                unheard += 1
+                if unheard == 2:
+                    break
+                continue
+            try:
+                worker = read_presence(message.data)
+                found[worker.node] = worker
+            except MessageError as error:
+                self.misfits.append(f"the worker {error}; upgrade the older of the two")
         await subscription.unsubscribe()
         return [found[node] for node in sorted(found)]
 
-    async def _boxes(self, within_s: float) -> set[str]:
-        client, subject = self._client(), Subjects(self.node).box
+    async def _machines(self, within_s: float) -> set[str]:
+        client, subject = self._client(), Subjects(self.node).machines
         subscription = await client.subscribe(subject)
         await client.publish(subject, WHO)
         found, deadline_s = set[str](), time.monotonic() + within_s
         with suppress(TimeoutError):
             while (left_s := deadline_s - time.monotonic()) > 0:
                 told = (await subscription.next_msg(left_s)).data
-                if told != WHO and len(told) < LARGEST_BOX:
+                if told != WHO and len(told) < LARGEST_MACHINE:
                     found.add(told.decode("utf-8", "replace"))
         await subscription.unsubscribe()
         return found
@@ -244,6 +254,6 @@ class Probe:
                         return answer, 1000 * (time.monotonic() - begun_s)
         except TimeoutError:
             raise ServerError(
-                f"no brain answered within {within_s:g} s; `roomscribe fleet status` shows those "
+                f"no worker answered within {within_s:g} s; `roomscribe fleet status` shows those "
                 "that are there"
             ) from None

@@ -1,4 +1,4 @@
-"""The server of a fleet: what nats-server is told, its certificates, the codes that let boxes in.
+"""The server of a fleet: what nats-server is told, its certificates, the codes that let nodes in.
 
 All that is decided lies in one file, `server.json`, written whole; nats-server's own files are made
 of it, and made again by every run, so that an interrupted one leaves nothing half there. Passwords
@@ -28,15 +28,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from appliance.config import is_address, is_loopback
+from appliance.config import FORMER_ROLES, is_address, is_loopback
 from appliance.errors import ConfigError, StoreError
+from appliance.fleet.messages import FORMER_WORKERS, STREAM, WORKERS, Subjects
 from appliance.system import replacing, shorten, write_whole
 
-STATE, CONFIG, BOXES = "server.json", "nats.conf", "boxes.conf"
+STATE, CONFIG, NODES = "server.json", "nats.conf", "nodes.conf"
 CERTIFICATE, KEY, AUTHORITY = "server.crt", "server.key", "ca.crt"
 PORT, CLUSTER_PORT = 4222, 6222
-ROLES = ("ear", "brain", "both")
-STREAM = "ROOMSCRIBE"
+ROLES = ("satellite", "worker", "both")
+FORMER_NODES = "boxes.conf"
+"""Name of NODES until version 0.1.0; deleted once nats.conf includes the new one."""
 NODE = re.compile(r"[a-z0-9_]{1,64}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 DAYS, AUTHORITY_DAYS = 3650, 7300
@@ -44,16 +46,18 @@ RENEW_S = 365 * 86_400
 """A certificate of ours that ends sooner is made anew when the server is set up again."""
 OPENSSL_S = 60.0
 MEMORY_MB = 64
-"""What may wait in the server: 4 windows for each ear, up to 512 kB each."""
-MARK = "roomscribe-1."
-"""What a code begins with; the number is raised when an older program could not read it."""
+"""What may wait in the server: 4 windows for each satellite, up to 512 kB each."""
+FORM = 2
+"""Of codes; raised when an older program could not read them. 2: other names of roles."""
+MARK = re.compile(r"roomscribe-(\d+)\.")
+"""What a code begins with."""
 MOST_CODE = 200_000
 PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 """Where Debian has the server; not on every user's path."""
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Node:
     """Who may connect: a node with its role."""
 
     role: str
@@ -62,7 +66,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What one box is given to join: for that node and role alone."""
+    """What one machine is given to join: for one node and role alone."""
 
     servers: tuple[str, ...]
     node: str
@@ -86,13 +90,13 @@ class Code:
         found = _unpacked(text)
         if "engine" in found:
             raise ConfigError(
-                "code: expected one for a box, found one for a server of the cluster; run "
+                "code: expected one for a node, found one for a server of the cluster; run "
                 "`sudo roomscribe fleet join --serve` with it"
             )
         try:
             code = cls(
-                tuple(map(str, found["s"])), str(found["n"]), str(found["r"]), str(found["p"]),
-                _clothed(str(found["a"])), int(found.get("x", 0)),
+                tuple(map(str, found["s"])), str(found["n"]), role_of(str(found["r"])),
+                str(found["p"]), _clothed(str(found["a"])), int(found.get("x", 0)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
             raise _no_code("something else in it") from None
@@ -106,7 +110,7 @@ class Engine:
     """One server, alone or in a cluster of three: all that its files are made of."""
 
     names: tuple[str, ...]
-    """Host names and addresses under which boxes reach it, the best one first."""
+    """Host names and addresses under which nodes reach it, the best one first."""
     port: int = PORT
     memory_mb: int = MEMORY_MB
     cluster: tuple[str, ...] = ()
@@ -119,7 +123,7 @@ class Engine:
     """Its private key; only where codes are made, and empty for a given certificate."""
     certificate: str = ""
     key: str = field(default="", repr=False)
-    boxes: Mapping[str, Box] = field(default_factory=dict)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path) -> Engine | None:
@@ -145,9 +149,11 @@ class Engine:
     @classmethod
     def of(cls, found: dict[str, Any]) -> Engine:
         """Of the state file's content. Raises KeyError, TypeError and ValueError."""
-        known = {**found, "names": tuple(found["names"]), "cluster": tuple(found["cluster"])}
-        known["boxes"] = {node: Box(**box) for node, box in found["boxes"].items()}
-        return cls(**known)
+        former = found.pop("boxes", None)  # as nodes were called until version 0.1.0
+        nodes = {name: Node(**node) for name, node in found.get("nodes", former).items()}
+        nodes = {name: replace(node, role=role_of(node.role)) for name, node in nodes.items()}
+        lists = {"names": tuple(found["names"]), "cluster": tuple(found["cluster"])}
+        return cls(**{**found, **lists, "nodes": nodes})
 
     @property
     def host(self) -> str:
@@ -156,34 +162,34 @@ class Engine:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What boxes are told: this server under all its names, or every server of the cluster."""
+        """What nodes are given: this server under all its names, or every server of the cluster."""
         return tuple(f"tls://{bracketed(one)}:{self.port}" for one in self.cluster or self.names)
 
     def invite(self, node: str, role: str) -> Engine:
-        """The same with that box; one that is there keeps its password. Raises ConfigError."""
+        """The same with that node; one that is there keeps its password. Raises ConfigError."""
         if not NODE.fullmatch(node):
             raise ConfigError(
                 f"{shorten(node)}: expected a node's name, at most 64 of a-z, 0-9 and _, as "
                 "appliance.node has it"
             )
-        before = self.boxes.get(node)
-        box = Box(role, before.password if before else secrets.token_urlsafe(18))
-        return replace(self, boxes={**self.boxes, node: box})
+        before = self.nodes.get(node)
+        password = before.password if before else secrets.token_urlsafe(18)
+        return replace(self, nodes={**self.nodes, node: Node(role, password)})
 
     def remove(self, node: str) -> Engine:
-        """The same without that box. Raises ConfigError for one that is not there."""
-        if node not in self.boxes:
-            there = ", ".join(sorted(self.boxes)) or "none"
+        """The same without that node. Raises ConfigError for one that is not there."""
+        if node not in self.nodes:
+            there = ", ".join(sorted(self.nodes)) or "none"
             raise ConfigError(
-                f"{shorten(node)}: expected a box that was invited here, found {there}"
+                f"{shorten(node)}: expected a node that was invited here, found {there}"
             )
-        return replace(self, boxes={one: box for one, box in self.boxes.items() if one != node})
+        return replace(self, nodes={name: self.nodes[name] for name in self.nodes if name != node})
 
     def code(self, node: str, valid_days: float = 0) -> Code:
         """The code for that node, which expires after `valid_days`; 0: never."""
-        box = self.boxes[node]
+        invited = self.nodes[node]
         expires_s = int(time.time() + valid_days * 86_400) if valid_days else 0
-        return Code(self.addresses, node, box.role, box.password, self.authority, expires_s)
+        return Code(self.addresses, node, invited.role, invited.password, self.authority, expires_s)
 
     def certified(self) -> Engine:
         """The same with a certificate: the given one, else one of our own authority that holds.
@@ -220,7 +226,7 @@ class Engine:
             AUTHORITY: self.authority,
             CERTIFICATE: self.certificate,
             KEY: self.key,
-            BOXES: _users(self.boxes),
+            NODES: _users(self.nodes),
             CONFIG: self._config(folder, place),
         }
         return {name: text for name, text in files.items() if text}
@@ -228,7 +234,7 @@ class Engine:
     def write(self, folder: Path, place: Path) -> bool:
         """Writes all files, those that nats-server reads after it has found them to be right.
 
-        True when it has to start anew, False when reading its boxes again will do. Raises
+        True when it has to start anew, False when reading its nodes again will do. Raises
         StoreError for a disk that refuses, and for a configuration that nats-server refuses.
         """
         try:
@@ -240,13 +246,14 @@ class Engine:
             for name, text in files.items():
                 if _read(folder / name) == text:
                     continue
-                anew = anew or name != BOXES
+                anew = anew or name != NODES
                 with replacing(folder / name, 0o644 if name == AUTHORITY else 0o600) as draft:
                     draft.write_text(text, encoding="utf-8")
                     if os.geteuid() == 0 and name != AUTHORITY:
                         with suppress(LookupError):
                             shutil.chown(draft, "root", "nats")
                             draft.chmod(0o640)
+            (folder / FORMER_NODES).unlink(missing_ok=True)
         except OSError as error:
             raise unwritable(folder, error) from error
         return anew
@@ -291,7 +298,7 @@ class Engine:
             "accounts {",
             f"  {STREAM} {{",
             "    jetstream { max_file: 0, max_streams: 1, max_consumers: 64 }",
-            f'    include "{BOXES}"',
+            f'    include "{NODES}"',
             "  }",
             "}",
         ]
@@ -313,6 +320,11 @@ class Engine:
         return "\n".join([*lines, ""])
 
 
+def role_of(text: str) -> str:
+    """The role that `text` names, which may be one's former name."""
+    return FORMER_ROLES.get(text, text)
+
+
 def make_folder(folder: Path) -> None:
     """A folder that nats-server may enter, not being root, whatever the umask. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -330,7 +342,8 @@ def server_of(text: str) -> Engine:
     found = _unpacked(text)
     if "engine" not in found:
         raise ConfigError(
-            "code: expected one for a server of the cluster, found one for a box; leave --serve out"
+            "code: expected one for a server of the cluster, found one for a node; "
+            "leave --serve out"
         )
     try:
         return Engine.of(found["engine"])
@@ -339,16 +352,17 @@ def server_of(text: str) -> Engine:
 
 
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:
-    """The subjects that a node may publish to and read."""
-    read = {f"_INBOX.{node}.>"}
-    publish = {"roomscribe.brains", f"_INBOX.{node}.box"}
-    if role in ("ear", "both"):
-        publish.add(f"roomscribe.window.*.{node}")
-        read.add(f"roomscribe.answer.{node}")
-    if role in ("brain", "both"):
+    """Return the subjects that a node may publish to, and those that it may read."""
+    own, everybody = Subjects(node, model="*"), Subjects("*")
+    read = {f"{own.inbox}.>"}
+    publish = {WORKERS, FORMER_WORKERS, own.machines}
+    if role in ("satellite", "both"):
+        publish.add(own.window)
+        read.add(own.answer)
+    if role in ("worker", "both"):
         publish |= {
-            "roomscribe.answer.*",
-            "_INBOX.*.>",
+            everybody.answer,
+            f"{everybody.inbox}.>",
             f"$JS.API.STREAM.INFO.{STREAM}",
             f"$JS.API.CONSUMER.INFO.{STREAM}.*",
             "$JS.API.INFO",
@@ -361,7 +375,7 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
             f"$JS.API.CONSUMER.LIST.{STREAM}",
             f"$JS.ACK.{STREAM}.>",
         }
-        read.add("roomscribe.brains")
+        read |= {WORKERS, FORMER_WORKERS}
     return sorted(publish), sorted(read)
 
 
@@ -413,7 +427,7 @@ def given(certificate: Path, key: Path, names: Sequence[str]) -> tuple[str, str]
     if not _names(texts[0], names[0]):
         raise ConfigError(
             f"--certificate: expected one for {names[0]}, found {certificate}, which is for "
-            "another name; --name says under which name the boxes reach this machine"
+            "another name; --name says under which name the nodes reach this machine"
         )
     return texts
 
@@ -496,14 +510,14 @@ def _names(certificate: str, name: str) -> bool:
     return "does match" in _openssl("x509", "-noout", option, name, told=certificate)
 
 
-def _users(boxes: Mapping[str, Box]) -> str:
-    """`boxes.conf`."""
+def _users(nodes: Mapping[str, Node]) -> str:
+    """`nodes.conf`."""
     lines = [
-        f'  {{ user: "{node}", password: "{box.password}", permissions: '
+        f'  {{ user: "{name}", password: "{node.password}", permissions: '
         f"{{ publish: {{ allow: {json.dumps(publish)} }}, "
         f"subscribe: {{ allow: {json.dumps(read)} }} }} }}"
-        for node, box in sorted(boxes.items())
-        for publish, read in (rights(node, box.role),)
+        for name, node in sorted(nodes.items())
+        for publish, read in (rights(name, node.role),)
     ]
     if not lines:  # without any user nats-server would let everybody in
         deny = '{ publish: { deny: ">" }, subscribe: { deny: ">" } }'
@@ -514,7 +528,7 @@ def _users(boxes: Mapping[str, Box]) -> str:
 
 def _packed(content: Mapping[str, Any]) -> str:
     data = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
-    return MARK + base64.urlsafe_b64encode(data).decode().rstrip("=")
+    return f"roomscribe-{FORM}." + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def _unpacked(text: str) -> dict[str, Any]:
@@ -522,16 +536,16 @@ def _unpacked(text: str) -> dict[str, Any]:
     word = "".join(text.split())
     if not word:
         raise _no_code("nothing")
-    if not word.startswith(MARK):
-        newer = re.match(r"roomscribe-(\d+)\.", word)
-        if newer:
-            raise ConfigError(
-                f"code: expected one of form 1, found form {shorten(newer[1])}; bring Roomscribe "
-                "on this box to the version of the server's"
-            )
+    mark = MARK.match(word)
+    if not mark:
         raise _no_code(shorten(word, 20))
+    if not 0 < int(mark[1][:9]) <= FORM:
+        raise ConfigError(
+            f"code: expected one of form {FORM}, found form {shorten(mark[1])}; bring Roomscribe "
+            "on this machine to the version of the server's"
+        )
     try:
-        data = word.removeprefix(MARK)
+        data = word[mark.end() :]
         packed = base64.b64decode(data + "=" * (-len(data) % 4), altchars=b"-_", validate=True)
         unpack = zlib.decompressobj()
         found = json.loads(unpack.decompress(packed, MOST_CODE))

@@ -1,9 +1,9 @@
-"""Windows to transcriptions by the brains of a fleet; `infer/remote` says what happens while they
+"""Windows to transcriptions by the workers of a fleet; `infer/remote` says what happens while they
 cannot.
 
 One window is under way at a time, which keeps the order. It is sent again, as another attempt, if
 the connection was lost meanwhile, or the server has dropped it after WAITING_S. While it waits at
-the server it is not sent again: brains would do it twice. An answer is for a window's
+the server it is not sent again: workers would do it twice. An answer is for a window's
 id: the first one counts, whichever attempt it is for.
 
 Over 500 lines because asking, and what is known of who is asked, change together.
@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import FleetSettings, Settings, node_name
 from appliance.errors import ServerError
-from appliance.fleet.link import COMING, Link
+from appliance.fleet.link import COMING, RENEW_RIGHTS, Link
 from appliance.fleet.messages import (
-    BRAINS,
     FLEET,
+    FORMER_WORKERS,
     RECOMMENDED,
     WHO,
+    WORKERS,
     Answer,
     Job,
     MessageError,
     Presence,
     Refusal,
     Subjects,
-    longest_text,
     pack_sound,
     read_answer,
     read_presence,
@@ -56,6 +56,7 @@ from appliance.infer import (
     Transcriber,
     compression_ratio,
     lacking_runtime,
+    longest_text,
     open_transcriber as open_model,
 )
 from appliance.model import chosen_model
@@ -69,11 +70,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.fleet")
 
 PRESENCE_S = 1.0
-"""For a brain to say that it is there, and between two such questions while a window waits."""
+"""For a worker to say that it is there, and between two such questions while a window waits."""
 SENT_S = 2.0
 """For the server to say that it has a window."""
 COMING_S = 2.0
-"""A connection so young knows of no brain yet: brains come back as ears do."""
+"""A connection so young knows of no worker yet: workers come back as satellites do."""
 WAITING_S = 60.0
 """For so long a window waits at the server, which then drops it."""
 GREETING_S, ANSWER_S = 60.0, 1.0
@@ -100,7 +101,7 @@ class Attempt:
     """The connection on which the server took it."""
     sent_s: float = 0.0
     refused: bool = False
-    """True once a brain has given it back."""
+    """True once a worker has given it back."""
 
     def is_queued(self, client: Client | None) -> bool:
         """True while the window may wait at the server that `client` is connected to."""
@@ -108,12 +109,12 @@ class Attempt:
         return queued and time.monotonic() - self.sent_s < WAITING_S
 
 
-class Ear:
+class Satellite:
     """Sends windows over a link and waits for the answers. `present` and `transcribe` may be called
     by any thread, the latter by one at a time; both raise ServerError."""
 
-    def __init__(self, link: Link, settings: FleetSettings, box: str = "") -> None:
-        """Before the link is started. `box` names this machine; the default is its boot's id."""
+    def __init__(self, link: Link, settings: FleetSettings, machine: str = "") -> None:
+        """Before the link is started. `machine` names this one; the default is its boot's id."""
         self.muted: Callable[[], bool] = lambda: False
         """While true not a byte of sound is sent."""
         self.counts: Counter[str] = Counter()
@@ -129,7 +130,7 @@ class Ear:
         self._refusal = ""
         """What the server says that we have no right to."""
         self._sending: asyncio.Future[Any] | None = None
-        self._box = (box or boot_id()).encode()
+        self._machine = (machine or boot_id()).encode()
         self._rival_s = self._greeted_s = self._warned_s = -math.inf
         """When another machine with our credential was heard, when we answered it, and when a
         message that is no answer was logged."""
@@ -137,7 +138,7 @@ class Ear:
         link.refused = self._refused
 
     def present(self) -> Presence:
-        """A brain that is there, and would take our windows."""
+        """A worker that is there, and would take our windows."""
         self._link.settle(CONNECT_S)
 
         async def ask() -> Presence:
@@ -156,9 +157,9 @@ class Ear:
             raise ServerError(str(error)) from error
         answer = self._link.call(lambda: self._ask(job, sound, within_s), within_s + 1.0)
         if isinstance(answer.result, Refusal):
-            raise _refused(answer.brain, answer.result)
+            raise _refused(answer.worker, answer.result)
         if len(answer.result.text) > longest_text(job.window.duration_s):
-            raise ServerError(f"the brain {answer.brain} answered with more than anybody says")
+            raise ServerError(f"the worker {answer.worker} answered with more than anybody says")
         return answer.result
 
     def hang_up(self) -> None:
@@ -175,9 +176,9 @@ class Ear:
         """Is called on each connection."""
         self._refusal = ""
         await client.subscribe(self._subjects.answer, cb=self._take)
-        await client.subscribe(self._subjects.box, cb=self._meet)
+        await client.subscribe(self._subjects.machines, cb=self._meet)
         while True:  # until the connection ends
-            await client.publish(self._subjects.box, self._box)
+            await client.publish(self._subjects.machines, self._machine)
             await asyncio.sleep(GREETING_S)
 
     @property
@@ -193,7 +194,7 @@ class Ear:
 
     async def _meet(self, message: Msg) -> None:
         """Some machine with our credential says which one it is, or asks."""
-        if not self._box or message.data == self._box:
+        if not self._machine or message.data == self._machine:
             return
         now_s = time.monotonic()
         if message.data != WHO:
@@ -202,7 +203,7 @@ class Ear:
             self._rival_s = now_s
         if now_s - self._greeted_s > ANSWER_S and (client := self._link.client):
             self._greeted_s = now_s
-            await client.publish(self._subjects.box, self._box)
+            await client.publish(self._subjects.machines, self._machine)
 
     async def _take(self, message: Msg) -> None:
         """Whatever comes on our subject."""
@@ -216,7 +217,8 @@ class Ear:
                 if error.code == "version" and not one.done():
                     one.set_exception(
                         ServerError(
-                            f"refused: a brain answers: {error}; upgrade this ear", busy=True
+                            f"refused: a worker answers: {error}; upgrade the older of the two",
+                            busy=True,
                         )
                     )
             return
@@ -266,7 +268,7 @@ class Ear:
                 )
                 if not answer.done() and look and look.done() and not look.result():
                     if self._link.age_s > COMING_S or self._link.client is not sent_to:
-                        raise self._nobody("brain lost")
+                        raise self._nobody("worker lost")
                     look, looked_s = None, loop.time()
                     await asyncio.wait({answer}, timeout=AGAIN_S)
             self.round_trips_ms.append(1000 * (time.monotonic() - begun_s))
@@ -280,7 +282,7 @@ class Ear:
                 look.cancel()
 
     async def _send(self, client: Client, job: Job, sound: bytes) -> bool:
-        """Has the server take a window; False when no brain has made the stream yet. Raises
+        """Has the server take a window; False when no worker has made the stream yet. Raises
         ServerError."""
         if self.muted():
             raise ServerError("muted: what was said before is not sent", busy=True)
@@ -301,7 +303,7 @@ class Ear:
             reply = await self._sending
         except NoRespondersError:
             if self._link.age_s > COMING_S:
-                raise self._nobody("no brain") from None
+                raise self._nobody("no worker") from None
             return False
         except asyncio.CancelledError:
             if self._refusal:
@@ -333,38 +335,43 @@ class Ear:
         if error:
             said = str(error.get("description", ""))[:100]
             if error.get("err_code") == FULL:
-                said = "more waits for the brains than they can do"
+                said = "more waits for the workers than they can do"
             raise ServerError(
                 f"refused: the fleet's server takes no window: {said}; {STATUS}", busy=True
             )
         return not told.get("duplicate")
 
     async def _is_there(self, client: Client) -> bool:
-        """False when the server says that no brain listens."""
+        """False when the server says that no worker listens."""
         try:
             await self._presence(client)
         except ServerError as error:
-            return not str(error).startswith("no brain")
+            return not str(error).startswith("no worker")
         return True
 
     async def _presence(self, client: Client) -> Presence:
-        """A brain that would take our windows. Raises ServerError."""
+        """A worker that would take our windows. Raises ServerError."""
         from nats.errors import Error
 
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + PRESENCE_S
         others = trouble = ""
+        asked_former = False
         heard = await client.subscribe(inbox := client.new_inbox())
         try:
-            await client.publish(BRAINS, b"", reply=inbox)
+            await client.publish(WORKERS, b"", reply=inbox)
             while (left_s := ends_s - loop.time()) > 0:
                 reply = await heard.next_msg(timeout=left_s)
                 if reply.headers and reply.headers.get("Status") == "503":
-                    raise self._nobody("no brain")
+                    if asked_former:
+                        raise self._nobody("no worker")
+                    await client.publish(FORMER_WORKERS, b"", reply=inbox)
+                    asked_former = True
+                    continue
                 try:
                     found = read_presence(reply.data)
                 except MessageError as error:
-                    trouble = f"refused: a brain's greeting: {error}; upgrade the older one"
+                    trouble = f"refused: the worker {error}; upgrade the older of the two"
                     continue
                 if not self._model or token(found.name) == self._model:
                     return found
@@ -376,27 +383,27 @@ class Ear:
                 await heard.unsubscribe()
         if others:
             raise ServerError(
-                f"no brain: expected one with the model {self._model}, found {others}; see "
+                f"no worker: expected one with the model {self._model}, found {others}; see "
                 "fleet.model",
                 busy=True,
             )
-        raise ServerError(trouble or f"brain lost: no brain answers; {STATUS}", busy=True)
+        raise ServerError(trouble or f"worker lost: no worker answers; {STATUS}", busy=True)
 
     def _nobody(self, kind: str) -> ServerError:
-        what = "none is" if kind == "no brain" else "the one that was is not any more"
+        what = "none is" if kind == "no worker" else "the one that was is not any more"
         return ServerError(
-            f"{kind}: expected a brain at the fleet's server {self._link.server}, {what} there; "
+            f"{kind}: expected a worker at the fleet's server {self._link.server}, {what} there; "
             f"{STATUS}",
             busy=True,
         )
 
     def _refused(self, said: str) -> None:
         """The server says that we have no right to something."""
-        if self._subjects.box in said:
+        if self._subjects.machines in said:
             return  # a server that was set up before machines greeted each other
         self._refusal = (
-            f"refused: the fleet's server lets {self._link.node} not do what an ear does ({said}); "
-            "`roomscribe fleet join` again, as an ear"
+            f"refused: the fleet's server does not let {self._link.node} do what a satellite does "
+            f"({said}); {RENEW_RIGHTS}, or join again with a code for a satellite"
         )
         if self._sending:
             self._sending.cancel()
@@ -409,7 +416,7 @@ class Ear:
 
 
 class FleetBackend(RemoteBackend[Presence, Transcription]):
-    """How the brains are."""
+    """How the workers are."""
 
     remote_name = FLEET
     away = "the question before has not ended"
@@ -417,20 +424,20 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
 
     def __init__(
         self,
-        ear: Ear,
+        satellite: Satellite,
         link: Link,
         settings: Settings,
         local: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks for a brain, without waiting. `local` encodes while there is none."""
-        self._ear, self._link = ear, link
+        """Asks for a worker, without waiting. `local` encodes while there is none."""
+        self._satellite, self._link = satellite, link
         self._patience_s = settings.fleet.patience_s
         segmenter = settings.segmenter
         self._guesses = segmenter.speculate and segmenter.early_ms > 0
         self._seen: object = None
         self._waited_for = False
-        """True while a window waits for a brain."""
+        """True while a window waits for a worker."""
         self.own_cpu = 0
         """Windows that this machine's model encoded."""
         super().__init__(local, clock)
@@ -438,26 +445,26 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
     @property
     def trouble(self) -> str | None:
         """As the base's, and that another machine uses our credential."""
-        return "; ".join(filter(None, (super().trouble, self._ear.rival))) or None
+        return "; ".join(filter(None, (super().trouble, self._satellite.rival))) or None
 
     def describe(self) -> Presence:
-        """What a brain says of itself."""
-        return self._ear.present()
+        """What a worker says of itself."""
+        return self._satellite.present()
 
     def prove(self) -> Presence:
-        """The same, once a brain has transcribed a second of silence, where one had failed."""
-        found = self._ear.present()
-        if self._failures and not self._ear.muted():
+        """The same, once a worker has transcribed a second of silence, where one had failed."""
+        found = self._satellite.present()
+        if self._failures and not self._satellite.muted():
             silence = Window("silence", 1, True, self.silence, 0.0, 0.0, 0.0)
-            self._ear.transcribe(Job(silence, self._link.node, 1), 1.0 + self._patience_s)
+            self._satellite.transcribe(Job(silence, self._link.node, 1), 1.0 + self._patience_s)
         return found
 
     def request(self, window: Window, within_s: float) -> Transcription:
-        """A brain's transcription."""
+        """A worker's transcription."""
         # the window that ends an utterance was guessed before; that is when this is asked
         ahead = self._guesses and window.last
         job = Job(window, self._link.node, 1, ahead=ahead, patience_s=within_s)
-        return self._ear.transcribe(job, within_s)
+        return self._satellite.transcribe(job, within_s)
 
     def within_s(self, window: Window, failures: int) -> float:
         """`patience_s`."""
@@ -465,11 +472,11 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
 
     def hang_up(self) -> None:
         """Ends what is being asked."""
-        self._ear.hang_up()
+        self._satellite.hang_up()
 
     def ask(self, window: Window) -> Transcription:
-        """A brain's transcription. Raises as the base's, and ServerError while muted."""
-        if self._ear.muted():
+        """A worker's transcription. Raises as the base's, and ServerError while muted."""
+        if self._satellite.muted():
             raise ServerError("muted: what was said before is not sent", busy=True)
         self._waited_for = True
         reply = super().ask(window)
@@ -478,17 +485,17 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
 
     def facts(self) -> dict[str, Any]:
         """Beside what is known of the chip here, `counters` and `round_trips_ms`."""
-        counters = {**self._ear.counts, "fleet_own_cpu": self.own_cpu}
-        mine = {"counters": counters, "round_trips_ms": tuple(self._ear.round_trips_ms)}
+        counters = {**self._satellite.counts, "fleet_own_cpu": self.own_cpu}
+        mine = {"counters": counters, "round_trips_ms": tuple(self._satellite.round_trips_ms)}
         return {**super().facts(), **mine}
 
     def stood_in(self) -> None:
-        """This machine's model encoded a window: none waits for a brain."""
+        """This machine's model encoded a window: none waits for a worker."""
         self.own_cpu += 1
         self._waited_for = False
 
     def _fail(self, error: ServerError) -> None:
-        """A brain is looked for as often as at the beginning while a window waits for one."""
+        """A worker is looked for as often as at the beginning while a window waits for one."""
         super()._fail(error)
         if self._waited_for and not self._local:
             self._pause_s = self.pauses_s[0]
@@ -502,16 +509,16 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
         super()._watch(now_s)
 
 
-class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
-    """Has windows transcribed by the brains."""
+class SatelliteTranscriber(RemoteTranscriber[Presence, Transcription]):
+    """Has windows transcribed by the workers."""
 
     backend: FleetBackend
 
     def __init__(self, settings: Settings, local: Transcriber | None, link: Link) -> None:
         """Starts the link."""
-        self.ear, self.link = Ear(link, settings.fleet), link
+        self.satellite, self.link = Satellite(link, settings.fleet), link
         link.start()
-        backend = FleetBackend(self.ear, link, settings, local.backend if local else None)
+        backend = FleetBackend(self.satellite, link, settings, local.backend if local else None)
         super().__init__(backend, local, settings.gates, settings.vocabulary.replace)
 
     @property
@@ -526,7 +533,7 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
         return RemoteModel(found.name, found.language, found.languages, window_s, found.demo_model)
 
     def transcription(self, window: Window, reply: Transcription) -> Transcription:
-        """What a brain says is one already."""
+        """What a worker says is one already."""
         return reply
 
     def begin(self, window: Window) -> Encoded | Transcription:
@@ -550,31 +557,35 @@ class EarTranscriber(RemoteTranscriber[Presence, Transcription]):
         self.link.close()
 
 
-def open_ear(settings: Settings) -> EarTranscriber:
-    """The transcriber of an ear. The model on this machine stands in for the brains, if one was
-    chosen: the built-in one knows too little to.
+def open_satellite(settings: Settings) -> SatelliteTranscriber:
+    """Return the transcriber of a satellite.
+
+    The model on this machine stands in for the workers, if one was chosen: the built-in one knows
+    too little to.
 
     Raises ConfigError for a credential that cannot be used, and as infer's `open_transcriber` does
-    for the model here, but never for a server or a brain that is away.
+    for the model here, but never for a server or a worker that is away.
     """
     link = Link(settings.fleet, node_name(settings))
     has_model = bool(settings.model.bundle or chosen_model()) and not lacking_runtime()
-    return EarTranscriber(settings, open_model(settings) if has_model else None, link)
+    return SatelliteTranscriber(settings, open_model(settings) if has_model else None, link)
 
 
 def _lost(within_s: float) -> ServerError:
     return ServerError(
-        f"brain lost: expected an answer within {within_s:g} s (fleet.patience_s), found none; "
+        f"worker lost: expected an answer within {within_s:g} s (fleet.patience_s), found none; "
         f"{STATUS}",
         busy=True,
     )
 
 
-def _refused(brain: str, refusal: Refusal) -> ServerError:
-    """Why a brain has no text, as an error; the window's fault only where it is."""
-    said = f"the brain {brain}: {refusal.text}"
+def _refused(worker: str, refusal: Refusal) -> ServerError:
+    """Why a worker has no text, as an error; the window's fault only where it is."""
+    said = f"the worker {worker}: {refusal.text}"
     if refusal.code == "version":
-        return ServerError(f"refused: {said}; upgrade that brain", busy=True)
+        return ServerError(f"refused: {said}; upgrade that worker", busy=True)
     if refusal.code == "busy":
-        return ServerError(f"brain lost: {said}; another brain or a smaller model helps", busy=True)
-    return ServerError(f"brain lost: {said}; see its journal")
+        return ServerError(
+            f"worker lost: {said}; another worker or a smaller model helps", busy=True
+        )
+    return ServerError(f"worker lost: {said}; see its journal")

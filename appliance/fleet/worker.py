@@ -1,8 +1,8 @@
-"""Windows of the ears, transcribed here while this machine's own room has none; one at a time.
+"""Transcribes windows of satellites, one at a time, while this machine's own room has none.
 
-A window stays the server's until its answer was sent: a brain that dies, hangs or loses its
+A window stays the server's until its answer was sent: a worker that dies, hangs or loses its
 connection has it taken from it, and another one does it. Nothing is kept of it but, for a while and
-in memory, the text, for an ear that asks again.
+in memory, the text, for a satellite that asks again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from appliance import __version__
+from appliance.capture import split_sound
 from appliance.config import GateSettings
 from appliance.errors import ServerError
-from appliance.fleet.link import Link
+from appliance.fleet.link import RENEW_RIGHTS, Link
 from appliance.fleet.messages import (
-    BRAINS,
+    FORMER_WORKERS,
     LARGEST,
     RECOMMENDED,
     STREAM,
+    WORKERS,
     Answer,
     Job,
     MessageError,
@@ -37,6 +37,7 @@ from appliance.fleet.messages import (
     Subjects,
     consumer,
     consumer_filter,
+    former_consumer,
     identity,
     is_inbox,
     pack_answer,
@@ -45,8 +46,8 @@ from appliance.fleet.messages import (
     token,
     window_facts,
 )
-from appliance.infer import Model, compression_ratio
-from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+from appliance.infer import Model, join_transcriptions
+from appliance.records import SAMPLE_RATE, Transcription, Window
 from appliance.system import shorten
 
 if TYPE_CHECKING:
@@ -57,32 +58,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.fleet")
 
 ACK_WAIT_S = 3.0
-"""A brain that has not said for so long that it is at work has its window taken from it."""
+"""A worker that has not said for so long that it is at work has its window taken from it."""
 AT_WORK_S = 1.0
 """Between two such words."""
 DELIVERIES = 3
-"""Twice a window is transcribed; with the third delivery its ear is told that nobody can."""
+"""Twice a window is transcribed; with the third delivery its satellite is told that nobody can."""
 WAITING, WAITING_S = 4, 60.0
-"""So many windows of one ear wait at most, and so long."""
+"""So many windows of one satellite wait at most, and so long."""
 PULL_S = 5.0
 """Between two requests for a window while none comes."""
 QUIET_S = 0.05
 """Between two looks at whether our own room has windows, and at whether more can be asked for."""
 PATIENCE = 2.0
-"""What nobody has begun in so many times its ear's patience is given back."""
+"""What nobody has begun in so many times its satellite's patience is given back."""
 REMEMBERED = 32
-"""Texts that are kept for an ear that asks again."""
+"""Texts that are kept for a satellite that asks again."""
 REPLICAS = 3
 """Of the stream, where the server is one of a cluster."""
 API_S = 1.5
 """Nobody answers while a cluster elects a leader: asked again soon."""
 MODEL_SUBJECT = re.compile(r"roomscribe\.window\.[0-9A-Za-z_-]+\.\*")
 MOST_SUBJECTS = 8
-"""Models whose windows the server takes, `any` among them. An ear may leave WAITING windows for
-each, so that no ear alone fills the server's memory."""
+"""Models whose windows the server takes, `any` among them. A satellite may leave WAITING windows
+for each, so that none alone fills the server's memory."""
 ADJUSTMENTS = 3
-CUT_MS = 20
-"""So long a stretch is judged when a window is cut."""
 
 
 class Asked(Protocol):
@@ -97,7 +96,7 @@ Ask = Callable[[Window, bool, Callable[[Transcription | Exception], None]], Aske
 any thread; None when too many wait."""
 
 
-class Brain:
+class FleetWorker:
     """Serves a link; all of it runs in the link's loop."""
 
     def __init__(
@@ -124,7 +123,7 @@ class Brain:
         self._suspected: set[str] = set()
         """Consumers that gave nothing though windows wait, when that was looked into last."""
         self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
-        """By ear and window: one that knows another's ids does not get its texts."""
+        """By satellite and window: one that knows another's ids does not get its texts."""
         link.add(self._serve)
         link.changed = trouble
         link.refused = self._refused
@@ -133,7 +132,7 @@ class Brain:
         """Serves a connection until it ends. Raises ServerError."""
         consumers = await self._prepare(client)
         self._link.well()
-        heard = await client.subscribe(BRAINS, cb=self._tell)
+        heard = [await client.subscribe(name, cb=self._tell) for name in (WORKERS, FORMER_WORKERS)]
         try:
             while True:
                 while self._waiting():
@@ -144,8 +143,9 @@ class Brain:
                 if not messages:
                     await self._mend(client, consumers)
         finally:
-            with suppress(Exception):
-                await heard.unsubscribe()
+            for subscription in heard:
+                with suppress(Exception):
+                    await subscription.unsubscribe()
 
     async def _prepare(self, client: Client) -> list[str]:
         """The consumers that windows come from, there as they should be. Raises ServerError."""
@@ -166,7 +166,7 @@ class Brain:
             max_age=WAITING_S,
             duplicate_window=WAITING_S,
             num_replicas=self._replicas,
-            # the server answers to any reply subject: an ear must not delete windows through it
+            # the server answers to any reply subject: satellites must not delete windows this way
             deny_purge=True,
             deny_delete=True,
         )
@@ -181,16 +181,18 @@ class Brain:
                     raise
                 await server.add_stream(stream.evolve(num_replicas=1))
             for name in names:
-                await server.add_consumer(
-                    STREAM,
-                    api.ConsumerConfig(
-                        durable_name=consumer(name),
-                        filter_subject=consumer_filter(name),
-                        ack_policy=api.AckPolicy.EXPLICIT,
-                        ack_wait=ACK_WAIT_S,
-                        max_deliver=DELIVERIES,
-                    ),
+                wanted = api.ConsumerConfig(
+                    durable_name=consumer(name),
+                    filter_subject=consumer_filter(name),
+                    ack_policy=api.AckPolicy.EXPLICIT,
+                    ack_wait=ACK_WAIT_S,
+                    max_deliver=DELIVERIES,
                 )
+                try:
+                    await server.add_consumer(STREAM, wanted)
+                except BadRequestError:  # a work queue has one for each subject: an older version's
+                    await server.delete_consumer(STREAM, former_consumer(name))
+                    await server.add_consumer(STREAM, wanted)
         except Error as error:
             raise ServerError(
                 f"refused: the fleet's server {self._link.server} gives no stream {STREAM}: "
@@ -210,12 +212,12 @@ class Brain:
                 if name in self._suspected and await _is_stuck(server, name):
                     log.warning("the consumer %s gives none of the windows that wait: anew", name)
                     await server.delete_consumer(STREAM, name)
-                    raise ServerError(f"brain lost: the fleet's consumer {name} is made anew")
+                    raise ServerError(f"worker lost: the fleet's consumer {name} is made anew")
             self._suspected = {name for name in consumers if await _is_stuck(server, name)}
         except Error as error:
             said = shorten(str(error) or type(error).__name__, 120)
             raise ServerError(
-                f"brain lost: the fleet's server tells nothing of its stream: {said}"
+                f"worker lost: the fleet's server tells nothing of its stream: {said}"
             ) from error
 
     async def _adjust(self, server: Any, stream: Any) -> None:
@@ -235,13 +237,13 @@ class Brain:
                 except APIError as error:
                     log.warning("the stream %s stays as it is: %s", STREAM, error)
             told = (await server.stream_info(STREAM)).config.subjects or ()
-            if set(stream.subjects) <= set(told):  # no other brain wrote its own meanwhile
+            if set(stream.subjects) <= set(told):  # no other worker wrote its own meanwhile
                 return
 
     async def _tell(self, message: Msg) -> None:
-        """Says what we are to whoever asks for brains, in their inbox.
+        """Says what we are to whoever asks for workers, in their inbox.
 
-        Another reply subject would make this brain publish where the sender may not.
+        Another reply subject would make this worker publish where the sender may not.
         """
         if not is_inbox(message.reply):
             return
@@ -302,7 +304,7 @@ class Brain:
             return say(known)
         if deliveries >= DELIVERIES:
             self._count("fleet_refused")
-            said = f"a window that {DELIVERIES - 1} brains did not finish is not tried again"
+            said = f"a window that {DELIVERIES - 1} workers did not finish is not tried again"
             return say(Refusal("set_aside", said))
         result = await self._transcription(job, message)
         if isinstance(result, Refusal):
@@ -323,7 +325,10 @@ class Brain:
         model = self._model()
         made: list[Transcription] = []
         begun_s = time.monotonic()
-        for part in _parts(job.window, model.window_s):
+        parts = split_sound(job.window.samples, int(model.window_s * SAMPLE_RATE))
+        for number, samples in enumerate(parts, start=1):
+            last = job.window.last and number == len(parts)
+            part = replace(job.window, samples=samples, last=last)
             result = await self._made(part, job, message, begun_s)
             if isinstance(result, Refusal):
                 return result
@@ -331,7 +336,7 @@ class Brain:
                 log.error("a window of %s failed: %s", job.node, result)
                 return Refusal("failed", shorten(f"transcribing failed: {result}", 200))
             made.append(result)
-        whole = made[0] if len(made) == 1 else _joined(made)
+        whole = join_transcriptions(made)
         return replace(whole, model=whole.model or model.name)
 
     async def _made(
@@ -368,8 +373,8 @@ class Brain:
     def _refused(self, said: str) -> None:
         """The server says that we have no right to something."""
         self._trouble(
-            f"refused: the fleet's server lets {self._link.node} not do what a brain does "
-            f"({shorten(said, 160)}); `roomscribe fleet join` again, as a brain"
+            f"refused: the fleet's server does not let {self._link.node} do what a worker does "
+            f"({shorten(said, 160)}); {RENEW_RIGHTS}, or join again with a code for a worker"
         )
 
 
@@ -417,43 +422,4 @@ def _keep(message: Msg, found: list[Msg]) -> None:
         found.append(message)
     elif status not in ("404", "408"):
         said = (message.headers or {}).get("Description", "no responders")
-        raise ServerError(f"brain lost: the fleet's stream {STREAM} is gone: {status} {said}")
-
-
-def _parts(window: Window, longest_s: float) -> list[Window]:
-    """The window, cut where it is quietest in the second half of what a model takes; an ear that
-    has not met this brain yet may send longer ones."""
-    samples, parts = window.samples, list[Samples]()
-    longest, step = int(longest_s * SAMPLE_RATE), CUT_MS * SAMPLE_RATE // 1000
-    while len(samples) > longest:
-        around = samples[longest // 2 : longest].astype(np.float32)
-        levels = np.square(around[: len(around) // step * step]).reshape(-1, step).mean(axis=1)
-        cut = longest // 2 + step * int(levels.argmin()) + step // 2
-        parts.append(samples[:cut])
-        samples = samples[cut:]
-    parts.append(samples)
-    last = len(parts) - 1
-    return [
-        replace(window, samples=one, last=window.last and number == last)
-        for number, one in enumerate(parts)
-    ]
-
-
-def _joined(made: list[Transcription]) -> Transcription:
-    """The texts of a window's parts as one, as sure as the least sure of them."""
-    said = [one for one in made if one.text] or made[:1]
-    text = " ".join(one.text for one in said)
-    return replace(
-        made[-1],
-        text=text,
-        tokens=tuple(token for one in said for token in one.tokens),
-        avg_logprob=min(one.avg_logprob for one in said),
-        no_speech_prob=min(one.no_speech_prob for one in said),
-        compression_ratio=compression_ratio(text),
-        ended=all(one.ended for one in said),
-        encode_ms=sum(one.encode_ms for one in made),
-        decode_ms=sum(one.decode_ms for one in made),
-        confidence=min(one.confidence for one in said),
-        flags=tuple(dict.fromkeys(flag for one in said for flag in one.flags)),
-        phrase=None,
-    )
+        raise ServerError(f"worker lost: the fleet's stream {STREAM} is gone: {status} {said}")

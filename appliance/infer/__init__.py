@@ -39,6 +39,10 @@ if TYPE_CHECKING:
         RemoteModel as RemoteModel,
         RemoteTranscriber as RemoteTranscriber,
         UnwantedError as UnwantedError,
+        clean_text as clean_text,
+        is_language as is_language,
+        join_transcriptions as join_transcriptions,
+        longest_text as longest_text,
     )
     from appliance.infer.runtime import (
         lacking_model as lacking_model,

@@ -1,5 +1,5 @@
 """Windows that another machine transcribes; while it cannot, this machine's model does, or they
-wait. What a speech-to-text server (wyoming/) and the brains of a fleet (fleet/) have in common.
+wait. What a speech-to-text server (wyoming/) and the workers of a fleet (fleet/) have in common.
 
 A question is asked by a thread of its own: looking up a name may hang, and the encoder's thread has
 to show that it moves. Who failed is asked again when it has proved that it is well; with that, a
@@ -8,11 +8,12 @@ window that alone makes it fail is told from a server that is broken.
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from appliance.config import GateSettings
 from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Backend
+from appliance.infer.gates import compression_ratio
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Model, Progress, Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
@@ -36,6 +38,9 @@ LOOK_S = 0.2
 """Between two looks at whether an answer is still wanted."""
 SETTLE_S = 3.0
 """At the start a server has so long to say what it is."""
+LETTERS_PER_S, LETTERS = 100, 200
+"""Most letters of a text for each second of its window, and besides: five times what people say."""
+LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][0-9A-Za-z]{2,8})*")
 
 Facts = TypeVar("Facts")
 """What a server says of itself."""
@@ -56,6 +61,47 @@ class RemoteModel:
     languages: tuple[str, ...]
     window_s: float = WINDOW_S
     demo_model: bool = False
+
+
+def longest_text(duration_s: float) -> int:
+    """Return how many letters another machine's text for so much sound may have."""
+    return int(LETTERS + LETTERS_PER_S * duration_s)
+
+
+def clean_text(text: str) -> str:
+    """Return another machine's text on one line, without what no transcript holds."""
+    whole = text.encode("utf-8", "replace").decode()
+    return " ".join("".join(one if one.isprintable() else " " for one in whole).split())
+
+
+def is_language(value: object) -> TypeGuard[str]:
+    """True for a language's code, such as en or pt-BR."""
+    return isinstance(value, str) and LANGUAGE.fullmatch(value) is not None
+
+
+def join_transcriptions(parts: Sequence[Transcription]) -> Transcription:
+    """Return one transcription of a window that was transcribed in parts.
+
+    It is as certain as the least certain part that has a text.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    spoken = [part for part in parts if part.text] or parts[:1]
+    text = " ".join(part.text for part in spoken)
+    return replace(
+        parts[-1],
+        text=text,
+        tokens=tuple(token for part in spoken for token in part.tokens),
+        avg_logprob=min(part.avg_logprob for part in spoken),
+        no_speech_prob=min(part.no_speech_prob for part in spoken),
+        compression_ratio=compression_ratio(text),
+        ended=all(part.ended for part in spoken),
+        encode_ms=sum(part.encode_ms for part in parts),
+        decode_ms=sum(part.decode_ms for part in parts),
+        confidence=min(part.confidence for part in spoken),
+        flags=tuple(dict.fromkeys(flag for part in spoken for flag in part.flags)),
+        phrase=None,
+    )
 
 
 class RemoteBackend(ABC, Generic[Facts, Reply]):

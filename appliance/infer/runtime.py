@@ -1,4 +1,4 @@
-"""Whether this machine has a model and can run it: the package roomscribe-ear has neither."""
+"""Whether this machine has a model and can run it: the package roomscribe-satellite has neither."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from appliance.config import Settings
 from appliance.model import BUILT_IN, chosen_model, installed_bundles
 
 LACKING = (
-    "this machine cannot transcribe: {} is missing; have a brain transcribe "
+    "this machine cannot transcribe: {} is missing; have a worker transcribe "
     "(`sudo roomscribe fleet join CODE`), or install the package that contains it "
     "(`sudo apt install roomscribe`)"
 )
@@ -34,4 +34,4 @@ def lacking_model(settings: Settings) -> str:
 
 def transcribed_elsewhere(settings: Settings) -> bool:
     """True if another machine transcribes, so that this one need not be able to."""
-    return settings.fleet.role == "ear" or settings.transcriber.backend == "wyoming"
+    return settings.fleet.role == "satellite" or settings.transcriber.backend == "wyoming"

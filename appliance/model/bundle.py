@@ -405,7 +405,7 @@ def find_bundle(path_or_name: str | Path) -> Path:
         return installed[path_or_name]
     fix = "name one of these, or roomscribe model add tiny"
     if path_or_name == BUILT_IN:
-        fix = "`sudo apt install roomscribe` brings it (roomscribe-ear comes without)"
+        fix = "`sudo apt install roomscribe` brings it (roomscribe-satellite comes without)"
     raise MissingModelError(
         f"model bundle {path_or_name!r} is not installed in "
         f"{', '.join(map(str, _models_folders()))}; installed are: "

@@ -6,7 +6,6 @@ header, its data and its payload are limited to 64 KiB each, a text to what anyb
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from appliance.config import TranscriberSettings
 from appliance.errors import ServerError
+from appliance.infer import clean_text, is_language, longest_text
 from appliance.records import SAMPLE_RATE, Samples
 from appliance.system import one_line, shorten
 from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
@@ -26,10 +26,7 @@ DESCRIBE_S = 5.0
 """Home Assistant waits as long (wyoming/data.py)."""
 CHUNK = 2 * SAMPLE_RATE
 """Bytes of sound per event: 1 s."""
-LETTERS_PER_S, LETTERS = 100, 200
-"""Longest text: letters per second, and in addition. People say a fifth of that."""
 FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
-LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][0-9A-Za-z]{2,8})*")
 KINDS = ("asr", "tts", "handle", "intent", "wake", "mic", "snd")
 """Services that a server may offer (wyoming/info.py)."""
 
@@ -94,7 +91,7 @@ class WyomingClient:
             answer = conversation.wait_for("transcript").data
             text = _clean(answer.get("text"), len(samples) / SAMPLE_RATE)
             language = answer.get("language")
-            if not isinstance(language, str) or not LANGUAGE.fullmatch(language):
+            if not is_language(language):
                 language = self._language
             return Reply(text, language, 1000 * (time.monotonic() - begun_s))
 
@@ -233,7 +230,6 @@ def _clean(text: object, duration_s: float) -> str:
     """Return a server's text on one line, without unprintable characters. Raises ProtocolError."""
     if not isinstance(text, str):
         raise ProtocolError("expected a transcript with a text, found none")
-    if len(text) > LETTERS + LETTERS_PER_S * duration_s:
+    if len(text) > longest_text(duration_s):
         raise ProtocolError(f"its text for {duration_s:.1f} s of speech has {len(text)} letters")
-    whole = text.encode("utf-8", "replace").decode()
-    return " ".join("".join(c if c.isprintable() else " " for c in whole).split())
+    return clean_text(text)

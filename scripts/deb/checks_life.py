@@ -7,7 +7,7 @@ import re
 import time
 
 from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
-from deb.checks_ear import leaves_nothing
+from deb.checks_satellite import leaves_nothing
 from deb.checks_user import CONFIG, MODELS, OWN_CONFIG, USER, does, is_well, quiet_room, refused
 from deb.container import CheckError, Container
 

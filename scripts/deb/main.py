@@ -1,6 +1,6 @@
 """Installs the package in a booted container and runs every check; scripts/test-deb calls it.
 
-python -m deb.main DEB EAR_DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+python -m deb.main DEB SATELLITE_DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from deb import (
     checks as daily,
     checks_docs as docs,
-    checks_ear as ears,
     checks_life as life,
+    checks_satellite as satellites,
     checks_user as user,
     checks_web as web,
 )
@@ -53,11 +53,13 @@ def field(deb: Path, name: str) -> str:
 
 
 def plan(
-    deb: Path, ear: Path, newer: Path, version: str
+    deb: Path, satellite: Path, newer: Path, version: str
 ) -> tuple[dict[str, Callable[[Container], str]], dict[str, Callable[[Container], str]]]:
     """Return all checks by name: those that share a container, in the order in which they depend on
     each other, and those that need a container of their own."""
-    whole_deb, ear_deb, newer_deb = (f"/share/{file.name}" for file in (deb, ear, newer))
+    whole_deb, satellite_deb, newer_deb = (
+        f"/share/{file.name}" for file in (deb, satellite, newer)
+    )
     checks = [
         daily.is_whole,
         daily.is_sandboxed,
@@ -93,27 +95,27 @@ def plan(
         "downgrades": lambda box: life.downgrades(box, whole_deb),
         "leaves": lambda box: life.leaves(box, whole_deb),
         "first_sentence": lambda box: web.first_sentence(box, whole_deb),
-        "awaits_a_brain": lambda box: ears.awaits_a_brain(box, ear_deb),
-        "has_another_transcribe": lambda box: ears.has_another_transcribe(box, whole_deb),
-        "changes_places": lambda box: ears.changes_places(box, whole_deb, ear_deb),
+        "awaits_a_worker": lambda box: satellites.awaits_a_worker(box, satellite_deb),
+        "has_another_transcribe": lambda box: satellites.has_another_transcribe(box, whole_deb),
+        "changes_places": lambda box: satellites.changes_places(box, whole_deb, satellite_deb),
         "comes_from_repository": lambda box: life.comes_from_repository(
             box, version + NEXT, version
         ),
     }
-    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, ear)}
+    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, satellite)}
     return shared, own
 
 
 def main() -> int:
     """Run all chosen checks and return 1 if any failed, 2 if a name is unknown."""
-    deb, ear, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
+    deb, satellite, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
     version = field(deb, "Version")
     share = work / "share"
     share.mkdir(parents=True)
     shutil.copy(deb, share)
-    shutil.copy(ear, share)
+    shutil.copy(satellite, share)
     newer = newer_package(deb, version, share)
-    shared, own = plan(deb, ear, newer, version)
+    shared, own = plan(deb, satellite, newer, version)
     chosen = sys.argv[6:] or [*shared, *own]
     if unknown := set(chosen) - shared.keys() - own.keys():
         print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(shared | own)}")
@@ -121,7 +123,7 @@ def main() -> int:
     if "comes_from_repository" in chosen:
         repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
         address = ["--url", "http://127.0.0.1:8000"]
-        subprocess.run([*repository, *address, str(deb), str(newer), str(ear)], check=True)
+        subprocess.run([*repository, *address, str(deb), str(newer), str(satellite)], check=True)
     begun_s = time.monotonic()
     failed = run_checks(
         Container(tools, root, work), {name: shared[name] for name in chosen if name in shared}

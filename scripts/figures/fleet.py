@@ -2,16 +2,16 @@
 
     scripts/measure fleet [trip] [latency] [throughput] [return] [idle] [load]
 
-trip        the same windows by the model in this process and by a brain on loopback, in turn: how
-            much longer the brain takes, window by window
-latency     the same sentences in real time in a room of its own and at an ear on loopback: how much
-            later the same text is complete, sentence by sentence
-throughput  three ears, one brain and two, which take at least 200 ms for a window: they wait rather
-            than compute, so that two cores are enough for all of them
-return      no brain at all, then one: from its first word on the bus to the next transcript
-idle        bytes that pass between an idle ear and its server
-load        200 simulated ears, one real server: with two real brains, then with two that answer at
-            once and the server held to a twentieth of a core (as root), to find where it ends
+trip        the same windows by the model in this process and by a worker on loopback, in turn: how
+            much longer the worker takes, window by window
+latency     the same sentences in real time in a room of its own and at a satellite on loopback: how
+            much later the same text is complete, sentence by sentence
+throughput  three satellites, one worker and two, which take at least 200 ms for a window: they wait
+            rather than compute, so that two cores are enough for all of them
+return      no worker at all, then one: from its first word on the bus to the next transcript
+idle        bytes that pass between an idle satellite and its server
+load        200 simulated satellites, one real server: with two real workers, then with two that
+            answer at once and the server held to 1/20 of a core (as root), to find where it ends
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from rigs.waiting import holds
 from rigs.wyoming import sound_of
 
 from appliance.config import Settings, StoreSettings
-from appliance.fleet import open_ear
+from appliance.fleet import open_satellite
 from appliance.fleet.messages import ID_HEADER, WINDOW_HEADER, Job, pack_window
 from appliance.infer import open_transcriber as open_model
 from appliance.records import SAMPLE_RATE, Window, new_id
 from appliance.store.store import Store
 
-EARS = 200
+SATELLITES = 200
 CHILDREN = 2
-"""Processes that simulate the ears."""
+"""Processes that simulate the satellites."""
 
 
 @dataclass
 class Load:
-    """What simulated ears met."""
+    """What simulated satellites met."""
 
     round_trips_s: list[float] = field(default_factory=list)
     refused: int = 0
@@ -67,7 +67,7 @@ class Load:
     unanswered: int = 0
 
 
-async def _ear(url: str, node: str, pause_s: float, until_s: float, load: Load) -> None:
+async def _satellite(url: str, node: str, pause_s: float, until_s: float, load: Load) -> None:
     """Sends a window every `pause_s`, one at a time, and waits for its answer."""
     client = await nats.connect(url, inbox_prefix=f"_INBOX.{node}".encode())
     stream, waiting = client.jetstream(), dict[str, asyncio.Future[float]]()
@@ -107,44 +107,46 @@ def packed() -> tuple[dict[str, object], bytes]:
 
 
 def window_of() -> tuple[str, dict[str, str], bytes]:
-    """Id, headers and payload of a window as an ear sends it."""
+    """Id, headers and payload of a window as a satellite sends it."""
     told, payload = packed()
     name = new_id()
     headers = {ID_HEADER: f"{name}.1", WINDOW_HEADER: json.dumps({**told, "id": name})}
     return name, headers, payload
 
 
-def ears_child(
+def satellites_child(
     url: str, numbers: range, pause_s: float, until_s: float, found: multiprocessing.Queue[Load]
 ) -> None:
-    """A process of simulated ears; puts what they met into `found`."""
+    """A process of simulated satellites; puts what they met into `found`."""
 
     async def all_of_them() -> Load:
         load = Load()
-        await asyncio.gather(*(_ear(url, f"sim{one}", pause_s, until_s, load) for one in numbers))
+        await asyncio.gather(
+            *(_satellite(url, f"sim{one}", pause_s, until_s, load) for one in numbers)
+        )
         return load
 
     found.put(asyncio.run(all_of_them()))
 
 
-def brain_child(url: str, workers: int, over: Event) -> None:
-    """A brain that answers at once with nothing."""
+def worker_child(url: str, at_once: int, over: Event) -> None:
+    """A worker that answers at once with nothing."""
 
     async def work() -> None:
         client = await nats.connect(url)
-        taken = await client.jetstream().pull_subscribe_bind("brains-any", stream="ROOMSCRIBE")
+        taken = await client.jetstream().pull_subscribe_bind("workers-any", stream="ROOMSCRIBE")
         while not over.is_set():
             with suppress(TimeoutError, asyncio.TimeoutError, nats.errors.Error):
                 for message in await taken.fetch(1, timeout=1):
                     about = json.loads((message.headers or {})["Roomscribe-Window"])
                     node = message.subject.rpartition(".")[2]
-                    answer = json.dumps({"v": 1, "id": about["id"]}).encode()
+                    answer = json.dumps({"v": 2, "id": about["id"]}).encode()
                     await client.publish(f"roomscribe.answer.{node}", answer)
                     await message.ack()
         await client.close()
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(work() for _ in range(workers)))
+        await asyncio.gather(*(work() for _ in range(at_once)))
 
     asyncio.run(all_of_them())
 
@@ -191,22 +193,25 @@ def main() -> None:
 
 
 def trip(_given: argparse.Namespace) -> Iterator[str]:
-    """How much longer a brain takes than the model in the same process."""
+    """How much longer a worker takes than the model in the same process."""
     windows = [
         Window(f"u{number}", 1, True, sound_of(one.file, 0.3, 0.6), 0.0, 1.0, 1.0)
         for number, one in enumerate(sentences())
     ]
     plain = replace(Settings(), model=replace(Settings().model, bundle="home-en"))
     with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
-        if not house.serving(bus, house.brain("brain", [server.url])):
-            raise RuntimeError("the brain does not serve")
-        fleet = replace(Settings().fleet, role="ear", server=(server.url,))
-        with open_model(plain) as local, open_ear(replace(Settings(), fleet=fleet)) as ear:
+        if not house.serving(bus, house.worker("worker", [server.url])):
+            raise RuntimeError("the worker does not serve")
+        fleet = replace(Settings().fleet, role="satellite", server=(server.url,))
+        with (
+            open_model(plain) as local,
+            open_satellite(replace(Settings(), fleet=fleet)) as satellite,
+        ):
             local.warm_up()
-            ear.warm_up()
+            satellite.warm_up()
             taken_ms: dict[str, list[float]] = {"here": [], "there": []}
             for turn, window in enumerate((*windows[:5], *windows, *windows)):
-                for name, by in (("here", local), ("there", ear)):
+                for name, by in (("here", local), ("there", satellite)):
                     begun_s = time.monotonic()
                     by.transcribe(replace(window, id=new_id()))
                     if turn >= WARM:
@@ -214,7 +219,7 @@ def trip(_given: argparse.Namespace) -> Iterator[str]:
     extra = [b - a for a, b in zip(taken_ms["here"], taken_ms["there"], strict=True)]
     length_s = statistics.mean(one.duration_s for one in windows)
     yield (
-        f"windows of {length_s:.1f} s: here {of(taken_ms['here'])}, by a brain "
+        f"windows of {length_s:.1f} s: here {of(taken_ms['here'])}, by a worker "
         f"{of(taken_ms['there'])}; window by window {of(extra)} longer"
     )
 
@@ -224,7 +229,7 @@ WARM = 5
 
 
 def latency(given: argparse.Namespace) -> Iterator[str]:
-    """How much later the same texts are complete at an ear."""
+    """How much later the same texts are complete at a satellite."""
     chosen = [sound_of(one.file, 0.3, 2.0) for one in sentences()[: given.sentences]]
     length_s = sum(len(one) for one in chosen) / SAMPLE_RATE
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name, NatsServer() as server:
@@ -237,20 +242,21 @@ def latency(given: argparse.Namespace) -> Iterator[str]:
             rows = {
                 role: heard_in_real_time(folder / f"{role}{speculate}", role, server.url, recording,
                                          speculate=speculate)
-                for role in ("alone", "ear")
+                for role in ("alone", "satellite")
             }  # fmt: skip
-            extra = [b - a for a, b in zip(rows["alone"], rows["ear"], strict=True)]
+            extra = [b - a for a, b in zip(rows["alone"], rows["satellite"], strict=True)]
             ahead = "transcribed ahead in the silence" if speculate else "nothing ahead"
             yield (
-                f"{ahead}: in a room of its own {of(rows['alone'])}, at an ear {of(rows['ear'])}; "
-                f"sentence by sentence {of(extra)} later (of {length_s / len(chosen) - 2.3:.1f} s)"
+                f"{ahead}: in a room of its own {of(rows['alone'])}, at a satellite "
+                f"{of(rows['satellite'])}; sentence by sentence {of(extra)} later "
+                f"(of {length_s / len(chosen) - 2.3:.1f} s)"
             )
 
 
 def heard_in_real_time(
     folder: Path, role: str, url: str, recording: Path, *, speculate: bool
 ) -> list[float]:
-    """Latencies, ms, of what a room says, alone or as an ear with one brain."""
+    """Latencies, ms, of what a room says, alone or as a satellite with one worker."""
     folder.mkdir()
     common: dict[str, Any] = {
         "fleet": {"role": role, "server": url},
@@ -262,16 +268,16 @@ def heard_in_real_time(
     with tempfile.TemporaryDirectory() as name, Bus(url) as bus:
         served = write_config(
             Path(name),
-            appliance={"node": "brain"},
+            appliance={"node": "worker"},
             capture={"device": "none"},
-            fleet={"role": "brain", "server": url},
+            fleet={"role": "worker", "server": url},
             model={"bundle": "home-en"},
             store={"path": Path(name) / "state"},
         )
-        with daemon(served) as brain:
+        with daemon(served) as worker:
             if role == "alone":
-                brain.kill()
-            elif not holds(bus.brains, 30):
+                worker.kill()
+            elif not holds(bus.workers, 30):
                 raise RuntimeError((Path(name) / "log").read_text(encoding="utf-8"))
             with daemon(config, "--recording", recording) as running:
                 running.wait(600)
@@ -280,27 +286,28 @@ def heard_in_real_time(
 
 
 def throughput(_given: argparse.Namespace) -> Iterator[str]:
-    """Windows a second of three ears with one brain and with two."""
+    """Windows a second of three satellites with one worker and with two."""
     rates = []
     for number in (1, 2):
         with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
-            brains = [
-                house.brain(f"brain{one}", [server.url], least_ms=LEAST_MS) for one in range(number)
+            workers = [
+                house.worker(f"worker{one}", [server.url], least_ms=LEAST_MS)
+                for one in range(number)
             ]
-            ears = house.ears(3, [server.url])
-            if not house.serving(bus, *brains):
-                raise RuntimeError("the brains do not serve")
-            with Speaking(ears, 4) as speaking:  # the first ones are slower
+            satellites = house.satellites(3, [server.url])
+            if not house.serving(bus, *workers):
+                raise RuntimeError("the workers do not serve")
+            with Speaking(satellites, 4) as speaking:  # the first ones are slower
                 speaking.wait(60)
-            all_told(ears)
-            with Speaking(ears, 30) as speaking:
+            all_told(satellites)
+            with Speaking(satellites, 30) as speaking:
                 speaking.wait(120)
-            all_told(ears)
-            each_s = [sorted(one.heard_s())[4 + 5 : -5] for one in ears]
+            all_told(satellites)
+            each_s = [sorted(one.heard_s())[4 + 5 : -5] for one in satellites]
             rates.append(sum((len(one) - 1) / (one[-1] - one[0]) for one in each_s))
     yield (
-        f"3 ears, {LEAST_MS} ms a window: one brain {rates[0]:.2f}, two {rates[1]:.2f} windows/s: "
-        f"{rates[1] / rates[0]:.2f} times"
+        f"3 satellites, {LEAST_MS} ms a window: one worker {rates[0]:.2f}, two {rates[1]:.2f} "
+        f"windows/s: {rates[1] / rates[0]:.2f} times"
     )
 
 
@@ -308,69 +315,75 @@ LEAST_MS = 200
 
 
 def back_to_work(_given: argparse.Namespace) -> Iterator[str]:
-    """From a brain's return to the first transcript of what waited for it."""
+    """From a worker's return to the first transcript of what waited for it."""
     taken_ms = []
     with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
-        brain, ear = house.brain("brain", [server.url]), house.ear("ear1", [server.url])
-        if not house.serving(bus, brain):
-            raise RuntimeError("the brain does not serve")
-        ear.speak(lambda: True, 2)
-        all_told([ear])
+        worker, satellite = (
+            house.worker("worker", [server.url]),
+            house.satellite("satellite1", [server.url]),
+        )
+        if not house.serving(bus, worker):
+            raise RuntimeError("the worker does not serve")
+        satellite.speak(lambda: True, 2)
+        all_told([satellite])
         for _ in range(10):
-            brain.kill()
-            ear.speak(lambda: True, 1)
+            worker.kill()
+            satellite.speak(lambda: True, 1)
             time.sleep(8.0)
-            told = len(ear.heard_s())
-            brain.start()
-            holds(lambda: bus.brains(0.02), 30, 0.0)
+            told = len(satellite.heard_s())
+            worker.start()
+            holds(lambda: bus.workers(0.02), 30, 0.0)
             back_s = time.monotonic()
-            all_told([ear])
-            taken_ms.append(1000 * (ear.heard_s()[told] - back_s))
-    yield f"from the brain's first answer on the bus to the text of what waited: {of(taken_ms)}"
+            all_told([satellite])
+            taken_ms.append(1000 * (satellite.heard_s()[told] - back_s))
+    yield f"from the worker's first answer on the bus to the text of what waited: {of(taken_ms)}"
 
 
 def idle(_given: argparse.Namespace) -> Iterator[str]:
-    """Bytes between an ear in which nobody speaks and the server."""
+    """Bytes between a satellite in which nobody speaks and the server."""
     with (
         House(0, 12) as house,
         NatsServer() as server,
         Bus(server.url) as bus,
         Link(server.port) as link,
     ):
-        brain, ear = house.brain("brain", [server.url]), house.ear("ear1", [link.url])
-        if not house.serving(bus, brain):
-            raise RuntimeError("the brain does not serve")
-        ear.speak(lambda: True, 1)
-        all_told([ear])
+        worker, satellite = (
+            house.worker("worker", [server.url]),
+            house.satellite("satellite1", [link.url]),
+        )
+        if not house.serving(bus, worker):
+            raise RuntimeError("the worker does not serve")
+        satellite.speak(lambda: True, 1)
+        all_told([satellite])
         time.sleep(5)
         before, begun_s = (len(link.sent), link.returned), time.monotonic()
         time.sleep(120)
         passed_s = time.monotonic() - begun_s
         sent, back = len(link.sent) - before[0], link.returned - before[1]
     yield (
-        f"{sent / passed_s:.1f} bytes/s from the ear and {back / passed_s:.1f} to it, over "
+        f"{sent / passed_s:.1f} bytes/s from the satellite and {back / passed_s:.1f} to it, over "
         f"{passed_s:.0f} s"
     )
 
 
 def load(_given: argparse.Namespace) -> Iterator[str]:
-    """Simulated ears, one server."""
+    """Simulated satellites, one server."""
     size = len(packed()[1])
     with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
-        brains = [house.brain(f"brain{one}", [server.url]) for one in (1, 2)]
-        if not house.serving(bus, *brains):
-            raise RuntimeError("the brains do not serve")
+        workers = [house.worker(f"worker{one}", [server.url]) for one in (1, 2)]
+        if not house.serving(bus, *workers):
+            raise RuntimeError("the workers do not serve")
         for pause_s in (30.0, 15.0, 10.0):
-            yield "two brains with home-en, " + loaded(server, pause_s, size)
+            yield "two workers with home-en, " + loaded(server, pause_s, size)
     for share in (0.0, 0.05):
         with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
-            brain = house.brain("brain1", [server.url])
-            if not house.serving(bus, brain):  # it makes the stream
-                raise RuntimeError("the brain does not serve")
-            brain.kill()
+            worker = house.worker("worker1", [server.url])
+            if not house.serving(bus, worker):  # it makes the stream
+                raise RuntimeError("the worker does not serve")
+            worker.kill()
             over = multiprocessing.Event()
             served = [
-                multiprocessing.Process(target=brain_child, args=(server.url, 8, over))
+                multiprocessing.Process(target=worker_child, args=(server.url, 8, over))
                 for _ in range(2)
             ]
             for one in served:
@@ -378,7 +391,7 @@ def load(_given: argparse.Namespace) -> Iterator[str]:
             with held(server.pid, share) if share else no_hold() as trouble:
                 how = trouble or (f"held to {share:.0%} of a core" if share else "not held")
                 for pause_s in (5.0, 1.0, 0.5) if not share else (5.0, 2.0, 1.0, 0.7, 0.5):
-                    yield f"brains that answer at once, server {how}: " + loaded(
+                    yield f"workers that answer at once, server {how}: " + loaded(
                         server, pause_s, size
                     )
             over.set()
@@ -394,13 +407,13 @@ def no_hold() -> Iterator[str]:
 
 
 def loaded(server: NatsServer, pause_s: float, size: int) -> str:
-    """What EARS ears, each with a window every `pause_s`, come to."""
+    """What SATELLITES satellites, each with a window every `pause_s`, come to."""
     found: multiprocessing.Queue[Load] = multiprocessing.Queue()
-    begun_s, each = time.monotonic(), EARS // CHILDREN
+    begun_s, each = time.monotonic(), SATELLITES // CHILDREN
     for_s = max(12.0, 2 * pause_s)
     children = [
         multiprocessing.Process(
-            target=ears_child,
+            target=satellites_child,
             args=(server.url, range(one * each, (one + 1) * each), pause_s, begun_s + for_s, found),
         )
         for one in range(CHILDREN)
@@ -418,7 +431,7 @@ def loaded(server: NatsServer, pause_s: float, size: int) -> str:
     if not trips_s:
         return "not one window was answered"
     return (
-        f"{EARS} ears, a window of {size / 1000:.0f} kB every {pause_s:g} s each: "
+        f"{SATELLITES} satellites, a window of {size / 1000:.0f} kB every {pause_s:g} s each: "
         f"{len(trips_s) / for_s:.0f} windows/s done, round trip "
         f"{of([1000 * one for one in trips_s])}, no room {sum(one.refused for one in loads)}, "
         f"unanswered in 5 s {sum(one.unanswered for one in loads)}; server "

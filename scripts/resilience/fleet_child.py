@@ -1,6 +1,6 @@
 """`roomscribe`, whose model takes at least so long for a window: $ROOMSCRIBE_TORTURE_LEAST_MS.
 
-It waits rather than computes, so that several brains share one machine's cores fairly.
+It waits rather than computes, so that several workers share one machine's cores fairly.
 """
 
 from __future__ import annotations

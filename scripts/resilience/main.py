@@ -8,7 +8,7 @@ broker    restarts of the broker: lost, doubled, and how soon the first event fo
 power     the store's files as a power cut leaves them
 fuzz      damaged configurations, recordings, messages and model bundles
 latency   from the last sample of speech to the subscriber, and where the time goes
-fleet     several rooms: brains and the server die, links are bad; --scene names one of its scenes
+fleet     several rooms: workers and the server die, links are bad; --scene names one of its scenes
 soak      hours of sound as fast as they are digested; with --hours and --out, to be resumed
 
 With no name all of them; the soak is short unless it is named. $ROOMSCRIBE_SHARED names a folder

@@ -1,5 +1,5 @@
-"""Several rooms for the fleet's ordeals and figures: daemons as ears and brains, and what came of
-what was said in each."""
+"""Daemons as satellites and workers, and what came of what was said in each room, for the
+ordeals and figures of fleets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Room:
         self.node, self.house = node, house
         self.place = Place()
         self.daemon: Daemon | None = None
-        self._fast, self._environment = role == "ear", environment or {}
+        self._fast, self._environment = role == "satellite", environment or {}
         own: dict[str, dict[str, Any]] = {
             "appliance": {"node": node},
             "mqtt": {"expiry_s": 86400},
@@ -110,11 +110,11 @@ class Room:
         self.place.__exit__()
 
 
-class Ear(Room):
+class Satellite(Room):
     """A room that is spoken in."""
 
     def __init__(self, house: House, node: str, servers: Sequence[str], **more: Any) -> None:
-        super().__init__(house, node, "ear", servers, **more)
+        super().__init__(house, node, "satellite", servers, **more)
         self.said: list[int] = []
         """Numbers of the sentences that were spoken to their end."""
         self._turn: list[Said] = []
@@ -174,28 +174,28 @@ class House:
         self.usable = [one for one in sentences() if one.number in texts]
         self._opened = ExitStack()
 
-    def ears(self, number: int, servers: Sequence[str], **more: Any) -> list[Ear]:
-        """So many ears, started."""
-        return [self.ear(f"ear{one}", servers, **more) for one in range(1, number + 1)]
+    def satellites(self, number: int, servers: Sequence[str], **more: Any) -> list[Satellite]:
+        """So many satellites, started."""
+        return [self.satellite(f"satellite{one}", servers, **more) for one in range(1, number + 1)]
 
-    def ear(self, node: str, servers: Sequence[str], **more: Any) -> Ear:
-        """An ear, started; `more` are `environment` and sections of its configuration."""
-        return self._opened.enter_context(Ear(self, node, servers, **more))
+    def satellite(self, node: str, servers: Sequence[str], **more: Any) -> Satellite:
+        """A satellite, started; `more` are `environment` and sections of its configuration."""
+        return self._opened.enter_context(Satellite(self, node, servers, **more))
 
-    def brain(self, node: str, servers: Sequence[str], **more: Any) -> Room:
-        """A brain, started; `more` may have `least_ms` and `early`, as SLOW has them."""
+    def worker(self, node: str, servers: Sequence[str], **more: Any) -> Room:
+        """A worker, started; `more` may have `least_ms` and `early`, as SLOW has them."""
         environment = {
             "ROOMSCRIBE_TORTURE_LEAST_MS": str(more.pop("least_ms", 0)),
             "ROOMSCRIBE_TORTURE_EARLY": "1" if more.pop("early", False) else "",
         }
         sections = {"capture": {"device": "none"}, "model": {"bundle": "home-en"}} | more
-        room = Room(self, node, "brain", servers, environment=environment, **sections)
+        room = Room(self, node, "worker", servers, environment=environment, **sections)
         return self._opened.enter_context(room)
 
-    def serving(self, bus: Bus, *brains: Room, within_s: float = 0.3) -> bool:
-        """Waits until these brains answer, each time within so long."""
-        wanted = {one.node for one in brains}
-        return holds(lambda: wanted <= set(bus.brains(within_s)), READY_S)
+    def serving(self, bus: Bus, *workers: Room, within_s: float = 0.3) -> bool:
+        """Waits until these workers answer, each time within so long."""
+        wanted = {one.node for one in workers}
+        return holds(lambda: wanted <= set(bus.workers(within_s)), READY_S)
 
     def __enter__(self) -> Self:
         self.broker = self._opened.enter_context(Broker())
@@ -207,23 +207,24 @@ class House:
 
 
 class Speaking:
-    """All ears are spoken in at once, from `with` to its end."""
+    """All satellites are spoken in at once, from `with` to its end."""
 
     def __init__(
-        self, ears: Sequence[Ear], most: int = 1_000_000, ends_within_s: float = 60.0
+        self, satellites: Sequence[Satellite], most: int = 1_000_000, ends_within_s: float = 60.0
     ) -> None:
         """`most` sentences each; the last one is taken `ends_within_s`."""
         self._ends_within_s, self._over = ends_within_s, threading.Event()
         self.trouble = ""
         self._threads = [
-            threading.Thread(target=self._speak, args=(one, most), daemon=True) for one in ears
+            threading.Thread(target=self._speak, args=(one, most), daemon=True)
+            for one in satellites
         ]
 
-    def _speak(self, ear: Ear, most: int) -> None:
+    def _speak(self, satellite: Satellite, most: int) -> None:
         try:
-            ear.speak(lambda: not self._over.is_set(), most)
+            satellite.speak(lambda: not self._over.is_set(), most)
         except OSError as error:
-            self.trouble = f"{ear.node} ended by itself: {error!r}"
+            self.trouble = f"{satellite.node} ended by itself: {error!r}"
 
     def wait(self, within_s: float) -> bool:
         """Until all that is to be said is said."""
@@ -240,21 +241,21 @@ class Speaking:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if not self.wait(self._ends_within_s):
-            self.trouble = self.trouble or "an ear takes no sound any more"
+            self.trouble = self.trouble or "a satellite takes no sound any more"
 
 
-def all_told(ears: Sequence[Ear], within_s: float = 60.0) -> bool:
+def all_told(satellites: Sequence[Satellite], within_s: float = 60.0) -> bool:
     """Waits until every sentence that was said was told."""
-    return holds(lambda: not any(one.waiting() > 0 for one in ears), within_s, 0.1)
+    return holds(lambda: not any(one.waiting() > 0 for one in satellites), within_s, 0.1)
 
 
-def judge(ears: Sequence[Ear]) -> tuple[Verdict, int]:
-    """The faults of all ears together, and how many sentences there were."""
+def judge(satellites: Sequence[Satellite]) -> tuple[Verdict, int]:
+    """The faults of all satellites together, and how many sentences there were."""
     total = Verdict()
-    for one in ears:
+    for one in satellites:
         found = one.verdict()
         total.lost += found.lost
         total.doubled += found.doubled
         total.out_of_order += found.out_of_order
         total.wrong += found.wrong
-    return total, sum(len(one.said) for one in ears)
+    return total, sum(len(one.said) for one in satellites)

@@ -33,7 +33,7 @@ from appliance.config import DEFAULT_PATH, load
 from appliance.errors import ConfigError
 from appliance.fleet.link import Link
 from appliance.fleet.provisioning import PATHS, STATE, Code, Engine, version
-from appliance.fleet.satellite import Ear
+from appliance.fleet.satellite import Satellite
 
 pytestmark = needs_fleet
 
@@ -82,7 +82,7 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         again = roomscribe("fleet", "join", "--serve", "--yes", "--config", attic)
         assert again.returncode == 0, again.stderr
         assert sections(attic)["fleet"] == {
-            "role": "brain",
+            "role": "worker",
             "server": server.url,
             "credential": f"{attic.parent}/fleet/credential",
             "ca": f"{attic.parent}/fleet/trusted.crt",
@@ -94,7 +94,7 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
         assert f"{server.url} lets kitchen in; transcribing there: nobody yet" in done.stdout
         assert sections(kitchen)["appliance"] == {"node": "kitchen"}
-        assert sections(kitchen)["fleet"]["role"] == "ear"
+        assert sections(kitchen)["fleet"]["role"] == "satellite"
         kept = kitchen.read_text(encoding="utf-8")
         assert [one for one in before.splitlines() if one[:2] == "# "] == [
             one for one in kept.splitlines() if one[:2] == "# "
@@ -107,8 +107,8 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         shown = roomscribe("fleet", "status", "--json", "--config", kitchen)
         assert shown.returncode == 1  # nobody transcribes
         assert json.loads(shown.stdout) == {
-            "node": "kitchen", "role": "ear", "server": server.url, "brains": [], "waiting": None,
-            "own": {},
+            "node": "kitchen", "role": "satellite", "server": server.url,
+            "workers": [], "waiting": None, "own": {},
         }  # fmt: skip
         (endless,) = invited(attic, server, "bath", "--valid-days", "0")
         first, later = Code.read(codes[1]), Code.read(endless)
@@ -120,14 +120,14 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         assert "does not know this user or password" in errors(shut)[0]
 
 
-def test_a_brain_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> None:
+def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> None:
     with house(tmp_path) as (attic, server):
         (code,) = invited(attic, server, "kitchen")
         kitchen = box(tmp_path / "kitchen")
         assert roomscribe("fleet", "join", "--yes", code, "--config", kitchen).returncode == 0
         joined = roomscribe("fleet", "join", "--serve", "--yes", "--config", attic)
         assert joined.returncode == 0, joined.stderr
-        brain = write_config(
+        worker = write_config(
             attic.parent,
             appliance={"node": "attic"},
             capture={"device": "none"},
@@ -135,23 +135,23 @@ def test_a_brain_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> No
         )
         runtime = {"RUNTIME_DIRECTORY": str(tmp_path / "run")}
         (tmp_path / "run").mkdir()
-        with daemon(brain, environment=runtime):
+        with daemon(worker, environment=runtime):
             until(lambda: not roomscribe("fleet", "status", "--config", kitchen).returncode, 30)
             checked = roomscribe("fleet", "check", "--json", "--config", kitchen)
             assert checked.returncode == 0, checked.stdout
             checks = json.loads(checked.stdout)["checks"]
             others = [one["name"] for one in checks if one["status"] != "ok"]
-            assert others == ["queue"], "an ear may not look at the queue"
-            own = roomscribe("fleet", "status", "--config", brain, environment=runtime)
+            assert others == ["queue"], "a satellite may not look at the queue"
+            own = roomscribe("fleet", "status", "--config", worker, environment=runtime)
             assert "attic                home-en, idle, 1 done" in own.stdout
             assert "here: 1 done for others, 0 again, 0 refused" in own.stdout
             again = roomscribe(
-                "fleet", "join", "--serve", "--yes", "--config", brain, environment=runtime
+                "fleet", "join", "--serve", "--yes", "--config", worker, environment=runtime
             )
             assert "written, and the daemon has read it: running\n" in again.stdout, again.stderr
-            assert "password" not in log_of(brain)
+            assert "password" not in log_of(worker)
         refused = [one for one in server.log().splitlines() if "Violation" in one]
-        # the brain needs no more than it may; the doctor tried
+        # the worker needs no more than it may; the doctor tried
         assert not [one for one in refused if 'User "attic"' in one]
         assert [one for one in refused if 'User "kitchen"' in one]
 
@@ -169,7 +169,7 @@ def test_a_join_twice_changes_nothing_and_another_boxs_code_is_refused(tmp_path:
         before = hall.read_text(encoding="utf-8")
         wrong = roomscribe("fleet", "join", "--yes", code, "--config", hall)
         assert wrong.returncode == 78
-        assert "expected one for hall, as this box is called, found one for kitchen" in wrong.stderr
+        assert "expected one for hall, this machine's name, found one for kitchen" in wrong.stderr
         assert hall.read_text(encoding="utf-8") == before
         server.stop()
         away = roomscribe("fleet", "join", "--yes", code, "--config", box(tmp_path / "den"))
@@ -188,7 +188,7 @@ def test_an_invitation_is_for_one_machine_one_day_and_one_name(tmp_path: Path) -
         assert roomscribe("fleet", "join", "--yes", code, "--config", kitchen).returncode == 0
         chosen = load(kitchen).fleet
         link = Link(chosen, "kitchen")
-        Ear(link, chosen, "another machine")
+        Satellite(link, chosen, "another machine")
         link.start()
         link.settle(5)
         second = roomscribe("fleet", "join", "--yes", code, "--config", box(tmp_path / "copy", ""))
@@ -201,7 +201,7 @@ def test_an_invitation_is_for_one_machine_one_day_and_one_name(tmp_path: Path) -
         (bath,) = invited(attic, server, "bath")
         renamed = roomscribe("fleet", "join", "--yes", bath, "--config", kitchen)
         assert renamed.returncode == 78
-        assert "this box has joined as kitchen, and the code is for bath" in errors(renamed)[0]
+        assert "this machine has joined as kitchen, and the code is for bath" in errors(renamed)[0]
 
 
 def test_a_code_is_pasted_into_a_terminal_and_the_change_declined(tmp_path: Path) -> None:
@@ -215,25 +215,25 @@ def test_a_code_is_pasted_into_a_terminal_and_the_change_declined(tmp_path: Path
                 terminal.enter(code[:300])  # as a messenger broke it
                 terminal.enter(code[300:])
                 shown = terminal.until("Write it? [yes] ")
-                assert '+role = "ear"' in shown
+                assert '+role = "satellite"' in shown
                 assert "password" not in shown
                 terminal.enter(answer)
                 assert terminal.wait() == status
             assert (kitchen.read_text(encoding="utf-8") == before) == (answer == "no")
 
 
-def test_where_nothing_runs_a_model_a_box_is_an_ear_and_takes_no_brains_code(
+def test_where_nothing_runs_a_model_a_box_is_a_satellite_and_takes_no_workers_code(
     tmp_path: Path,
 ) -> None:
     attic = box(tmp_path / "attic", "attic")
     done = roomscribe("fleet", "join", "--serve", "--yes", "--config", attic, program=bare.PROGRAM)
     assert done.returncode == 0, done.stderr
-    assert "fleet invite attic --role ear" in done.stdout
-    code = roomscribe("fleet", "invite", "attic", "--role", "brain", "--config", attic)
+    assert "fleet invite attic --role satellite" in done.stdout
+    code = roomscribe("fleet", "invite", "attic", "--role", "worker", "--config", attic)
     word = code.stdout.split()[-1]
     done = roomscribe("fleet", "join", "--yes", word, "--config", attic, program=bare.PROGRAM)
     assert done.returncode == 78
-    assert "expected one for an ear, found one for a brain" in errors(done)[0]
+    assert "expected one for a satellite, found one for a worker" in errors(done)[0]
     assert "sudo apt install roomscribe" in errors(done)[0]
 
 
@@ -249,7 +249,7 @@ def test_two_invitations_at_once_are_both_there_or_one_is_told_to_wait(tmp_path:
         assert 0 in ends
         engine = Engine.load(attic.parent / "fleet")
         assert engine
-        there = set(engine.boxes) - {"attic"}
+        there = set(engine.nodes) - {"attic"}
         assert there == {name for name, end in zip(names, ends, strict=True) if not end}
 
 
@@ -294,9 +294,9 @@ def no_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("join --serve --yes --authority a", 2, "--authority needs --certificate"),
         ("join --serve --role king", 2, "invalid choice: 'king'"),
         ("invite kitchen", 78, "expected the fleet's server on this machine, found none"),
-        ("invite kitchen --remove --role ear", 2, "not allowed with"),
-        ("status", 78, "found alone: this box is in no fleet; `sudo roomscribe fleet join`"),
-        ("check", 78, "found alone: this box is in no fleet; `sudo roomscribe fleet join`"),
+        ("invite kitchen --remove --role satellite", 2, "not allowed with"),
+        ("status", 78, "found alone: this machine is in no fleet; `sudo roomscribe fleet join`"),
+        ("check", 78, "found alone: this machine is in no fleet; `sudo roomscribe fleet join`"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(
@@ -346,7 +346,7 @@ def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
 def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> None:
     secret = tmp_path / "credential"
     secret.touch(mode=0o600)
-    config = write_config(tmp_path, fleet={"role": "ear", "credential": str(secret)})
+    config = write_config(tmp_path, fleet={"role": "satellite", "credential": str(secret)})
     for word in ("status", "check"):
         done = roomscribe("fleet", word, "--config", config, wrapper=ANOTHER_USER)
         assert (done.returncode, done.stdout) == (78, "")

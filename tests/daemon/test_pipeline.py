@@ -633,40 +633,46 @@ def test_a_machine_without_a_microphone_opens_none_and_says_so(tmp_path: Path) -
 
 
 @needs_nats
-def test_a_brain_transcribes_for_an_ear_and_both_say_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "ear").mkdir()
+def test_a_worker_transcribes_for_a_satellite_and_both_say_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "satellite").mkdir()
     with NatsServer() as server:
-        fleet = FleetSettings(role="brain", server=(server.url,))
+        fleet = FleetSettings(role="worker", server=(server.url,))
         rig = Rig(tmp_path)
         fakes: dict[str, Any] = {"transcriber": lambda _: FakeTranscriber(), "idle_s": 0.05}
-        brain = Pipeline(build(deaf(rig, fleet=fleet), Factories(**fakes)))
-        brain.start()
-        heard = Rig(tmp_path / "ear", [iter([FRAME])])
-        ear_settings = replace(
+        worker = Pipeline(build(deaf(rig, fleet=fleet), Factories(**fakes)))
+        worker.start()
+        heard = Rig(tmp_path / "satellite", [iter([FRAME])])
+        satellite_settings = replace(
             heard.settings,
-            appliance=ApplianceSettings(node=f"ear_{os.getpid()}"),
+            appliance=ApplianceSettings(node=f"satellite_{os.getpid()}"),
             mqtt=MqttSettings(enabled=False),
-            fleet=replace(fleet, role="ear"),
+            fleet=replace(fleet, role="satellite"),
         )
         segmenter: dict[str, Any] = {
             "source": heard.source,
             "segmenter": lambda *_: heard.segmenter,
         }
-        ear = Pipeline(build(ear_settings, Factories(**segmenter, idle_s=0.05)))
-        ear.start()
+        satellite = Pipeline(build(satellite_settings, Factories(**segmenter, idle_s=0.05)))
+        satellite.start()
         try:
-            until(lambda: ear.health.counters().get("transcripts") == 1)
-            assert brain.state().fleet == ("brain", server.url)
-            assert (ear.state().fleet, ear.state().encoder) == (("ear", server.url), "fleet")
-            assert (ear.state().model, ear.state().reasons) == ("fake", ())
-            counted = (ear.stats().counters["fleet_sent"], len(ear.stats().round_trips_ms))
+            until(lambda: satellite.health.counters().get("transcripts") == 1)
+            assert worker.state().fleet == ("worker", server.url)
+            assert (satellite.state().fleet, satellite.state().encoder) == (
+                ("satellite", server.url),
+                "fleet",
+            )
+            assert (satellite.state().model, satellite.state().reasons) == ("fake", ())
+            counted = (
+                satellite.stats().counters["fleet_sent"],
+                len(satellite.stats().round_trips_ms),
+            )
             assert counted == (1, 1)
-            assert brain.stats().counters["fleet_done"] == 1
+            assert worker.stats().counters["fleet_done"] == 1
             server.kill()
-            until(lambda: any("no server" in reason for reason in brain.state().reasons))
-            assert brain.state().fleet == ("brain", "")
+            until(lambda: any("no server" in reason for reason in worker.state().reasons))
+            assert worker.state().fleet == ("worker", "")
         finally:
-            ear.stop()
-            brain.stop()
-        for pipeline in (ear, brain):
+            satellite.stop()
+            worker.stop()
+        for pipeline in (satellite, worker):
             pipeline.check()

@@ -30,12 +30,12 @@ def written(folder: Path, text: str, mode: int = 0o600) -> FleetSettings:
     file = folder / "credential"
     file.write_text(text, encoding="utf-8")
     file.chmod(mode)
-    return FleetSettings(role="ear", server=("tls://house:4222",), credential=str(file))
+    return FleetSettings(role="satellite", server=("tls://house:4222",), credential=str(file))
 
 
 @contextmanager
 def linked(*servers: str, **fleet: Any) -> Iterator[Link]:
-    opened = Link(FleetSettings(role="ear", server=servers, **fleet), "kitchen")
+    opened = Link(FleetSettings(role="satellite", server=servers, **fleet), "kitchen")
     opened.start()
     try:
         yield opened
@@ -49,7 +49,7 @@ def test_a_credential_is_user_and_password_for_its_owner_alone(tmp_path: Path) -
     assert (found["user"], found["password"]) == ("bed-room", PASSWORD)
     assert (found["name"], found["inbox_prefix"]) == ("bed-room", "_INBOX.bed-room")
     assert "tls" in found
-    assert options(FleetSettings(role="ear"), "kitchen") == {
+    assert options(FleetSettings(role="satellite"), "kitchen") == {
         "name": "kitchen",
         "inbox_prefix": "_INBOX.kitchen",
     }
@@ -78,7 +78,7 @@ def test_a_wrong_credential_is_named_on_one_line_that_does_not_show_it(
 
 
 def test_a_credential_or_an_authority_that_is_not_there_is_named(tmp_path: Path) -> None:
-    beyond = FleetSettings(role="ear", server=("nats://127.0.0.1:1", "tls://house:4222"))
+    beyond = FleetSettings(role="satellite", server=("nats://127.0.0.1:1", "tls://house:4222"))
     with pytest.raises(ConfigError, match="user and password for tls://house:4222, found none"):
         options(beyond, "kitchen")
     gone = str(tmp_path / "gone")
@@ -208,7 +208,7 @@ def test_a_stranger_in_the_servers_place_that_offers_no_tls_is_not_told_the_pass
 
 @needs_fleet
 def test_tls_and_the_credential_are_checked(tmp_path: Path) -> None:
-    engine = engine_of(bed="ear", pi5="brain")
+    engine = engine_of(bed="satellite", pi5="worker")
     engine.write(tmp_path / "server", tmp_path / "js")
     with served(tmp_path / "server", engine.port):
         good = settings_for(engine, "bed", tmp_path / "bed")

@@ -1,4 +1,4 @@
-"""What ears and brains tell each other survives the way, and nothing of it is trusted."""
+"""What satellites and workers tell each other survives the way, and nothing of it is trusted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_half_a_minute_of_noise_is_taken_by_a_server_that_takes_a_megabyte() -> 
         messages.pack_sound(np.concatenate([loudest, loudest]))
 
 
-def test_an_answer_carries_all_that_an_ear_makes_of_a_text() -> None:
+def test_an_answer_carries_all_that_a_satellite_makes_of_a_text() -> None:
     phrase = Phrase("turn on the light", "lights", {"room": "kitchen", "percent": 40}, 0.9)
     flags = ("token_limit", "corrected")
     heard = replace(HEARD, phrase=phrase, complete=True, model="base", flags=flags)
@@ -66,13 +66,13 @@ def test_an_answer_carries_all_that_an_ear_makes_of_a_text() -> None:
     gates = {"no_speech_sure": 0.9, "no_speech_lone": -1.0, "low_confidence": 0.5}
     packed = messages.pack_answer(Answer("w", 2, "pi5", heard), gates)
     found = read_answer(packed)
-    assert (found.id, found.attempt, found.brain) == ("w", 2, "pi5")
+    assert (found.id, found.attempt, found.worker) == ("w", 2, "pi5")
     ratio = compression_ratio(heard.text)
     sent = replace(heard, recommended=gates, compression_ratio=ratio)
     assert not differences(found.result, sent)
 
 
-def test_the_gates_of_an_ear_are_what_it_says_and_else_what_the_brains_model_recommends() -> None:
+def test_a_satellites_gates_are_its_own_or_else_what_the_workers_model_recommends() -> None:
     gates = GateSettings(low_confidence=0.2)
     heard = replace(HEARD, recommended={"low_confidence": 0.9, "no_speech_lone": 0.4})
     assert resolve_gates(gates, heard).low_confidence == 0.2
@@ -102,21 +102,22 @@ def test_a_refusal_and_a_presence_arrive() -> None:
     assert replace(seen, clock_s=0.0) == replace(PRESENCE, clock_s=0.0)
 
 
-def test_a_newer_version_is_refused_by_name_and_unknown_fields_are_ignored() -> None:
+def test_another_version_is_refused_by_name_and_unknown_fields_are_ignored() -> None:
     payload = messages.pack_sound(a_window().samples)
-    with pytest.raises(MessageError, match="of version 1 at most, found 2") as refused:
-        messages.read_window(SUBJECT, told(v=2, utterance_id={"new": "form"}), payload)
+    with pytest.raises(MessageError, match="of version 2, found 3") as refused:
+        messages.read_window(SUBJECT, told(v=3, utterance_id={"new": "form"}), payload)
     assert refused.value.code == "version"
     assert messages.read_window(SUBJECT, told(colour="red"), payload).attempt == 1
     for packed in (
         messages.pack_presence(PRESENCE),
         messages.pack_answer(Answer("w", 1, "pi5", HEARD)),
     ):
-        newer = json.dumps(json.loads(packed) | {"v": 2}).encode()
         read = messages.read_presence if b"window_s" in packed else read_answer
-        with pytest.raises(MessageError, match="version") as refused:
-            read(newer)
-        assert refused.value.code == "version"
+        for version in (1, 3):
+            other = json.dumps(json.loads(packed) | {"v": version}).encode()
+            with pytest.raises(MessageError, match=f"of version 2, found {version}") as refused:
+                read(other)
+            assert refused.value.code == "version"
 
 
 def flac(seconds: float, rate: int = SAMPLE_RATE, channels: int = 1, kind: str = "FLAC") -> bytes:
@@ -132,7 +133,7 @@ def flac(seconds: float, rate: int = SAMPLE_RATE, channels: int = 1, kind: str =
         (None, flac(1), "bad"),
         ({}, flac(1), "bad"),
         ({messages.WINDOW_HEADER: "[" * 4000}, flac(1), "bad"),
-        ({messages.WINDOW_HEADER: json.dumps({"v": 1, "id": "x" * 5000})}, flac(1), "bad"),
+        ({messages.WINDOW_HEADER: json.dumps({"v": 2, "id": "x" * 5000})}, flac(1), "bad"),
         (told(id="a b"), flac(1), "bad"),
         (told(index=0), flac(1), "bad"),
         (told(utterance_id=7), flac(1), "bad"),
@@ -161,12 +162,12 @@ def test_what_is_no_window_is_refused(
         b"[]",
         b"\xff",
         b"{" * 10_000,
-        b'{"v":1}',
-        b'{"v":1,"id":"w"}',
-        b'{"v":1,"id":"w","transcription":{}}',
-        b'{"v":1,"id":"w","transcription":{"text":"x","tokens":' + b"[1" + b",1" * 2000 + b"]}}",
-        b'{"v":1,"id":"w","transcription":{"text":"' + b"x" * 9000 + b'","tokens":[]}}',
-        b'{"v":1,"id":"w"}' + b" " * (1 << 16),
+        b'{"v":2}',
+        b'{"v":2,"id":"w"}',
+        b'{"v":2,"id":"w","transcription":{}}',
+        b'{"v":2,"id":"w","transcription":{"text":"x","tokens":' + b"[1" + b",1" * 2000 + b"]}}",
+        b'{"v":2,"id":"w","transcription":{"text":"' + b"x" * 9000 + b'","tokens":[]}}',
+        b'{"v":2,"id":"w"}' + b" " * (1 << 16),
     ],
 )
 def test_what_is_no_answer_is_refused(data: bytes) -> None:
@@ -176,9 +177,9 @@ def test_what_is_no_answer_is_refused(data: bytes) -> None:
 
 def test_what_is_wrong_in_an_answer_is_left_out() -> None:
     data = {
-        "v": 1,
+        "v": 2,
         "id": "w",
-        "brain": "a b",
+        "worker": "a b",
         "transcription": {
             "text": "yes\x00\x1b[2J\nno",
             "tokens": [1, "x", -1, True, 2],
@@ -209,7 +210,7 @@ def test_a_name_becomes_a_part_of_a_subject() -> None:
     assert messages.token("base.en int8") == "base-en-int8"
     assert messages.token("") == "-"
     assert messages.Subjects("kitchen", "base").window == "roomscribe.window.base.kitchen"
-    assert messages.consumer("") == "brains-any"
+    assert messages.consumer("") == "workers-any"
     assert messages.consumer_filter("base") == "roomscribe.window.base.*"
 
 
@@ -225,8 +226,8 @@ JSON = st.recursive(
 
 @settings(max_examples=25, deadline=None)
 @given(found=st.dictionaries(st.sampled_from(["v", "id", "transcription", "error"]), JSON))
-def test_no_answer_crashes_an_ear(found: dict[str, Any]) -> None:
-    for data in (found, {"v": 1, "id": "w", "transcription": found.get("transcription")}):
+def test_no_answer_crashes_a_satellite(found: dict[str, Any]) -> None:
+    for data in (found, {"v": 2, "id": "w", "transcription": found.get("transcription")}):
         try:
             read_answer(json.dumps(data).encode())
         except MessageError as error:

@@ -1,4 +1,4 @@
-"""What nats-server is told for a fleet, with a real one; and the codes that let boxes in."""
+"""What nats-server is told for a fleet, with a real one; and the codes that let nodes in."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from rigs.waiting import until
 from rigs.wyoming import free_port
 
 from appliance.errors import ConfigError, ServerError, StoreError
+from appliance.fleet import provisioning
 from appliance.fleet.link import _explain
 from appliance.fleet.probe import Probe
 from appliance.fleet.provisioning import (
-    BOXES,
     CONFIG,
     KEY,
+    NODES,
     STATE,
     Code,
     Engine,
@@ -47,43 +48,43 @@ def lets_in(engine: Engine, node: str, folder: Path) -> bool:
 
 
 def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear", attic="brain")
+    engine = engine_of(kitchen="satellite", attic="worker")
     assert engine.write(tmp_path / "s", tmp_path / "js")
     with served(tmp_path / "s", engine.port):
-        with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as ear:
-            assert ear.reads("roomscribe.answer.kitchen")
-            assert ear.sends("roomscribe.window.any.kitchen")
+        with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
+            assert satellite.reads("roomscribe.answer.kitchen")
+            assert satellite.sends("roomscribe.window.any.kitchen")
             for subject in ("roomscribe.answer.attic", "roomscribe.>", "_INBOX.>", "$JS.>"):
-                assert not ear.reads(subject), subject
+                assert not satellite.reads(subject), subject
             for subject in (
                 "roomscribe.window.any.attic",
                 "roomscribe.answer.kitchen",
                 "$JS.API.STREAM.DELETE.ROOMSCRIBE",
-                "$JS.API.CONSUMER.MSG.NEXT.ROOMSCRIBE.brains-any",
+                "$JS.API.CONSUMER.MSG.NEXT.ROOMSCRIBE.workers-any",
                 "$JS.API.STREAM.MSG.GET.ROOMSCRIBE",
             ):
-                assert not ear.sends(subject), subject
-        with Probe(settings_for(engine, "attic", tmp_path), "attic") as brain:
-            assert brain.reads("roomscribe.brains")
-            assert brain.sends("roomscribe.answer.kitchen")
-            assert not brain.reads("roomscribe.window.any.kitchen")
-            assert not brain.sends("roomscribe.window.any.attic")
-            assert not brain.sends("$JS.API.STREAM.MSG.GET.ROOMSCRIBE")
+                assert not satellite.sends(subject), subject
+        with Probe(settings_for(engine, "attic", tmp_path), "attic") as worker:
+            assert worker.reads("roomscribe.workers")
+            assert worker.sends("roomscribe.answer.kitchen")
+            assert not worker.reads("roomscribe.window.any.kitchen")
+            assert not worker.sends("roomscribe.window.any.attic")
+            assert not worker.sends("$JS.API.STREAM.MSG.GET.ROOMSCRIBE")
 
 
-def test_both_is_an_ear_and_a_brain() -> None:
-    for mine, others in zip(rights("den", "both"), rights("den", "ear"), strict=True):
+def test_both_is_a_satellite_and_a_worker() -> None:
+    for mine, others in zip(rights("den", "both"), rights("den", "satellite"), strict=True):
         assert set(others) < set(mine)
-    assert set(rights("den", "brain")[0]) < set(rights("den", "both")[0])
+    assert set(rights("den", "worker")[0]) < set(rights("den", "both")[0])
 
 
 def test_who_is_not_invited_or_no_longer_is_thrown_out_without_a_restart(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear", bath="ear")
+    engine = engine_of(kitchen="satellite", bath="satellite")
     engine.write(tmp_path / "s", tmp_path / "js")
     with served(tmp_path / "s", engine.port) as server:
         pid = server.pid
         assert lets_in(engine, "bath", tmp_path)
-        later = engine.remove("bath").invite("hall", "ear")
+        later = engine.remove("bath").invite("hall", "satellite")
         assert not later.write(tmp_path / "s", tmp_path / "js")  # no restart is asked for
         server.signal(signal.SIGHUP)
         until(lambda: lets_in(later, "hall", tmp_path))
@@ -95,7 +96,7 @@ def test_who_is_not_invited_or_no_longer_is_thrown_out_without_a_restart(tmp_pat
 def test_with_no_box_at_all_nobody_gets_in(tmp_path: Path) -> None:
     engine = engine_of()
     engine.write(tmp_path / "s", tmp_path / "js")
-    stranger = replace(engine.invite("kitchen", "ear"))
+    stranger = replace(engine.invite("kitchen", "satellite"))
     with served(tmp_path / "s", engine.port):
         assert not lets_in(stranger, "kitchen", tmp_path)
         nameless = replace(settings_for(stranger, "kitchen", tmp_path), credential="")
@@ -104,11 +105,11 @@ def test_with_no_box_at_all_nobody_gets_in(tmp_path: Path) -> None:
 
 
 def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="satellite")
     engine.write(tmp_path / "s", tmp_path / "js")
-    box = replace(engine.boxes["kitchen"], password="wrong")
+    box = replace(engine.nodes["kitchen"], password="wrong")
     with served(tmp_path / "s", engine.port):
-        wrong = settings_for(replace(engine, boxes={"kitchen": box}), "kitchen", tmp_path)
+        wrong = settings_for(replace(engine, nodes={"kitchen": box}), "kitchen", tmp_path)
         for _ in range(5):  # each time, although nats-py may be writing when it is refused
             with pytest.raises(ServerError, match="does not know this"), Probe(wrong, "kitchen"):
                 pass
@@ -130,11 +131,11 @@ def test_a_wrong_clock_is_named_with_the_fix(number: int, said: str) -> None:
 def test_a_refusal_is_told_rather_than_another_server_that_does_not_answer(
     tmp_path: Path,
 ) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="satellite")
     engine.write(tmp_path / "s", tmp_path / "js")
-    box = replace(engine.boxes["kitchen"], password="wrong")
+    box = replace(engine.nodes["kitchen"], password="wrong")
     with served(tmp_path / "s", engine.port):
-        wrong = settings_for(replace(engine, boxes={"kitchen": box}), "kitchen", tmp_path)
+        wrong = settings_for(replace(engine, nodes={"kitchen": box}), "kitchen", tmp_path)
         both = replace(wrong, server=(*wrong.server, f"tls://127.0.0.1:{free_port()}"))
         for _ in range(4):  # the order of the servers is drawn
             with pytest.raises(ServerError, match="does not know this"), Probe(both, "kitchen"):
@@ -142,7 +143,7 @@ def test_a_refusal_is_told_rather_than_another_server_that_does_not_answer(
 
 
 def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear", attic="brain")
+    engine = engine_of(kitchen="satellite", attic="worker")
     engine.write(tmp_path / "s", tmp_path / "js")
     text = (tmp_path / "s" / CONFIG).read_text(encoding="utf-8")
     assert not any(word in text for word in ("trace", "debug", "http", "log_file"))
@@ -151,24 +152,26 @@ def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
             with pytest.raises(ServerError, match=r"(?i)storage|resources"):
                 made(probe, 1, "file")
             assert made(probe, 1)
-        with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as ear:
+        with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
             said = b"nobody reads this on a disk" * 100
-            ear._ask(lambda: ear._client().jetstream().publish(ear_subject(), said), 3.0)
+            satellite._ask(
+                lambda: satellite._client().jetstream().publish(satellite_subject(), said), 3.0
+            )
             assert server.stream()["state"]["messages"] == 1
-        assert ear_subject() not in server.log()
+        assert satellite_subject() not in server.log()
         files = [one for one in tmp_path.rglob("*") if one.is_file()]
         assert files
         assert not [one for one in files if said[:27] in one.read_bytes()]
 
 
-def ear_subject() -> str:
+def satellite_subject() -> str:
     return "roomscribe.window.any.kitchen"
 
 
 def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
     hosts = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
     first = Engine(("127.0.0.1",), free_port(), cluster=hosts, cluster_port=free_port())
-    first = first.invite("kitchen", "ear").invite("attic", "brain").certified()
+    first = first.invite("kitchen", "satellite").invite("attic", "worker").certified()
     with ExitStack() as stack:
         servers = []
         for host in hosts:
@@ -190,8 +193,10 @@ def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
 
         until(lambda: stands(3), 30)
         said = b"nobody reads this on a disk" * 100
-        with Probe(settings_for(first, "kitchen", tmp_path), "kitchen") as ear:
-            ear._ask(lambda: ear._client().jetstream().publish(ear_subject(), said), 5.0)
+        with Probe(settings_for(first, "kitchen", tmp_path), "kitchen") as satellite:
+            satellite._ask(
+                lambda: satellite._client().jetstream().publish(satellite_subject(), said), 5.0
+            )
         servers[0].kill()
         until(lambda: stands(3), 30)
         kept = [one for one in tmp_path.rglob("*") if one.is_file()]
@@ -227,21 +232,21 @@ def made(probe: Probe, copies: int, storage: str = "memory") -> bool:
 
 
 def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="satellite")
     folder = tmp_path / "s"
     engine.write(folder, tmp_path / "js")
-    for name in (CONFIG, BOXES, KEY):
+    for name in (CONFIG, NODES, KEY):
         (folder / name).unlink()  # all that a power cut behind the first file leaves out
         loaded = Engine.load(folder)
         assert loaded is not None
         assert loaded == engine
-        assert loaded.write(folder, tmp_path / "js") == (name != BOXES)
+        assert loaded.write(folder, tmp_path / "js") == (name != NODES)
         assert (folder / name).exists()
         assert loaded.certified() == engine
 
 
 def test_what_nats_server_refuses_changes_nothing(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="satellite")
     engine.write(tmp_path / "s", tmp_path / "js")
     before = {file.name: file.read_bytes() for file in (tmp_path / "s").iterdir()}
     broken = replace(engine, key="-----BEGIN PRIVATE KEY-----\n")
@@ -252,7 +257,7 @@ def test_what_nats_server_refuses_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_server_as_it_was(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "48k") as disk:
-        engine = engine_of(kitchen="ear")
+        engine = engine_of(kitchen="satellite")
         engine.write(disk / "s", tmp_path / "js")
         before = {file.name: file.read_bytes() for file in (disk / "s").iterdir()}
         with pytest.raises(OSError, match="No space"), (disk / "rest").open("wb") as rest:
@@ -261,25 +266,25 @@ def test_a_full_disk_leaves_the_server_as_it_was(tmp_path: Path) -> None:
                 rest.flush()
         many = replace(engine, port=free_port())
         for number in range(40):
-            many = many.invite(f"room{number}", "ear")
+            many = many.invite(f"room{number}", "satellite")
         with pytest.raises(StoreError, match="cannot be written: No space left on device; see its"):
             many.write(disk / "s", tmp_path / "js")
         assert {file.name: file.read_bytes() for file in (disk / "s").iterdir()} == before
 
 
 def test_secrets_are_for_the_owner_and_the_server_alone(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="satellite")
     engine.write(tmp_path / "s", tmp_path / "js")
-    for name in (STATE, KEY, CONFIG, BOXES):
+    for name in (STATE, KEY, CONFIG, NODES):
         assert not (tmp_path / "s" / name).stat().st_mode & 0o007, name
-    assert engine.boxes["kitchen"].password not in repr(engine)
+    assert engine.nodes["kitchen"].password not in repr(engine)
     assert engine.key not in repr(engine)
 
 
 def test_nats_server_may_read_its_files_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        engine_of(kitchen="ear").write(tmp_path / "s", tmp_path / "js")
+        engine_of(kitchen="satellite").write(tmp_path / "s", tmp_path / "js")
     finally:
         os.umask(before)
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o755
@@ -309,8 +314,8 @@ def test_a_certificate_that_is_brought_must_have_its_key_and_the_name(tmp_path: 
             given(*files, names)
 
 
-def test_a_code_holds_what_the_box_needs_and_survives_a_messenger() -> None:
-    engine = engine_of(kitchen="ear")
+def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
+    engine = engine_of(kitchen="satellite")
     code = engine.code("kitchen")
     word = code.text()
     assert Code.read(word) == code
@@ -327,32 +332,32 @@ def test_a_code_holds_what_the_box_needs_and_survives_a_messenger() -> None:
         (lambda _: "hello", "found hello"),
         (lambda word: word[:-9], "cut or changed"),
         (lambda word: word[:200] + ("A" if word[200] != "A" else "B") + word[201:], "cut or"),
-        (lambda word: word.replace("-1.", "-2."), "found form 2"),
-        (lambda _: "roomscribe-1.!!!", "cut or changed"),
-        (lambda _: "roomscribe-1.", "cut or changed"),
+        (lambda word: word.replace("-2.", "-3."), "found form 3"),
+        (lambda _: "roomscribe-2.!!!", "cut or changed"),
+        (lambda _: "roomscribe-2.", "cut or changed"),
     ],
 )
 def test_what_is_no_code_is_one_line(damage: object, said: str) -> None:
-    word = engine_of(kitchen="ear").code("kitchen").text()
+    word = engine_of(kitchen="satellite").code("kitchen").text()
     with pytest.raises(ConfigError, match=said) as caught:
         Code.read(damage(word))  # type: ignore[operator]
     assert "\n" not in str(caught.value)
 
 
-def test_a_code_for_a_server_is_no_code_for_a_box() -> None:
-    engine = engine_of(kitchen="ear")
+def test_a_code_for_a_server_is_no_code_for_a_node() -> None:
+    engine = engine_of(kitchen="satellite")
     with pytest.raises(ConfigError, match="found one for a server"):
         Code.read(engine.text())
-    with pytest.raises(ConfigError, match="found one for a box"):
+    with pytest.raises(ConfigError, match="found one for a node"):
         server_of(engine.code("kitchen").text())
 
 
 def test_names_that_no_subject_or_certificate_can_hold_are_refused() -> None:
     for node in ("", "Kitchen", "a.b", "a*", "a>", "ä", "x" * 65):
         with pytest.raises(ConfigError, match="expected a node's name"):
-            engine_of().invite(node, "ear")
-    with pytest.raises(ConfigError, match="expected a box that was invited here, found hall"):
-        engine_of(hall="ear").remove("kitchen")
+            engine_of().invite(node, "satellite")
+    with pytest.raises(ConfigError, match="expected a node that was invited here, found hall"):
+        engine_of(hall="satellite").remove("kitchen")
     for good in ("attic.local", "192.168.1.5", "fd00::1", "a"):
         assert is_host(good), good
     for bad in ("", "a b", 'a"b', "-a", "a..b", "a,b", "a:1", "tls://a"):
@@ -360,12 +365,36 @@ def test_names_that_no_subject_or_certificate_can_hold_are_refused() -> None:
 
 
 def test_a_damaged_state_is_named_and_left_alone(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="satellite")
     engine.write(tmp_path, tmp_path / "js")
     whole = json.loads((tmp_path / STATE).read_text(encoding="utf-8"))
-    for text in ("", "[]", "{}", json.dumps({**whole, "boxes": []}), json.dumps({**whole, "x": 1})):
+    for text in ("", "[]", "{}", json.dumps({**whole, "nodes": []}), json.dumps({**whole, "x": 1})):
         write_whole(tmp_path / STATE, text)
         with pytest.raises(ConfigError, match="set the server up again"):
             Engine.load(tmp_path)
         assert (tmp_path / STATE).read_text(encoding="utf-8") == text
     assert Engine.load(tmp_path / "none") is None
+
+
+def test_a_server_and_codes_of_before_the_new_names_go_on(tmp_path: Path) -> None:
+    """Then nodes were boxes, satellites ears and workers brains."""
+    engine = engine_of(kitchen="satellite", attic="worker")
+    folder = tmp_path / "s"
+    engine.write(folder, tmp_path / "js")
+    former = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    former["boxes"] = former.pop("nodes")
+    former["boxes"]["kitchen"]["role"], former["boxes"]["attic"]["role"] = "ear", "brain"
+    write_whole(folder / STATE, json.dumps(former))
+    (folder / NODES).rename(folder / "boxes.conf")
+    text = (folder / CONFIG).read_text(encoding="utf-8")
+    (folder / CONFIG).write_text(text.replace(NODES, "boxes.conf"), encoding="utf-8")
+    loaded = Engine.load(folder)
+    assert loaded == engine
+    assert loaded.write(folder, tmp_path / "js"), "it has to start anew"
+    assert (folder / CONFIG).read_text(encoding="utf-8") == text
+    assert (folder / NODES).exists()
+    assert not (folder / "boxes.conf").exists()
+    code = engine.code("kitchen")
+    former_code = {"s": code.servers, "n": "kitchen", "r": "ear", "p": code.password, "a": ""}
+    packed = provisioning._packed(former_code).replace("roomscribe-2.", "roomscribe-1.")
+    assert Code.read(packed).role == "satellite"

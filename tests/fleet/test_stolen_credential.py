@@ -1,7 +1,7 @@
-"""What a stolen credential of an ear allows, tried with nats-py against a real nats-server.
+"""What a stolen credential of a satellite allows, tried with nats-py against a real nats-server.
 
 The server checks the subject that a client publishes to, but not the reply subject: whoever answers
-(the server itself, or a brain) publishes there with its own rights.
+(the server itself, or a worker) publishes there with its own rights.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 from nats.errors import Error
-from rigs.brains import FakeBrain
 from rigs.engine import engine_of, served, settings_for
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet
 from rigs.waiting import holds, until
 from rigs.windows import a_window
+from rigs.workers import FakeWorker
 
 from appliance.config import FleetSettings
 from appliance.fleet.messages import Job, pack_window
@@ -35,10 +35,10 @@ HEADERS, PAYLOAD = pack_window(Job(a_window(), "den", 1))
 
 @dataclass
 class House:
-    """A server with a brain that is busy with its own room, the ear bath, and a thief: den."""
+    """A server, a worker that is busy with its own room, the satellite bath, and a thief: den."""
 
     server: NatsServer
-    brain: FakeBrain
+    worker: FakeWorker
     bath: Bus
     thief: Bus
 
@@ -58,25 +58,25 @@ class House:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    engine = engine_of(den="ear", bath="ear", pi5="brain")
+    engine = engine_of(den="satellite", bath="satellite", pi5="worker")
     engine.write(tmp_path / "s", tmp_path / "js")
     context = ssl.create_default_context(cadata=engine.authority)
 
     def client(node: str) -> Bus:
-        password = engine.boxes[node].password
+        password = engine.nodes[node].password
         return Bus(server.url, node=node, user=node, password=password, tls=context)
 
     with ExitStack() as stack:
         server = stack.enter_context(served(tmp_path / "s", engine.port))
-        brain = FakeBrain()
-        brain.settings = settings_for(engine, "pi5", tmp_path)
-        assert isinstance(brain.settings, FleetSettings)
-        brain.waiting = 1
-        stack.enter_context(brain)
+        worker = FakeWorker()
+        worker.settings = settings_for(engine, "pi5", tmp_path)
+        assert isinstance(worker.settings, FleetSettings)
+        worker.waiting = 1
+        stack.enter_context(worker)
         bath = stack.enter_context(client("bath"))
-        until(lambda: "pi5" in bath.brains())
+        until(lambda: "pi5" in bath.workers())
         until(lambda: len(server.stream().get("consumer_detail", ())) == 2)
-        yield House(server, brain, bath, stack.enter_context(client("den")))
+        yield House(server, worker, bath, stack.enter_context(client("den")))
 
 
 def send(client: Bus, node: str) -> None:
@@ -88,34 +88,34 @@ def send(client: Bus, node: str) -> None:
 def test_waiting_windows_of_other_rooms_stay(house: House, api: str) -> None:
     send(house.bath, "bath")
     until(lambda: house.waiting() == 1)
-    house.steal("roomscribe.brains", api)
+    house.steal("roomscribe.workers", api)
     for _ in range(3):  # the server acknowledges with {"seq": N}, which is a valid request
         house.steal("roomscribe.window.any.den", api, PAYLOAD)
     assert not holds(lambda: house.waiting() < 2, 1.0)
-    house.brain.waiting = 0
+    house.worker.waiting = 0
     house.bath.listen("roomscribe.answer.bath")
-    until(lambda: house.brain.windows)
+    until(lambda: house.worker.windows)
 
 
-def test_a_brain_writes_no_window_in_another_rooms_name(house: House) -> None:
+def test_a_worker_writes_no_window_in_another_rooms_name(house: House) -> None:
     for reply in ("roomscribe.window.any.bath", "roomscribe.answer.bath", "_INBOX.bath"):
-        house.steal("roomscribe.brains", reply)
+        house.steal("roomscribe.workers", reply)
     house.bath.listen("roomscribe.answer.bath")
     time.sleep(0.5)
     assert (house.waiting(), house.bath.heard) == (0, [])
-    assert house.brain.troubles[-1] is None, "a brain must not report a fault of its own"
-    assert "pi5" in house.bath.brains(), "it answers those who ask rightly"
+    assert house.worker.troubles[-1] is None, "a worker must not report a fault of its own"
+    assert "pi5" in house.bath.workers(), "it answers those who ask rightly"
 
 
 def test_junk_in_a_rooms_queue_delays_its_windows_and_loses_none(house: House) -> None:
     """The server's own acknowledgement can be sent there; nats-server has no permission for it."""
     for _ in range(6):
         house.steal("roomscribe.window.any.den", "roomscribe.window.any.bath", PAYLOAD)
-    house.brain.waiting = 0
+    house.worker.waiting = 0
     until(lambda: house.waiting() == 0)
     send(house.bath, "bath")
-    until(lambda: len(house.brain.windows) == 2)
-    assert 1 <= house.brain.counts["fleet_refused"] <= 4
+    until(lambda: len(house.worker.windows) == 2)
+    assert 1 <= house.worker.counts["fleet_refused"] <= 4
 
 
 def test_invented_models_do_not_fill_the_server(house: House) -> None:
@@ -144,18 +144,18 @@ def test_when_other_rooms_speak_is_not_told(house: House) -> None:
     send(house.bath, "bath")
     for api in (
         "STREAM.INFO.ROOMSCRIBE",
-        "CONSUMER.INFO.ROOMSCRIBE.brains-any",
+        "CONSUMER.INFO.ROOMSCRIBE.workers-any",
         "STREAM.NAMES",
         "STREAM.MSG.GET.ROOMSCRIBE",
         "STREAM.PURGE.ROOMSCRIBE",
         "STREAM.MSG.DELETE.ROOMSCRIBE",
         "STREAM.UPDATE.ROOMSCRIBE",
-        "CONSUMER.MSG.NEXT.ROOMSCRIBE.brains-any",
+        "CONSUMER.MSG.NEXT.ROOMSCRIBE.workers-any",
     ):
         with pytest.raises(Error):
             house.thief.run(house.thief.client.request(f"$JS.API.{api}", b"{}", timeout=0.3))
     for subject in ("roomscribe.>", "_INBOX.>", "_INBOX.bath.>", "roomscribe.answer.bath", "$JS.>"):
         house.thief.listen(subject)
-    house.bath.brains()
+    house.bath.workers()
     assert not house.thief.heard
     assert house.waiting() == 1

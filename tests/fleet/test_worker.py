@@ -1,4 +1,4 @@
-"""A brain does each window once, gives back what it cannot finish, and answers for what it is."""
+"""A worker does each window once, gives back what it cannot finish, and answers for what it is."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs.brains import FakeBrain
+from nats.aio.client import Client
+from nats.js.api import ConsumerConfig
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_nats
 from rigs.transcriber import HEARD
 from rigs.waiting import until
 from rigs.windows import a_window
+from rigs.workers import FakeWorker
 
 from appliance.fleet.messages import STREAM, Job, pack_window
 from appliance.records import Window
@@ -33,8 +35,8 @@ def server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-def brain(server: NatsServer) -> Iterator[FakeBrain]:
-    with FakeBrain(server.url) as running:
+def worker(server: NatsServer) -> Iterator[FakeWorker]:
+    with FakeWorker(server.url) as running:
         running.settle()
         yield running
 
@@ -57,7 +59,7 @@ def answers(bus: Bus) -> list[dict[str, Any]]:
     return [json.loads(one.data) for one in bus.heard]
 
 
-def test_the_stream_lies_in_memory_and_holds_little(server: NatsServer, brain: FakeBrain) -> None:
+def test_the_stream_lies_in_memory_and_holds_little(server: NatsServer, worker: FakeWorker) -> None:
     found = server.stream()
     config = found["config"]
     assert config["storage"] == "memory"
@@ -67,81 +69,113 @@ def test_the_stream_lies_in_memory_and_holds_little(server: NatsServer, brain: F
     assert config["max_age"] == 60_000_000_000
     until(lambda: len(server.stream()["consumer_detail"]) == 2)
     consumers = {one["name"]: one["config"] for one in server.stream()["consumer_detail"]}
-    assert set(consumers) == {"brains-any", "brains-fake"}
-    assert consumers["brains-any"]["filter_subject"] == "roomscribe.window.any.*"
-    assert consumers["brains-any"]["ack_wait"] == 3_000_000_000
+    assert set(consumers) == {"workers-any", "workers-fake"}
+    assert consumers["workers-any"]["filter_subject"] == "roomscribe.window.any.*"
+    assert consumers["workers-any"]["ack_wait"] == 3_000_000_000
 
 
-def test_a_window_is_done_once_and_gone(server: NatsServer, brain: FakeBrain, bus: Bus) -> None:
+def test_a_satellite_of_before_the_new_names_learns_that_the_worker_is_newer(
+    worker: FakeWorker, bus: Bus
+) -> None:
+    found = bus.run(bus.ask_all("roomscribe.brains", 0.3))
+    assert [(one["node"], one["v"]) for one in found] == [("pi5", 2)]
+
+
+def test_a_worker_replaces_the_consumers_of_before_the_new_names(server: NatsServer) -> None:
+    """A work queue has one consumer for each subject."""
+
+    async def make(client: Client) -> None:
+        stream = client.jetstream()
+        await stream.add_stream(
+            name=STREAM, subjects=["roomscribe.window.any.*"], retention="workqueue",
+            storage="memory",
+        )  # fmt: skip
+        wanted = ConsumerConfig(durable_name="brains-any", filter_subject="roomscribe.window.any.*")
+        await stream.add_consumer(STREAM, wanted)
+
+    with Bus(server.url) as bus:
+        bus.run(make(bus.client))
+        bus.listen("roomscribe.answer.kitchen")
+        with FakeWorker(server.url) as worker:
+            worker.settle()
+            send(bus, a_window())
+            until(lambda: bus.heard)
+    names = {one["name"] for one in server.stream()["consumer_detail"]}
+    assert names == {"workers-any", "workers-fake"}
+
+
+def test_a_window_is_done_once_and_gone(server: NatsServer, worker: FakeWorker, bus: Bus) -> None:
     window_id = send(bus, a_window())
     until(lambda: bus.heard)
     found = answers(bus)[0]
-    assert (found["id"], found["brain"], found["v"]) == (window_id, "pi5", 1)
+    assert (found["id"], found["worker"], found["v"]) == (window_id, "pi5", 2)
     assert found["transcription"]["text"] == HEARD.text
     assert found["transcription"]["gates"]["low_confidence"] == 0.3
     until(lambda: server.stream()["state"]["messages"] == 0)
-    assert brain.counts == {"fleet_done": 1}
-    seen = bus.brains(2.0)["pi5"]
+    assert worker.counts == {"fleet_done": 1}
+    seen = bus.workers(2.0)["pi5"]
     assert (seen["model"], seen["done"], seen["busy"], seen["window_s"]) == ("fake", 1, False, 10.0)
 
 
 def test_while_its_own_room_speaks_it_takes_none(server: NatsServer, bus: Bus) -> None:
-    brain = FakeBrain(server.url)
-    brain.waiting = 2
-    with brain:
-        until(lambda: bus.brains().get("pi5", {}).get("queue") == 2)
+    worker = FakeWorker(server.url)
+    worker.waiting = 2
+    with worker:
+        until(lambda: bus.workers().get("pi5", {}).get("queue") == 2)
         send(bus, a_window())
         time.sleep(0.3)
         assert bus.heard == []
-        brain.waiting = 0
+        worker.waiting = 0
         until(lambda: bus.heard)
 
 
-def test_of_two_brains_each_has_one_window_at_a_time(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+def test_of_two_workers_each_has_one_window_at_a_time(
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
-    with FakeBrain(server.url, node="second") as second:
-        until(lambda: len(bus.brains()) == 2)
-        brain.took_s, second.took_s = 1.0, 0.0
+    with FakeWorker(server.url, node="second") as second:
+        until(lambda: len(bus.workers()) == 2)
+        worker.took_s, second.took_s = 1.0, 0.0
         for _ in range(4):
             send(bus, a_window())
         until(lambda: len(bus.heard) == 4)
-        assert len(brain.windows) <= 1
+        assert len(worker.windows) <= 1
         assert len(second.windows) >= 3
 
 
-def test_a_brain_that_ends_in_order_gives_back_what_it_has_not_finished(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+def test_a_worker_that_ends_in_order_gives_back_what_it_has_not_finished(
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
-    brain.took_s = 60.0
-    second = FakeBrain(server.url, node="second")
+    worker.took_s = 60.0
+    second = FakeWorker(server.url, node="second")
     second.waiting = 1
     with second:
         second.settle()
         send(bus, a_window())
-        until(lambda: brain.windows)
+        until(lambda: worker.windows)
         second.waiting = 0
         begun_s = time.monotonic()
-        brain.stop()
+        worker.stop()
         until(lambda: bus.heard)
         assert time.monotonic() - begun_s < 2.0  # not only when the lease of 3 s has run out
-        assert answers(bus)[0]["brain"] == "second"
+        assert answers(bus)[0]["worker"] == "second"
         assert second.counts == {"fleet_done": 1, "fleet_redone": 1}
 
 
 def test_work_that_takes_longer_than_the_lease_is_not_given_to_another(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
-    brain.took_s = 4.0
+    worker.took_s = 4.0
     send(bus, a_window(), patience_s=10.0)
-    until(lambda: brain.windows)
-    with FakeBrain(server.url, node="second") as second:
+    until(lambda: worker.windows)
+    with FakeWorker(server.url, node="second") as second:
         until(lambda: bus.heard)
-        assert (answers(bus)[0]["brain"], second.windows) == ("pi5", [])
-        assert brain.counts == {"fleet_done": 1}
+        assert (answers(bus)[0]["worker"], second.windows) == ("pi5", [])
+        assert worker.counts == {"fleet_done": 1}
 
 
-def test_an_ear_that_asks_again_gets_the_text_that_was_made(brain: FakeBrain, bus: Bus) -> None:
+def test_a_satellite_that_asks_again_gets_the_text_that_was_made(
+    worker: FakeWorker, bus: Bus
+) -> None:
     window = a_window()
     send(bus, window)
     until(lambda: bus.heard)
@@ -149,15 +183,15 @@ def test_an_ear_that_asks_again_gets_the_text_that_was_made(brain: FakeBrain, bu
     until(lambda: len(bus.heard) == 2)
     assert [one["attempt"] for one in answers(bus)] == [1, 2]
     assert answers(bus)[1]["transcription"]["text"] == HEARD.text
-    assert len(brain.windows) == 1
+    assert len(worker.windows) == 1
 
 
-def test_an_ear_that_knows_the_id_of_anothers_window_does_not_get_its_text(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+def test_a_satellite_that_knows_the_id_of_anothers_window_does_not_get_its_text(
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
     window = a_window()
     texts = iter(("the kitchen's secret", "the bedroom's own"))
-    brain.say = lambda _: replace(HEARD, text=next(texts))
+    worker.say = lambda _: replace(HEARD, text=next(texts))
     send(bus, window)
     until(lambda: bus.heard)
     bus.listen("roomscribe.answer.bedroom")
@@ -168,10 +202,10 @@ def test_an_ear_that_knows_the_id_of_anothers_window_does_not_get_its_text(
 
 
 def test_what_is_no_window_is_refused_by_name_and_taken_away(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
     headers, payload = pack_window(Job(window := a_window(), "kitchen", 1))
-    newer = {"Roomscribe-Window": headers["Roomscribe-Window"].replace('"v": 1', '"v": 9')}
+    newer = {"Roomscribe-Window": headers["Roomscribe-Window"].replace('"v": 2', '"v": 9')}
     for told, sound in ((newer, payload), (headers, b"junk"), ({}, payload), ({"X": "y"}, b"")):
         bus.publish(SUBJECT, sound, told or None)
     send(bus, a_window(samples=np.zeros(40 * 16_000, np.int16)))
@@ -179,71 +213,73 @@ def test_what_is_no_window_is_refused_by_name_and_taken_away(
     codes = [one["error"]["code"] for one in answers(bus)]
     assert codes == ["version", "bad", "too_long"]
     assert answers(bus)[0]["id"] == window.id
-    assert "of version 1 at most, found 9" in answers(bus)[0]["error"]["text"]
+    assert "of version 2, found 9" in answers(bus)[0]["error"]["text"]
     until(lambda: server.stream()["state"]["messages"] == 0)
-    assert brain.counts == {"fleet_refused": 5}
+    assert worker.counts == {"fleet_refused": 5}
 
 
-def test_who_has_no_time_says_so(brain: FakeBrain, bus: Bus) -> None:
-    brain.free = False
+def test_who_has_no_time_says_so(worker: FakeWorker, bus: Bus) -> None:
+    worker.free = False
     send(bus, a_window(), patience_s=0.2)
     until(lambda: bus.heard)
     assert answers(bus)[0]["error"]["code"] == "busy"
 
 
-def test_a_window_that_two_brains_did_not_finish_is_not_tried_again(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+def test_a_window_that_two_workers_did_not_finish_is_not_tried_again(
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
-    brain.took_s = 60.0
+    worker.took_s = 60.0
     send(bus, a_window())
     for number in (1, 2):
-        until(partial(_has, brain, number))
-        brain.stop()
-        brain.start()
+        until(partial(_has, worker, number))
+        worker.stop()
+        worker.start()
     until(lambda: bus.heard)
     assert answers(bus)[0]["error"]["code"] == "set_aside"
     until(lambda: server.stream()["state"]["messages"] == 0)
-    assert len(brain.windows) == 2
+    assert len(worker.windows) == 2
 
 
-def _has(brain: FakeBrain, number: int) -> bool:
-    return len(brain.windows) == number
+def _has(worker: FakeWorker, number: int) -> bool:
+    return len(worker.windows) == number
 
 
 def test_a_server_that_forgot_everything_is_made_ready_again(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
     server.kill()
-    until(lambda: str(brain.troubles[-1]).startswith("no server"))
+    until(lambda: str(worker.troubles[-1]).startswith("no server"))
     server.start()
-    until(lambda: brain.troubles[-1] is None and server.stream().get("consumer_detail"))
-    until(bus.brains)
+    until(lambda: worker.troubles[-1] is None and server.stream().get("consumer_detail"))
+    until(bus.workers)
     send(bus, a_window())
     until(lambda: bus.heard)
 
 
 def test_a_server_without_jetstream_is_named() -> None:
-    with NatsServer("jetstream: disabled") as plain, FakeBrain(plain.url) as brain:
-        until(lambda: any("gives no stream" in str(one) for one in brain.troubles))
-        trouble = next(one for one in brain.troubles if one and "stream" in one)
+    with NatsServer("jetstream: disabled") as plain, FakeWorker(plain.url) as worker:
+        until(lambda: any("gives no stream" in str(one) for one in worker.troubles))
+        trouble = next(one for one in worker.troubles if one and "stream" in one)
         assert trouble.startswith("refused: the fleet's server nats://")
         assert "see that its JetStream is on" in trouble
-        number = len(brain.troubles)
+        number = len(worker.troubles)
         time.sleep(1.0)
-        assert len(brain.troubles) - number <= 1  # it is told once, however often it is tried
+        assert len(worker.troubles) - number <= 1  # it is told once, however often it is tried
 
 
-def test_a_window_longer_than_its_model_takes_is_made_in_parts(brain: FakeBrain, bus: Bus) -> None:
+def test_a_window_longer_than_its_model_takes_is_made_in_parts(
+    worker: FakeWorker, bus: Bus
+) -> None:
     texts = iter(("turn on", "the light"))
     surest = iter((0.5, 0.9))
-    brain.say = lambda _: replace(HEARD, text=next(texts), confidence=next(surest))
-    brain.model.window_s = 2.0
+    worker.say = lambda _: replace(HEARD, text=next(texts), confidence=next(surest))
+    worker.model.window_s = 2.0
     window = a_window(seconds=3)
     window.samples[24_000:24_480] = 0  # a pause after 1.5 s
     send(bus, window)
     until(lambda: bus.heard)
-    assert np.array_equal(np.concatenate([one.samples for one in brain.windows]), window.samples)
-    assert [(one.last, round(one.duration_s, 1)) for one in brain.windows] == [
+    assert np.array_equal(np.concatenate([one.samples for one in worker.windows]), window.samples)
+    assert [(one.last, round(one.duration_s, 1)) for one in worker.windows] == [
         (False, 1.5),
         (True, 1.5),
     ]
@@ -256,29 +292,29 @@ def test_a_consumer_that_gives_nothing_though_windows_wait_is_made_anew(
     server: NatsServer, bus: Bus
 ) -> None:
     """As in a cluster whose servers were lost in turn: the consumer takes the window for done."""
-    brain = FakeBrain(server.url)
-    brain.pull_s, brain.waiting = 0.3, 1  # it asks for nothing yet
+    worker = FakeWorker(server.url)
+    worker.pull_s, worker.waiting = 0.3, 1  # it asks for nothing yet
 
     async def deliver_to_nobody() -> None:
         stream = bus.client.jetstream()
-        config = (await stream.consumer_info(STREAM, "brains-any")).config
-        await stream.delete_consumer(STREAM, "brains-any")
+        config = (await stream.consumer_info(STREAM, "workers-any")).config
+        await stream.delete_consumer(STREAM, "workers-any")
         await stream.add_consumer(STREAM, config.evolve(max_deliver=1, ack_wait=0.1))
-        nobody = await stream.pull_subscribe_bind("brains-any", STREAM)
+        nobody = await stream.pull_subscribe_bind("workers-any", STREAM)
         await nobody.fetch(1, timeout=5)
 
-    with brain:
+    with worker:
         until(lambda: server.stream().get("consumer_detail"))
         send(bus, a_window())
         bus.run(deliver_to_nobody())
-        brain.waiting = 0
+        worker.waiting = 0
         until(lambda: bus.heard, 25.0)
-    assert brain.counts == {"fleet_done": 1}
+    assert worker.counts == {"fleet_done": 1}
     assert server.stream()["state"]["messages"] == 0
 
 
 def test_a_stream_that_is_gone_while_the_connection_stands_is_made_again(
-    server: NatsServer, brain: FakeBrain, bus: Bus
+    server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:
     async def delete() -> None:
         await bus.client.jetstream().delete_stream(STREAM)

@@ -1,4 +1,4 @@
-"""The command on a machine without what runs a model, as the package roomscribe-ear leaves it."""
+"""The command where nothing runs a model, as with the package roomscribe-satellite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import importlib.abc, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("onnx", "onnxruntime"):
+        if name.partition(".")[0] in ("onnx", "onnxruntime", "requests", "tqdm", "unicode_rbnf"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -28,7 +28,7 @@ def engine_of(**roles: str) -> Engine:
 
 def settings_for(engine: Engine, node: str, folder: Path, **keys: object) -> FleetSettings:
     """[fleet] of a box that was let in."""
-    box = engine.boxes[node]
+    box = engine.nodes[node]
     folder.mkdir(exist_ok=True)
     authority, credential = folder / f"{node}.crt", folder / f"{node}.credential"
     authority.write_text(engine.authority, encoding="ascii")

@@ -44,6 +44,14 @@ class Bus:
         """Publishes, and returns when the server has it, or has refused it."""
         self.run(self._publish(subject, payload, headers))
 
+    def reply_to_all(self, subject: str, payload: bytes) -> None:
+        """Replies to every message on a subject with this."""
+
+        async def reply(message: Msg) -> None:
+            await message.respond(payload)
+
+        self.run(self._listen(subject, reply))
+
     def answer_all(self, subject: str, to: str, answers: Sequence[bytes]) -> None:
         """Answers every window on a subject with these, at once; %s is its id."""
 
@@ -54,9 +62,9 @@ class Bus:
 
         self.run(self._listen(subject, answer))
 
-    def brains(self, within_s: float = 0.3) -> dict[str, dict[str, Any]]:
-        """What the brains say of themselves, by node."""
-        replies = self.run(self._ask_all("roomscribe.brains", within_s))
+    def workers(self, within_s: float = 0.3) -> dict[str, dict[str, Any]]:
+        """What the workers say of themselves, by node."""
+        replies = self.run(self.ask_all("roomscribe.workers", within_s))
         return {one["node"]: one for one in replies if "node" in one}
 
     async def _listen(self, subject: str, keep: Any) -> None:
@@ -67,7 +75,8 @@ class Bus:
         await self.client.publish(subject, payload, headers=headers)
         await self.client.flush()
 
-    async def _ask_all(self, subject: str, within_s: float) -> list[dict[str, Any]]:
+    async def ask_all(self, subject: str, within_s: float) -> list[dict[str, Any]]:
+        """What comes within a time in reply to an empty message."""
         replies: list[dict[str, Any]] = []
         inbox = self.client.new_inbox()
 

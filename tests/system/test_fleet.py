@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs.brains import FakeBrain, says
 from rigs.command import roomscribe
 from rigs.daemon import daemon, hearing, log_of, write_config
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_memory, needs_nats
 from rigs.waiting import holds, until
+from rigs.workers import FakeWorker, says
 
 pytestmark = [needs_nats, needs_memory]
 WITHIN_S = 40.0
@@ -34,23 +34,23 @@ def spool() -> Iterator[Path]:
         yield Path(folder)
 
 
-def brain(folder: Path, server: NatsServer, node: str = "pi5") -> Path:
-    """Configuration of a brain without a microphone."""
+def worker(folder: Path, server: NatsServer, node: str = "pi5") -> Path:
+    """Configuration of a worker without a microphone."""
     folder.mkdir()
     return write_config(
         folder,
         appliance={"node": node},
-        fleet={"role": "brain", "server": server.url},
+        fleet={"role": "worker", "server": server.url},
         capture={"device": "none"},
         spool={"enabled": False},
     )
 
 
-def ear(folder: Path, server: NatsServer, spool: Path, **fleet: Any) -> Path:
+def satellite(folder: Path, server: NatsServer, spool: Path, **fleet: Any) -> Path:
     folder.mkdir()
     return write_config(
         folder,
-        fleet={"role": "ear", "server": server.url, **fleet},
+        fleet={"role": "satellite", "server": server.url, **fleet},
         spool={"path": spool},
     )
 
@@ -62,27 +62,30 @@ def texts(config: Path) -> list[dict[str, Any]]:
 
 
 def serves(server: NatsServer, number: int = 1) -> None:
-    """Waits until so many brains do."""
+    """Waits until so many workers do."""
     with Bus(server.url) as bus:
-        until(lambda: len(bus.brains()) == number, WITHIN_S)
+        until(lambda: len(bus.workers()) == number, WITHIN_S)
 
 
-def test_what_an_ear_hears_a_brain_without_a_microphone_writes_and_it_stays_the_ears(
+def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stays_the_satellites(
     tmp_path: Path, server: NatsServer, spool: Path
 ) -> None:
-    brains, ears = brain(tmp_path / "brain", server), ear(tmp_path / "ear", server, spool)
-    with daemon(brains) as other:
+    workers, satellites = (
+        worker(tmp_path / "worker", server),
+        satellite(tmp_path / "satellite", server, spool),
+    )
+    with daemon(workers) as other:
         serves(server)
-        assert "serving, without a microphone with model home-en" in log_of(brains)
-        with hearing(ears) as (running, say):
+        assert "serving, without a microphone with model home-en" in log_of(workers)
+        with hearing(satellites) as (running, say):
             for name in ("00.flac", "01.flac"):
                 say(name)
-            until(lambda: len(texts(ears)) == 2, WITHIN_S)
+            until(lambda: len(texts(satellites)) == 2, WITHIN_S)
             running.terminate()
             assert running.wait(10) == 0
         other.terminate()
         assert other.wait(10) == 0
-    first, second = texts(ears)
+    first, second = texts(satellites)
     assert (first["text"], first["model"], first["encoder"]) == (
         "what is the weather like in chicago",
         "home-en",
@@ -91,34 +94,37 @@ def test_what_an_ear_hears_a_brain_without_a_microphone_writes_and_it_stays_the_
     assert second["text"].startswith("remind me")
     assert "demo_model" in first["flags"]
     assert (first["confidence"] > 0.5, first["node"]) == (True, "kitchen")
-    assert texts(brains) == []
-    assert "trouble" not in log_of(ears).lower()
+    assert texts(workers) == []
+    assert "trouble" not in log_of(satellites).lower()
 
 
-def test_what_is_said_while_the_server_and_then_every_brain_is_away_is_written_in_order(
+def test_what_is_said_while_the_server_and_then_every_worker_is_away_is_written_in_order(
     tmp_path: Path, server: NatsServer, spool: Path
 ) -> None:
-    ears = ear(tmp_path / "ear", server, spool)
+    satellites = satellite(tmp_path / "satellite", server, spool)
     server.kill()
-    with hearing(ears) as (_, say):
+    with hearing(satellites) as (_, say):
         say("00.flac")
-        until(lambda: "no server" in log_of(ears), WITHIN_S)
+        until(lambda: "no server" in log_of(satellites), WITHIN_S)
         server.start()
         say("01.flac")
-        until(lambda: "no brain" in log_of(ears), WITHIN_S)
+        until(lambda: "no worker" in log_of(satellites), WITHIN_S)
         until(lambda: len(list(spool.glob("*.window"))) == 2, WITHIN_S)
-        with FakeBrain(server.url) as first:
+        with FakeWorker(server.url) as first:
             first.say = says("first")
             until(lambda: not list(spool.glob("*.window")), WITHIN_S)
-        before = log_of(ears).count("no brain")
+        before = log_of(satellites).count("no worker")
         say("00.flac")
         until(
-            lambda: log_of(ears).count("no brain") + log_of(ears).count("lost") > before, WITHIN_S
+            lambda: (
+                log_of(satellites).count("no worker") + log_of(satellites).count("lost") > before
+            ),
+            WITHIN_S,
         )
-        with FakeBrain(server.url) as second:
+        with FakeWorker(server.url) as second:
             second.say = says("second")
-            until(lambda: len(texts(ears)) == 3, WITHIN_S)
-    found = texts(ears)
+            until(lambda: len(texts(satellites)) == 3, WITHIN_S)
+    found = texts(satellites)
     assert [one["text"] for one in found] == ["first", "first", "second"]
     assert sorted(one["start"] for one in found) == [one["start"] for one in found]
     assert not list(spool.glob("*.window"))
@@ -127,19 +133,21 @@ def test_what_is_said_while_the_server_and_then_every_brain_is_away_is_written_i
 def test_what_was_said_before_the_mute_stays_in_the_room_until_that_is_over(
     tmp_path: Path, server: NatsServer, spool: Path
 ) -> None:
-    ears = ear(tmp_path / "ear", server, spool)
+    satellites = satellite(tmp_path / "satellite", server, spool)
     server.kill()
-    with hearing(ears) as (running, say):
+    with hearing(satellites) as (running, say):
         say("00.flac")
         until(lambda: len(list(spool.glob("*.window"))) == 1, WITHIN_S)
-        assert roomscribe("mute", "on", "--config", ears).returncode == 0
+        assert roomscribe("mute", "on", "--config", satellites).returncode == 0
         server.start()
-        with FakeBrain(server.url), Bus(server.url) as bus:
+        with FakeWorker(server.url), Bus(server.url) as bus:
             bus.listen("roomscribe.window.>")
-            until(lambda: log_of(ears).count("connected to the fleet's server") == 1, WITHIN_S)
+            until(
+                lambda: log_of(satellites).count("connected to the fleet's server") == 1, WITHIN_S
+            )
             assert not holds(lambda: bus.heard, 1.5)
-            assert roomscribe("mute", "off", "--config", ears).returncode == 0
-            until(lambda: len(texts(ears)) == 1, WITHIN_S)
+            assert roomscribe("mute", "off", "--config", satellites).returncode == 0
+            until(lambda: len(texts(satellites)) == 1, WITHIN_S)
             assert len(bus.heard) == 1
         running.terminate()
         assert running.wait(10) == 0

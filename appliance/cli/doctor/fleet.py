@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 SERVER = "fleet's server"
 APART_S = 2.0
-"""Times in events are the ear's own; beyond this two rooms' events cannot be put in order."""
+"""Times in events are the satellite's own; beyond this two rooms' events cannot be put in order."""
 FOREIGN = "roomscribe.foreign"
 CREDENTIAL = "roomscribe.fleet"
 LONGEST_S = 10.0
 WITHIN_S = 20.0
-"""For a sentence of two seconds at a brain that has its own room first."""
+"""For a sentence of two seconds at a worker that has its own room first."""
 RIVAL = (
     "one invitation is for one machine: run `sudo roomscribe fleet invite OTHER-NAME` where the "
     "server runs, and on one of the two machines `roomscribe fleet join` with that code"
@@ -81,7 +81,7 @@ def rights(around: Surroundings) -> Outcome:
     around.doing("asking what we may")
     with Probe(fleet, node_name(around.settings)) as probe:
         own = messages.Subjects(probe.node)
-        allowed = [own.answer] if fleet.role == "ear" else [messages.BRAINS]
+        allowed = [own.answer] if fleet.role == "satellite" else [messages.WORKERS]
         lacking = [one for one in allowed if not probe.reads(one)]
         everything = probe.reads("roomscribe.>") or probe.sends(FOREIGN)
     fix = f"`sudo roomscribe fleet invite {own.node} --role {fleet.role}` on the server's machine"
@@ -95,7 +95,7 @@ def rights(around: Surroundings) -> Outcome:
 
 
 def queue(around: Surroundings) -> Outcome:
-    """What waits at the server waits in memory, for one brain each."""
+    """What waits at the server waits in memory, for one worker each."""
     if why := _none(around):
         return skipped(why)
     fleet = around.settings.fleet
@@ -110,46 +110,48 @@ def queue(around: Surroundings) -> Outcome:
             f"let it have max_payload: 1MB; {AGAIN}",
         )
     if not probe.may_see_queue:
-        return skipped(f"{probe.node} is an ear: only brains may look at the queue")
+        return skipped(f"{probe.node} is a satellite: only workers may look at the queue")
     if found is None:
-        return failed("there is none: a brain makes it", "start a brain's daemon")
+        return failed("there is none: a worker makes it", "start a worker's daemon")
     wrong, fix = _unlike(found, models)
     line = (
         f"{found.windows} windows wait, {found.storage}, {found.retention}, "
-        f"{found.replicas} copies, {found.max_per_subject} for each ear"
+        f"{found.replicas} copies, {found.max_per_subject} for each satellite"
     )
     return failed(f"{line}; {wrong}", fix) if wrong else ok(f"{line}; {payload} bytes at once")
 
 
 def _unlike(found: Waiting, models: Sequence[str]) -> tuple[str, str]:
-    """What the queue is that a brain would not have made, and the fix; empty for nothing."""
+    """What the queue is that a worker would not have made, and the fix; empty for nothing."""
     if found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1:
         return (
             f"expected {MEMORY}, {WORK} and a limit",
-            f"delete the stream {messages.STREAM}: a brain makes it anew",
+            f"delete the stream {messages.STREAM}: a worker makes it anew",
         )
     if found.careless:
         return (
-            f"{', '.join(found.careless)} would lose a window with its brain",
-            "delete that consumer: a brain makes it anew",
+            f"{', '.join(found.careless)} would lose a window with its worker",
+            "delete that consumer: a worker makes it anew",
         )
     for model in models:
         if (name := messages.consumer(model)) not in found.consumers:
-            wanted = f"a brain with the model {model}" if model else "a brain's daemon"
+            wanted = f"a worker with the model {model}" if model else "a worker's daemon"
             return f"nobody has ever asked for {name}", f"start {wanted}"
     return "", ""
 
 
-def brains(around: Surroundings) -> Outcome:
+def workers(around: Surroundings) -> Outcome:
     """Somebody transcribes, and their clocks agree with ours."""
     if why := _none(around):
         return skipped(why)
     around.doing("asking who transcribes")
     with Probe(around.settings.fleet, node_name(around.settings)) as probe:
         now_s = time.time()  # they answer within milliseconds
-        found = probe.brains()
+        found = probe.workers()
+    if probe.misfits:
+        return failed(*probe.misfits[0].split("; ", 1))
     if not found:
-        return failed("nobody transcribes", "start the daemon of a brain ([fleet] role)")
+        return failed("no worker", "start the daemon of a worker ([fleet] role)")
     fits = [
         one for one in found if around.settings.fleet.model in ("", messages.token(one.name))
     ]  # fmt: skip
@@ -168,23 +170,23 @@ def brains(around: Surroundings) -> Outcome:
 
 
 def sentence(around: Surroundings) -> Outcome:
-    """A brain reads a known sentence."""
+    """A worker reads a known sentence."""
     if why := _none(around):
         return skipped(why)
     fleet = around.settings.fleet
     if not fleet.sends:
-        return skipped(f"fleet.role is {fleet.role}: the ears ask, and it answers")
+        return skipped(f"fleet.role is {fleet.role}: the satellites ask, and it answers")
     window = replace(spoken_window(LONGEST_S), id=f"doctor-{secrets.token_hex(8)}")
-    around.doing("having a brain transcribe the packaged sentence")
+    around.doing("having a worker transcribe the packaged sentence")
     with Probe(fleet, node_name(around.settings)) as probe:
         job = messages.Job(window, probe.node, 1, patience_s=WITHIN_S)
         answer, took_ms = probe.transcribe(job, WITHIN_S)
     if isinstance(answer.result, messages.Refusal):
         return failed(
-            f"{answer.brain} refuses: {answer.result.text} ({answer.result.code})",
-            "see that brain's log (`journalctl -u roomscribe`)",
+            f"{answer.worker} refuses: {answer.result.text} ({answer.result.code})",
+            "see that worker's log (`journalctl -u roomscribe`)",
         )
-    found = f"{answer.brain}: {TEXT!r} is read as {answer.result.text!r} in {took_ms:.0f} ms"
+    found = f"{answer.worker}: {TEXT!r} is read as {answer.result.text!r} in {took_ms:.0f} ms"
     if not words(answer.result.text):
         return failed(found, "another model there may read it")
     return ok(found)
@@ -225,12 +227,12 @@ CHECKS = (
     Check("encryption", encryption, "see fleet.server", needs=NEEDS),
     Check("rights", rights, "see fleet.credential", within_s=15, needs=(*NEEDS, SERVER)),
     Check("queue", queue, AGAIN, within_s=20, needs=(*NEEDS, SERVER)),
-    Check("brains", brains, "see fleet.server", within_s=15, needs=(*NEEDS, SERVER)),
+    Check("workers", workers, "see fleet.server", within_s=15, needs=(*NEEDS, SERVER)),
     Check(
         "a sentence from afar",
         sentence,
-        "see the brains' logs",
+        "see the workers' logs",
         within_s=WITHIN_S + 15,
-        needs=(*NEEDS, SERVER, "brains"),
+        needs=(*NEEDS, SERVER, "workers"),
     ),
 )

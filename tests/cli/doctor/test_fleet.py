@@ -1,4 +1,4 @@
-"""The doctor on several rooms: what is wrong with a server, a queue or a brain is told."""
+"""The doctor on several rooms: what is wrong with a server, a queue or a worker is told."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, FleetSettings, Settings
 from appliance.fleet.link import Link
 from appliance.fleet.messages import Presence, pack_presence
-from appliance.fleet.satellite import Ear
+from appliance.fleet.satellite import Satellite
 
 pytestmark = needs_fleet
 WINDOWS = "roomscribe.window.*.*"
@@ -46,33 +46,33 @@ def found(name: str, chosen: FleetSettings, node: str = "kitchen") -> Outcome:
 
 
 @contextmanager
-def house(folder: Path, role: str = "ear") -> Iterator[tuple[FleetSettings, Bus]]:
-    """[fleet] of the kitchen, and what the brain attic is connected with."""
-    engine = engine_of(kitchen=role, attic="brain")
+def house(folder: Path, role: str = "satellite") -> Iterator[tuple[FleetSettings, Bus]]:
+    """[fleet] of the kitchen, and what the worker attic is connected with."""
+    engine = engine_of(kitchen=role, attic="worker")
     engine.write(folder / "s", folder / "js")
     context = ssl.create_default_context(cadata=engine.authority)
-    login = {"user": "attic", "password": engine.boxes["attic"].password, "tls": context}
+    login = {"user": "attic", "password": engine.nodes["attic"].password, "tls": context}
     with (
         served(folder / "s", engine.port) as server,
-        Bus(server.url, node="attic", **login) as brain,
+        Bus(server.url, node="attic", **login) as worker,
     ):
-        yield settings_for(engine, "kitchen", folder), brain
+        yield settings_for(engine, "kitchen", folder), worker
 
 
-def present(brain: Bus, presence: Presence = ATTIC, ahead_s: float = 0.0) -> None:
-    """Has the brain answer who is there, with a clock that goes wrong by `ahead_s`."""
+def present(worker: Bus, presence: Presence = ATTIC, ahead_s: float = 0.0) -> None:
+    """Has the worker answer who is there, with a clock that goes wrong by `ahead_s`."""
     said = json.loads(pack_presence(presence))
 
     async def answer(message: Msg) -> None:
         await message.respond(json.dumps(said | {"clock_s": time.time() + ahead_s}).encode())
 
-    brain.run(brain._listen("roomscribe.brains", answer))
+    worker.run(worker._listen("roomscribe.workers", answer))
 
 
-def make_queue(brain: Bus, **keys: Any) -> None:
-    stream = brain.client.jetstream()
+def make_queue(worker: Bus, **keys: Any) -> None:
+    stream = worker.client.jetstream()
     wanted = {"storage": "memory", "retention": "workqueue", "max_msgs_per_subject": 4, **keys}
-    brain.run(stream.add_stream(name="ROOMSCRIBE", subjects=[WINDOWS], **wanted))
+    worker.run(stream.add_stream(name="ROOMSCRIBE", subjects=[WINDOWS], **wanted))
 
 
 def test_a_box_that_is_alone_has_nothing_to_look_at() -> None:
@@ -81,7 +81,7 @@ def test_a_box_that_is_alone_has_nothing_to_look_at() -> None:
 
 
 def test_a_server_that_is_away_or_refuses_is_told_with_the_fix(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="ear")
+    engine = engine_of(kitchen="satellite")
     engine.write(tmp_path / "s", tmp_path / "js")
     chosen = settings_for(engine, "kitchen", tmp_path)
     away = found("fleet's server", chosen)
@@ -111,7 +111,7 @@ def test_a_second_machine_with_the_same_invitation_is_told(tmp_path: Path) -> No
     with house(tmp_path) as (chosen, _):
         assert found("fleet's server", chosen).status == "ok"
         link = Link(chosen, "kitchen")
-        Ear(link, chosen, "another machine")
+        Satellite(link, chosen, "another machine")
         link.start()
         link.settle(5)
         told = found("fleet's server", chosen)
@@ -121,49 +121,49 @@ def test_a_second_machine_with_the_same_invitation_is_told(tmp_path: Path) -> No
 
 
 def test_who_transcribes_and_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:
-    with house(tmp_path) as (chosen, brain):
-        assert found("brains", chosen).found == "nobody transcribes"
-        present(brain)
-        assert found("brains", chosen).found == "attic (large, 9.9); clocks agree"
-        assert "none has tiny" in found("brains", replace(chosen, model="tiny")).found
-        brain.run(brain.client.drain())
-    with house(tmp_path) as (chosen, brain):
-        present(brain, ahead_s=-90)
-        late = found("brains", chosen)
+    with house(tmp_path) as (chosen, worker):
+        assert found("workers", chosen).found == "no worker"
+        present(worker)
+        assert found("workers", chosen).found == "attic (large, 9.9); clocks agree"
+        assert "none has tiny" in found("workers", replace(chosen, model="tiny")).found
+        worker.run(worker.client.drain())
+    with house(tmp_path) as (chosen, worker):
+        present(worker, ahead_s=-90)
+        late = found("workers", chosen)
         assert late.status == "failed"
         assert "attic's clock is 90 s behind ours" in late.found
         assert "timedatectl" in late.fix
 
 
 def test_a_queue_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
-    with house(tmp_path) as (ear, _):
-        assert found("queue", ear).status == "skipped"
-    with house(tmp_path, "both") as (chosen, brain):
-        assert found("queue", chosen).found == "there is none: a brain makes it"
-        make_queue(brain)
-        assert "nobody has ever asked for brains-any" in found("queue", chosen).found
-        stream = brain.client.jetstream()
+    with house(tmp_path) as (satellite, _):
+        assert found("queue", satellite).status == "skipped"
+    with house(tmp_path, "both") as (chosen, worker):
+        assert found("queue", chosen).found == "there is none: a worker makes it"
+        make_queue(worker)
+        assert "nobody has ever asked for workers-any" in found("queue", chosen).found
+        stream = worker.client.jetstream()
         for deliveries, status in ((1, "failed"), (3, "ok")):
             wanted = ConsumerConfig(
-                durable_name="brains-any",
+                durable_name="workers-any",
                 filter_subject="roomscribe.window.any.*",
                 ack_policy=AckPolicy.EXPLICIT,
                 max_deliver=deliveries,
             )
-            brain.run(stream.add_consumer("ROOMSCRIBE", wanted))
+            worker.run(stream.add_consumer("ROOMSCRIBE", wanted))
             told = found("queue", chosen)
             assert told.status == status, told.found
-            assert ("brains-any would lose a window" in told.found) == (deliveries == 1)
+            assert ("workers-any would lose a window" in told.found) == (deliveries == 1)
             if deliveries == 1:
-                brain.run(stream.delete_consumer("ROOMSCRIBE", "brains-any"))
+                worker.run(stream.delete_consumer("ROOMSCRIBE", "workers-any"))
         other = found("queue", replace(chosen, model="large"))
-        assert other.fix == "start a brain with the model large"
+        assert other.fix == "start a worker with the model large"
     with NatsServer("max_payload: 4096") as small:
-        plain = FleetSettings(role="ear", server=(small.url,))
+        plain = FleetSettings(role="satellite", server=(small.url,))
         assert "takes 4096 bytes at once" in found("queue", plain).found
     with NatsServer() as foreign, Bus(foreign.url) as somebody:
         make_queue(somebody, storage="file", max_bytes=1000)
-        plain = FleetSettings(role="ear", server=(foreign.url,))
+        plain = FleetSettings(role="satellite", server=(foreign.url,))
         assert "file, workqueue" in found("queue", plain).found
         assert found("queue", plain).status == "failed"
 
@@ -173,36 +173,36 @@ def test_rights_are_tried_and_a_server_without_users_is_for_this_machine(tmp_pat
         assert found("rights", chosen).found == (
             "kitchen reads roomscribe.answer.kitchen; what is others' is refused"
         )
-        lacking = found("rights", replace(chosen, role="brain"))
-        assert lacking.found == "kitchen may not read roomscribe.brains"
-        assert "fleet invite kitchen --role brain" in lacking.fix
+        lacking = found("rights", replace(chosen, role="worker"))
+        assert lacking.found == "kitchen may not read roomscribe.workers"
+        assert "fleet invite kitchen --role worker" in lacking.fix
         assert found("encryption", chosen).status == "ok"
     with NatsServer() as server:
-        plain = FleetSettings(role="ear", server=(server.url,))
+        plain = FleetSettings(role="satellite", server=(server.url,))
         assert found("rights", plain).status == "skipped"
         assert found("encryption", plain).status == "skipped"
 
 
-def test_a_sentence_that_nobody_answers_or_a_brain_refuses_is_told(tmp_path: Path) -> None:
-    with NatsServer() as server, Bus(server.url) as brain:
-        make_queue(brain)
+def test_a_sentence_that_nobody_answers_or_a_worker_refuses_is_told(tmp_path: Path) -> None:
+    with NatsServer() as server, Bus(server.url) as worker:
+        make_queue(worker)
         refused = {
-            "v": 1, "id": "%s", "attempt": 1, "brain": "attic",
+            "v": 2, "id": "%s", "attempt": 1, "worker": "attic",
             "error": {"code": "busy", "text": "too much to do"},
         }  # fmt: skip
-        answers = [json.dumps({"v": 1, "id": "another"}).encode(), json.dumps(refused).encode()]
-        brain.answer_all(WINDOWS, "roomscribe.answer.kitchen", answers)
-        chosen = FleetSettings(role="ear", server=(server.url,))
+        answers = [json.dumps({"v": 2, "id": "another"}).encode(), json.dumps(refused).encode()]
+        worker.answer_all(WINDOWS, "roomscribe.answer.kitchen", answers)
+        chosen = FleetSettings(role="satellite", server=(server.url,))
         told = found("a sentence from afar", chosen)
         assert told.found == "attic refuses: too much to do (busy)"
-        brainless = replace(chosen, role="brain")
-        assert found("a sentence from afar", brainless).status == "skipped"
+        workers = replace(chosen, role="worker")
+        assert found("a sentence from afar", workers).status == "skipped"
 
 
 def test_a_credential_that_another_users_is_asks_for_sudo(tmp_path: Path) -> None:
     secret = tmp_path / "credential"
     secret.write_text("", encoding="utf-8")
-    settings = Settings(fleet=FleetSettings(role="ear", credential=str(secret)))
+    settings = Settings(fleet=FleetSettings(role="satellite", credential=str(secret)))
     assert fleet.hidden(settings, 1000, lambda _: False)
     assert not fleet.hidden(settings, 1000, lambda _: True)
     assert not fleet.hidden(settings, 0, lambda _: False)

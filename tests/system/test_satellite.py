@@ -1,4 +1,4 @@
-"""The daemon and the commands where nothing runs a model, as the package for an ear leaves it."""
+"""The daemon and the commands where nothing runs a model, as with the package for a satellite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_bare(*arguments: str | Path) -> tuple[int, list[str]]:
     return running.returncode, said.decode().splitlines()
 
 
-def test_without_a_brain_it_waits_says_what_is_missing_and_begins_when_told_of_one(
+def test_without_a_worker_it_waits_says_what_is_missing_and_begins_when_told_of_one(
     tmp_path: Path, systemd: Systemd
 ) -> None:
     config = write_config(tmp_path)
@@ -107,16 +107,16 @@ def test_a_model_that_was_chosen_before_does_not_stop_it(tmp_path: Path) -> None
 
 
 @needs_nats
-def test_an_ear_hears_a_sentence_with_nothing_that_runs_a_model(tmp_path: Path) -> None:
-    (tmp_path / "brain").mkdir()
+def test_a_satellite_hears_a_sentence_with_nothing_that_runs_a_model(tmp_path: Path) -> None:
+    (tmp_path / "worker").mkdir()
     with NatsServer() as server:
         attic = write_config(
-            tmp_path / "brain",
+            tmp_path / "worker",
             appliance={"node": "attic"},
             capture={"device": "none"},
-            fleet={"role": "brain", "server": server.url},
+            fleet={"role": "worker", "server": server.url},
         )
-        config = write_config(tmp_path, fleet={"role": "ear", "server": server.url})
+        config = write_config(tmp_path, fleet={"role": "satellite", "server": server.url})
         with daemon(attic):
             until(lambda: "connected to the fleet's server" in log_of(attic), WITHIN_S)
             status, said = run_bare("run", "--config", config, "--recording", SENTENCE)
@@ -151,15 +151,17 @@ def test_what_needs_none_works(arguments: tuple[str, ...]) -> None:
     assert status == 0, said
 
 
-def test_the_doctor_of_an_ear_misses_no_model_and_that_of_a_box_alone_does(tmp_path: Path) -> None:
+def test_the_doctor_of_a_satellite_misses_no_model_and_that_of_a_box_alone_does(
+    tmp_path: Path,
+) -> None:
     found = {}
-    for role in ("ear", "alone"):
+    for role in ("satellite", "alone"):
         config = write_config(tmp_path, fleet={"role": role})
         _, said = run_bare("doctor", "--json", "--config", config)
         found[role] = {one["name"]: one for one in json.loads("\n".join(said))["checks"]}
     for checks in found.values():
         for name in ("model bundle", "INT8 arithmetic", "self-test on the CPU", "HEF"):
             assert checks[name]["status"] == "skipped", checks[name]
-    assert found["ear"]["libraries"]["status"] == "ok"
+    assert found["satellite"]["libraries"]["status"] == "ok"
     assert found["alone"]["libraries"]["status"] == "failed"
     assert "apt install roomscribe" in str(found["alone"]["libraries"])

@@ -1,5 +1,5 @@
-"""What must hold of the package for an ear: it waits, has another machine transcribe, and changes
-places with the whole package without a loss."""
+"""What must hold of the package for a satellite: it waits, has another machine transcribe, and
+changes places with the whole package without a loss."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from deb.checks_user import CONFIG, USER, does, has_a_user, is_well, quiet_room,
 from deb.container import Container
 
 MEMORY_MB = 70.0
-"""All processes of an ear, proportional set size, at most: 64.4 were measured, of which the
+"""All processes of a satellite, proportional set size, at most: 64.4 were measured, of which the
 microphone's process behind PulseAudio has 15.7. A Raspberry Pi Zero 2 W has 512."""
-BRAIN = "/opt/brain"
-BRAIN_CONFIG = "/etc/brain/roomscribe.toml"
-BRAIN_RUNS = (
-    f"env PYTHONPATH={BRAIN}/usr/lib/roomscribe:{BRAIN}/usr/lib/roomscribe/vendor"
-    f" python3 -m appliance --config {BRAIN_CONFIG}"
+WORKER = "/opt/worker"
+WORKER_CONFIG = "/etc/worker/roomscribe.toml"
+WORKER_RUNS = (
+    f"env PYTHONPATH={WORKER}/usr/lib/roomscribe:{WORKER}/usr/lib/roomscribe/vendor"
+    f" python3 -m appliance --config {WORKER_CONFIG}"
 )
 APT = "apt-get install -y"
 LEFT = (
@@ -32,10 +32,10 @@ def leaves_nothing(box: Container) -> None:
     expect(not left, f"purge leaves {left}")
 
 
-def awaits_a_brain(box: Container, ear: str) -> str:
+def awaits_a_worker(box: Container, satellite: str) -> str:
     """Installed, it stays up, hears nothing, and says in one line what to do; commands that need a
     model say so, too."""
-    box.run(f"{APT} {ear}", timeout_s=400)
+    box.run(f"{APT} {satellite}", timeout_s=400)
     expect(is_up(box), f"after installation: {box.status()}")
     said = box.status()
     expect("fleet join" in said["StatusText"], f"STATUS does not say what to do: {said}")
@@ -50,28 +50,28 @@ def awaits_a_brain(box: Container, ear: str) -> str:
 
 
 def has_another_transcribe(box: Container, whole: str) -> str:
-    """A sentence comes through from a brain on another configuration, over nats-server with TLS,
-    and the ear's processes take little memory."""
-    does(box, "sudo roomscribe fleet join --serve --yes --name 127.0.0.1 --role ear")
+    """A sentence comes through from a worker on another configuration, over nats-server with TLS,
+    and the satellite's processes take little memory."""
+    does(box, "sudo roomscribe fleet join --serve --yes --name 127.0.0.1 --role satellite")
     box.run(
-        f"mkdir -p {BRAIN} /etc/brain /var/lib/brain && dpkg-deb -x {whole} {BRAIN} &&"
-        f" ln -s /usr/lib/*-linux-gnu {BRAIN}/usr/lib/"  # libgomp is asked for beside it
+        f"mkdir -p {WORKER} /etc/worker /var/lib/worker && dpkg-deb -x {whole} {WORKER} &&"
+        f" ln -s /usr/lib/*-linux-gnu {WORKER}/usr/lib/"  # libgomp is asked for beside it
     )
     box.run(
         'printf \'[appliance]\\nnode = "attic"\\n[capture]\\ndevice = "none"\\n'
-        '[store]\\npath = "/var/lib/brain"\\n[mqtt]\\nenabled = false\\n'
-        f"' > {BRAIN_CONFIG}"
+        '[store]\\npath = "/var/lib/worker"\\n[mqtt]\\nenabled = false\\n'
+        f"' > {WORKER_CONFIG}"
     )
-    invited = does(box, "sudo roomscribe fleet invite attic --role brain")
+    invited = does(box, "sudo roomscribe fleet invite attic --role worker")
     code = next(line for line in invited.splitlines() if "fleet join" in line).split()[-1]
-    box.run(f"{BRAIN_RUNS} fleet join --yes {shlex.quote(code)}")
-    box.run("chown -R roomscribe: /etc/brain /var/lib/brain")
+    box.run(f"{WORKER_RUNS} fleet join --yes {shlex.quote(code)}")
+    box.run("chown -R roomscribe: /etc/worker /var/lib/worker")
     box.run(
-        "systemd-run -q -u brain -p User=roomscribe -p RuntimeDirectory=brain"
-        f" -E RUNTIME_DIRECTORY=/run/brain {BRAIN_RUNS} run"
+        "systemd-run -q -u worker -p User=roomscribe -p RuntimeDirectory=worker"
+        f" -E RUNTIME_DIRECTORY=/run/worker {WORKER_RUNS} run"
     )
     with quiet_room(box):
-        box.wait("a brain", lambda: "attic" in box.run("roomscribe fleet status", check=False), 40)
+        box.wait("a worker", lambda: "attic" in box.run("roomscribe fleet status", check=False), 40)
         box.wait("the microphone", lambda: listens(box), 40)
         took_s = max(hears(box, name) for name in SPOKEN)
         is_well(box, "sudo roomscribe doctor")
@@ -83,9 +83,9 @@ def has_another_transcribe(box: Container, whole: str) -> str:
         box.wait("the microphone", lambda: listens(box), 40)
         for name in SPOKEN:
             hears(box, name)
-    box.run("systemctl stop brain")  # it shares pages with the ear, which nobody does elsewhere
+    box.run("systemctl stop worker")  # it shares pages with the satellite only in this container
     memory_mb = memory_of(box)
-    expect(memory_mb <= MEMORY_MB, f"the ear's processes take {memory_mb:.1f} MB")
+    expect(memory_mb <= MEMORY_MB, f"the satellite's processes take {memory_mb:.1f} MB")
     return f"{took_s:.2f} s from the sound's end to the text; {memory_mb:.1f} MB in all processes"
 
 
@@ -99,9 +99,9 @@ def memory_of(box: Container) -> float:
     return sum(map(int, sizes.split())) / 1024
 
 
-def changes_places(box: Container, whole: str, ear: str) -> str:
-    """The whole package takes the ear's place and back: configuration, credentials, log and what is
-    enabled stay; the purge of the one that is gone takes nothing from the other."""
+def changes_places(box: Container, whole: str, satellite: str) -> str:
+    """The whole package replaces the satellite's, and the other way round: configuration,
+    credentials, log and enabled units stay; a purge of the removed one deletes none of it."""
     box.run("roomscribe web enable; (umask 077; echo word > /etc/credstore/roomscribe.x)")
     kept = (
         f"sha256sum {CONFIG} /etc/credstore/roomscribe.x $(find /etc/roomscribe -type f);"
@@ -110,8 +110,8 @@ def changes_places(box: Container, whole: str, ear: str) -> str:
     )
     before = box.run(kept)
     for package, deb, gone in (
-        ("roomscribe", whole, "roomscribe-ear"),
-        ("roomscribe-ear", ear, "roomscribe"),
+        ("roomscribe", whole, "roomscribe-satellite"),
+        ("roomscribe-satellite", satellite, "roomscribe"),
     ):
         said = box.run(f"{APT} {deb}")
         expect("dpkg-dist" not in said and "dpkg-new" not in said, f"apt asks: {said[-2000:]}")
@@ -124,8 +124,8 @@ def changes_places(box: Container, whole: str, ear: str) -> str:
         expect(after == before, f"{gone} purged: before {before} after {after}")
         expect(box.status()["ActiveState"] == "active", f"the purge ended the daemon: {after}")
     said = box.run(f"{APT} {whole}; dpkg --purge roomscribe 2>&1")
-    expect("sudo apt purge roomscribe-ear" in said, f"purge does not say what stays: {said}")
-    box.run("test -e /var/lib/roomscribe/roomscribe.db; apt-get purge -y roomscribe-ear")
-    box.run("rm -rf /opt/brain /etc/brain /var/lib/brain; systemctl stop nats-server")
+    expect("sudo apt purge roomscribe-satellite" in said, f"purge does not say what stays: {said}")
+    box.run("test -e /var/lib/roomscribe/roomscribe.db; apt-get purge -y roomscribe-satellite")
+    box.run("rm -rf /opt/worker /etc/worker /var/lib/worker; systemctl stop nats-server")
     leaves_nothing(box)
     return ""

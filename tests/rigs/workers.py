@@ -1,4 +1,4 @@
-"""A brain of a fleet without a daemon: what it is given is transcribed by a test."""
+"""A worker of a fleet without a daemon: what it is given is transcribed by a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rigs.waiting import until
 
 from appliance.config import FleetSettings, GateSettings
 from appliance.fleet.link import Link
-from appliance.fleet.worker import Brain
+from appliance.fleet.worker import FleetWorker
 from appliance.infer.transcriber import Model
 from appliance.records import Transcription, Window
 
@@ -33,11 +33,11 @@ def says(text: str = HEARD.text) -> Callable[[Window], Transcription | Exception
     return lambda _: replace(HEARD, text=text)
 
 
-class FakeBrain:
+class FakeWorker:
     """Use with `with`; `say` makes the texts, in a thread for each window."""
 
     def __init__(self, *servers: str, node: str = "pi5", model: str = "fake") -> None:
-        self.settings = FleetSettings(role="brain", server=servers)
+        self.settings = FleetSettings(role="worker", server=servers)
         self.node = node
         self.say: Callable[[Window], Transcription | Exception] = says()
         self.took_s = 0.0
@@ -59,7 +59,7 @@ class FakeBrain:
     def start(self) -> None:
         """Connects, for ever."""
         self.link = Link(self.settings, self.node)
-        Brain(
+        FleetWorker(
             self.link,
             model=lambda: cast("Model", self.model),
             gates=self.gates,
@@ -73,9 +73,9 @@ class FakeBrain:
         self.link.start()
 
     def settle(self) -> None:
-        """Waits until it answers who asks for brains."""
+        """Waits until it answers who asks for workers."""
         with Bus(*self.settings.server) as bus:
-            until(lambda: self.node in bus.brains())
+            until(lambda: self.node in bus.workers())
 
     def stop(self) -> None:
         """As a daemon that ends in order."""
