@@ -83,7 +83,10 @@ class Outbox:
         self._in_flight: dict[int, int] = {}
         """Number of the transcript by number of the message."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
-        """When a transcript was acknowledged, and its number."""
+        """When a transcript was acknowledged, and its number; after a restart, its start."""
+        for stored in store.read_after(max(0, self._cursor - RECENT), RECENT):
+            if stored.seq <= self._cursor and stored.age_s() < RECENT_S:
+                self._recent.append((time.monotonic(), stored.seq))
         self._again = 0
         self._refusals = (0, 0)
         """The transcript that the broker refused last, and how often in a row."""

@@ -277,6 +277,9 @@ class HomeAssistantPresence:
             # it starts without having said that it stops: after the broker's restart another
             # client, which subscribes to everything, may have answered in its place
             self._unheard_s, self._sure_s = max(now_s - RECENT_S, self._connected_s), now_s
+        elif not seen and self._hold_s:
+            # it or its broker may have restarted together with this process
+            self._unheard_s, self._sure_s = now_s - RECENT_S, now_s
         self._offline_s = None
         self.announce_s = now_s + random.SystemRandom().uniform(*self._delays.announce_s)
         if self.held_until_s > now_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -210,6 +211,21 @@ def test_what_was_acknowledged_since_then_or_is_in_flight_is_repeated_in_order(
         outbox.mark_acknowledged(seq, 10.0)
     outbox.save_cursor()
     assert store.cursor() == 6
+
+
+def test_what_was_acknowledged_shortly_before_a_restart_can_be_repeated(store: Store) -> None:
+    say(store, *range(4))
+    outbox = Outbox(store, 3600)
+    due(outbox)
+    for seq in (1, 2, 3):
+        outbox.mark_acknowledged(seq, 1.0)
+    outbox.save_cursor()
+    connection_of(store).execute("UPDATE transcripts SET boot_s = boot_s - 60 WHERE seq = 1")
+    after = Outbox(store, 3600)
+    assert due(after) == ["3"]
+    after.resend_since(time.monotonic() - 30.0)
+    assert due(after) == ["1", "2", "3"]
+    assert [seq for seq in range(1, 5) if after.is_repeated(seq)] == [1, 2, 3, 4]
 
 
 def test_nothing_is_resent_without_recent_acknowledgements(store: Store) -> None:
