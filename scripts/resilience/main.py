@@ -1,6 +1,7 @@
 """Try to break Roomscribe's promises; print a line for each, status 1 if one is broken.
 
     scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [fleet] [soak]
+        [model]
 
 kill      kill -9 at random moments of a stream of sentences, while the broker restarts at random
 disk      full, read-only, locked, deleted, damaged under the running daemon (as root)
@@ -10,6 +11,7 @@ fuzz      damaged configurations, recordings, messages and model bundles
 latency   from the last sample of speech to the subscriber, and where the time goes
 fleet     several rooms: workers and the server die, links are bad; --scene names one of its scenes
 soak      hours of sound as fast as they are digested; with --hours and --out, to be resumed
+model     every state of a model of the protocol, for a guarantee that can fail (docs/promises.md)
 
 With no name all of them; the soak is short unless it is named. $ROOMSCRIBE_SHARED names a folder
 with recordings of real speech and noise for the soak.
@@ -194,6 +196,15 @@ def soak(given: argparse.Namespace) -> bool:
     return not outcome.broken
 
 
+def model(given: argparse.Namespace) -> bool:
+    """Search the protocol's model; a short run leaves that to the tests, unless it is named."""
+    if given.short and "model" not in given.ordeals:
+        return True
+    short = ["--short"] if given.short else []
+    command = [sys.executable, "-m", "protocol.search", *short]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
 ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "kill": kill,
     "disk": disk,
@@ -203,6 +214,7 @@ ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "latency": latency,
     "fleet": fleet,
     "soak": soak,
+    "model": model,
 }
 
 

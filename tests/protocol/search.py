@@ -1,0 +1,132 @@
+"""Searches the states of the model for a violated guarantee, and tells the shortest story of one.
+
+PYTHONPATH=tests python -m protocol.search          the whole search (some minutes, up to 3 GB)
+PYTHONPATH=tests python -m protocol.search --short  a smaller one, in less than a minute
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import NamedTuple
+
+from protocol.model import DEATHS, Half, Model, State, ViolationError
+
+GUARANTEES = {
+    "owner": "every window ends as a text, as a discard with a reason, or is in the spool",
+    "once": "a subscriber gets every id once, and again only with the same id and marked late",
+    "order": "a subscriber first gets transcripts in the order of their numbers",
+    "stored first": "nothing is published before it is stored",
+    "retention": "retention never deletes an unpublished transcript while the clock is doubtful",
+    "deletion": "a deletion leaves nothing to publish, and nothing brings the transcript back",
+    "own text": "a window gets its own text and no other window's",
+    "delivery": "when faults end, everything is delivered and nothing is left over",
+}
+"""The wording of each guarantee, as in docs/promises.md."""
+
+SHORT = (
+    Model(windows=3, workers=2, faults=2, half=Half.TO_STORE),
+    Model(windows=3, workers=0, faults=3, half=Half.TO_STORE),
+    Model(windows=3, workers=0, faults=2, half=Half.FROM_STORE),
+    Model(windows=2, workers=0, faults=2),
+    Model(windows=2, workers=0, faults=2, deadly=1),
+)
+"""Models that are searched in CI."""
+LONG = (
+    Model(windows=3, workers=2, faults=3, half=Half.TO_STORE),
+    Model(windows=3, workers=0, faults=3, half=Half.FROM_STORE),
+    Model(windows=3, workers=0, faults=2),
+    Model(windows=2, workers=2, faults=2),
+    Model(windows=2, workers=0, faults=3, deadly=1),
+)
+"""Models of `scripts/torture model`: more than a million states."""
+
+
+def check(model: Model, s: State, *, ended: bool) -> None:
+    """Raise ViolationError if a guarantee does not hold; `ended`: only faults could happen now."""
+    for window in range(1, s.heard + 1):
+        if window not in s.rows and window not in s.discarded and window not in s.spool:
+            raise ViolationError("owner", f"nothing has window {window} any more")
+    if max(s.deaths) > DEATHS:
+        raise ViolationError("owner", "a window kills the appliance again and again")
+    if len(set(s.rows)) < len(s.rows):
+        raise ViolationError("once", "the store has a window twice")
+    if list(s.rows) != sorted(s.rows):
+        raise ViolationError("order", "the store has a later window before an earlier one")
+    if not ended:
+        return
+    if model.half is Half.TO_STORE:
+        s = s._replace(received=s.rows, cursor=len(s.rows))
+    missing = [one for one in s.rows if one not in s.received and one not in s.deleted]
+    if missing and missing[0] in s.expired:
+        raise ViolationError("retention", f"transcript {missing[0]} was deleted unpublished")
+    if missing:
+        raise ViolationError("once", f"the subscriber never gets {missing[0]}")
+    if s.heard < model.windows or s.spool or s.waiting or s.lease or s.texts:
+        raise ViolationError(
+            "delivery", f"window {(*s.spool, *s.waiting, s.lease)[0]} stays behind"
+        )
+    if not set(s.rows[s.cursor :]) <= {*s.deleted, *s.expired}:
+        raise ViolationError("delivery", "the cursor stays behind")
+
+
+class Found(NamedTuple):
+    """What a search found."""
+
+    states: int
+    guarantee: str = ""
+    """The name of the violated guarantee; empty if all of them hold."""
+    how: str = ""
+    story: tuple[str, ...] = ()
+    """The shortest sequence of actions that leads there."""
+
+
+def explore(model: Model, states: int = 100_000_000) -> Found:
+    """Visit all states, or so many of them, breadth-first, until a guarantee is violated."""
+    first = model.first()
+    parents: dict[int, tuple[int, str]] = {hash(first): (0, "")}
+    level = [first]
+    while level and len(parents) < states:
+        following: list[State] = []
+        for state in level:
+            key = hash(state)
+            try:
+                after = list(model.actions(state))
+                check(model, state, ended=not after)
+                after.extend(model.faults_of(state))
+            except ViolationError as found:
+                return Found(len(parents), *found.args, _story(parents, key))
+            for name, reached in after:
+                if (known := hash(reached)) not in parents:
+                    parents[known] = key, name
+                    following.append(reached)
+        level = following
+    return Found(len(parents))
+
+
+def _story(parents: dict[int, tuple[int, str]], key: int) -> tuple[str, ...]:
+    steps = []
+    while parents[key][1]:
+        key, name = parents[key]
+        steps.append(name)
+    return tuple(reversed(steps))
+
+
+def main() -> int:
+    """Search all models; print a line for each, and the story of a violation. 1: there is one."""
+    for model in SHORT if "--short" in sys.argv[1:] else LONG:
+        begun_s = time.monotonic()
+        found = explore(model)
+        print(
+            f"{model.half.value}: {model.windows} windows, {model.workers} workers, "
+            f"{model.faults} faults: {found.states} states in {time.monotonic() - begun_s:.0f} s"
+        )
+        if found.guarantee:
+            print(f"violated: {GUARANTEES[found.guarantee]}: {found.how}")
+            print("\n".join(f"  {at}. {step}" for at, step in enumerate(found.story, 1)))
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The protocol's model keeps its guarantees, and each rule that is left out breaks one of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from protocol.model import Half, Model, Rules
+from protocol.search import GUARANTEES, SHORT, explore
+from rigs.checkout import ROOT
+
+FOUND = {
+    "spool_before_queueing": ("owner", Model(1, faults=1)),
+    "withdraw_speculation_from_spool": ("delivery", Model(1, faults=0)),
+    "spool_until_stored": ("owner", Model(1, faults=0)),
+    "find_spool_at_start": ("delivery", Model(1, faults=1)),
+    "set_aside_after_deaths": ("owner", Model(1, faults=0, deadly=1)),
+    "store_an_id_once": ("once", Model(1, faults=1)),
+    "store_in_order": ("order", Model(2, faults=0)),
+    "store_before_publishing": ("stored first", Model(1, faults=0)),
+    "cursor_waits_for_acknowledgement": ("once", Model(1, faults=1)),
+    "count_only_own_acknowledgements": ("once", Model(2, faults=2)),
+    "rewind_at_new_connection": ("once", Model(1, faults=1)),
+    "watch_oldest_in_flight": ("once", Model(1, faults=1)),
+    "mark_sent_before_as_late": ("once", Model(1, faults=1)),
+    "repeat_after_lost_sessions": ("once", Model(1, faults=1)),
+    "repeat_in_order": ("once", Model(2, faults=1)),
+    "retention_waits_for_cursor": ("retention", Model(1, faults=1)),
+    "read_store_when_publishing": ("deletion", Model(1, faults=1)),
+    "match_answer_to_window": ("own text", Model(2, workers=2, faults=1)),
+    "send_window_again": ("delivery", Model(1, workers=1, faults=1)),
+    "start_after_cursor": ("once", Model(1, faults=1)),
+    "recall_recent_at_start": ("once", Model(1, faults=2)),
+    "move_cursor_back": ("retention", Model(2, faults=2)),
+}
+"""The guarantee that fails without a rule, and the smallest search that shows it."""
+
+
+@pytest.mark.parametrize("model", SHORT, ids=str)
+def test_no_state_of_the_model_violates_a_guarantee(model: Model) -> None:
+    found = explore(model)
+    assert not found.guarantee, (found.how, found.story)
+    assert found.states > 1000
+
+
+@pytest.mark.parametrize("rule", [one.name for one in fields(Rules)])
+def test_without_a_rule_a_guarantee_fails(rule: str) -> None:
+    guarantee, model = FOUND[rule]
+    without = Model(
+        model.windows,
+        model.workers,
+        model.faults,
+        Rules(**{rule: False}),
+        deadly=model.deadly,
+    )
+    assert not explore(model).guarantee
+    found = explore(without)
+    assert found.guarantee == guarantee, found
+    assert found.story
+
+
+def test_a_story_is_the_shortest_one_in_readable_steps() -> None:
+    rules = Rules(mark_sent_before_as_late=False)
+    found = explore(Model(1, faults=1, rules=rules, half=Half.FROM_STORE))
+    assert found.story == (
+        "transcript 1 is stored",
+        "the appliance connects",
+        "transcript 1 is published",
+        "the broker gets 1",
+        "the subscriber gets 1",
+        "the broker restarts",
+        "the appliance connects",
+        "transcript 1 is published",
+        "the broker gets 1",
+    )
+    assert found.how == "the subscriber gets 1 twice, not marked late"
+
+
+@pytest.mark.parametrize("name", GUARANTEES)
+def test_the_manual_words_each_guarantee_as_the_model_does(name: str) -> None:
+    assert GUARANTEES[name].lower() in (ROOT / "docs" / "promises.md").read_text().lower()
