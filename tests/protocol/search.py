@@ -95,7 +95,8 @@ def explore(model: Model, states: int = 100_000_000) -> Found:
                 check(model, state, ended=not after)
                 after.extend(model.faults_of(state))
             except ViolationError as found:
-                return Found(len(parents), *found.args, _story(parents, key))
+                name, how = found.args
+                return Found(len(parents), name, how, _story(parents, key))
             for name, reached in after:
                 if (known := hash(reached)) not in parents:
                     parents[known] = key, name
