@@ -32,7 +32,7 @@ from appliance.system import legible, shorten
 
 CHIPS_THREAD = "NPU"
 """Name of infer/hailo/npu's threads; one that still runs at the end waits for a chip that hangs."""
-RUN_MODELS = ("onnx", "onnxruntime")
+RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm", "unicode_rbnf")
 """Libraries that the package roomscribe-satellite comes without."""
 LONGEST = 4000
 """Longest error that is printed, in letters."""

@@ -86,7 +86,7 @@ def test_it_waits_too_where_what_runs_a_model_stayed_behind_and_no_model_did(
     program = ("-c", f"import sys; sys.path.insert(0, {str(house)!r})\n" + MAIN)
     with daemon(config, environment=told, program=program) as running:
         said = systemd.told("READY=1")
-        assert "expected a model, found none" in said and "fleet join" in said
+        assert "a model is missing" in said and "fleet join" in said
         running.terminate()
         assert running.wait(5) == 0
 
