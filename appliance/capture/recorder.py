@@ -32,7 +32,7 @@ PROGRAM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RecorderLimits:
     """How long the process may take, and how often it may fail."""
 
     start_s: float = 10.0
@@ -47,7 +47,7 @@ class Limits:
     """A process that so often found nothing to open makes room for a new one."""
 
 
-LIMITS = Limits()
+LIMITS = RecorderLimits()
 
 
 class StallError(Exception):
@@ -77,7 +77,7 @@ class Recorder:
     Any thread may `interrupt`: then every wait ends at once, until `resume`.
     """
 
-    def __init__(self, command: Sequence[str] = (), limits: Limits = LIMITS) -> None:
+    def __init__(self, command: Sequence[str] = (), limits: RecorderLimits = LIMITS) -> None:
         """`command` is run in place of the recorder's program."""
         self._command, self._limits = command, limits
         self._process: subprocess.Popen[bytes] | None = None

@@ -19,7 +19,7 @@ from rigs.waiting import until
 from appliance.capture import portaudio
 from appliance.capture.devices import Device
 from appliance.capture.microphone import Microphone
-from appliance.capture.recorder import LIMITS, EndError, Limits, Recorder, StallError
+from appliance.capture.recorder import LIMITS, EndError, Recorder, RecorderLimits, StallError
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import Frame
@@ -39,12 +39,12 @@ sys.stdin.readline()
 """A recorder's program that says what a test lets it say, after the first request."""
 
 
-def fake(program: str, limits: Limits = LIMITS) -> Recorder:
+def fake(program: str, limits: RecorderLimits = LIMITS) -> Recorder:
     return Recorder([sys.executable, "-c", FAKE + program], limits)
 
 
 def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started() -> None:
-    with fake("opened(); time.sleep(60)", Limits(first_s=0.3)) as one:
+    with fake("opened(); time.sleep(60)", RecorderLimits(first_s=0.3)) as one:
         one.open("", 30)
         pid = one.pid
         assert pid
@@ -57,7 +57,7 @@ def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started() -> N
 
 def test_a_reader_that_does_not_even_open_is_a_device_error_with_its_fix() -> None:
     with (
-        fake("time.sleep(60)", Limits(open_s=0.3)) as one,
+        fake("time.sleep(60)", RecorderLimits(open_s=0.3)) as one,
         pytest.raises(DeviceError, match="start the sound server"),
     ):
         one.open("", 30)
@@ -80,7 +80,7 @@ def test_a_reader_that_ends_says_how(end: str, told: str) -> None:
 
 def test_a_reader_that_found_nothing_is_asked_again_before_there_is_another() -> None:
     program = "say(error='none')\nfor line in sys.stdin: say(error='none')"
-    with fake(program, Limits(attempts=3)) as one:
+    with fake(program, RecorderLimits(attempts=3)) as one:
         pids = []
         for _ in range(4):
             with pytest.raises(DeviceError, match="none"):

@@ -20,7 +20,7 @@ from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo import errors, failover
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import LIMITS, Limits, is_closing, open_npu
+from appliance.infer.hailo.npu import LIMITS, NpuLimits, is_closing, open_npu
 from appliance.infer.opening import open_encoder
 from appliance.model.bundle import ENCODER_FILE, HEF_FILE, Bundle
 
@@ -42,7 +42,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def on_clock(bundle: Bundle, clock: Clock, limits: Limits = LIMITS) -> FailoverEncoder:
+def on_clock(bundle: Bundle, clock: Clock, limits: NpuLimits = LIMITS) -> FailoverEncoder:
     file = bundle.folder / HEF_FILE
     cpu = CpuEncoder(bundle, 1)
     return FailoverEncoder(lambda: open_npu(bundle, file, share=False, limits=limits), cpu, clock)
@@ -160,7 +160,7 @@ def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_come
     simulator: Simulator, hef_bundle: Bundle, clock: Clock, fault: str
 ) -> None:
     simulator.plug()
-    encoder = on_clock(hef_bundle, clock, Limits(job_ms=250, first_job_ms=1000))
+    encoder = on_clock(hef_bundle, clock, NpuLimits(job_ms=250, first_job_ms=1000))
     encoder.open()
     mel, cpu = mel_of(hef_bundle, 7), CpuEncoder(hef_bundle, 1)
     settings, words = FAULTS[fault]
@@ -199,7 +199,7 @@ def test_nobody_waits_for_a_chip_that_hangs_and_cannot_be_given_up(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
     simulator.plug(close_s=2.0)
-    limits = Limits(job_ms=200, first_job_ms=1200)
+    limits = NpuLimits(job_ms=200, first_job_ms=1200)
     encoder, cpu = on_clock(hef_bundle, clock, limits), CpuEncoder(hef_bundle, 1)
     encoder.open()
     mels = [mel_of(hef_bundle, seed) for seed in range(8)]
@@ -236,7 +236,7 @@ def test_closing_does_not_wait_for_a_chip_that_hangs(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
     simulator.plug(close_s=4.0)
-    limits = Limits(job_ms=200)
+    limits = NpuLimits(job_ms=200)
     encoder = on_clock(hef_bundle, clock, limits)
     encoder.open()
     simulator.set(**DEAF)
@@ -258,7 +258,7 @@ def test_a_start_does_not_wait_for_a_chip_that_hangs(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
     simulator.plug(close_s=3.0, **DEAF)
-    encoder = on_clock(hef_bundle, clock, Limits(first_job_ms=50))
+    encoder = on_clock(hef_bundle, clock, NpuLimits(first_job_ms=50))
 
     def refused() -> None:
         with pytest.raises(DeviceError, match="the first job: the chip did not answer in time"):

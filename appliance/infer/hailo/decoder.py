@@ -15,7 +15,7 @@ from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.infer.hailo.errors import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import LIMITS, Limits, open_npu
+from appliance.infer.hailo.npu import LIMITS, NpuLimits, open_npu
 from appliance.infer.languages import Languages
 from appliance.model import HEF_FILE, Bundle, bundled_hef
 from appliance.records import States
@@ -72,7 +72,7 @@ def refuse_settings(settings: Settings, bundle: Bundle, languages: Languages | N
 
 
 def open_on_npu(
-    bundle: Bundle, settings: EncoderSettings, cpu: Decoder, limits: Limits = LIMITS
+    bundle: Bundle, settings: EncoderSettings, cpu: Decoder, limits: NpuLimits = LIMITS
 ) -> tuple[FailoverEncoder, HailoDecoder]:
     """Encoder and decoder, both on the NPU; `cpu` decodes while it cannot.
 

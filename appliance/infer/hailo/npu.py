@@ -50,7 +50,7 @@ _closing: list[BackgroundTask] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NpuLimits:
     """How long the chip may take before it is given up, ms."""
 
     job_ms: int = 400
@@ -61,7 +61,7 @@ class Limits:
     step_ms: int = STEP_WITHIN_MS
 
 
-LIMITS = Limits()
+LIMITS = NpuLimits()
 
 
 def open_npu(
@@ -70,7 +70,7 @@ def open_npu(
     *,
     share: bool,
     decoder: DecoderFiles | None = None,
-    limits: Limits = LIMITS,
+    limits: NpuLimits = LIMITS,
 ) -> Npu:
     """The encoder on the chip that is here, and the decoder if one is given; tried once.
 
@@ -117,7 +117,7 @@ class Npu:
         decoder: tuple[DecoderFiles, Hef] | None,
         *,
         share: bool,
-        limits: Limits,
+        limits: NpuLimits,
     ) -> None:
         """Opens it, with a decoder where one is given. Raises NpuError; the chip is free then."""
         self.binding, self.identity, self.hef, self._limits = binding, identity, hef, limits

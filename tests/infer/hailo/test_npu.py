@@ -19,13 +19,13 @@ from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import device, errors
 from appliance.infer.hailo.device import NpuModel, find_chip, identify, load_binding
 from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
-from appliance.infer.hailo.npu import LIMITS, Limits, Npu, open_npu
+from appliance.infer.hailo.npu import LIMITS, Npu, NpuLimits, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
 
 FIX = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
 
 
-def open_here(bundle: Bundle, *, share: bool = False, limits: Limits = LIMITS) -> Npu:
+def open_here(bundle: Bundle, *, share: bool = False, limits: NpuLimits = LIMITS) -> Npu:
     return open_npu(bundle, bundle.folder / HEF_FILE, share=share, limits=limits)
 
 
@@ -340,7 +340,7 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     simulator.plug()
-    npu = open_here(hef_bundle, limits=Limits(job_ms=250))
+    npu = open_here(hef_bundle, limits=NpuLimits(job_ms=250))
     simulator.set(hang_jobs="all", hang_s=30)
     begun = time.monotonic()
     with pytest.raises(NpuError, match="did not answer in time"):
@@ -348,7 +348,7 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     npu.close()
     assert time.monotonic() - begun < 5
     simulator.set(hang_jobs=[])
-    again = open_here(hef_bundle, limits=Limits(job_ms=5000))
+    again = open_here(hef_bundle, limits=NpuLimits(job_ms=5000))
     assert again.encode(mel_of(hef_bundle, 1)).any()
     again.close()
 
