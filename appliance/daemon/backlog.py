@@ -66,9 +66,8 @@ class Task:
 
     window: Window
     deliver: Callable[[Transcription | Exception], object]
-    """Called once with the transcription, or with why there is none, by the transcriber's thread
-    (by the main thread when the daemon stops). Not called if the task is not `wanted` any more.
-    Must be quick."""
+    """Called once with the transcription, by the transcriber's thread, or with why there is none,
+    by any thread. Not called if the task is not `wanted` any more. Must be quick."""
     kind: Kind = Kind.REQUEST
     names: tuple[str, ...] = ()
     """Words that are likely in it, besides the names of the home."""

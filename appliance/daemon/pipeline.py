@@ -243,8 +243,8 @@ class Pipeline:
             time.sleep(SERVER_POLL_S)
 
     def _encode_other(self) -> Task | None:
-        """Encode the speculation, else a request; None without one, and for a partial if the
-        decoder is busy."""
+        """Encode the speculation, else a request; None without one, if encoding failed, and for a
+        partial if the decoder is busy."""
         parts = self.parts
         task = parts.backlog.take_speculation() or parts.backlog.take_request(
             room_first=parts.is_room_busy()
@@ -254,6 +254,11 @@ class Pipeline:
         if not task or not task.wanted:
             return None
         parts.tasks.encode(task)
+        if isinstance(task.encoded, Exception):
+            # At once: a request need not wait for the decoder, and once a speculation has come
+            # true, marking its window as survived would hide the death of this process.
+            parts.tasks.deliver(task, task.encoded)
+            return None
         return task
 
     def _pass_on(self, task: Task, stage: Stage) -> None:

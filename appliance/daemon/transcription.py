@@ -52,8 +52,9 @@ Made = TypeVar("Made")
 class TaskTranscriber:
     """Transcribes tasks, and stores the transcripts of the microphone's windows.
 
-    `encode` may run in a thread of its own, one task ahead, and any thread may call `discard`.
-    Everything else belongs to the transcriber's thread, which owns the store, too.
+    `encode` may run in a thread of its own, one task ahead, which may also `deliver` an error. Any
+    thread may call `discard`. Everything else belongs to the transcriber's thread, which owns the
+    store, too.
     """
 
     def __init__(
@@ -129,7 +130,12 @@ class TaskTranscriber:
                 result = self._with_memory(task, lambda: self._transcriber.decode(states, progress))
             except Exception as error:
                 result = error
-        if not task.wanted or result is None:
+        if result is not None:
+            self.deliver(task, result)
+
+    def deliver(self, task: Task, result: Transcription | Exception) -> None:
+        """Deliver a task's result if it is still wanted. Raises as `decode`."""
+        if not task.wanted:
             return
         try:
             task.deliver(result)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rigs.nats import NatsServer
-from rigs.needs import needs_nats
+from rigs.needs import needs_memory, needs_nats
 from rigs.recordings import sentences
 from rigs.sources import FakeSource, silence
 from rigs.systemd import Systemd
@@ -41,9 +41,11 @@ from appliance.config import (
 from appliance.daemon import service
 from appliance.daemon.assembly import FRAMES_WAITING, Factories, build
 from appliance.daemon.backlog import Task
+from appliance.daemon.health import Health
 from appliance.daemon.pipeline import Pipeline
+from appliance.daemon.spool import Spool
 from appliance.daemon.stages import Sentinel, Stage, StageQueue
-from appliance.errors import DeviceError, RefusedError, ServerError
+from appliance.errors import DeviceError, ModelError, RefusedError, ServerError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import Frame, Listener, Transcription, Window
 
@@ -321,6 +323,43 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
     pipeline.check()
     assert [one.text for one in answers if isinstance(one, Transcription)] == ["", "", ""]
     assert pipeline.health.counters() == {}
+
+
+def failing(rig: Rig) -> Pipeline:
+    """A pipeline that is not started, and whose encoder fails."""
+    pipeline = rig.pipeline(rig.settings)
+    transcriber: Any = pipeline.parts.transcriber
+    transcriber.fault = ModelError("a strange sound")
+    return pipeline
+
+
+def test_a_request_that_cannot_be_encoded_does_not_wait_for_the_decoder(tmp_path: Path) -> None:
+    pipeline = failing(Rig(tmp_path))
+    answers: list[Transcription | Exception] = []
+    pipeline.parts.backlog.submit(Task(a_window(), answers.append))
+    pipeline._encode_other()
+    assert [str(answer) for answer in answers] == ["a strange sound"]
+    pipeline.stop()
+
+
+@needs_memory
+def test_a_speculation_that_cannot_be_encoded_hides_no_death_of_its_window(
+    tmp_path: Path, memory: Path
+) -> None:
+    rig = Rig(tmp_path)
+    rig.settings = replace(rig.settings, spool=SpoolSettings(path=str(memory)))
+    pipeline = failing(rig)
+    parts, window = pipeline.parts, a_window()
+    parts.backlog.speculate(window, parts.tasks.speculation)
+    queued = pipeline._encode_other()
+    parts.backlog.push(window)
+    assert parts.backlog.take_window(0)
+    if queued:
+        parts.tasks.decode(queued)
+    parts.backlog.close()  # leaves what a process leaves that dies while it encodes the window
+    with Spool.open(rig.settings, Health()) as spool:
+        assert [kept.attempts for kept in spool.windows()] == [1]
+    pipeline.stop()
 
 
 def test_the_speech_of_others_is_transcribed_and_stored_at_once_if_that_is_wanted(

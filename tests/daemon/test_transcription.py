@@ -60,7 +60,7 @@ class Rig:
         self.backlog = Backlog(Settings(spool=spool), self.health, self.tasks.discard)
 
     def use(self, transcriber: FakeTranscriber) -> None:
-        """Trantaskss with this one from now on."""
+        """Transcribes with this one from now on."""
         self.transcriber = transcriber
         used = cast(Transcriber, transcriber)
         self.tasks = TaskTranscriber(Settings(), used, self.store, self.health, (self.listener,))
@@ -247,10 +247,10 @@ class Ahead:
         self.rig.do(self.rig.tasks.leased_task(lease))
 
 
-def test_what_was_trantasksd_ahead_is_not_trantasksd_again(rig: Rig) -> None:
+def test_what_was_transcribed_ahead_is_not_transcribed_again(rig: Rig) -> None:
     ahead = Ahead(rig)
     rig.do(ahead.task)
-    rig.transcriber.answer = ModelError("trantasksd again")
+    rig.transcriber.answer = ModelError("transcribed again")
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
     assert rig.health.counters() == {"guesses": 1, "guesses_used": 1, "transcripts": 1}
@@ -296,7 +296,7 @@ def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_compl
     assert rig.texts() == [HEARD.text]
 
 
-def test_an_utterance_that_closes_before_its_text_is_complete_is_trantasksd_once(
+def test_an_utterance_that_closes_before_its_text_is_complete_is_transcribed_once(
     rig: Rig,
 ) -> None:
     ahead = Ahead(rig)
@@ -309,7 +309,7 @@ def test_an_utterance_that_closes_before_its_text_is_complete_is_trantasksd_once
     lease = rig.backlog.take_window(0)
     assert lease
     rig.tasks._transcriber = cast(Transcriber, rig.transcriber)
-    rig.transcriber.answer = ModelError("trantasksd again")
+    rig.transcriber.answer = ModelError("transcribed again")
     rig.do(rig.tasks.leased_task(lease))
     assert rig.texts() == [HEARD.text]
 
