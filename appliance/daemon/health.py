@@ -1,4 +1,4 @@
-"""Troubles by stage, what transcribes, counters, and the memory of a day."""
+"""Troubles by stage, the encoder in use, counters, and the process's memory over 24 hours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY_FILE = "memory.json"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Troubles, and what transcribes, at one moment."""
+    """Troubles, encoder and model at one moment."""
 
     troubles: dict[str, str]
     """What is wrong, by stage, with the fix."""
@@ -47,9 +47,9 @@ class Health:
         self._started_s = time.monotonic()
 
     def trouble(self, stage: str, text: str | None) -> bool:
-        """Sets what is wrong with `stage`, in plain words with the fix; None clears it.
+        """Set what is wrong with `stage`, in plain words with the fix; None clears it.
 
-        True when that is news.
+        Return True if that is news.
         """
         with self._lock:
             if not self._set(stage, text):
@@ -81,22 +81,22 @@ class Health:
         return True
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Adds to a counter."""
+        """Add to a counter."""
         with self._lock:
             self._counters[name] += amount
 
     def counters(self) -> dict[str, int]:
-        """A copy of all counters."""
+        """Return a copy of all counters."""
         with self._lock:
             return dict(self._counters)
 
     def troubles(self) -> dict[str, str]:
-        """What is wrong now, by stage, in plain words; empty when all is well; a copy."""
+        """Return a copy of what is wrong now, by stage, in plain words."""
         with self._lock:
             return dict(self._troubles)
 
     def snapshot(self) -> Snapshot:
-        """Troubles, encoder and model as they belong together."""
+        """Return troubles, encoder and model as they belong together."""
         with self._lock:
             return Snapshot(dict(self._troubles), self._encoder, self._model)
 
@@ -107,16 +107,16 @@ class Health:
 
 
 class Day:
-    """The process's memory in the course of a day, the most of each five minutes.
+    """The process's memory over 24 hours: the most of each five minutes.
 
-    Under systemd it lies in the runtime folder, in memory: a restart goes on with it, a stop of the
-    service deletes it. Elsewhere it lasts as long as the process.
+    Under systemd the file is in the runtime folder, which is in memory: it survives a restart of
+    the service, not a stop. Elsewhere there is no file.
     """
 
     def __init__(self, folder: Path | None = None, every_s: float = EVERY_S) -> None:
-        """Reads what a process before has left in `folder`; None: systemd's, if there is one."""
-        given = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-        folder = folder or (Path(given) if given else None)
+        """Read what the process before left in `folder`; None: systemd's, if there is one."""
+        runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+        folder = folder or (Path(runtime) if runtime else None)
         self._file = folder / DAY_FILE if folder else None
         self._every_s = every_s
         self._due_s, self._most_mb = time.monotonic() + every_s, 0.0
@@ -124,10 +124,10 @@ class Day:
         with suppress(OSError, ValueError, TypeError):
             if self._file:
                 read = [(int(at), float(mb)) for at, mb in json.loads(self._file.read_bytes())]
-                self._points = tuple(one for one in read if math.isfinite(one[1]))
+                self._points = tuple(point for point in read if math.isfinite(point[1]))
 
-    def look(self, memory_mb: float) -> None:
-        """Takes note of the memory now; one thread's."""
+    def record(self, memory_mb: float) -> None:
+        """Record the memory in use now. One thread."""
         self._most_mb = max(self._most_mb, memory_mb)
         if time.monotonic() < self._due_s:
             return
@@ -137,9 +137,9 @@ class Day:
             try:
                 write_whole(self._file, json.dumps(self._points), 0o600)
             except OSError as error:
-                log.debug("%s: the day's memory is not kept: %s", self._file, error)
+                log.debug("%s: cannot save the memory of the last 24 hours: %s", self._file, error)
 
     def points(self) -> tuple[tuple[int, float], ...]:
-        """Unix time and megabytes (2**20) of the last 24 hours, in order; any thread."""
-        now_s = time.time()  # a clock that was set back leaves points that are to come
-        return tuple(one for one in self._points if now_s - DAY_S < one[0] <= now_s)
+        """Return pairs of Unix time and megabytes (2**20) of the last 24 hours. Any thread."""
+        now_s = time.time()  # a clock that was set back leaves points in the future
+        return tuple(point for point in self._points if now_s - DAY_S < point[0] <= now_s)

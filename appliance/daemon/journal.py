@@ -1,6 +1,6 @@
-"""Log lines to systemd's journal with their fields, or to standard error; systemd's notifications.
+"""Log lines to systemd's journal with fields, or to standard error; notifications to systemd.
 
-Everything works without python3-systemd, with fewer fields.
+Without python3-systemd, lines have no fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from appliance.config import JournalSettings
 
-if TYPE_CHECKING:  # with numpy and sqlite3 behind it, which most commands do without
+if TYPE_CHECKING:  # it imports numpy and sqlite3, which most commands do not need
     from appliance.store import StoredTranscript
 
 log = logging.getLogger("roomscribe.daemon")
@@ -23,23 +23,23 @@ _SYSLOG_LEVELS = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2
 
 
 class _PrefixedFormatter(logging.Formatter):
-    """Every line begins with <level>, which the journal takes off standard error (sd-daemon(3))."""
+    """Begins each line with <level>, which the journal reads from standard error (sd-daemon(3))."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as lines with their level."""
+        """Return the record's lines, each with its level."""
         prefix = f"<{_SYSLOG_LEVELS.get(record.levelname, 6)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 
 def set_up(settings: JournalSettings) -> None:
-    """Sends the log of the whole process where it belongs. Once, at start, before any thread."""
+    """Set up the logging of the whole process. Once, at the start, before any thread."""
     root = logging.getLogger()
     root.handlers[:] = [_handler()]
     root.setLevel(settings.level.upper())
 
 
 def log_transcript(stored: StoredTranscript, settings: JournalSettings) -> None:
-    """One line for a stored transcript; its text only when the configuration asks for it."""
+    """Log a stored transcript; with its text only if `settings.text`."""
     transcript = stored.transcript
     text = f": {transcript.text}" if settings.text else ""
     fields = {
@@ -62,14 +62,14 @@ def log_transcript(stored: StoredTranscript, settings: JournalSettings) -> None:
 
 
 def notify(state: str) -> bool:
-    """Tells systemd `state`, such as READY=1 or WATCHDOG=1; False when it is not there.
+    """Send `state`, such as READY=1 or WATCHDOG=1, to systemd, as sd_notify(3) does.
 
-    As sd_notify(3). Any thread. Never raises: the appliance works without systemd, too.
+    Return False if it cannot be reached. Any thread. Never raises.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False
-    if address.startswith("@"):  # one without a file
+    if address.startswith("@"):  # an abstract socket
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
         try:
@@ -80,7 +80,7 @@ def notify(state: str) -> bool:
 
 
 def _handler() -> logging.Handler:
-    """The journal itself, the journal behind standard error, or a terminal."""
+    """Return the handler for the journal, its standard error, or a terminal."""
     if "JOURNAL_STREAM" in os.environ:
         try:
             from systemd.journal import JournalHandler

@@ -1,9 +1,8 @@
-"""Whether the appliance may listen: set by any process, kept in a file beside the log.
+"""Whether the appliance is muted: a file beside the log, which any process may write.
 
-The file is the truth. `roomscribe mute` writes it, whether the daemon runs or not; the daemon reads
-it at start and looks at it while it runs. What is in it survives restarts and power cuts. While it
-cannot be read at the start (a failing disk) nobody may listen; it is tried again until it can. One
-that can no longer be seen changes nothing: who is muted stays so.
+`roomscribe mute` writes the file, whether the daemon runs or not. The daemon reads it at the start
+and polls it. It survives restarts and power cuts. If it cannot be read at the start (a failing
+disk), the appliance counts as muted until it can. If it disappears later, nothing changes.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ log = logging.getLogger("roomscribe.daemon")
 FILE_NAME = "mute"
 LOCK_NAME = "listening"
 _ON, _OFF = b"ON\n", b"OFF\n"
-AGAIN_S = 2.0
-"""Between two attempts at a file that could not be read or written."""
+RETRY_S = 2.0
+"""Seconds between two attempts to read or write the file."""
 
 Stamp = tuple[int, int, int]
-"""What tells one version of the file from another: inode, time of writing, size."""
+"""Identifies a version of the file: inode, modification time, size."""
 
 
 def write(file: Path, on: bool) -> Stamp:
-    """Puts the position into `file`, whole or not at all, and on the disk. Raises StoreError."""
+    """Write the file, whole or not at all, and flush it to the disk. Raises StoreError."""
     try:
         # the daemon reads what root writes; its folder keeps others out
         return _stamp(write_whole(file, _ON if on else _OFF, 0o644))
     except OSError as error:
         raise StoreError(
-            f"{file}: cannot keep that the appliance is {'muted' if on else 'not muted'}: expected "
-            f"a file that this user may write, found: {error.strerror}; it holds until the next "
-            "start only: make the folder of store.path writable, and free some space"
+            f"cannot save that the appliance is {'muted' if on else 'not muted'}: {file}: "
+            f"{error.strerror}; it is lost at the next start: make the folder of store.path "
+            "writable, and free some space"
         ) from error
 
 
 def _read(file: Path) -> tuple[Stamp | None, bool | None, str]:
-    """The file's stamp and position, and what is wrong with it, in plain words.
+    """Return the file's stamp, whether it says muted, and what is wrong with it.
 
-    The position is None while the file cannot be read; what makes no sense means muted.
+    A file that cannot be read says None; one with other content says muted.
     """
     try:
         with file.open("rb") as opened:
@@ -56,17 +55,17 @@ def _read(file: Path) -> tuple[Stamp | None, bool | None, str]:
     except (FileNotFoundError, NotADirectoryError):
         return None, False, ""
     except OSError as error:
-        closed = "the microphone stays closed until it can be read"
-        fix = "check the disk, or `roomscribe mute off`"
+        fix = "check the disk, or run `roomscribe mute off`"
         if isinstance(error, PermissionError):
-            fix = "give this user the folder, or set store.path to another"
-        return None, None, f"{file}: expected ON or OFF, found: {error.strerror}; {closed}: {fix}"
+            fix = "make the folder readable for this user, or set store.path to another"
+        why = f"{file}: {error.strerror}; the microphone stays closed until it can be read: {fix}"
+        return None, None, why
     if text.strip() not in (_ON.strip(), _OFF.strip()):
         return (
             stamp,
             True,
-            f"{file}: expected ON or OFF, found {text!r}; staying muted: "
-            "`roomscribe mute off` unmutes",
+            f"{file}: expected ON or OFF, found {text!r}; staying muted: run `roomscribe mute off` "
+            "to unmute",
         )
     return stamp, text.strip() == _ON.strip(), ""
 
@@ -76,104 +75,106 @@ def _stamp(found: os.stat_result) -> Stamp:
 
 
 class Mute:
-    """The switch. Any thread may call any method; no signal may interrupt one and call another."""
+    """The mute switch. Any thread may call any method, but no signal handler."""
 
     def __init__(self, folder: Path, *, write: Callable[[Path, bool], Stamp] = write) -> None:
-        """The switch as the file in `folder` has it; off when there is none."""
+        """Read the file in `folder`; without one the appliance is not muted."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called after each change by the thread that made it."""
+        """Called after each change, by the thread that made it."""
         self.unsaved = ""
-        """Why the present position would not survive a restart; empty when it would."""
+        """Why the present state would be lost at a restart; "" if it is saved."""
         self.unread = ""
-        """What is wrong with the file's content; empty when all is well."""
+        """What is wrong with the file; "" if nothing is."""
         self._write, self._file = write, folder / FILE_NAME
         self._lock_file = folder / LOCK_NAME
         self._lock = threading.Lock()
-        self._again_s = 0.0
-        self._blind = False
-        """There may be a file, with a position of its own."""
+        self._retry_s = 0.0
+        self._unreadable = False
+        """The last attempt to read the file failed."""
         self._stamp: Stamp | None = None
         self._on: bool | None = False
-        self._follow()
+        """None: not known, because the file cannot be read."""
+        self._read_file()
 
     @property
     def on(self) -> bool:
-        """True while nobody may listen: muted, or nobody knows. Does not wait."""
+        """True while the appliance may not listen: muted, or not known. Does not wait."""
         return self._on is not False
 
     @property
-    def known(self) -> bool:
-        """False while the file cannot be read and nobody has turned the switch. Does not wait."""
+    def is_known(self) -> bool:
+        """False until the file can be read or the switch is set. Does not wait."""
         return self._on is not None
 
     def set(self, on: bool, who: str = "") -> None:
-        """Turns it, then calls `on_change`, then saves it. `who` asked, for the log.
+        """Change the state, call `on_change`, then save it. `who` is for the log.
 
-        A disk that refuses leaves it turned, with the reason in `unsaved`, and is tried again.
+        If it cannot be saved, the new state holds, `unsaved` says why, and `poll` tries again.
         """
         with self._lock:
-            turned = self._turn(on, who)
-            self.unread = "" if turned else self.unread
-        if turned:
+            changed = self._change(on, who)
+            self.unread = "" if changed else self.unread
+        if changed:
             self.on_change()
         with self._lock:
-            if self._on == on and (turned or self.unsaved):
+            if self._on == on and (changed or self.unsaved):
                 self._save(on)
 
     def toggle(self, who: str = "") -> None:
-        """Turns it over; mutes while nobody knows."""
+        """Mute or unmute; mute if the state is not known."""
         self.set(not self._on, who)
 
-    def look(self) -> None:
-        """Follows the file when somebody else has written it, and tries again what failed."""
+    def poll(self) -> None:
+        """Read the file if another process has written it, and retry what failed."""
         with self._lock:
             try:
                 stamp = _stamp(self._file.stat())
             except OSError:
                 stamp = None
             gone = stamp is None and self._stamp is not None and self.on
-            due = time.monotonic() >= self._again_s
-            turned = False
-            if self._blind:
+            due = time.monotonic() >= self._retry_s
+            changed = False
+            if self._unreadable:
                 if due and self._on is None:
-                    turned = self._follow()
+                    changed = self._read_file()
             elif stamp not in (None, self._stamp):
-                turned = self._follow()
+                changed = self._read_file()
             if due and self._on is not None and (self.unsaved or gone):
                 self._save(self._on)
-        if turned:
+        if changed:
             self.on_change()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Shows other processes, as long as it lasts, that a microphone is open.
-
-        By a lock, which the kernel lets go of whatever ends this process.
-        """
+        """Show other processes that a microphone is open, by a lock that ends with this process."""
         try:
             held = lock(
                 self._lock_file, shared=True, wait=True, flags=os.O_RDONLY | os.O_CREAT, mode=0o644
             )
         except OSError as error:
-            log.warning("%s: %s: `roomscribe mute` cannot see us", self._lock_file, error.strerror)
+            log.warning(
+                "%s: %s: `roomscribe mute` cannot see whether the microphone is open",
+                self._lock_file,
+                error.strerror,
+            )
             yield
             return
         with held:
             yield
 
-    def _follow(self) -> bool:
-        """Takes over the file's position; True when that is news."""
+    def _read_file(self) -> bool:
+        """Take over the file's state; return True if it changes. Holds the lock."""
         known = self.unread
         self._stamp, on, self.unread = _read(self._file)
-        self.unsaved, self._blind = "", on is None
-        if self._blind:
-            self._again_s = time.monotonic() + AGAIN_S
+        self.unsaved, self._unreadable = "", on is None
+        if self._unreadable:
+            self._retry_s = time.monotonic() + RETRY_S
         if self.unread and self.unread != known:
             log.error("%s", self.unread)
-        return self._turn(on, "its file")
+        return self._change(on, "its file")
 
-    def _turn(self, on: bool | None, who: str) -> bool:
-        """True when that is news."""
+    def _change(self, on: bool | None, who: str) -> bool:
+        """Change the state; return True if it is another. Holds the lock."""
         if self._on == on:
             return False
         self._on = on
@@ -185,16 +186,16 @@ class Mute:
         known, self.unsaved = self.unsaved, ""
         try:
             self._stamp = self._write(self._file, on)
-            self.unread, self._blind = "", False
+            self.unread, self._unreadable = "", False
         except StoreError as error:
             self.unsaved = str(error)
-            self._again_s = time.monotonic() + AGAIN_S
+            self._retry_s = time.monotonic() + RETRY_S
             if self.unsaved != known:
                 log.warning("%s", error)
 
 
 def is_on(folder: Path) -> bool:
-    """The position in the file of `folder`. Raises StoreError."""
+    """Return whether the file in `folder` says muted. Raises StoreError."""
     _, on, trouble = _read(folder / FILE_NAME)
     if on is None:
         raise StoreError(trouble)
@@ -204,7 +205,10 @@ def is_on(folder: Path) -> bool:
 
 
 def is_listening(folder: Path) -> bool:
-    """True while any process has a microphone open for `folder`'s log. Raises StoreError."""
+    """Return True while a process has a microphone open for the log in `folder`.
+
+    Raises StoreError.
+    """
     file = folder / LOCK_NAME
     try:
         lock(file, flags=os.O_RDONLY).close()
@@ -214,7 +218,7 @@ def is_listening(folder: Path) -> bool:
         return True
     except OSError as error:
         raise StoreError(
-            f"{file}: expected a file that this user may read, found: {error.strerror}; "
-            "become the daemon's user, or use sudo"
+            f"cannot see whether the microphone is open: {file}: {error.strerror}; use sudo, or "
+            "become the daemon's user"
         ) from error
     return False

@@ -84,7 +84,7 @@ class Parts:
         mute, home, wyoming = self.mute, self.home, self.wyoming
         microphone = self.supervisor.description
         closed, health = self.supervisor.muted, self.health.snapshot()
-        known = mute.known
+        known = mute.is_known
         muted = closed and (True if known and mute.on else None)
         return ApplianceState(
             status="muted" if muted else "degraded" if health.troubles or not known else "running",

@@ -261,7 +261,7 @@ def _supervise(
         if pipeline.ended.is_set():
             return None
         announcer.feed()
-        pipeline.mute.look()
+        pipeline.mute.poll()
         if signals.toggle_mute:
             signals.toggle_mute = False
             pipeline.mute.toggle("SIGUSR1")
@@ -272,7 +272,7 @@ def _supervise(
             if renewed is not None:
                 return renewed
         memory_mb = resident_mb()
-        pipeline.day.look(memory_mb)
+        pipeline.day.record(memory_mb)
         if memory_mb > ceiling_mb:
             raise DeviceError(
                 f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; "

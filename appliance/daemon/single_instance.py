@@ -94,7 +94,7 @@ def acquire(name: str, proc: Path = Path("/proc")) -> socket.socket:
 
 
 def _listener(address: str) -> int:
-    """Return the process that listens there; 0 if none does or it is unknown."""
+    """Return the id of the process that listens there; 0 if none does or it is unknown."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         try:
@@ -108,7 +108,7 @@ def _listener(address: str) -> int:
 
 
 def _is_ending(process: Path) -> bool:
-    """Return True for a process that was killed and that the kernel does not let go."""
+    """Return True for a process that was killed but still hangs in the kernel."""
     status = _text(process / "status")
     pending = re.findall(r"^(?:Sig|Shd)Pnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
     killed = any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)

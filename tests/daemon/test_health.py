@@ -14,12 +14,12 @@ from appliance.daemon.health import DAY_FILE, Day
 
 def test_the_most_of_each_stretch_is_kept_and_a_restart_goes_on_with_it(tmp_path: Path) -> None:
     day = Day(tmp_path, every_s=0.05)
-    day.look(100.0)
-    day.look(120.26)
-    day.look(90.0)
+    day.record(100.0)
+    day.record(120.26)
+    day.record(90.0)
     assert day.points() == ()
     time.sleep(0.06)
-    day.look(80.0)
+    day.record(80.0)
     ((at, most_mb),) = day.points()
     assert (most_mb, abs(at - time.time()) < 5) == (120.3, True)
     assert Day(tmp_path).points() == day.points()
@@ -28,11 +28,11 @@ def test_the_most_of_each_stretch_is_kept_and_a_restart_goes_on_with_it(tmp_path
 
 def test_what_is_older_than_a_day_or_to_come_goes(tmp_path: Path) -> None:
     now = round(time.time())
-    told = [[now - 86_500, 1.0], [now - 86_000, 2.0], [now + 9000, 3.0]]
-    (tmp_path / DAY_FILE).write_text(json.dumps(told))
+    points = [[now - 86_500, 1.0], [now - 86_000, 2.0], [now + 9000, 3.0]]
+    (tmp_path / DAY_FILE).write_text(json.dumps(points))
     day = Day(tmp_path, every_s=0.0)
     assert day.points() == ((now - 86_000, 2.0),)
-    day.look(4.0)
+    day.record(4.0)
     assert [mb for _, mb in json.loads((tmp_path / DAY_FILE).read_text())] == [2.0, 4.0]
 
 
@@ -46,7 +46,7 @@ def test_a_folder_that_refuses_costs_nothing_but_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day = Day(tmp_path / "gone", every_s=0.0)
-    day.look(5.0)
+    day.record(5.0)
     assert [mb for _, mb in day.points()] == [5.0]
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
-    Day(every_s=0.0).look(5.0)
+    Day(every_s=0.0).record(5.0)

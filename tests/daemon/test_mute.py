@@ -107,8 +107,8 @@ def test_a_file_that_makes_no_sense_mutes(
 ) -> None:
     (tmp_path / "mute").write_bytes(text)
     mute = Mute(tmp_path)
-    assert (mute.on, mute.known) == (True, True)
-    assert "staying muted: `roomscribe mute off` unmutes" in caplog.text
+    assert (mute.on, mute.is_known) == (True, True)
+    assert "staying muted: run `roomscribe mute off` to unmute" in caplog.text
     assert mute.unread in caplog.text
     mute.set(False)
     assert (mute.unread, Mute(tmp_path).on) == ("", False)
@@ -118,14 +118,14 @@ def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> Non
     mute = Mute(tmp_path)
     turned: list[bool] = []
     mute.on_change = lambda: turned.append(mute.on)
-    mute.look()
+    mute.poll()
     switch.write(tmp_path / "mute", True)
-    mute.look()
-    mute.look()
+    mute.poll()
+    mute.poll()
     switch.write(tmp_path / "mute", False)
-    mute.look()
+    mute.poll()
     mute.set(True)
-    mute.look()
+    mute.poll()
     assert turned == [True, False, True]
 
 
@@ -140,21 +140,21 @@ def test_a_disk_that_refuses_leaves_it_muted_and_says_so(tmp_path: Path) -> None
     mute = Mute(tmp_path, write=write)
     mute.set(True)
     assert (mute.on, mute.unsaved) == (True, "no space")
-    mute.look()
+    mute.poll()
     assert (mute.on, mute.unsaved) == (True, "no space")
     full = False
-    looks_until(mute, lambda: not mute.unsaved)
+    poll_until(mute, lambda: not mute.unsaved)
     assert (mute.on, Mute(tmp_path).on) == (True, True)
 
 
-def looks_until(mute: Mute, condition: Callable[[], object]) -> None:
+def poll_until(mute: Mute, condition: Callable[[], object]) -> None:
     """As the daemon does, five times a second."""
 
-    def looked() -> object:
-        mute.look()
+    def polled() -> object:
+        mute.poll()
         return condition()
 
-    until(looked, HEALS_WITHIN_S)
+    until(polled, HEALS_WITHIN_S)
 
 
 def unreadable(file: Path) -> None:
@@ -171,12 +171,12 @@ def test_a_file_that_cannot_be_read_at_the_start_mutes_until_it_can(
     mute = Mute(tmp_path)
     turned: list[bool] = []
     mute.on_change = lambda: turned.append(mute.on)
-    mute.look()
-    assert (mute.on, mute.known, turned) == (True, False, [])
+    mute.poll()
+    assert (mute.on, mute.is_known, turned) == (True, False, [])
     assert "Input/output error; the microphone stays closed" in mute.unread
     (tmp_path / "mute").unlink()
     switch.write(tmp_path / "mute", position)
-    looks_until(mute, lambda: mute.known)
+    poll_until(mute, lambda: mute.is_known)
     assert (mute.on, mute.unread, turned) == (position, "", [position])
 
 
@@ -194,19 +194,19 @@ def test_who_turns_it_while_its_file_cannot_be_read_is_obeyed_and_then_written_d
     unreadable(tmp_path / "mute")
     mute = Mute(tmp_path, write=write)
     mute.set(position)
-    assert (mute.on, mute.known, mute.unread, mute.unsaved) == (position, True, "", "it fails")
+    assert (mute.on, mute.is_known, mute.unread, mute.unsaved) == (position, True, "", "it fails")
     (tmp_path / "mute").unlink()
     switch.write(tmp_path / "mute", not position)
     failing = False
-    looks_until(mute, lambda: not mute.unsaved)
+    poll_until(mute, lambda: not mute.unsaved)
     assert (mute.on, Mute(tmp_path).on) == (position, position)
 
 
 def test_a_position_that_cannot_be_read_any_more_is_not_listened_to(tmp_path: Path) -> None:
     mute = Mute(tmp_path)
     unreadable(tmp_path / "mute")
-    mute.look()
-    assert (mute.on, mute.known) == (True, False)
+    mute.poll()
+    assert (mute.on, mute.is_known) == (True, False)
 
 
 def test_who_is_muted_stays_so_when_the_file_vanishes(tmp_path: Path) -> None:
@@ -215,11 +215,11 @@ def test_who_is_muted_stays_so_when_the_file_vanishes(tmp_path: Path) -> None:
     mute = Mute(folder)
     mute.set(True)
     folder.rename(tmp_path / "away")
-    mute.look()
+    mute.poll()
     assert mute.on
-    assert "expected a file that this user may write" in mute.unsaved
+    assert "cannot save that the appliance is muted" in mute.unsaved
     folder.mkdir()
-    looks_until(mute, lambda: not mute.unsaved)
+    poll_until(mute, lambda: not mute.unsaved)
     assert Mute(folder).on
 
 
@@ -238,7 +238,7 @@ def test_the_command_says_that_it_cannot_read_the_file_and_writes_it_all_the_sam
 def test_a_position_that_cannot_be_kept_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(StoreError, match="it holds until the next start only"):
+    with pytest.raises(StoreError, match="it is lost at the next start"):
         switch.write(tmp_path / "nowhere" / "mute", True)
     (tmp_path / "mute").mkdir()
     with pytest.raises(StoreError):
