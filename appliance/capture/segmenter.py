@@ -207,6 +207,9 @@ class Segmenter:
         if not self.speaking:
             if judged.judgement.opens or self._continues_last(judged):
                 self._open()
+            elif detected.missed_s and not self.closed_early:
+                # too unlike speech to open an utterance, and too like it to leave no trace
+                found.append(Discarded("no_speech", new_id(), detected.missed_s))
             return found
         # an utterance is open: it is cut, closed, or may soon be closed
         self._endpoint.follow(judged.judgement, length_s)

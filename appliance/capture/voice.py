@@ -58,6 +58,8 @@ class Judgement:
     """Seconds of speech found since the last frame."""
     score: float = 1.0
     """Silero's newest score, 0..1."""
+    missed_s: float = 0.0
+    """Seconds of a sound that was like speech and never opened; once, when the detector sleeps."""
 
 
 class Detector(Protocol):
@@ -88,6 +90,9 @@ class VoiceDetector:
         self._pending: Samples = np.empty(0, np.int16)
         self._awake_left_s = 0.0
         self._awake_for_s = 0.0
+        self._like_speech = self._opened = False
+        """Whether a score since the detector woke reached the lowest opening score, and whether
+        enough of them did."""
         self._noise_s = 0.0
         """Seconds for which every score has been below NOISE_SCORE."""
         self._level: float | None = None
@@ -114,6 +119,9 @@ class VoiceDetector:
         close_score = min(self._settings.close_score, open_score)
         scores = self._score(frame.samples)
         opens = any(self._opened_by(score, open_score) for score in scores)
+        self._opened = self._opened or opens
+        lowest = self._settings.open_score * FRESH_SHARE
+        self._like_speech = self._like_speech or max(scores, default=0.0) >= lowest
         voiced = sum(score >= close_score for score in scores)
         newest = self._scores[-1] if self._scores else 0.0
         self._noise_s = 0.0 if newest >= NOISE_SCORE else self._noise_s + frame_s
@@ -122,10 +130,13 @@ class VoiceDetector:
         self._awake_for_s += frame_s
         if noticed or speech:
             self._awake_left_s = AWAKE_S
+        missed_s = 0.0
         if not self.awake:
             self._scores.clear()
+            if self._like_speech and not self._opened:
+                missed_s = max(frame_s, self._awake_for_s - AWAKE_S)
         self._remember(frame.samples)
-        return Judgement(opens, speech, voiced * SILERO_WINDOW_S, newest)
+        return Judgement(opens, speech, voiced * SILERO_WINDOW_S, newest, missed_s)
 
     def reset(self) -> None:
         """Forgets all: the next frame follows a gap."""
@@ -156,6 +167,7 @@ class VoiceDetector:
         _compute_on_one_thread()
         self._awake_left_s = AWAKE_S
         self._awake_for_s = 0.0
+        self._like_speech = self._opened = False
         past = np.concatenate((np.empty(0, np.int16), *self._past))
         whole = min(LOOK_BACK_WINDOWS, len(past) // SILERO_SAMPLES) * SILERO_SAMPLES
         self._pending = past[len(past) - whole :]

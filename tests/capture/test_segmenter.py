@@ -79,6 +79,21 @@ def test_an_utterance_carries_its_pre_roll_and_a_short_tail() -> None:
     assert window.voiced_s == pytest.approx(0.9)
 
 
+def test_a_sound_that_was_like_speech_and_never_opened_leaves_a_trace() -> None:
+    class Unsure(FakeVoice):
+        def push(self, frame: Frame) -> Judgement:
+            asleep = super().push(frame).speech
+            return Judgement(False, False, 0.0, 0.0, missed_s=0.42 if asleep else 0.0)
+
+    room = Room()
+    room.segmenter = Segmenter(Unsure(), SegmenterSettings(), 10.0)
+    room.hear(silence(10), speech(1), silence(30))
+    (trace,) = room.found
+    assert isinstance(trace, Discarded)
+    assert (trace.reason, trace.duration_s) == ("no_speech", 0.42)
+    assert trace.utterance_id
+
+
 def test_an_utterance_is_handed_on_as_soon_as_the_hang_over_is_over() -> None:
     room = Room().hear(silence(100), speech(30), silence(19))
     assert room.found == []

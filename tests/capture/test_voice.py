@@ -106,6 +106,23 @@ def test_a_command_is_heard_after_long_noise_of_its_room(name: str) -> None:
         assert any(one.start_s < spoken_s < one.start_s + one.duration_s for one in windows)
 
 
+def test_a_beginning_that_is_like_speech_is_reported_once_when_the_detector_sleeps() -> None:
+    with Recording(str(SPEECH / "00.flac"), real_time=False) as recording:
+        sound = np.concatenate([frame.samples for frame in recording.frames()])
+    loud = int(np.argmax(np.abs(sound) > 3000))
+    for length_s in (0.06, 0.09, 0.12, 0.15):
+        part = sound[loud : loud + int(length_s * 16000)]
+        detector = VoiceDetector(VoiceSettings())
+        samples = np.concatenate((noise(2, 3), part, noise(2, 3)))
+        judged = [detector.push(frame) for frame in Framer().push(samples, 0.0)]
+        missed = [judgement.missed_s for judgement in judged if judgement.missed_s]
+        if not any(judgement.opens for judgement in judged) and missed:
+            assert len(missed) == 1
+            assert missed[0] < 1.0
+            return
+    pytest.fail("no part of the sentence was like speech without being speech")
+
+
 def test_a_detector_that_was_reset_judges_as_a_new_one_does() -> None:
     with Recording(str(SPEECH / "00.flac"), real_time=False) as recording:
         frames = list(recording.frames())
