@@ -1,17 +1,16 @@
-"""Windows that are not transcribed yet, in memory that outlives the process: nothing that was
-spoken to its end is lost with it.
+"""Windows that are not transcribed yet, in files in memory, so that a crash loses none.
 
-One file a window in a folder in memory, for this user alone: written before the window is queued,
-deleted when its transcript is in the store or it was discarded. What a process leaves behind, the
-next one finds. Without such a folder everything goes on, and windows are in the process alone.
+The folder is in memory and readable for this user only. Each window has a file, which is written
+before the window is queued, and deleted when the transcript is stored or the window is discarded.
+The next process finds what is left. Without such a folder, windows are only in the process.
 
-A window's file, which `pack` makes and `parse` reads, whatever bytes there are:
+A window's file, which `pack` makes and `parse` reads:
 
     magic, version, attempts, header's length, CRC-32 of header and samples    16 bytes
     header    JSON: the window's fields, when it was written, on which boot
     samples   int16, little-endian
 
-The count of attempts lies outside the checksum, so that it is raised in place by writing one byte.
+The number of attempts is not in the checksum: one byte is written in place to change it.
 """
 
 from __future__ import annotations
@@ -44,20 +43,20 @@ log = logging.getLogger("roomscribe.daemon")
 MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")
 ATTEMPTS_AT = 7
-"""Where in the file the byte of the attempts is."""
-LONGEST_HEADER = 4096
-LARGEST = 8 << 20
-"""No window has so many bytes: 30 s have one million."""
+"""Offset of the byte with the number of attempts."""
+HEADER_LIMIT = 4096
+FILE_LIMIT = 8 << 20
+"""Bytes; a window of 30 s has one million."""
 NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
-BESIDE = ".new"
-"""Ends the name of a file that is being written."""
-IN_WORK = 3
-"""So many windows are with the encoder and the decoder at most."""
+UNFINISHED = ".new"
+"""Suffix of a file that is being written."""
+IN_WORK_LIMIT = 3
+"""Most windows that the encoder and the decoder work on at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, on both clocks, and the boot that the monotonic one counts from."""
+    """A time on both clocks, and the boot that the monotonic clock counts from."""
 
     boot_id: str
     monotonic_s: float
@@ -65,21 +64,21 @@ class Moment:
 
     @classmethod
     def now(cls) -> Moment:
-        """This one."""
+        """Return the present moment."""
         return cls(boot_id(), time.monotonic(), time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """What a file holds."""
+    """The content of a file."""
 
     window: Window
     attempts: int
-    """How often transcribing it was begun by a process that did not live to end it."""
+    """Processes that died while they transcribed it."""
 
 
 def pack(window: Window, now: Moment) -> bytes:
-    """The file's bytes."""
+    """Return the bytes of a window's file."""
     fields = {name: getattr(window, name) for name in FIELDS}
     header = json.dumps({**fields, "samples": len(window.samples), **asdict(now)}).encode("ascii")
     body = header + window.samples.astype("<i2").tobytes()
@@ -87,20 +86,20 @@ def pack(window: Window, now: Moment) -> bytes:
 
 
 def parse(data: bytes, now: Moment) -> Spooled:
-    """The window in a file's bytes, its times on this boot's monotonic clock.
+    """Return the content of a file, with times on this boot's monotonic clock.
 
-    Raises ValueError, which says what is wrong.
+    Raises ValueError for damaged bytes.
     """
     if len(data) < _FRONT.size:
         raise ValueError(f"expected at least {_FRONT.size} bytes, found {len(data)}")
     magic, version, attempts, length, checksum = _FRONT.unpack_from(data)
     if (magic, version) != (MAGIC, VERSION):
         raise ValueError(f"expected a window of version {VERSION}, found {data[:7]!r}")
-    if length > LONGEST_HEADER:
-        raise ValueError(f"expected a header of at most {LONGEST_HEADER} bytes, found {length}")
+    if length > HEADER_LIMIT:
+        raise ValueError(f"expected a header of at most {HEADER_LIMIT} bytes, found {length}")
     body = memoryview(data)[_FRONT.size :]
     if zlib.crc32(body) != checksum:
-        raise ValueError("expected its checksum, found another: it is torn or damaged")
+        raise ValueError("expected its checksum, found another: it is incomplete or damaged")
     try:
         header = json.loads(bytes(body[:length]).decode("ascii"))
     except (ValueError, RecursionError):
@@ -116,9 +115,9 @@ def _window(header: Any, sound: bytes, now: Moment) -> Window:
         raise ValueError(f"expected {count} samples, found {len(sound)} bytes")
     moved_s = 0.0
     if _field(header, "boot_id", _is_text) != now.boot_id or not now.boot_id:
-        away_s = max(0.0, now.wall_s - _field(header, "wall_s", _is_number))
-        moved_s = now.monotonic_s - away_s - _field(header, "monotonic_s", _is_number)
-    header.setdefault("continues", "")  # an older version's
+        age_s = max(0.0, now.wall_s - _field(header, "wall_s", _is_number))
+        moved_s = now.monotonic_s - age_s - _field(header, "monotonic_s", _is_number)
+    header.setdefault("continues", "")  # written by an older version
     values = {name: _field(header, name, fits) for name, fits in FIELDS.items()}
     values["start_s"] += moved_s
     values["speech_end_s"] += moved_s
@@ -165,13 +164,13 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "overlap_s": _is_number,
     "continues": _is_text,
 }
-"""The fields of a window that stand in its header as they are, and what fits."""
+"""The fields of a window that are in its header, and the check of each."""
 
 
 def spool_folder(settings: Settings) -> Path:
-    """The spool's folder, there or not: spool.path, else one below the runtime folder.
+    """Return spool.path, else a folder below the runtime folder. It may not exist.
 
-    Who keeps the log elsewhere has a spool elsewhere, too, so that nobody takes another's windows.
+    Another log has another folder, so that no daemon takes the windows of another one.
     """
     if settings.spool.path:
         return Path(settings.spool.path).expanduser()
@@ -179,31 +178,31 @@ def spool_folder(settings: Settings) -> Path:
 
 
 def write(path: Path, data: bytes) -> None:
-    """The whole file or none. Raises OSError."""
-    beside = path.with_name(path.name + BESIDE)
+    """Write a file, whole or not at all. Raises OSError."""
+    part = path.with_name(path.name + UNFINISHED)
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        beside.replace(path)
+        part.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            part.unlink()
         raise
 
 
 def read(path: Path, now: Moment) -> Spooled:
-    """What a file holds. Raises OSError, and ValueError for a damaged one."""
+    """Return the content of a file. Raises OSError, and ValueError for a damaged file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"expected at most {LARGEST} bytes, found more")
+        data = file.read(FILE_LIMIT + 1)
+    if len(data) > FILE_LIMIT:
+        raise ValueError(f"expected at most {FILE_LIMIT} bytes, found more")
     return parse(data, now)
 
 
 def write_attempts(path: Path, attempts: int) -> None:
-    """Writes the count of attempts into a file, if it is there."""
+    """Write the number of attempts into a file, if it exists."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -213,14 +212,14 @@ def write_attempts(path: Path, attempts: int) -> None:
 
 
 def delete_windows(folder: Path) -> None:
-    """Deletes every window in `folder`, if it is there. Raises OSError, also when it is in use."""
+    """Delete every window in `folder`, if it exists. Raises OSError, also if it is in use."""
     if not folder.is_dir():
         return
     held = MemoryFolder(folder)
     held.lock()
     try:
         for path in folder.iterdir():
-            if NAME.fullmatch(path.name.removesuffix(BESIDE)):
+            if NAME.fullmatch(path.name.removesuffix(UNFINISHED)):
                 path.unlink()
     finally:
         held.leave()
@@ -237,13 +236,13 @@ class Kept:
     size: int
     attempts: int
     begun: bool = False
-    """True from the moment when its transcription is begun."""
+    """True once a process has begun to transcribe it."""
     counted: bool = False
-    """True while `attempts` has this process's own."""
+    """True while `attempts` includes the attempt of this process."""
 
 
 class Spool:
-    """The open folder, or none. Any thread may call any method; none of them raises."""
+    """The open folder, or none. Any thread may call any method, and none raises."""
 
     def __init__(
         self,
@@ -251,9 +250,9 @@ class Spool:
         health: Health,
         write: Callable[[Path, bytes], None] = write,
     ) -> None:
-        """Takes over the folder `held`; use Spool.open."""
+        """Own the folder `held`. Use Spool.open."""
         self.folder = held.path if held else None
-        """None when windows are kept in the process alone."""
+        """None if windows are only in the process."""
         self._held, self._health, self._write = held, health, write
         self._lock = threading.Lock()
         self._kept: dict[str, Kept] = {}
@@ -266,8 +265,11 @@ class Spool:
         health: Health,
         write: Callable[[Path, bytes], None] = write,
     ) -> Spool:
-        """The spool that the configuration asks for, with what was left in it; none with one line
-        in the log where it cannot be. Where it is turned off, what was left is deleted."""
+        """Return the configured spool with the windows that were left in it.
+
+        If it cannot be opened, log why and return one without a folder. If it is turned off, delete
+        what was left.
+        """
         folder = spool_folder(settings)
         try:
             if not settings.spool.enabled:
@@ -276,15 +278,15 @@ class Spool:
             held = MemoryFolder(folder)
             held.take()
             spool = cls(held, health, write)
-            spool._find(folder)
+            spool._recover(folder)
             return spool
         except OSError as error:
             reason = error.strerror or str(error)
-            log.warning("%s: no spool: %s: a crash loses the windows that wait", folder, reason)
+            log.warning("%s: no spool: %s; a crash loses waiting windows", folder, reason)
             return cls(None, health)
 
     def windows(self) -> list[Kept]:
-        """The windows in it, in the order in which they were spoken."""
+        """Return the windows in it, in the order in which they were spoken."""
         with self._lock:
             return list(self._kept.values())
 
@@ -295,7 +297,7 @@ class Spool:
             return sum(kept.size for kept in self._kept.values())
 
     def put(self, window: Window) -> bool:
-        """Keeps a window; False when it is kept in the process alone."""
+        """Save a window. Return False if it is only in the process."""
         if self.folder is None:
             return False
         data = pack(window, Moment.now())
@@ -303,19 +305,21 @@ class Spool:
             self._number += 1
             path = self.folder / f"{self._number:08}-{window.id}.window"
         try:
-            self._put(path, data)
+            self._write_file(path, data)
         except OSError as error:
-            trouble = f"{self.folder}: cannot keep windows over a crash: {error.strerror}"
+            trouble = (
+                f"{self.folder}: cannot save waiting windows: {error.strerror}; a crash loses them"
+            )
             if self._health.trouble("spool", trouble):
                 log.warning("%s", trouble)
             return False
         self._health.trouble("spool", None)
         with self._lock:
-            self._keep(path, window, len(data))
+            self._add(path, window, len(data))
         return True
 
     def load(self, window_id: str) -> Window | None:
-        """The window with its samples; None, with a line in the log, when it is not there."""
+        """Return the window with its samples; None if it cannot be read, which is logged."""
         with self._lock:
             kept = self._kept.get(window_id)
         if kept is None:
@@ -323,12 +327,11 @@ class Spool:
         try:
             return read(kept.path, Moment.now()).window
         except (OSError, ValueError) as error:
-            self._damaged(kept.path, error)
+            self._delete_damaged(kept.path, error)
             return None
 
     def begin(self, window_id: str) -> None:
-        """Notes in the file that its transcription is begun, in case the process does not live to
-        end it; once, however often it is begun before that."""
+        """Count an attempt, in case this process dies of it; once until `mark_survived`."""
         with self._lock:
             kept = self._kept.get(window_id)
             if kept is None:
@@ -339,7 +342,7 @@ class Spool:
             write_attempts(kept.path, kept.attempts)
 
     def mark_survived(self, window_id: str) -> None:
-        """Notes that its transcription has ended; it waits for the store alone."""
+        """Forget the attempts: it is transcribed, or no death is its fault."""
         with self._lock:
             kept = self._kept.get(window_id)
             if kept is not None:
@@ -347,7 +350,7 @@ class Spool:
                 write_attempts(kept.path, kept.attempts)
 
     def delete(self, window_id: str) -> None:
-        """Deletes it: it is in the store, or was discarded."""
+        """Delete a window that is stored or discarded."""
         with self._lock:
             kept = self._kept.pop(window_id, None)
         if kept is not None:
@@ -355,16 +358,16 @@ class Spool:
                 kept.path.unlink()
 
     def delete_transcribed(self) -> bool:
-        """Deletes the oldest that is transcribed and waits for the store; False without one."""
+        """Delete the oldest window that only waits for the store. Return False if there is none."""
         with self._lock:
             begun = [kept.id for kept in self._kept.values() if kept.begun]
-        if len(begun) <= IN_WORK:
+        if len(begun) <= IN_WORK_LIMIT:
             return False
         self.delete(begun[0])
         return True
 
     def close(self) -> None:
-        """Leaves what is in it to the next one."""
+        """Close the folder, and leave what is in it to the next process."""
         with self._lock:
             self._kept.clear()
             held, self._held, self.folder = self._held, None, None
@@ -377,32 +380,31 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, folder: Path) -> None:
-        """Takes up what was left in the folder; deletes what cannot be used. Raises OSError."""
+    def _recover(self, folder: Path) -> None:
+        """Add what was left in the folder; delete what is damaged. Raises OSError."""
         now = Moment.now()
         for path in sorted(folder.iterdir()):
-            name = NAME.fullmatch(path.name.removesuffix(BESIDE))
+            name = NAME.fullmatch(path.name.removesuffix(UNFINISHED))
             if name is None:
                 continue
             try:
                 found = read(path, now)
                 if found.window.id != name[2]:
                     raise ValueError(f"expected the window of its name, found {found.window.id}")
-                if path.name.endswith(BESIDE):
+                if path.name.endswith(UNFINISHED):
                     path = path.replace(path.with_name(name[0]))  # noqa: PLW2901
             except (OSError, ValueError) as error:
-                self._damaged(path, error)
+                self._delete_damaged(path, error)
                 continue
             self._number = max(self._number, int(name[1]))
-            self._keep(path, found.window, path.stat().st_size, found.attempts)
+            self._add(path, found.window, path.stat().st_size, found.attempts)
 
-    def _keep(self, path: Path, window: Window, size: int, attempts: int = 0) -> None:
-        """Notes what is in a file."""
-        about = (window.id, window.utterance_id, window.duration_s)
-        self._kept[window.id] = Kept(path, *about, size, attempts)
+    def _add(self, path: Path, window: Window, size: int, attempts: int = 0) -> None:
+        fields = (window.id, window.utterance_id, window.duration_s)
+        self._kept[window.id] = Kept(path, *fields, size, attempts)
 
-    def _put(self, path: Path, data: bytes) -> None:
-        """Writes a file; makes the folder again when it is gone. Raises OSError."""
+    def _write_file(self, path: Path, data: bytes) -> None:
+        """Write a file; make the folder again if it is gone. Raises OSError."""
         try:
             self._write(path, data)
         except FileNotFoundError:
@@ -411,10 +413,11 @@ class Spool:
             self._held.take()
             self._write(path, data)
 
-    def _damaged(self, path: Path, error: Exception) -> None:
-        """Deletes a file that cannot be used."""
+    def _delete_damaged(self, path: Path, error: Exception) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
-        if not path.name.endswith(BESIDE):
-            log.error("%s: deleted: %s", path, getattr(error, "strerror", None) or error)
+        if not path.name.endswith(UNFINISHED):
+            log.error(
+                "%s: deleted a damaged window: %s", path, getattr(error, "strerror", None) or error
+            )
             self._health.count("spool_damaged")

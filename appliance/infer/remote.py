@@ -1,9 +1,9 @@
-"""Windows that another machine transcribes; while it cannot, this machine's model does, or they
-wait. What a speech-to-text server (wyoming/) and the workers of a fleet (fleet/) have in common.
+"""Windows that another machine transcribes: what a speech-to-text server (wyoming/) and the
+workers of a fleet (fleet/) have in common. While none can, this machine's model does, or they wait.
 
-A question is asked by a thread of its own: looking up a name may hang, and the encoder's thread has
-to show that it moves. Who failed is asked again when it has proved that it is well; with that, a
-window that alone makes it fail is told from a server that is broken.
+Each request has a thread of its own, because looking up a name may hang and the encoder's thread
+must show progress. A server that failed gets a window only after it has transcribed silence, so
+that a window with which it always fails is distinguished from a broken server.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
 
 WINDOW_S = 10.0
-"""Longest window where no model on this machine has a say; the built-in one's length."""
+"""Longest window without a model on this machine; as long as the built-in model's."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
-"""Between two looks at a server that failed."""
+"""Seconds between two checks of a server that failed."""
 WATCH_EVERY_S = 30.0
-"""Between two looks at a server that is well, so that its end is known before somebody speaks."""
+"""Seconds between two checks of a healthy server, to notice its end before somebody speaks."""
 MOST_TRIES = 3
-"""A window that fails so often, at a server that has proved itself, fails by itself."""
-LOOK_S = 0.2
-"""Between two looks at whether an answer is still wanted."""
+"""A window that fails this often with a server that transcribes silence is refused."""
+POLL_S = 0.2
+"""Seconds between two checks whether an answer is still wanted."""
 SETTLE_S = 3.0
-"""At the start a server has so long to say what it is."""
+"""Seconds that a server has at the start to describe itself."""
 LETTERS_PER_S, LETTERS = 100, 200
 """Most letters of a text for each second of its window, and besides: five times what people say."""
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][0-9A-Za-z]{2,8})*")
 
 Facts = TypeVar("Facts")
-"""What a server says of itself."""
+"""A server's description of itself."""
 Reply = TypeVar("Reply")
-"""What it says of a window."""
+"""A server's answer for a window."""
 
 
 class UnwantedError(ServerError):
-    """Nobody waits for the answer any more."""
+    """The answer is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """Stands where a bundle's facts are asked for and there is no bundle."""
+    """The facts of a model elsewhere, in place of a bundle."""
 
     name: str
     language: str
@@ -71,11 +71,11 @@ def longest_text(duration_s: float) -> int:
 def clean_text(text: str) -> str:
     """Return another machine's text on one line, without what no transcript holds."""
     whole = text.encode("utf-8", "replace").decode()
-    return " ".join("".join(one if one.isprintable() else " " for one in whole).split())
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in whole).split())
 
 
 def is_language(value: object) -> TypeGuard[str]:
-    """True for a language's code, such as en or pt-BR."""
+    """Return True for a language's code, such as en or pt-BR."""
     return isinstance(value, str) and LANGUAGE.fullmatch(value) is not None
 
 
@@ -105,60 +105,60 @@ def join_transcriptions(parts: Sequence[Transcription]) -> Transcription:
 
 
 class RemoteBackend(ABC, Generic[Facts, Reply]):
-    """The state of a server that transcribes. One thread's; `name`, `trouble` and `facts` may be
-    read from any."""
+    """The state of a server that transcribes. One thread; any thread may read `name`, `trouble` and
+    `facts`."""
 
     remote_name = ""
-    """What transcribes while the server can."""
+    """The encoder's name while the server is in use."""
     away = "its name is still being looked up"
-    """What is wrong while a question that was given up has not ended, with the fix."""
-    waits = "until then what is said waits"
+    """What is wrong, with the fix, while a cancelled request has not ended."""
+    waits = "until then speech waits to be transcribed"
     pauses_s = FIRST_PAUSE_S, LONGEST_PAUSE_S
     silence: Samples = np.zeros(SAMPLE_RATE, np.int16)
-    """What a server proves itself with."""
+    """The window of `prove`."""
 
     def __init__(
         self, local: Backend | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Asks the server for the first time, without waiting. `local` encodes while it cannot."""
+        """Send the first request, without waiting. `local` encodes while the server cannot."""
         self.info: Facts | None = None
-        """What it last said of itself."""
+        """The server's last description."""
         self.fault: str | None = None
         """Why the server is not in use, with the fix; None while it is."""
         self.should_continue: Callable[[], bool] = lambda: True
-        """Called several times a second while an answer is awaited; False: not wanted any more."""
+        """Called several times a second during a request; False cancels it."""
         self._local, self._clock = local, clock
         self._pause_s, self._look_s = self.pauses_s[0], clock() + WATCH_EVERY_S
         self._failed, self._failures = "", 0
         """The window that failed last, and how often in a row."""
         self._left: BackgroundTask | None = None
-        """A question that was given up and has not ended."""
-        self._looking: BackgroundTask | None = BackgroundTask(self.describe, "server")
+        """A cancelled request that has not ended."""
+        self._check: BackgroundTask | None = BackgroundTask(self.describe, "server")
 
     @abstractmethod
     def describe(self) -> Facts:
-        """What the server says of itself. Raises ServerError. The thread of a look."""
+        """Return the server's description. Raises ServerError. A thread of its own."""
 
     @abstractmethod
     def prove(self) -> Facts:
-        """What a server that failed says of itself, once it has shown that it can transcribe.
-        Raises ServerError. The thread of a look."""
+        """Return the description of a server that failed, after it has transcribed silence.
+        Raises ServerError. A thread of its own."""
 
     @abstractmethod
     def request(self, window: Window, within_s: float) -> Reply:
-        """What the server says of a window. Raises ServerError. The thread of a question."""
+        """Return the server's answer. Raises ServerError. A thread of its own."""
 
     @abstractmethod
     def within_s(self, window: Window, failures: int) -> float:
-        """How long the server has for a window with which it failed so often."""
+        """Return the seconds that the server has for a window with which it failed before."""
 
     @abstractmethod
     def hang_up(self) -> None:
-        """Ends what is being asked. Any thread."""
+        """Cancel all requests. Any thread."""
 
     @property
     def name(self) -> str:
-        """What transcribes now: the server, or the encoder on this machine."""
+        """Name of what encodes now: the server, or the encoder on this machine."""
         return self._local.name if self._local and self.fault else self.remote_name
 
     @property
@@ -172,14 +172,14 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         return "; ".join(filter(None, (self.fault, instead, self._local.trouble)))
 
     def ask(self, window: Window) -> Reply:
-        """The server's answer. Raises ServerError, at once while the server is known to be away,
-        and RefusedError where it fails with this window alone."""
+        """Return the server's answer. Raises ServerError, at once while the server is not in use,
+        and RefusedError if it fails with this window only."""
         self._watch(self._clock())
         if self.fault:
             raise ServerError(self.fault)
         failures = self._failures if self._failed == window.id else 0
         if failures >= MOST_TRIES:
-            raise RefusedError(f"the server failed {failures} times with this window alone")
+            raise RefusedError(f"the server failed {failures} times with this window only")
         try:
             reply = self._reply(window, self.within_s(window, failures))
         except UnwantedError:
@@ -190,83 +190,81 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
             self._fail(error)
             raise
         self._failed, self._pause_s = "", self.pauses_s[0]
-        self._looking = None  # what it may say is older
+        self._check = None  # its result would be older
         self._look_s = self._clock() + WATCH_EVERY_S
         return reply
 
     def poll(self, now_s: float) -> None:
-        """Begins what is due at `now_s` (time.monotonic()), and takes over what was begun before.
-
-        Does not wait.
-        """
+        """Start a check that is due at `now_s` (time.monotonic()), and read the result of the one
+        before. Does not wait."""
         if self._local:
             self._local.poll(now_s)
         self._watch(now_s)
 
     def settle(self, within_s: float) -> None:
-        """Waits for what `poll` began, and takes it over."""
-        if self._looking:
-            self._looking.join(within_s)
+        """Wait for the check that `poll` started, and read its result."""
+        if self._check:
+            self._check.join(within_s)
         self._collect()
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the chip on this machine; empty without one."""
+        """Return the facts of the chip on this machine; empty without one."""
         return self._local.facts() if self._local else {}
 
     def close(self) -> None:
-        """Ends what is being asked."""
+        """Cancel all requests."""
         self.hang_up()
 
     def _watch(self, now_s: float) -> None:
         self._collect()
-        if self._looking is None and now_s >= self._look_s:
-            self._looking = BackgroundTask(self.prove if self.fault else self.describe, "server")
+        if self._check is None and now_s >= self._look_s:
+            self._check = BackgroundTask(self.prove if self.fault else self.describe, "server")
 
     def _reply(self, window: Window, within_s: float) -> Reply:
-        """The server's answer, waited for while `should_continue`. Raises ServerError."""
+        """Return the server's answer; wait for it while `should_continue`. Raises ServerError."""
         if self._left and self._left.is_alive():
             raise ServerError(self.away)
         task = BackgroundTask(lambda: self.request(window, within_s), "server")
         deadline_s = time.monotonic() + within_s + 1.0
         wanted = True
         while task.is_alive() and wanted and time.monotonic() < deadline_s:
-            task.join(LOOK_S)
+            task.join(POLL_S)
             wanted = self.should_continue()
         if task.is_alive():
             self.hang_up()
             self._left = task
             if not wanted:
-                raise UnwantedError("nobody waits for the answer any more")
-            return self._reply(window, within_s)  # says that it hangs
+                raise UnwantedError("the answer is not wanted any more")
+            return self._reply(window, within_s)  # raises what `away` says
         if task.error:
             raise task.error
         reply: Reply = task.outcome
         return reply
 
     def _collect(self) -> None:
-        """Takes over what has come of a look at the server, if it is over."""
-        looked = self._looking
-        if looked is None or looked.is_alive():
+        """Read the result of a check of the server, if it has ended."""
+        check = self._check
+        if check is None or check.is_alive():
             return
-        self._looking = None
-        if looked.error is None:
-            self.info, self.fault = looked.outcome, None
+        self._check = None
+        if check.error is None:
+            self.info, self.fault = check.outcome, None
             self._look_s = self._clock() + WATCH_EVERY_S
-        elif not isinstance(looked.error, ServerError):
-            raise looked.error
+        elif not isinstance(check.error, ServerError):
+            raise check.error
         else:
-            self._fail(looked.error)
+            self._fail(check.error)
 
     def _fail(self, error: ServerError) -> None:
-        """The server is out of use."""
+        """Stop using the server until a check succeeds."""
         self.fault = str(error)
         self._look_s = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, self.pauses_s[1])
 
 
 class RemoteTranscriber(ABC, Generic[Facts, Reply]):
-    """Has windows transcribed elsewhere, and by the model on this machine, where there is one,
-    while that cannot. Threads as in `Transcriber`; `begin` has the whole transcription made.
+    """Transcribes windows on another machine; while that cannot, with the model on this machine, if
+    there is one. Threads as in `Transcriber`, but `begin` may return the whole transcription.
     """
 
     def __init__(
@@ -276,7 +274,7 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
         gates: GateSettings,
         corrections: Mapping[str, str] | None = None,
     ) -> None:
-        """`corrections` are what is to be written for what is always misheard."""
+        """`corrections`: misheard words and what is written in their place."""
         self._corrections = Corrections(corrections or {})
         self.backend, self._local, self.gates = backend, local, gates
         self.trouble = local.trouble if local else ""
@@ -289,12 +287,12 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
 
     @abstractmethod
     def transcription(self, window: Window, reply: Reply) -> Transcription:
-        """What an answer says."""
+        """Return the transcription in an answer."""
 
     @property
     def should_continue(self) -> Callable[[], bool]:
-        """Called several times a second while `begin` waits for the server; False: it is to give
-        up, with a ServerError."""
+        """Called several times a second while `begin` waits for the server. False cancels that with
+        a ServerError."""
         return self.backend.should_continue
 
     @should_continue.setter
@@ -330,13 +328,13 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
         return replace(self._local.decode(encoded, progress), model=self._local.bundle.name)
 
     def warm_up(self) -> None:
-        """Warms the model on this machine up, and gives the server a moment to say what it is."""
+        """Warm up the model on this machine, and give the server time to describe itself."""
         if self._local:
             self._local.warm_up()
         self.backend.settle(SETTLE_S)
 
     def close(self) -> None:
-        """Ends what is being asked, and frees the encoder's device."""
+        """Cancel all requests, and free the encoder's device."""
         self.backend.close()
         if self._local:
             self._local.close()

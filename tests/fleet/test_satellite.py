@@ -158,7 +158,7 @@ def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back
     window = a_window()
     with pytest.raises(ServerError, match=r"no server: .*nothing listens there"):
         satellite.begin(window)
-    assert str(satellite.backend.trouble).endswith("until then what is said waits")
+    assert str(satellite.backend.trouble).endswith("until then speech waits to be transcribed")
     with FakeWorker(server.url):
         server.start()
         assert patiently(satellite, window).text == HEARD.text

@@ -95,7 +95,7 @@ def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_
         with hearing(config) as (running, say):
             say(f"0{number}.flac")
             wait_for_spooled(spool, number)
-            until(lambda: "what is said waits" in log_of(config), WITHIN_S)
+            until(lambda: "speech waits to be transcribed" in log_of(config), WITHIN_S)
             running.send_signal(signal.SIGKILL)
             running.wait(10)
     assert {path.read_bytes()[ATTEMPTS_AT] for path in spooled(spool)} == {0}

@@ -88,7 +88,9 @@ def test_without_a_model_here_nobody_transcribes_until_the_server_is_back(
         assert str(server.port) in transcriber.bundle.name
         with pytest.raises(ServerError, match="refused"):
             transcriber.begin(a_window())
-        assert str(transcriber.backend.trouble).endswith("until then what is said waits")
+        assert str(transcriber.backend.trouble).endswith(
+            "until then speech waits to be transcribed"
+        )
         server.start()
         look_again(transcriber)
         assert transcriber.transcribe(a_window()).text == "turn on the light"
