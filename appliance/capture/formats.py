@@ -1,4 +1,4 @@
-"""What a recording is, by its first bytes."""
+"""The format of a recording, recognised by its first bytes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from appliance.records import SAMPLE_RATE
 
 
 class Layout(NamedTuple):
-    """What samples in a pipe look like."""
+    """Format of the samples in a pipe."""
 
     dtype: str
-    """As numpy writes it."""
+    """In numpy's notation."""
     rate_hz: int
     channels: int
 
 
 HEAD = 4096
-"""Bytes by which a recording is recognised."""
+"""Bytes from which a format is recognised."""
 RAW = Layout("<i2", SAMPLE_RATE, 1)
 WAV, MP3, OGG, CAF = "a WAV file", "an MP3 file", "an Ogg file", "a CAF file"
 READ_BY_LIBSNDFILE = {
@@ -46,10 +46,10 @@ READ_BY_FFMPEG = {
     r"\x47.{187}\x47.{187}\x47": "an MPEG transport stream",
     r"\x00\x00\x01\xba": "an MPEG film",
 }
-"""How files begin, their bytes as Latin-1."""
+"""Patterns for the first bytes of a file, as Latin-1."""
 AAC = "an AAC stream"
-SECOND_TRY = {MP3, OGG, CAF}
-"""Kinds that hold what libsndfile does not know; of the others what it refuses is damaged."""
+MAY_NEED_FFMPEG = {MP3, OGG, CAF}
+"""Formats with encodings that libsndfile may not know; other files that it refuses are damaged."""
 NO_SOUND = {
     r"%PDF": "a PDF file",
     r"\x89PNG|\xff\xd8\xff|GIF8|RIFF.{4}WEBP": "a picture",
@@ -58,26 +58,26 @@ NO_SOUND = {
     r"\x7fELF": "a program",
     r"SQLite format": "a database",
 }
-"""What would be heard as noise."""
-FEWEST = 12
-"""Bytes by which text is told from raw PCM."""
-LOUD, ORDER = 15_000, 0.15
-"""Samples this loud (RMS) of which one says so little of the next are no sound but packed bytes."""
+"""Files whose bytes would sound like noise."""
+MIN_TEXT_BYTES = 12
+"""Fewer bytes cannot be told from raw PCM."""
+LOUD_RMS, SOUND_CORRELATION = 15_000, 0.15
+"""Louder samples whose neighbours correlate less are compressed or encrypted bytes."""
 KBPS = {
     3: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
     2: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
 }
-"""Of MPEG-1 (3 in its header) and MPEG-2, layer III (ISO 11172-3, 13818-3)."""
+"""Bit rates of layer III in MPEG-1 (version 3 in the header) and MPEG-2 (ISO 11172-3, 13818-3)."""
 MPEG_HZ = (44_100, 48_000, 32_000)
-EXTENSIBLE, MOST_CHANNELS = 0xFFFE, 1024
-NUMBERS = {
+EXTENSIBLE, MAX_CHANNELS = 0xFFFE, 1024
+WAV_DTYPES = {
     (1, 8): "u1", (1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4", (3, 64): "<f8",
 }  # fmt: skip
-"""numpy's name of a WAV's samples, by format tag and bits."""
+"""numpy's name for a WAV's samples, by format tag and bits."""
 
 
 def kind_of(head: bytes) -> str:
-    """What a recording is, by its first bytes; "" when they are those of none."""
+    """Return the format of a file that begins with `head`; "" if it is unknown."""
     text = head.decode("latin-1")
     for beginnings in (READ_BY_LIBSNDFILE, READ_BY_FFMPEG):
         for beginning, kind in beginnings.items():
@@ -90,10 +90,10 @@ def kind_of(head: bytes) -> str:
 
 
 def _mpeg_frame(head: bytes) -> tuple[int, int]:
-    """Length in bytes and layer (0: AAC) of the frame that begins here; (0, -1): none does.
+    """Return length in bytes and layer (0: AAC) of the MPEG frame at the start, or (0, -1).
 
-    Two bytes are too few to tell one from raw PCM, which may begin so: a frame is known by the next
-    one's being where its header says (ISO 13818-3, 13818-7).
+    Raw PCM may begin with the same two bytes: the caller checks that the next frame is where this
+    header puts it (ISO 13818-3, 13818-7).
     """
     if len(head) < 7 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return 0, -1
@@ -109,29 +109,28 @@ def _mpeg_frame(head: bytes) -> tuple[int, int]:
 
 
 def wave_layout(head: bytes) -> tuple[Layout, int, int] | None:
-    """Layout, first byte and length of a WAV's samples, if they are numbers as numpy has them.
-
-    None: its header does not end in `head`, or it is encoded.
-    """
-    layout, at = None, 12
-    while head.startswith(b"RIFF") and len(head) >= at + 8:
-        name, length = head[at : at + 4], int.from_bytes(head[at + 4 : at + 8], "little")
-        at += 8
+    """Return layout, offset and length of a WAV's samples; None if its header does not end within
+    `head`, or if numpy has no such samples (an encoded file)."""
+    layout, offset = None, 12
+    while head.startswith(b"RIFF") and len(head) >= offset + 8:
+        name = head[offset : offset + 4]
+        length = int.from_bytes(head[offset + 4 : offset + 8], "little")
+        offset += 8
         if name == b"data":
-            return (layout, at, length) if layout else None
-        if name == b"fmt " and len(head) >= at + 26:
-            tag, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", head, at)
+            return (layout, offset, length) if layout else None
+        if name == b"fmt " and len(head) >= offset + 26:
+            tag, channels, rate_hz, _, _, bits = struct.unpack_from("<HHIIHH", head, offset)
             if tag == EXTENSIBLE and length >= 26:
-                (tag,) = struct.unpack_from("<H", head, at + 24)
-            dtype = NUMBERS.get((tag, bits))
-            if dtype and 0 < channels <= MOST_CHANNELS:
+                (tag,) = struct.unpack_from("<H", head, offset + 24)
+            dtype = WAV_DTYPES.get((tag, bits))
+            if dtype and 0 < channels <= MAX_CHANNELS:
                 layout = Layout(dtype, rate_hz, channels)
-        at += length + length % 2
+        offset += length + length % 2
     return None
 
 
-def what_is_no_sound(head: bytes) -> str:
-    """What the beginning of a file that is taken for raw PCM is; "" when it may be sound."""
+def name_if_not_sound(head: bytes) -> str:
+    """Return what supposed raw PCM is by its beginning; "" if it may be sound."""
     if not head:
         return "nothing"
     text = head.decode("latin-1")
@@ -141,13 +140,13 @@ def what_is_no_sound(head: bytes) -> str:
     letters = "".join(head.decode("utf-8", "ignore").split())
     spaces = sum(map(head.count, b" \t\n\r\f"))
     if (
-        len(head) >= FEWEST
+        len(head) >= MIN_TEXT_BYTES
         and letters.isprintable()
         and len(letters.encode()) + spaces > len(head) - 4
     ):
         return "text"
     samples = np.frombuffer(head[: len(head) & ~1], "<i2").astype(np.float64)
-    if len(samples) < HEAD // 4 or samples.std() < LOUD:
+    if len(samples) < HEAD // 4 or samples.std() < LOUD_RMS:
         return ""
-    order = abs(np.corrcoef(samples[1:], samples[:-1])[0, 1])
-    return "" if order > ORDER else "bytes without order, as of something packed or encrypted"
+    correlation = abs(np.corrcoef(samples[1:], samples[:-1])[0, 1])
+    return "" if correlation > SOUND_CORRELATION else "compressed or encrypted bytes"

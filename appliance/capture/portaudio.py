@@ -1,16 +1,14 @@
-"""The recorder's program: blocks of samples from PortAudio, written to a pipe as messages.
+"""The recorder process: writes blocks of samples from PortAudio to a pipe as messages.
 
-Nothing else touches PortAudio.
+Only this module uses PortAudio. It runs in its own process because a PortAudio call may hang
+forever or crash when a card vanishes or a sound server stalls. Then the process is killed, and a
+new one has a fresh list of devices. It does not import numpy, and so starts in less than 0.1 s.
 
-In a process of its own, since a PortAudio call may hang for ever, or crash, when a card vanishes or
-a sound server stalls: then the process is killed, and another has a fresh list of devices. It
-imports no numpy and so starts in less than 0.1 s.
+It uses no callback: cffi cannot create one under MemoryDenyWriteExecute, and a callback stream ends
+silently when its device vanishes.
 
-No callback: under MemoryDenyWriteExecute cffi cannot make one, and a callback stream ends without
-a word when its device vanishes.
-
-Standard input: requests, JSON, one a line. Standard output: `Message`s, which the appliance takes
-apart with an `Inbox`.
+Standard input: requests in JSON, one per line. Standard output: `Message`s, which the appliance
+reads with an `Inbox`.
 """
 
 from __future__ import annotations
@@ -32,45 +30,45 @@ from appliance.capture.devices import Device, choose, why_missing
 from appliance.errors import DeviceError
 
 HEADER = struct.Struct("=BBId")
-"""Kind, whether samples were lost before it, bytes that follow, and end_s."""
-WORDS, SOUND = 0, 1
-"""JSON; a block of int16 samples, channels in turn, as the device gives them."""
+"""Kind, whether samples were lost before it, length of the data in bytes, end_s."""
+FIELDS, SOUND = 0, 1
+"""A JSON object; a block of int16 samples with interleaved channels, as the device records."""
 SPEECH_RATE_HZ = 16_000
 LATENCY_S = 0.2
-"""Asked of PortAudio: so long may a read be held up before samples are lost."""
+"""Requested of PortAudio: if a read is later than this, samples are lost."""
 FRESH_S = 0.3
-"""A list of devices that is not older need not be read again."""
+"""Age up to which the list of devices is not read again."""
 PR_SET_PDEATHSIG = 1
 SONAMES = {"portaudio": "libportaudio.so.2"}
 
 
 class Message(NamedTuple):
-    """What goes through the pipe."""
+    """A message in the pipe."""
 
     kind: int
     data: bytes
     end_s: float
-    """When the last sample was recorded, on time.monotonic()'s clock, which all processes share."""
+    """Time of the last sample on time.monotonic()'s clock, which all processes share."""
     lost: bool = False
-    """True when samples were lost before it."""
+    """True if samples were lost before it."""
 
-    def packed(self) -> bytes:
-        """As it goes through the pipe."""
+    def pack(self) -> bytes:
+        """Return the message as bytes for the pipe."""
         return HEADER.pack(self.kind, self.lost, len(self.data), self.end_s) + self.data
 
 
 class Inbox:
-    """Bytes in whatever number a pipe gives them -> messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def push(self, data: bytes) -> None:
-        """Takes what the pipe gave."""
+        """Append bytes from the pipe."""
         self._bytes += data
 
     def next(self) -> Message | None:
-        """The oldest message that has come to its end; None when there is none."""
+        """Return the oldest complete message; None without one."""
         if len(self._bytes) < HEADER.size:
             return None
         kind, lost, length, end_s = HEADER.unpack_from(self._bytes)
@@ -83,11 +81,11 @@ class Inbox:
 
 
 def main() -> NoReturn:
-    """Answers requests until the parent ends. It ends by a signal, never by clearing up."""
+    """Answer requests until the parent ends or a signal comes; never clean up."""
     _die_with_parent()
     output = os.dup(1)
-    for chatty in (1, 2):  # ALSA has much to say about devices that are not there
-        os.dup2(os.open(os.devnull, os.O_WRONLY), chatty)
+    for descriptor in (1, 2):  # ALSA prints much about missing devices
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     recorder = _Recorder(output)
     with contextlib.suppress(BrokenPipeError):
         for request in sys.stdin.buffer:
@@ -96,9 +94,9 @@ def main() -> NoReturn:
 
 
 @contextlib.contextmanager
-def _soname_known() -> Iterator[None]:
-    """sounddevice asks ldconfig for the library, which knows it only when apt has ended; the
-    loader finds it by its own name before, when the package's daemon is started."""
+def _find_by_soname() -> Iterator[None]:
+    """Let sounddevice find PortAudio by its soname. It uses ldconfig, which lists the library only
+    when apt has ended, after the package has already started the daemon."""
     find = ctypes.util.find_library
     ctypes.util.find_library = lambda name: find(name) or SONAMES.get(name)
     try:
@@ -108,36 +106,36 @@ def _soname_known() -> Iterator[None]:
 
 
 class _Recorder:
-    """PortAudio, and the pipe that takes what it gives."""
+    """PortAudio, and the pipe for its samples."""
 
     def __init__(self, output: int) -> None:
         self._output = output
         self._portaudio: ModuleType | None = None
         self._listed_s = 0.0
-        self._say(started=True)
+        self._send(started=True)
         with contextlib.suppress(DeviceError):  # raised again by the first request
             self._load()
 
     def answer(self, request: dict[str, Any]) -> None:
-        """Does what is asked; an error is an answer."""
+        """Execute a request; send an error as the answer."""
         try:
             portaudio = self._load()
             devices = _microphones(portaudio)
             if request["do"] == "list":
-                self._say(devices=[asdict(device) for device in devices])
+                self._send(devices=[asdict(device) for device in devices])
                 return
             self._record(portaudio, devices, request["device"], request["block_ms"])
         except DeviceError as error:
-            self._say(error=str(error))
+            self._send(error=str(error))
         except BrokenPipeError:
             raise
         except Exception as error:
-            self._say(error=f"PortAudio does not work: {_reason(error)}")
+            self._send(error=f"PortAudio does not work: {_reason(error)}")
 
     def _load(self) -> ModuleType:
-        """sounddevice with a fresh list of devices; raises DeviceError."""
+        """Return sounddevice with a fresh list of devices. Raises DeviceError."""
         try:
-            with _soname_known():
+            with _find_by_soname():
                 import sounddevice
 
             if self._portaudio and time.monotonic() > self._listed_s + FRESH_S:
@@ -145,12 +143,11 @@ class _Recorder:
                 sounddevice._initialize()
         except ImportError as error:
             raise DeviceError(
-                f"expected the Python module sounddevice, found none ({error}): "
-                "pip install sounddevice"
+                f"the Python module sounddevice is missing ({error}): pip install sounddevice"
             ) from error
         except OSError as error:
             raise DeviceError(
-                f"expected the library PortAudio, but {error}: install the package libportaudio2"
+                f"PortAudio cannot be loaded ({error}): install the package libportaudio2"
             ) from error
         except Exception as error:
             raise DeviceError(
@@ -162,7 +159,7 @@ class _Recorder:
     def _record(
         self, portaudio: ModuleType, devices: list[Device], wanted: str, block_ms: int
     ) -> None:
-        """Sends blocks for ever. Raises DeviceError when there is nothing to open."""
+        """Send blocks until the device is lost. Raises DeviceError if it cannot be opened."""
         try:
             device = choose(devices, wanted)
         except DeviceError:
@@ -173,26 +170,26 @@ class _Recorder:
         block = round(rate_hz * block_ms / 1000)
         try:
             stream.start()
-            self._say(opened={"name": device.name, "rate_hz": rate_hz, "channels": channels})
+            self._send(opened={"name": device.name, "rate_hz": rate_hz, "channels": channels})
             while True:
                 data, lost = stream.read(block)
                 end_s = time.monotonic() - stream.read_available / rate_hz
                 self._write(Message(SOUND, bytes(data), end_s, bool(lost)))
         except portaudio.PortAudioError as error:
-            self._say(lost=_reason(error))
+            self._send(lost=_reason(error))
             os._exit(0)  # closing the stream might hang
 
-    def _say(self, **words: object) -> None:
-        self._write(Message(WORDS, json.dumps(words).encode(), time.monotonic()))
+    def _send(self, **fields: object) -> None:
+        self._write(Message(FIELDS, json.dumps(fields).encode(), time.monotonic()))
 
     def _write(self, message: Message) -> None:
-        left = message.packed()
+        left = message.pack()
         while left:
             left = left[os.write(self._output, left) :]
 
 
 def _die_with_parent() -> None:
-    """Ignores signals that stop the parent, which gets them too, and ends when the parent ends."""
+    """Ignore the signals that stop the parent, and end when the parent ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     parent = int(sys.argv[1])
@@ -221,9 +218,9 @@ def _microphones(portaudio: ModuleType) -> list[Device]:
 def _open(
     portaudio: ModuleType, device: Device, wanted: str, block_ms: int
 ) -> tuple[Any, float, int]:
-    """An input stream, its rate and channels: 16 kHz mono if the device can; raises DeviceError.
+    """Return an input stream, its rate and channels: 16 kHz mono if possible. Raises DeviceError.
 
-    PortAudio makes 16-bit samples of whatever the device has.
+    PortAudio converts the device's samples to 16 bits.
     """
     two = min(2, device.channels)
     rates = (float(SPEECH_RATE_HZ), device.rate_hz)
@@ -246,20 +243,19 @@ def _open(
     if cause := why_missing(wanted or device.name):
         raise DeviceError(cause)
     reason = _reason(trouble)
-    taken = "busy" in reason.lower() or "unavailable" in reason.lower()
+    is_busy = "busy" in reason.lower() or "unavailable" in reason.lower()
     raise DeviceError(
-        f"microphone {device.name!r}: expected 16-bit sound at 16000 or {device.rate_hz:.0f} Hz, "
-        f"found {reason}: "
-        + ("end the program that is using it" if taken else "plug it in again")
+        f"microphone {device.name!r} does not open at 16000 or {device.rate_hz:.0f} Hz ({reason}): "
+        + ("end the program that is using it" if is_busy else "plug it in again")
         + ", or choose another one: `roomscribe devices`"
     )
 
 
 def _reason(error: BaseException | None) -> str:
-    """PortAudio's own words, or those of the sound system below it, on one line."""
-    words = list(error.args) if error else []
-    below = words[2][2] if len(words) > 2 else ""
-    return " ".join(str(below or (words[0] if words else error)).split())
+    """Return the reason from PortAudio, or from the sound system below it, on one line."""
+    details = list(error.args) if error else []
+    below = details[2][2] if len(details) > 2 else ""
+    return " ".join(str(below or (details[0] if details else error)).split())
 
 
 if __name__ == "__main__":

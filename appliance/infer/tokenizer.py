@@ -1,4 +1,4 @@
-"""Token ids to text and back: GPT-2's byte-level vocabulary, as Whisper uses it, in the bundle."""
+"""Token ids to text and back: the bundle's byte-level vocabulary, GPT-2's as in Whisper."""
 
 from __future__ import annotations
 
@@ -17,36 +17,34 @@ from appliance.model import VOCABULARY_FILE, Bundle
 SPLIT = re.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+", re.UNICODE
 )
-"""Pieces of a text of which no token is in two (openai/gpt-2, encoder.py; what re calls a word
-besides letters and digits, as the fraction one half, is a letter here)."""
+"""Splits a text into pieces; no token crosses their borders (openai/gpt-2, encoder.py; other word
+characters of `re`, such as the fraction one half, count as letters here)."""
 
 
 class Tokenizer:
     """The bytes of each token. Immutable; any thread may use it."""
 
     def __init__(self, vocabulary: Mapping[str, int], first_special: int) -> None:
-        """From tokens as they are written in a Hugging Face vocab.json; ids from
-        `first_special` on are not text. Raises ModelError when an id below is missing twice or
-        written in letters that stand for no byte."""
+        """Take tokens as in a Hugging Face vocab.json; ids from `first_special` on are not text.
+        Raises ModelError if a lower id is missing or its token has a letter without a byte."""
         written = {number: token for token, number in vocabulary.items() if number < first_special}
         if missing := sorted(set(range(first_special)) - written.keys()):
             raise ModelError(
                 f"vocabulary: expected a token for every id below {first_special}, found none for "
-                f"{missing[0]} ({len(missing)} in all); add the model again, from files that are "
-                "whole"
+                f"{missing[0]} ({len(missing)} in all); add the model again, from complete files"
             )
         self._bytes = tuple(_to_bytes(written[number], number) for number in range(first_special))
         self._ranks = {data: number for number, data in enumerate(self._bytes)}
         self.specials = {
             token: number for token, number in vocabulary.items() if number >= first_special
         }
-        """Tokens that are not text, as they are written."""
+        """Ids of tokens that are not text, by their names in the vocabulary."""
         self.cased = any(re.search(b"[A-Z]", data) for data in self._bytes if len(data) > 1)
-        """True when the model's texts have capitals and punctuation."""
+        """True if the model writes capitals and punctuation."""
 
     @classmethod
     def open(cls, bundle: Bundle) -> Tokenizer:
-        """The bundle's tokenizer. Raises ModelError when its vocabulary cannot be read."""
+        """Return the bundle's tokenizer. Raises ModelError if its vocabulary cannot be read."""
         file = bundle.folder / VOCABULARY_FILE
         vocabulary = _read(file)
         try:
@@ -55,16 +53,13 @@ class Tokenizer:
             raise ModelError(f"{file}: {error}") from None
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token writes; nothing for a special one."""
+        """Return the bytes of a token; none for a special one."""
         return self._bytes[token] if token < len(self._bytes) else b""
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text as a model is taught to write it: byte-pair encoding, where of two
-        neighbours those are joined first whose token has the lowest id, as in openai/tiktoken.
-        Texts of Whisper begin with a space.
-
-        Raises ModelError when the vocabulary lacks a byte of it.
-        """
+        """Return the token ids of a text by byte-pair encoding, as in the model's training:
+        neighbours whose joint token has the lowest id are joined first (openai/tiktoken). Whisper's
+        texts begin with a space. Raises ModelError if the vocabulary lacks one of its bytes."""
         return tuple(
             token
             for piece in SPLIT.findall(unicodedata.normalize("NFC", text))
@@ -72,15 +67,15 @@ class Tokenizer:
         )
 
     def _join(self, piece: bytes) -> list[int]:
-        """Token ids of a piece."""
-        parts = [piece[at : at + 1] for at in range(len(piece))]
+        """Return the token ids of a piece."""
+        parts = [piece[index : index + 1] for index in range(len(piece))]
         while len(parts) > 1:
-            pairs = [first + second for first, second in pairwise(parts)]
+            pairs = [left + right for left, right in pairwise(parts)]
             best = min(pairs, key=lambda pair: self._ranks.get(pair, len(self._ranks)))
             if best not in self._ranks:
                 break
-            at = pairs.index(best)
-            parts[at : at + 2] = [best]
+            first = pairs.index(best)
+            parts[first : first + 2] = [best]
         if missing := [part for part in parts if part not in self._ranks]:
             raise ModelError(
                 f"vocabulary: expected a token for every byte, found none for {missing[0]!r}"
@@ -88,10 +83,10 @@ class Tokenizer:
         return [self._ranks[part] for part in parts]
 
     def detokenize(self, tokens: Iterable[int]) -> str:
-        """The text of token ids, special ones left out, spaces at the ends kept.
+        """Return the text of token ids without special ones, with spaces at the ends.
 
-        Bytes that are not UTF-8 become U+FFFD; a character cut off at the very end (by the token
-        limit) is dropped; control characters become spaces, so that a text is always one line.
+        Invalid UTF-8 becomes U+FFFD; a character cut off at the end (by the token limit) is
+        dropped; control characters become spaces, so that a text is always one line.
         """
         data = b"".join(self.token_bytes(token) for token in tokens)
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=False)
@@ -104,30 +99,30 @@ def _read(file: Path) -> dict[str, int]:
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{file}: expected a vocabulary in JSON, found: {error}; "
-            "add the model again, from files that are whole"
+            "add the model again, from complete files"
         ) from error
     if not isinstance(vocabulary, dict) or not all(isinstance(n, int) for n in vocabulary.values()):
         raise ModelError(
             f"{file}: expected a table of tokens and ids, found something else; "
-            "add the model again, from files that are whole"
+            "add the model again, from complete files"
         )
     return vocabulary
 
 
 def _to_bytes(token: str, number: int) -> bytes:
-    """The bytes that a token's letters stand for."""
+    """Return the bytes that a token's letters stand for."""
     try:
         return bytes(_byte_of_letter()[letter] for letter in token)
     except KeyError as error:
         raise ModelError(
             f"vocabulary: expected token {number} in byte letters, found {token!r}; "
-            "add the model again, from files that are whole"
+            "add the model again, from complete files"
         ) from error
 
 
 @cache
 def _byte_of_letter() -> dict[str, int]:
-    """GPT-2's letter for each byte, inverted (openai/gpt-2, encoder.py, bytes_to_unicode).
+    """Return the byte of each of GPT-2's letters (openai/gpt-2, encoder.py, bytes_to_unicode).
 
     Printable Latin-1 stands for itself; the other 68 bytes are the letters from U+0100 on.
     """

@@ -124,7 +124,7 @@ def test_damaged_files_are_used_as_far_as_they_go_or_refused(tmp_path: Path) -> 
     cut.write_bytes(streamed[: len(streamed) // 2])
     samples, (warning,) = heard(cut)
     assert 8000 < len(samples) < 26_000
-    assert "found 1." in warning and "\n" not in warning
+    assert "): 1." in warning and "\n" not in warning
     assert helpers() == []
 
 

@@ -28,7 +28,7 @@ FAKE = """
 import json, os, struct, sys, time
 from appliance.capture.portaudio import Message
 def tell(kind, data, lost=False, end_s=None):
-    os.write(1, Message(kind, data, end_s or time.monotonic(), lost).packed())
+    os.write(1, Message(kind, data, end_s or time.monotonic(), lost).pack())
 def say(**words):
     tell(0, json.dumps(words).encode())
 def opened(name="a fake", rate_hz=16000.0, channels=1):

@@ -246,9 +246,9 @@ def test_closing_does_not_wait_for_a_chip_that_hangs(
     assert "did not answer in time" in str(encoder.trouble)
     clock.now_s += 2.0
     encoder.poll(clock.now_s)
-    assert "does not let go of it; sudo systemctl restart roomscribe" in str(encoder.trouble)
+    assert "does not release it; sudo systemctl restart roomscribe" in str(encoder.trouble)
     assert seconds(encoder.close) < SOON_S
-    with pytest.raises(DeviceError, match="not yet let go of a chip that hangs"):
+    with pytest.raises(DeviceError, match="not released a chip that hangs"):
         on_clock(hef_bundle, clock, limits).open()
     simulator.set(**HEARS)
     assert not is_closing(20.0) and errors.owners() == []

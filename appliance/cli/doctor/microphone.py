@@ -18,7 +18,7 @@ from appliance.system import Holder, holders
 
 CAPTURE_NODES = "dev/snd/pcmC*D*c"
 SETTLE_S, LISTEN_S = 0.3, 1.0
-"""Seconds that are skipped after opening, because microphones click, and that are measured."""
+"""Seconds skipped after opening, because microphones click, and seconds measured."""
 QUIET_S, QUIET_SEED, QUIET_LEVEL = 2.0, 5, 20
 """Noise at about -64 dBFS, which must not start an utterance."""
 
@@ -28,20 +28,20 @@ def microphone(around: Surroundings) -> Outcome:
     settings = around.settings.capture
     if settings.recording:
         return skipped(f"capture.recording is used instead: {settings.recording}")
-    there = recorders(around.root)
+    users = recording_processes(around.root)
     daemon = around.daemon
-    if daemon and any(daemon.pid in (holder.pid, _parent(holder.pid)) for holder in there):
-        return _held(around, f"used by {daemon}")
+    if daemon and any(daemon.pid in (holder.pid, _parent(holder.pid)) for holder in users):
+        return _used_by_daemon(around, f"used by {daemon}")
     try:
         return _listen(around)
     except DeviceError as error:
-        if daemon and (online := _published(around)):
-            return _held(around, f"cannot be opened while {daemon} runs", online)
-        held = f"used by {', '.join(map(str, there))}; " if there else ""
-        raise DeviceError(f"{held}{error}") from error
+        if daemon and (online := _published_state(around)):
+            return _used_by_daemon(around, f"cannot be opened while {daemon} runs", online)
+        used_by = f"used by {', '.join(map(str, users))}; " if users else ""
+        raise DeviceError(f"{used_by}{error}") from error
 
 
-def recorders(root: Path) -> list[Holder]:
+def recording_processes(root: Path) -> list[Holder]:
     """Return the processes that have an ALSA microphone open."""
     nodes = (Path("/") / node.relative_to(root) for node in root.glob(CAPTURE_NODES))
     return holders(nodes, root / "proc")
@@ -55,20 +55,19 @@ def _parent(pid: int) -> int:
     return 0
 
 
-def _held(around: Surroundings, who: str, online: str = "") -> Outcome:
-    """Return the outcome for a microphone that the daemon uses; `online`: its published state."""
-    online = online or _published(around)
+def _used_by_daemon(around: Surroundings, use: str, online: str = "") -> Outcome:
+    """Return the outcome for the daemon's microphone; `online`: its published state."""
+    online = online or _published_state(around)
     if online == "offline":
         return failed(
-            f"{who}, which reports it as offline",
-            "plug the microphone in again, unmute it (`alsamixer`), and see `journalctl -u "
-            "roomscribe`",
+            f"{use}, which reports it as offline",
+            "plug it in again, unmute it (`alsamixer`), and see `journalctl -u roomscribe`",
         )
-    return ok(f"{who}, which receives sound" if online else f"{who}; its level is unknown")
+    return ok(f"{use}, which receives sound" if online else f"{use}; its level is unknown")
 
 
-def _published(around: Surroundings) -> str:
-    """Return online or offline as the daemon published it; empty if that is unknown."""
+def _published_state(around: Surroundings) -> str:
+    """Return "online" or "offline" as the daemon published it; "" if unknown."""
     if not around.settings.mqtt.enabled:
         return ""
     around.doing("reading the daemon's state from the broker")
@@ -78,7 +77,7 @@ def _published(around: Surroundings) -> str:
 
 
 def _listen(around: Surroundings) -> Outcome:
-    """Record for a moment. Raises DeviceError."""
+    """Record for a moment and check the sound. Raises DeviceError."""
     from appliance.capture import Microphone
 
     around.doing("opening the microphone")

@@ -1,4 +1,4 @@
-"""A microphone's level, from the daemon where it has that microphone open, else opened here."""
+"""A microphone's level, from the daemon if it uses that microphone, else from a recorder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from appliance.capture import Recorder
 
 FLOOR_DB, QUIET_DB = -60.0, -30.0
-"""The bar's left end; the peak below which speech is too quiet (as of the control socket)."""
-BAR = 24
-"""Letters of a full bar."""
+"""Left end of the bar; peak below which speech is too quiet, as for the control socket."""
+BAR_WIDTH = 24
 ZEROS_S = 1.0
-"""A microphone that gives nothing but zeros for this long is off."""
+"""A microphone that delivers only zeros for this long is off."""
 EVERY_S = 0.1
-"""Seconds between two readings of a meter, and between two levels that the daemon sends."""
+"""Seconds between two readings, and between two levels from the daemon."""
 
 
 @dataclass
@@ -30,11 +29,11 @@ class Meter:
     recorder: Recorder | None = None
     daemon: ControlClient | None = None
     in_use: bool = False
-    """True for the microphone that the configuration means."""
+    """True for the configured microphone."""
     problem: str = ""
     now_db: float | None = None
     peak_db: float | None = None
-    """The loudest so far; None before any sound."""
+    """Loudest peak so far; None before any sound."""
     clipped: bool = False
     zeros_s: float = 0.0
     heard: bool = False
@@ -77,13 +76,13 @@ class Meter:
         self.clipped = self.clipped or clipped
         self.zeros_s = self.zeros_s + length_s if peak_db is None else 0.0
         if peak_db is not None:
-            self.peak_db = max(peak_db, self.peak_db if self.peak_db is not None else peak_db)
+            self.peak_db = peak_db if self.peak_db is None else max(peak_db, self.peak_db)
 
     def bar(self) -> str:
         """Return the level now as a bar."""
         db = FLOOR_DB if self.now_db is None else self.now_db
-        filled = round(BAR * min(1.0, max(0.0, 1 - db / FLOOR_DB)))
-        return "#" * filled + "." * (BAR - filled)
+        filled = round(BAR_WIDTH * min(1.0, max(0.0, 1 - db / FLOOR_DB)))
+        return "#" * filled + "." * (BAR_WIDTH - filled)
 
     def verdict(self) -> str:
         """Return what is right or wrong with the microphone, in a few words."""

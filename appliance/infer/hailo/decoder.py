@@ -87,15 +87,15 @@ def open_on_npu(
     hef = bundled_hef(bundle)
     if hef is None:
         raise ModelError(
-            f"{bundle.folder}: expected {HEF_FILE} in the model, as [decoder] backend = hailo "
-            f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8 --npu-decoder, "
+            f"{bundle.folder}: [decoder] backend = hailo needs {HEF_FILE}, which is missing; "
+            f"roomscribe model add {bundle.name} --hef hailo8 --npu-decoder, "
             "or backend = cpu, which is faster"
         )
     file, files = hef, DecoderFiles(bundle)
     encoder = FailoverEncoder(
         lambda: open_npu(bundle, file, share=settings.share, decoder=files, limits=limits),
         CpuEncoder(bundle, settings.threads),
-        instead="the CPU encodes and decodes",
+        fallback="the CPU encodes and decodes",
     )
     encoder.open()
     return encoder, HailoDecoder(cpu, encoder)

@@ -1,9 +1,9 @@
-"""The decoder's network on the chip: its HEF, the host's tables for it, and its steps.
+"""The decoder's network on the NPU: its HEF, the host's tables for it, and its steps.
 
-Such a HEF has no cache: each step computes a sequence of fixed length anew. Its inputs are, in
-order of their names, encoder states and embedded tokens, which the host makes from two tables; its
-outputs are parts of the logits, whose order the HEF itself tells. Names and layout are those of the
-HEFs that Hailo publishes, as its examples use them; none of these files was ever opened here.
+Such a HEF has no KV cache: each step recomputes a sequence of fixed length. Its inputs are, sorted
+by name, encoder states and embedded tokens, which the host computes from two tables; its outputs
+are parts of the logits in an order that the HEF lists. Names and layout follow Hailo's examples for
+its published HEFs; none of those files was opened here.
 """
 
 from __future__ import annotations
@@ -31,35 +31,33 @@ from appliance.model import (
 from appliance.records import States
 
 PAD = 0
-"""Fills the sequence behind its last token, as in Hailo's calibration sets; no token sees those
-behind it."""
+"""Token behind the last one, as in Hailo's calibration sets; no token attends to later ones."""
 STEP_WITHIN_MS = 400
-"""A step takes some 50 to 70 ms by what others have measured; it may wait for an encode before."""
+"""Others have measured 50 to 70 ms for a step; it may have to wait for an encode first."""
 
 
 class DecoderFiles:
-    """What a bundle has for a decoder on the NPU; looked at without a device."""
+    """A bundle's files for a decoder on the NPU; read without a device."""
 
     def __init__(self, bundle: Bundle) -> None:
-        """Opens the tables. Raises ModelError."""
+        """Open the tables. Raises ModelError."""
         self.bundle = bundle
         for name in DECODER_FILES:
             if name not in bundle.files:
                 raise ModelError(
-                    f"{bundle.folder}: expected {name} in the model, as [decoder] backend = hailo "
-                    f"wants it, found none; roomscribe model add {bundle.name} --hef hailo8 "
-                    "--npu-decoder, or backend = cpu, which is faster"
+                    f"{bundle.folder}: [decoder] backend = hailo needs {name}, which is missing; "
+                    f"roomscribe model add {bundle.name} --hef hailo8 --npu-decoder, or "
+                    "backend = cpu, which is faster"
                 )
         self._embedding = _table(bundle.folder / TOKEN_TABLE)
-        places = _table(bundle.folder / PLACE_TABLE)
-        self._places = np.array(places.reshape(-1, places.shape[-1]), np.float32)
+        positions = _table(bundle.folder / PLACE_TABLE)
+        self._positions = np.array(positions.reshape(-1, positions.shape[-1]), np.float32)
         wanted = (bundle.vocabulary_size, bundle.d_model)
         if self._embedding.shape != wanted:
             raise _fault(bundle, TOKEN_TABLE, f"shape {wanted}", f"{self._embedding.shape}")
-        if self._places.shape[1] != bundle.d_model:
-            raise _fault(
-                bundle, PLACE_TABLE, f"rows of {bundle.d_model} numbers", f"{places.shape}"
-            )
+        if self._positions.shape[1] != bundle.d_model:
+            rows = f"rows of {bundle.d_model} numbers"
+            raise _fault(bundle, PLACE_TABLE, rows, f"{positions.shape}")
         if not len(bundle.prompt) < self.length <= bundle.max_tokens:
             limits = f"{len(bundle.prompt) + 1} to {bundle.max_tokens} rows"
             raise _fault(bundle, PLACE_TABLE, limits, str(self.length))
@@ -67,19 +65,18 @@ class DecoderFiles:
     @property
     def length(self) -> int:
         """Tokens in the sequence that each step computes, prompt included."""
-        return len(self._places)
+        return len(self._positions)
 
     def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Placed embeddings (length, d_model) float32 of up to `length` tokens, padded."""
+        """Return (length, d_model) float32: token plus position embeddings of `tokens`, padded."""
         sequence = np.full(self.length, PAD)
         sequence[: len(tokens)] = tokens
-        placed: NDArray[np.float32] = self._embedding[sequence].astype(np.float32) + self._places
-        return placed
+        embedded: NDArray[np.float32] = self._embedding[sequence].astype(np.float32)
+        return embedded + self._positions
 
     def verify(self) -> Hef:
-        """The HEF, if it is whole and fits bundle and tables, as far as it tells. Touches no
-        device. Raises ModelError.
-        """
+        """Return the HEF if it is complete and, as far as it lists its edges, fits bundle and
+        tables. Needs no device. Raises ModelError."""
         bundle = self.bundle
         hef = read_hef(bundle.folder / DECODER_HEF)
         hef.check_known()
@@ -99,7 +96,7 @@ class DecoderFiles:
         return hef
 
     def expected(self) -> str:
-        """The edges that a fitting HEF has, for messages."""
+        """Return the edges of a fitting HEF, for messages."""
         bundle = self.bundle
         return (
             f"inputs (1, {bundle.positions}, {bundle.d_model}) and "
@@ -109,7 +106,7 @@ class DecoderFiles:
 
 
 def _table(file: Path) -> NDArray[np.floating]:
-    """The numbers in a .npy file, read when they are asked for. Raises ModelError."""
+    """Return the memory-mapped numbers of a .npy file. Raises ModelError."""
     try:
         table: NDArray[np.floating] = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError) as error:
@@ -134,18 +131,18 @@ def _fault(bundle: Bundle, name: str, expected: str, found: str) -> ModelError:
 
 
 class NpuDecoder:
-    """The decoder without its rules, on an open chip. One thread; one window at a time."""
+    """The decoder's network on an open chip. One thread; one window at a time."""
 
     def __init__(
         self, binding: Any, device: Any, files: DecoderFiles, hef: Hef, within_ms: int
     ) -> None:
-        """`device` is an open VDevice; a step may take `within_ms`. Raises NpuError."""
+        """Load it onto `device`, an open VDevice; a step may take `within_ms`. Raises NpuError."""
         self.capacity = files.length
         self._files, self._hef, self._within_ms = files, hef, within_ms
         self._kept, self._left_out = files.bundle.kept, files.bundle.left_out
         self._tokens: list[int] = []
         self._parts: tuple[str, ...] = ()
-        """Outputs, in the order of the vocabulary."""
+        """Names of the outputs in the order of the vocabulary."""
         self.model = NpuModel(binding, device, hef, self._check)
         states, embedded = sorted(self.model.inputs)
         bundle = files.bundle
@@ -153,35 +150,31 @@ class NpuDecoder:
         self._embedded = self.model.inputs[embedded].reshape(self.capacity, bundle.d_model)
 
     def begin(self, states: States, positions: int) -> None:
-        """Begins a window: states (P, d_model) float32. A HEF has as many positions as it was
-        compiled for, whatever `positions` says."""
+        """Begin a window: states (P, d_model) float32. `positions` is ignored: the HEF's number is
+        fixed."""
         self._states[:] = states
         self._tokens.clear()
 
     def advance(
         self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
     ) -> Step:
-        """The step of these token ids, behind those before; `wanted` are the indices of those asked
-        for, `started` the indices of the wanted whose logits are to be those of all tokens.
-
-        Raises NpuError.
-        """
+        """See StepNetwork. Raises NpuError."""
         rows = [len(self._tokens) + index for index in wanted]
         self._tokens += tokens
         self._embedded[:] = self._files.embed(self._tokens)
         self.model.run(self._within_ms)
         parts = [self.model.outputs[name].reshape(self.capacity, -1) for name in self._parts]
-        every = np.concatenate([part[rows] for part in parts], axis=-1)
-        self.model.check_finite(every)
-        logits = np.take(every, self._kept, axis=-1)
+        joined = np.concatenate([part[rows] for part in parts], axis=-1)
+        self.model.check_finite(joined)
+        logits = np.take(joined, self._kept, axis=-1)
         odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
         odds /= odds.sum(axis=-1, keepdims=True)
-        left_out = every[list(started)][:, self._left_out]
+        left_out = joined[list(started)][:, self._left_out]
         exact = np.empty((len(rows), 0), np.float32)
         return Step(logits, odds, left_out, exact.astype(np.int64), exact)
 
     def _check(self, inputs: Shapes, outputs: Shapes) -> None:
-        """Raises NpuError unless the edges are a decoder's of the model, and in a known order."""
+        """Raise NpuError unless the edges are those of this model's decoder, in a known order."""
         bundle, length = self._files.bundle, self.capacity
         rows = [_rows(inputs[name]) for name in sorted(inputs)]
         parts = [_rows(shape) for shape in outputs.values()]
@@ -194,20 +187,19 @@ class NpuDecoder:
             raise NpuError(
                 "hef refused",
                 f"{self._hef.file}: expected {self._files.expected()}, found {found}; "
-                "it is not this model's decoder; [decoder] backend = cpu does without",
+                "it is not this model's decoder; set [decoder] backend = cpu",
             )
         self._parts = self._hef.output_order
         if sorted(self._parts) != sorted(outputs):
             raise NpuError(
                 "hef refused",
-                f"{self._hef.file}: expected it to tell the order of {', '.join(outputs)}, found "
-                f"{', '.join(self._parts) or 'none'}; [decoder] backend = cpu does without",
+                f"{self._hef.file}: expected the order of {', '.join(outputs)}, found "
+                f"{', '.join(self._parts) or 'none'}; set [decoder] backend = cpu",
             )
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Number and width of the rows in an edge (1, n, width) or (n, 1, width); (0, 0) for others,
-    whose numbers lie otherwise."""
+    """Return (n, width) of an edge (1, n, width) or (n, 1, width); (0, 0) for other shapes."""
     if len(shape) != 3 or 1 not in shape[:2]:
         return 0, 0
     return shape[0] * shape[1], shape[2]

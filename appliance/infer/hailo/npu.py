@@ -1,7 +1,7 @@
-"""The chip with an encoder on it, and a decoder where one is wanted: open, encode, close.
+"""A Hailo chip that runs the encoder and, if requested, the decoder: open, encode, close.
 
-Never run on a real chip: written against the published sources of HailoRT 4.19 to 5.2, and run
-against a simulator that refuses what they refuse.
+Written against the published sources of HailoRT 4.19 to 5.2, and tested on a simulator that refuses
+what they refuse; never run on a real chip.
 """
 
 from __future__ import annotations
@@ -37,27 +37,26 @@ log = logging.getLogger("roomscribe.infer")
 
 GROUP = "SHARED"
 NO_SERVICE = (6, 7, 77, 79, 89)
-"""What HailoRT 5.x says where a Hailo-10H has no service (validate_params, VDeviceClient)."""
+"""HailoRT 5.x's statuses for a Hailo-10H without a service (validate_params, VDeviceClient)."""
 CLOSE_WITHIN_S = 1.0
-"""A chip lets go within some ms, or it hangs and takes 10 s or more."""
-OTHER_SOUND = 0.1
-"""A mel with a number that differs by more is that of other sound: a chip's 8 bits have steps of
-about 0.01, and within some of these equal states would be right."""
-
+"""Seconds for closing: a chip is free within some ms, or it hangs for 10 s or more."""
+MEL_CHANGE = 0.1
+"""A mel with a number that differs by more is of different sound, and its states must differ, too.
+The chip's 8 bits have steps of about 0.01; a change of a few steps may leave the states equal."""
 
 _closing: list[BackgroundTask] = []
-"""At most one is alive: no chip is opened meanwhile."""
+"""Closing tasks. At most one is alive: no chip is opened meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class NpuLimits:
-    """How long the chip may take before it is given up, ms."""
+    """How long the chip may take for a job before it counts as failed, ms."""
 
     job_ms: int = 400
-    """An encode takes some 31 ms on a Hailo-8. HailoRT's wait for a job may last twice as
-    long: with both, a window is 1 s late at most when the CPU gets it."""
+    """An encode takes some 31 ms on a Hailo-8. HailoRT may wait twice as long for a job; even
+    then the CPU gets the window within 1 s."""
     first_job_ms: int = 2000
-    """The chip loads the network for the first job."""
+    """The first job also loads the network."""
     step_ms: int = STEP_WITHIN_MS
 
 
@@ -72,29 +71,28 @@ def open_npu(
     decoder: DecoderFiles | None = None,
     limits: NpuLimits = LIMITS,
 ) -> Npu:
-    """The encoder on the chip that is here, and the decoder if one is given; tried once.
+    """Open the chip with the encoder and, if given, the decoder. Tries once.
 
-    A HEF that is damaged or of other sizes is refused before HailoRT is even loaded, one for
-    another chip before the chip is taken. Raises NpuError and ModelError; then nothing is held,
-    unless the chip hangs: see `is_closing`.
-    """
+    A damaged or wrongly sized HEF is refused before HailoRT is loaded, one for another chip before
+    the chip is opened. Raises NpuError and ModelError; the chip is free then, unless it hangs: see
+    `is_closing`."""
     if is_closing():
-        raise NpuError("hanging", f"HailoRT has not yet let go of a chip that hangs; {REPEATED}")
+        raise NpuError("hanging", f"HailoRT has not released a chip that hangs; {REPEATED}")
     hef = verify_hef(hef_file, bundle)
-    both = (decoder, decoder.verify()) if decoder else None
+    decoder_hef = (decoder, decoder.verify()) if decoder else None
     binding = load_binding()
     identity = identify(binding)
-    for each in (hef, both[1]) if both else (hef,):
+    for each in (hef, decoder_hef[1]) if decoder_hef else (hef,):
         each.check_library(binding.__version__)
         each.check_chip(identity.chip)
     readings = read(binding, identity.device_id)
     if readings.zone == RED:
         raise too_hot(readings)
-    return Npu(binding, identity, bundle, hef, both, share=share, limits=limits)
+    return Npu(binding, identity, bundle, hef, decoder_hef, share=share, limits=limits)
 
 
 def is_closing(within_s: float = 0.0) -> bool:
-    """True while HailoRT still lets go of a chip that this process had; waits `within_s` for it."""
+    """Return True if a chip of this process is still being closed after at most `within_s`."""
     for task in tuple(_closing):
         task.join(within_s)
     _closing[:] = [task for task in _closing if task.is_alive()]
@@ -102,8 +100,8 @@ def is_closing(within_s: float = 0.0) -> bool:
 
 
 class Npu:
-    """A chip with an encoder on it, open. For one thread at a time; not to be forked. Only its
-    `decoder` may be another thread's: HailoRT's scheduler gives the chip to both in turn.
+    """An open chip with the encoder. For one thread at a time; must not be forked. Another thread
+    may use its `decoder`: HailoRT's scheduler gives the chip to both in turn.
 
     Opening holds the interpreter's lock for some hundred ms (inferred): no sound is read meanwhile.
     """
@@ -119,13 +117,13 @@ class Npu:
         share: bool,
         limits: NpuLimits,
     ) -> None:
-        """Opens it, with a decoder where one is given. Raises NpuError; the chip is free then."""
+        """Open the chip, with `decoder` if given. Raises NpuError; the chip is free then."""
         self.binding, self.identity, self.hef, self._limits = binding, identity, hef, limits
         self.decoder: NpuDecoder | None = None
         self.fault: NpuError | None = None
-        """What the decoder's thread met: this chip is to be let go of."""
+        """Error that the decoder's thread met; the encoder's thread drops the chip then."""
         self.sharing = ""
-        """How the chip is shared with other programs; empty when it is not."""
+        """How the chip is shared with other programs; empty if it is not."""
         self._mel = (1, bundle.frames, bundle.n_mels)
         self._states = (1, bundle.positions, bundle.d_model)
         self._device: Any = None
@@ -138,7 +136,7 @@ class Npu:
             self._first_job(self._encoder, "encoding")
             (encoded,) = self._encoder.outputs.values()
             self._last: States = encoded[0].copy()
-            """Of the mel that lies in the input's buffer."""
+            """States of the mel in the input buffer."""
             ramp = np.linspace(-1, 1, bundle.frames * bundle.n_mels, dtype=np.float32)
             self.encode(ramp.reshape(self._mel[1:]))
             if decoder:
@@ -154,35 +152,33 @@ class Npu:
         return self.identity.chip
 
     def encode(self, mel: Mel) -> States:
-        """States (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P.
+        """Return the states (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P.
 
-        Raises NpuError; after that there is nothing to do with it but to close it, since the job
-        may still run and write.
+        Raises NpuError; then close this chip, since the job may still run and write.
         """
         if mel.shape != self._mel[1:]:
             raise ValueError(f"expected a mel of shape {self._mel[1:]}, found {mel.shape}")
-        encoder = self._encoder  # another thread may close the chip in the midst of a job
+        encoder = self._encoder  # another thread may close the chip during a job
         if encoder is None:
             raise NpuError("lost", "the chip was closed")
-        (given,) = encoder.inputs.values()
+        (buffer,) = encoder.inputs.values()
         (encoded,) = encoder.outputs.values()
-        is_other = float(np.abs(given[0] - mel).max()) > OTHER_SOUND
-        given[0] = mel
+        is_changed = float(np.abs(buffer[0] - mel).max()) > MEL_CHANGE
+        buffer[0] = mel
         encoder.run(self._limits.job_ms)
         states: States = encoded[0].copy()
         encoder.check_finite(states)
-        if is_other and np.array_equal(states, self._last):
+        if is_changed and np.array_equal(states, self._last):
             raise NpuError(
                 "stale",
-                f"{encoder.doing}: expected other states for other sound, found those of the "
-                f"window before, bit for bit; {UPGRADE}",
+                f"{encoder.doing}: different sound gave the states of the window before, bit for "
+                f"bit; {UPGRADE}",
             )
         self._last = states
         return states
 
     def close(self, within_s: float = CLOSE_WITHIN_S) -> None:
-        """Frees the chip, in a thread of its own for which it waits at most `within_s`; see
-        `is_closing`."""
+        """Free the chip in a thread of its own; wait for it at most `within_s`."""
         _closing.append(BackgroundTask(self._close))
         is_closing(within_s)
 
@@ -197,7 +193,7 @@ class Npu:
             quietly(device.release)
 
     def _open(self, share: bool) -> None:
-        """Opens the chip; a Hailo-10H that has no service is shared by its group alone."""
+        """Open the chip. A Hailo-10H without a service is shared by its group alone."""
         binding = self.binding
         parameters = binding.VDevice.create_params()
         parameters.scheduling_algorithm = binding.HailoSchedulingAlgorithm.ROUND_ROBIN
@@ -219,7 +215,7 @@ class Npu:
         self._device = binding.VDevice(parameters)
 
     def _check(self, inputs: Shapes, outputs: Shapes) -> None:
-        """Raises NpuError unless there is one edge of the right shape on each side."""
+        """Raise NpuError unless there is one input and one output, each of the right shape."""
         for role, edges, wanted in (
             ("input", inputs, self._mel),
             ("output", outputs, self._states),
@@ -232,9 +228,9 @@ class Npu:
                     "it is not this model's encoder",
                 )
 
-    def _first_job(self, model: NpuModel, then: str) -> None:
+    def _first_job(self, model: NpuModel, next_job: str) -> None:
         model.doing = "the first job"
         model.run(self._limits.first_job_ms)
         for values in model.outputs.values():
             model.check_finite(values)
-        model.doing = then
+        model.doing = next_job

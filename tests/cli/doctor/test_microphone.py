@@ -176,7 +176,7 @@ def test_a_microphone_that_the_daemon_uses_has_its_published_state(
 
 def test_another_program_that_holds_it_is_named(tmp_path: Path) -> None:
     root = machine(tmp_path, pid=78, name="arecord")
-    assert [str(one) for one in hearing.recorders(root)] == ["arecord (process 78)"]
+    assert [str(one) for one in hearing.recording_processes(root)] == ["arecord (process 78)"]
     settings = Settings(capture=CaptureSettings(device="no such microphone"))
     with pytest.raises(DeviceError, match=r"^used by arecord \(process 78\); "):
         hearing.microphone(Surroundings(settings, root=root))

@@ -211,16 +211,16 @@ MUTANTS = {
         "AssertionError: .*the window before, bit for bit",
     ),
     "trusts states that are those of the window before": Mutant(
-        "infer.hailo.npu", "if is_other and np.array_equal(states, self._last)",
+        "infer.hailo.npu", "if is_changed and np.array_equal(states, self._last)",
         "if False",
         NPU, "test_equal_states_are_a_fault_of_other_sound_alone",
         "Failed: DID NOT RAISE",
     ),
     "takes equal states of equal sound for a fault": Mutant(
-        "infer.hailo.npu", "if is_other and np.array_equal(states, self._last)",
+        "infer.hailo.npu", "if is_changed and np.array_equal(states, self._last)",
         "if np.array_equal(states, self._last)",
         NPU, "test_equal_states_are_a_fault_of_other_sound_alone",
-        "NpuError: .*expected other states for other sound",
+        "NpuError: .*different sound gave the states",
     ),
     "waits for a chip that hangs to be closed": Mutant(
         "infer.hailo.failover", "self._fail(error)\n        npu.close(0.0)",
@@ -229,8 +229,8 @@ MUTANTS = {
         r"AssertionError: assert \(\d.* < 1.0",
     ),
     "opens a chip that hangs in the encoder's thread": Mutant(
-        "infer.hailo.failover", "is_over(now_s):\n            self._begin(self._open, self._take)",
-        "is_over(now_s):\n            self._begin(self._open, self._take); self.settle(60.0)",
+        "infer.hailo.failover", "is_over(now_s):\n            self._begin(self._open, self._use)",
+        "is_over(now_s):\n            self._begin(self._open, self._use); self.settle(60.0)",
         ENCODER, DEAF,
         r"AssertionError: assert \(\d.* < 1.0",
     ),
@@ -262,7 +262,7 @@ MUTANTS = {
         "infer.hailo.failover", "now_s - self._failed_s > STUCK_AFTER_S",
         "False",
         ENCODER, CLOSING,
-        "AssertionError: assert 'does not let go of it",
+        "AssertionError: assert 'does not release it",
     ),
     "keeps a chip that was opened too late": Mutant(
         "infer.hailo.failover", "            if not self._closed:\n",
@@ -315,8 +315,8 @@ MUTANTS = {
         "Failed: DID NOT RAISE",
     ),
     "hands the buffers of a decoder on": Mutant(
-        "infer.hailo.decoder_network", "every, self._kept, axis=-1)",
-        "every, self._kept, axis=-1, out=self.__dict__.get('k'))\n        self.k = logits",
+        "infer.hailo.decoder_network", "joined, self._kept, axis=-1)",
+        "joined, self._kept, axis=-1, out=self.__dict__.get('k'))\n        self.k = logits",
         DECODER, "test_logits_of_a_step_stay_as_they_were",
         "AssertionError: .*array_equal",
     ),
@@ -339,7 +339,7 @@ MUTANTS = {
         "ValueError: cannot reshape array",
     ),
     "forgets where the tokens stand": Mutant(
-        "infer.hailo.decoder_network", " + self._places",
+        "infer.hailo.decoder_network", " + self._positions",
         "",
         DECODER, LOGITS,
         "AssertionError: .* < 0.001",
