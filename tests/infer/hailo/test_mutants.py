@@ -275,7 +275,7 @@ MUTANTS = {
         "            report_backend(self.health, parts.transcriber)\n            if task:\n",
         "            if task:\n",
         PIPELINE, TOLD,
-        "AssertionError: what was waited for did not happen",
+        "AssertionError: the condition did not hold",
     ),
     "tells of the encoder once sound has come": Mutant(
         "daemon.assembly", "        report_backend(self.health, self.model)\n",
