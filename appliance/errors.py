@@ -98,9 +98,12 @@ class ServerError(DeviceError):
     """The server that transcribes for this machine cannot be reached, refuses, or answers wrongly:
     the window waits."""
 
-    def __init__(self, trouble: str, *, busy: bool = False) -> None:
+    NO_WORKER, WORKER_LOST, REFUSED = "no worker", "worker lost", "refused"
+    """Kinds: no worker is connected; the last one is gone; the server does not let us in."""
+
+    def __init__(self, trouble: str, *, busy: bool = False, kind: str = "") -> None:
         super().__init__(trouble)
-        self.busy = busy
+        self.busy, self.kind = busy, kind
         """True if the window is not the cause, but the server's load for instance."""
 
 

@@ -40,26 +40,26 @@ from appliance.errors import ConfigError, DaemonError, ServerError, StoreError
 from appliance.system import lock, require_writable, shorten, write_whole
 
 if TYPE_CHECKING:
-    from appliance.fleet import Code, Engine
+    from appliance.fleet import Code, FleetServer
 
 FOLDER = "fleet"
 """Beside the configuration: the files of the server, and of a node."""
 CREDENTIAL, TRUSTED = "credential", "trusted.crt"
 SERVER_UNIT, UNIT = "nats-server.service", "roomscribe.service"
 DROP_IN = Path("/etc/systemd/system/nats-server.service.d/roomscribe.conf")
-THEIRS = Path("/etc/nats-server.conf")
+DEBIAN_CONFIG = Path("/etc/nats-server.conf")
 """What Debian's unit reads otherwise."""
-PLACE = "roomscribe-nats"
+STORE_NAME = "roomscribe-nats"
 """Its folder: below /run, in memory; of a cluster's server below /var/lib, since one that has
 forgotten which queues there are makes the others forget them (tried with nats-server 2.9.10)."""
 USER = "roomscribe"
 START_S = 10.0
 """So long nats-server may take until it lets us in."""
-CATCHES_UP = (2, 10)
+CLUSTER_VERSION = (2, 10)
 """Versions of nats-server from which on a cluster is one."""
-BACK_S = 20.0
+RECONNECT_S = 20.0
 """So long the daemon may take until it is connected."""
-PLAIN = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
+DEFAULT_LINE = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
 UNIT_TEXT = """\
 # Written by `roomscribe fleet join --serve`.
 [Service]
@@ -214,17 +214,17 @@ def _add_join(add: Any) -> None:
 
 def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe fleet join`; 0 when all is as it was wanted, 1 when it was declined."""
-    _same_options(options)
+    _check_options(options)
     file = options.config or DEFAULT_PATH
     if not options.yes and not sys.stdin.isatty():
         options.usage_error("join asks on a terminal, and there is none: add --yes")
     if options.serve:
         return _serve(options, settings, file)
     require_writable(file, "run this with sudo")
-    return _join(_code(options), options, settings, file)
+    return _join(_read_code(options), options, settings, file)
 
 
-def _code(options: argparse.Namespace) -> Code:
+def _read_code(options: argparse.Namespace) -> Code:
     """The code that was given, else what standard input has; of a terminal's once it is whole.
 
     Raises ConfigError.
@@ -247,14 +247,14 @@ def _code(options: argparse.Namespace) -> Code:
                 raise
 
 
-def _same_options(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
     """Ends with a wrong usage for what does not go together."""
     of_serve = ("name", "role", "port", "memory", "cluster", "certificate", "key", "authority")
-    lone = [one for one in of_serve if getattr(options, one) is not None]
-    if lone and not options.serve:
-        options.usage_error(f"--{lone[0]} needs --serve")
-    if lone and options.code:
-        options.usage_error(f"the code says it all: leave --{lone[0]} out")
+    given = [name for name in of_serve if getattr(options, name) is not None]
+    if given and not options.serve:
+        options.usage_error(f"--{given[0]} needs --serve")
+    if given and options.code:
+        options.usage_error(f"the code says it all: leave --{given[0]} out")
     if (options.certificate is None) != (options.key is None):
         options.usage_error("--certificate and --key need each other")
     if options.authority and not options.certificate:
@@ -271,42 +271,18 @@ def _join(
     Raises RoomscribeError.
     """
     from appliance.fleet import make_folder, unwritable
-    from appliance.infer import lacking_model
 
-    if code.role != "satellite" and (lacking := lacking_model(settings)):
-        raise ConfigError(
-            f"code: expected one for a satellite, found one for {_a(code.role)}: {lacking}"
-        )
-    if code.expires_s and time.time() > code.expires_s:
-        raise ConfigError(
-            "code: this invitation has expired. Run `sudo roomscribe fleet invite "
-            f"{code.node}` where the server runs, and use the new line"
-        )
     folder = file.absolute().parent / FOLDER
-    _require_same_node(code, settings)
-    changes: dict[str, Any] = {
-        "fleet.role": code.role,
-        "fleet.server": list(code.servers) if code.servers[1:] else code.servers[0],
-        "fleet.credential": str(folder / CREDENTIAL),
-        "fleet.ca": str(folder / TRUSTED) if code.authority else "",
-    }
-    if not settings.appliance.node and code.node != node_name(settings):
-        changes["appliance.node"] = code.node
-    elif code.node != node_name(settings):
-        raise ConfigError(
-            f"code: expected one for {node_name(settings)}, this machine's name, found one for "
-            f"{code.node}; run `sudo roomscribe fleet invite {node_name(settings)}` where the "
-            "server runs, or give this machine that name ([appliance] node)"
-        )
+    changes = _plan_changes(code, settings, folder)
     secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"
     before = read_text(file)
     after = set_keys(before, changes)
-    with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
-        tried = Path(place)
+    with tempfile.TemporaryDirectory(prefix="roomscribe-") as draft_dir:
+        tried = Path(draft_dir)
         write_whole(tried / CREDENTIAL, secret, 0o600)
         write_whole(tried / TRUSTED, code.authority, 0o600)
         draft = after.replace(f"{folder}/", f"{tried}/")
-        print(_proof(config.parse(draft, str(file)), code.node, within_s))
+        print(_try_code(config.parse(draft, str(file)), code.node, within_s))
     dialog = Dialog(open_console(), interactive=not options.yes)
     if before != after and not confirm_change(dialog, file, before, after):
         print("nothing was changed")
@@ -323,18 +299,49 @@ def _join(
             write_config(file, after)
     except OSError as error:
         raise unwritable(file.parent, error) from error
-    print(_reload(config.parse(after, str(file)), file))
+    print(_reload_daemon(config.parse(after, str(file)), file))
     return 0
+
+
+def _plan_changes(code: Code, settings: Settings, folder: Path) -> dict[str, Any]:
+    """Return the configuration keys that joining sets. Raises ConfigError for an unusable code."""
+    from appliance.infer import lacking_model
+
+    if code.role != "satellite" and (lacking := lacking_model(settings)):
+        role = _describe_role(code.role)
+        raise ConfigError(f"code: expected one for a satellite, found one for {role}: {lacking}")
+    if code.expires_s and time.time() > code.expires_s:
+        raise ConfigError(
+            "code: this invitation has expired. Run `sudo roomscribe fleet invite "
+            f"{code.node}` where the server runs, and use the new line"
+        )
+    _require_same_node(code, settings)
+    changes: dict[str, Any] = {
+        "fleet.role": code.role,
+        "fleet.server": list(code.servers) if code.servers[1:] else code.servers[0],
+        "fleet.credential": str(folder / CREDENTIAL),
+        "fleet.ca": str(folder / TRUSTED) if code.authority else "",
+    }
+    node = node_name(settings)
+    if code.node == node:
+        return changes
+    if settings.appliance.node:
+        raise ConfigError(
+            f"code: this machine is named {node}, and the code is for {code.node}. Run `sudo "
+            f"roomscribe fleet invite {node}` where the server runs, or give this machine that "
+            "name ([appliance] node)"
+        )
+    return {**changes, "appliance.node": code.node}
 
 
 def _require_same_node(code: Code, settings: Settings) -> None:
     """Raises ConfigError if joining would silently change the name of a machine that has joined."""
-    from appliance.fleet import credential
+    from appliance.fleet import read_credential
 
     if settings.appliance.node:
         return  # it was chosen, and the code has to fit
     try:
-        joined = credential(settings.fleet)
+        joined = read_credential(settings.fleet)
     except ConfigError:
         return  # it cannot be used: the code brings another
     if joined and joined.user != code.node:
@@ -346,7 +353,7 @@ def _require_same_node(code: Code, settings: Settings) -> None:
         )
 
 
-def _proof(settings: Settings, node: str, within_s: float) -> str:
+def _try_code(settings: Settings, node: str, within_s: float) -> str:
     """What the server says when it lets the node in; again for `within_s` while it does not.
 
     Raises ServerError, and ConfigError.
@@ -357,14 +364,16 @@ def _proof(settings: Settings, node: str, within_s: float) -> str:
     while True:
         try:
             with Probe(settings.fleet, node) as probe:
-                if probe.rivals():
+                if probe.count_rivals():
                     raise ConfigError(
                         f"code: another machine is connected as {node}: an invitation is for one "
                         "machine. Run `sudo roomscribe fleet invite OTHER-NAME` where the server "
                         "runs, and use that code"
                     )
-                there = probe.workers()
-                who = ", ".join(f"{one.node} ({one.name})" for one in there) or "nobody yet"
+                there = probe.find_workers()
+                who = (
+                    ", ".join(f"{worker.node} ({worker.name})" for worker in there) or "nobody yet"
+                )
                 return f"{probe.address} lets {node} in; transcribing there: {who}"
         except ServerError:
             if time.monotonic() > until_s:
@@ -372,29 +381,42 @@ def _proof(settings: Settings, node: str, within_s: float) -> str:
             time.sleep(0.2)
 
 
-def _reload(settings: Settings, file: Path) -> str:
+def _reload_daemon(settings: Settings, file: Path) -> str:
     """Has the daemon read the configuration, and waits for it; what it says of itself then."""
     from appliance.control import SOCKET_NAME, ControlClient
     from appliance.store import runtime_folders
 
-    places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+    sockets = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
     try:
-        reload_daemon(places)
+        reload_daemon(sockets)
     except DaemonError as error:
         if not _has_systemd(file):
             return f"written; {error}"
         systemctl("restart", UNIT)
-    until_s = time.monotonic() + BACK_S
+    until_s = time.monotonic() + RECONNECT_S
     state: dict[str, Any] = {}
     while time.monotonic() < until_s:  # it starts again, and ends every connection
-        with suppress(DaemonError), ControlClient(places) as daemon:
+        with suppress(DaemonError), ControlClient(sockets) as daemon:
             state = daemon.call("state")
-            there = state.get("fleet") or {}
-            if there.get("role") == settings.fleet.role and there.get("server"):
-                break
+            fleet = state.get("fleet") or {}
+            if fleet.get("role") == settings.fleet.role and fleet.get("server"):
+                return f"written, and the daemon has read it: {_describe_state(state)}"
         time.sleep(0.1)
-    said = "; ".join((str(state.get("status", "not there yet")), *state.get("reasons", ())))
-    return f"written, and the daemon has read it: {said}"
+    if (state.get("fleet") or {}).get("role") == settings.fleet.role:
+        return (
+            f"written, and the daemon has read it, but is not connected after {RECONNECT_S:.0f} s: "
+            f"{_describe_state(state)}. Run `roomscribe fleet check`"
+        )
+    if state:
+        return (
+            f"written, but the daemon that runs has not taken the role {settings.fleet.role}. If "
+            f"it uses another configuration than {file}, start the one that uses it"
+        )
+    return f"written, but no daemon answers. Start it with `roomscribe run --config {file}`"
+
+
+def _describe_state(state: dict[str, Any]) -> str:
+    return "; ".join((str(state.get("status", "")), *state.get("reasons", ())))
 
 
 # the server
@@ -402,30 +424,30 @@ def _reload(settings: Settings, file: Path) -> str:
 
 def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
     """`roomscribe fleet join --serve`. Raises RoomscribeError."""
-    from appliance.fleet import Engine, program, server_of, version
+    from appliance.fleet import FleetServer, find_nats_server, nats_server_version, read_server_code
     from appliance.infer import lacking_model
 
     require_writable(file, "run this with sudo")
-    program()
-    _require_ours(file)
+    find_nats_server()
+    _require_unused_server(file)
     folder, node = file.absolute().parent / FOLDER, node_name(settings)
-    with _alone(folder):
-        before = Engine.load(folder)
-        engine = server_of(options.code) if options.code else _wanted(options, before)
-        _require_catching_up(engine, version())
+    with _lock_server(folder):
+        before = FleetServer.load(folder)
+        server = read_server_code(options.code) if options.code else _change_server(options, before)
+        _require_recent_server(server, nats_server_version())
         usual = "satellite" if lacking_model(settings) else "worker"
-        role = options.role or (engine.nodes[node].role if node in engine.nodes else usual)
-        if not options.code and role != "none" and not _second(engine):
-            engine = engine.invite(node, role)
-        engine = engine.certified()
-        anew = engine.write(folder, _place(file, engine))
-        started = _start(engine, folder, file, anew=anew)
-    where = engine.cluster or engine.names
-    print(f"the server: {', '.join(where)}, port {engine.port}; its files are in {folder}")
+        role = options.role or (server.nodes[node].role if node in server.nodes else usual)
+        if not options.code and role != "none" and not _is_sibling(server):
+            server = server.invite(node, role)
+        server = server.with_certificate()
+        anew = server.write(folder, _store_dir(file, server))
+        started = _start_server(server, folder, file, anew=anew)
+    where = server.cluster or server.names
+    print(f"the server: {', '.join(where)}, port {server.port}; its files are in {folder}")
     print(started)
-    status = _join_itself(engine, options, settings, file) if node in engine.nodes else 0
-    _print_siblings(engine)
-    if not _second(engine):
+    status = _join_itself(server, options, settings, file) if node in server.nodes else 0
+    _print_siblings(server)
+    if not _is_sibling(server):
         print(
             "here, `sudo roomscribe fleet invite NODE` prints the line that lets another machine in"
         )
@@ -433,18 +455,18 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
 
 
 def _join_itself(
-    engine: Engine, options: argparse.Namespace, settings: Settings, file: Path
+    server: FleetServer, options: argparse.Namespace, settings: Settings, file: Path
 ) -> int:
     """Lets this machine in, once nats-server runs. Raises RoomscribeError."""
     node = node_name(settings)
-    code = engine.code(node)
-    if engine.authority_key and not engine.cluster:  # the house's names may fail, this cannot
-        code = replace(code, servers=(f"tls://127.0.0.1:{engine.port}",))
+    code = server.code(node)
+    if server.authority_key and not server.cluster:  # the house's names may fail, this cannot
+        code = replace(code, servers=(f"tls://127.0.0.1:{server.port}",))
     try:
         return _join(code, options, settings, file, START_S if _has_systemd(file) else 0.0)
     except ServerError:
         if not _has_systemd(file):
-            role = engine.nodes[node].role
+            role = server.nodes[node].role
             print(
                 f"once it runs, `roomscribe fleet invite {node} --role {role}` prints the line "
                 "that lets this machine in"
@@ -454,56 +476,56 @@ def _join_itself(
     return _join(code, options, settings, file, START_S)
 
 
-def _wanted(options: argparse.Namespace, before: Engine | None) -> Engine:
+def _change_server(options: argparse.Namespace, before: FleetServer | None) -> FleetServer:
     """The server as the command line wants it, all else as it was. Raises ConfigError."""
-    from appliance.fleet import Engine, given
+    from appliance.fleet import FleetServer, read_certificate
 
-    if before and _second(before) and (options.cluster or options.name):
+    if before and _is_sibling(before) and (options.cluster or options.name):
         raise ConfigError(
             "--serve: expected the first server of the cluster, where names and certificates are "
             "made, found another; change it there, and run here the line that it prints"
         )
-    cluster = _hosts("--cluster", options.cluster.split(",")) if options.cluster else None
+    cluster = _read_hosts("--cluster", options.cluster.split(",")) if options.cluster else None
     if cluster is not None and len(cluster) != 3:
         raise ConfigError(
             f"--cluster: expected three servers, so that each may fail, found {len(cluster)}"
         )
-    names = _hosts("--name", options.name) if options.name else before.names if before else ()
+    names = _read_hosts("--name", options.name) if options.name else before.names if before else ()
     hosts = cluster if cluster is not None else before.cluster if before else ()
     ours = (*_own_names(), socket.gethostname())
-    names = names or tuple(one for one in hosts if one in ours) or _own_names()
+    names = names or tuple(host for host in hosts if host in ours) or _own_names()
     if not names or (hosts and not set(names) & set(hosts)):
         raise ConfigError(
             "--name: expected which of "
             f"{', '.join(hosts) or 'the names in the house'} this machine is, found none that it "
             "knows of itself; name it"
         )
-    engine = replace(before or Engine(names), names=names, cluster=hosts)
+    server = replace(before or FleetServer(names), names=names, cluster=hosts)
     for key, name, low, high in (("port", "port", 1, 65535), ("memory_mb", "memory", 8, 4096)):
         value = getattr(options, name)
         if value is not None and not low <= value <= high:
             raise ConfigError(f"--{name}: expected {low} to {high}, found {value}")
         if value is not None:
-            engine = replace(engine, **{key: value})
+            server = replace(server, **{key: value})
     if options.certificate:
-        certificate, key = given(options.certificate, options.key, names)
-        authority = _certificates(options.authority) if options.authority else ""
-        engine = replace(
-            engine, certificate=certificate, key=key, authority=authority, authority_key=""
+        certificate, key = read_certificate(options.certificate, options.key, names)
+        authority = _read_authority(options.authority) if options.authority else ""
+        server = replace(
+            server, certificate=certificate, key=key, authority=authority, authority_key=""
         )
-    return engine
+    return server
 
 
-def _hosts(option: str, given: Iterable[str]) -> tuple[str, ...]:
+def _read_hosts(option: str, texts: Iterable[str]) -> tuple[str, ...]:
     """Host names and addresses, each once. Raises ConfigError."""
     from appliance.fleet import is_host
 
-    hosts = tuple(dict.fromkeys(one.strip() for one in given))
-    for one in hosts:
-        if not is_host(one):
+    hosts = tuple(dict.fromkeys(host.strip() for host in texts))
+    for host in hosts:
+        if not is_host(host):
             raise ConfigError(
                 f"{option}: expected a host name or an address such as kitchen.local, found "
-                f"{shorten(one) or 'nothing'}"
+                f"{shorten(host) or 'nothing'}"
             )
     return hosts
 
@@ -514,10 +536,10 @@ def _own_names() -> tuple[str, ...]:
     from appliance.wyoming import own_address
 
     host = socket.gethostname().partition(".")[0]
-    return tuple(one for one in dict.fromkeys((f"{host}.local", own_address())) if is_host(one))
+    return tuple(host for host in dict.fromkeys((f"{host}.local", own_address())) if is_host(host))
 
 
-def _certificates(file: Path) -> str:
+def _read_authority(file: Path) -> str:
     """An authority's certificates. Raises ConfigError."""
     import ssl
 
@@ -531,87 +553,84 @@ def _certificates(file: Path) -> str:
         ) from error
 
 
-def _second(engine: Engine) -> bool:
+def _is_sibling(server: FleetServer) -> bool:
     """True for a server of a cluster that another one has set up."""
-    return bool(engine.cluster and not engine.authority_key)
+    return bool(server.cluster and not server.authority_key)
 
 
-def _print_siblings(engine: Engine) -> None:
+def _print_siblings(server: FleetServer) -> None:
     """What the other servers of the cluster are to run."""
-    if engine.cluster and engine.authority_key:
-        for host in engine.cluster:
-            if host != engine.host:
+    if server.cluster and server.authority_key:
+        for host in server.cluster:
+            if host != server.host:
                 print(f"on {host}, which becomes a server of the cluster (keep this line secret):")
-                print(f"  sudo roomscribe fleet join --serve --yes {engine.sibling(host).text()}")
+                print(f"  sudo roomscribe fleet join --serve --yes {server.sibling(host).text()}")
 
 
 def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
     """`roomscribe fleet invite`. Raises RoomscribeError."""
-    from appliance.fleet import Engine
+    from appliance.fleet import FleetServer
 
     file = options.config or DEFAULT_PATH
     require_writable(file, "run this with sudo")
     folder = file.absolute().parent / FOLDER
-    with _alone(folder):
-        engine = Engine.load(folder)
-        if engine is None:
+    with _lock_server(folder):
+        server = FleetServer.load(folder)
+        if server is None:
             raise ConfigError(
                 f"{folder}: expected the fleet's server on this machine, found none; "
                 "`sudo roomscribe fleet join --serve` sets it up"
             )
-        if _second(engine):
+        if _is_sibling(server):
             raise ConfigError(
                 "invite: expected the first server of the cluster, where nodes are invited, found "
                 "another; run it there"
             )
         for node in options.nodes:
             role = options.role or (
-                engine.nodes[node].role if node in engine.nodes else "satellite"
+                server.nodes[node].role if node in server.nodes else "satellite"
             )
-            engine = engine.remove(node) if options.remove else engine.invite(node, role)
-        anew = engine.write(folder, _place(file, engine))
-        told = _start(engine, folder, file, anew=anew)
+            server = server.remove(node) if options.remove else server.invite(node, role)
+        anew = server.write(folder, _store_dir(file, server))
+        started = _start_server(server, folder, file, anew=anew)
     if not _has_systemd(file):
-        print(told)
+        print(started)
     for node in options.nodes:
         if options.remove:
             print(f"{node} is let in no more")
         else:
-            code, until = engine.code(node, options.valid_days), ""
+            code, until = server.code(node, options.valid_days), ""
             if code.expires_s:
                 moment = datetime.fromtimestamp(code.expires_s).astimezone()
                 until = f"; valid until {moment:%Y-%m-%d %H:%M}"
-            print(
-                f"on {node}, which becomes {_a(engine.nodes[node].role)} (keep this line "
-                f"secret{until}):"
-            )
+            role = _describe_role(server.nodes[node].role)
+            print(f"on {node}, which becomes {role} (keep this line secret{until}):")
             print(f"  sudo roomscribe fleet join --yes {code.text()}")
-    _print_siblings(engine)
+    _print_siblings(server)
     return 0
 
 
-def _a(role: str) -> str:
+def _describe_role(role: str) -> str:
     return {"satellite": "a satellite", "worker": "a worker", "both": "a satellite and a worker"}[
         role
     ]
 
 
-def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
+def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) -> str:
     """Has nats-server run with its files; what was done. Raises StoreError."""
-    from appliance.fleet import CONFIG, make_folder, program, unwritable
+    from appliance.fleet import CONFIG, find_nats_server, make_folder, unwritable
 
     if not _has_systemd(file):
-        return (
-            f"run it with `nats-server -c {folder / CONFIG}`; one that runs reads its nodes again "
-            "at a SIGHUP"
-        )
+        if anew:
+            return f"start nats-server, or restart it, with `nats-server -c {folder / CONFIG}`"
+        return "send nats-server a SIGHUP, so that it reads its nodes again"
     text = UNIT_TEXT.format(
-        program=program(),
+        program=find_nats_server(),
         config=folder / CONFIG,
-        folder="State" if engine.cluster else "Runtime",
-        name=PLACE,
-        most=2 * engine.memory_mb + 192,
-        soft=engine.memory_mb + 96,
+        folder="State" if server.cluster else "Runtime",
+        name=STORE_NAME,
+        most=2 * server.memory_mb + 192,
+        soft=server.memory_mb + 96,
     )
     try:
         if read_text(DROP_IN) != text:
@@ -625,63 +644,66 @@ def _start(engine: Engine, folder: Path, file: Path, *, anew: bool) -> str:
         systemctl("enable", SERVER_UNIT)
     systemctl("restart" if anew else "reload-or-restart", SERVER_UNIT)
     until_s = time.monotonic() + START_S
-    while not _greets(engine):
+    while not _is_listening(server):
         if time.monotonic() > until_s:
             raise StoreError(
-                f"nats-server: expected it to listen on port {engine.port}, found that it does "
+                f"nats-server: expected it to listen on port {server.port}, found that it does "
                 f"not; `journalctl -u {SERVER_UNIT} -n 20` says why"
             )
         time.sleep(0.1)
     return "nats-server runs"
 
 
-def _greets(engine: Engine) -> bool:
+def _is_listening(server: FleetServer) -> bool:
     """True when the server on this machine greets whoever connects."""
     from appliance.config import is_loopback
 
-    host = engine.host if is_loopback(engine.host) else "127.0.0.1"
-    with suppress(OSError), socket.create_connection((host, engine.port), 1.0) as probe:
+    host = server.host if is_loopback(server.host) else "127.0.0.1"
+    with suppress(OSError), socket.create_connection((host, server.port), 1.0) as probe:
         return probe.recv(5) == b"INFO "
     return False
 
 
-def _require_catching_up(engine: Engine, found: tuple[int, ...]) -> None:
+def _require_recent_server(server: FleetServer, found: tuple[int, ...]) -> None:
     """Raises ConfigError for a cluster of an old nats-server.
 
     In 2.9.10 one that was away does not get what it missed of a queue in memory, so that the next
     death is one too many; 2.10.27 does (both tried).
     """
-    if engine.cluster and found < CATCHES_UP:
+    if server.cluster and found < CLUSTER_VERSION:
         raise ConfigError(
-            f"--cluster: expected nats-server {'.'.join(map(str, CATCHES_UP))} or newer (Debian 13 "
-            f"has it), found {'.'.join(map(str, found))}, in which a server that was away does not "
-            "get what it missed; leave --cluster out"
+            f"--cluster: expected nats-server {'.'.join(map(str, CLUSTER_VERSION))} or newer "
+            f"(Debian 13 has it), found {'.'.join(map(str, found))}, in which a server that was "
+            "away does not get what it missed; leave --cluster out"
         )
 
 
-def _require_ours(file: Path) -> None:
+def _require_unused_server(file: Path) -> None:
     """Raises ConfigError where nats-server already serves something else."""
     if not _has_systemd(file) or DROP_IN.exists():
         return
-    lines = [line.partition("#")[0].strip() for line in read_text(THEIRS).splitlines()]
-    if any(line and not PLAIN.fullmatch(line) for line in lines):
+    lines = [line.partition("#")[0].strip() for line in read_text(DEBIAN_CONFIG).splitlines()]
+    if any(line and not DEFAULT_LINE.fullmatch(line) for line in lines):
         raise ConfigError(
-            f"{THEIRS}: expected the one that Debian ships, found one that somebody wrote: this "
-            "machine's nats-server has other work; use another machine, or move that file away"
+            f"{DEBIAN_CONFIG}: this file is not as Debian ships it, so this machine's nats-server "
+            "seems to serve something else. Use another machine, or move that file away"
         )
 
 
-def _place(file: Path, engine: Engine) -> Path:
+def _store_dir(file: Path, server: FleetServer) -> Path:
     """Where nats-server may make its folders."""
     if _has_systemd(file):
-        return Path("/var/lib" if engine.cluster else "/run") / PLACE
-    if engine.cluster:
+        return Path("/var/lib" if server.cluster else "/run") / STORE_NAME
+    if server.cluster:
         return file.absolute().parent / FOLDER / "queues"
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm") / f"{PLACE}-{engine.port}"
+    name = f"{STORE_NAME}-{server.port}"
+    if server.store_dir and Path(server.store_dir).name == name:
+        return Path(server.store_dir)  # a server that runs refuses another one
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm") / name
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_server(folder: Path) -> Iterator[None]:
     """Only one run at a time changes the server. Raises StoreError."""
     from appliance.fleet import make_folder, unwritable
 
@@ -708,22 +730,22 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
 
     _require_joined(settings)
     with Probe(settings.fleet, node_name(settings)) as probe:
-        workers = probe.workers()
-        queue = probe.queue() if probe.may_see_queue else None
+        workers = probe.find_workers()
+        queue = probe.read_queue() if probe.may_see_queue else None
         found: dict[str, Any] = {
             "node": node_name(settings),
             "role": settings.fleet.role,
             "server": probe.address,
             "workers": [
                 {
-                    "node": one.node,
-                    "model": one.name,
-                    "version": one.version,
-                    "busy": one.busy,
-                    "done": one.done,
-                    "queue": one.queue,
+                    "node": worker.node,
+                    "model": worker.name,
+                    "version": worker.version,
+                    "busy": worker.busy,
+                    "done": worker.done,
+                    "queue": worker.queue,
                 }
-                for one in workers
+                for worker in workers
             ],
             "waiting": queue.windows if queue else 0 if probe.may_see_queue else None,
             "own": _own_counters(settings),
@@ -732,8 +754,9 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
         print(json.dumps(found))
         return 0 if workers else 1
     print(f"{found['node']}, {settings.fleet.role}, at {found['server']}")
-    for one in workers:
-        print(f"  {one.node:20} {one.name}, {'busy' if one.busy else 'idle'}, {one.done} done")
+    for worker in workers:
+        state = "busy" if worker.busy else "idle"
+        print(f"  {worker.node:20} {worker.name}, {state}, {worker.done} done")
     for line in probe.misfits:
         print(f"  {line}")
     if not workers:
@@ -760,8 +783,8 @@ def _own_counters(settings: Settings) -> dict[str, Any]:
     from appliance.control import SOCKET_NAME, ControlClient
     from appliance.store import runtime_folders
 
-    places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-    with suppress(DaemonError), ControlClient(places, 5.0) as daemon:
+    sockets = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+    with suppress(DaemonError), ControlClient(sockets, 5.0) as daemon:
         stats = daemon.call("stats")
         if isinstance(stats, dict):
             return {name: value for name, value in stats.items() if name.startswith("fleet_")}

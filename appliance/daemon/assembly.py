@@ -29,7 +29,7 @@ from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import TaskTranscriber, open_transcriber
-from appliance.fleet import FleetWorker, Link, SatelliteTranscriber
+from appliance.fleet import FleetWorker, Link, OwnRoom, SatelliteTranscriber
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
 from appliance.mqtt import ANNOUNCED_FILE, Announcement, Publisher, Sources, subscriptions
@@ -340,16 +340,14 @@ class _Assembly:
                 log.warning("%s", trouble)
 
         link = Link(self.settings.fleet, self.node)
-        FleetWorker(
-            link,
+        room = OwnRoom(
             model=lambda: self.model.bundle,
-            gates=self.model.gates,
-            ask=ask,
-            waiting=lambda: len(self.backlog),
+            submit=ask,
+            count_waiting=lambda: len(self.backlog),
             count=self.health.count,
-            trouble=report,
-            clustered=len(self.settings.fleet.server) > 1,
+            report_trouble=report,
         )
+        FleetWorker(link, room, self.model.gates, clustered=len(self.settings.fleet.server) > 1)
         self.opened.callback(link.close)
         return link
 

@@ -8,24 +8,24 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.fleet import messages as messages
-    from appliance.fleet.link import Link as Link, credential as credential
-    from appliance.fleet.probe import Probe as Probe, Waiting as Waiting
+    from appliance.fleet.link import Link as Link, read_credential as read_credential
+    from appliance.fleet.probe import Probe as Probe, QueueState as QueueState
     from appliance.fleet.provisioning import (
         CONFIG as CONFIG,
         Code as Code,
-        Engine as Engine,
-        given as given,
+        FleetServer as FleetServer,
+        find_nats_server as find_nats_server,
         is_host as is_host,
         make_folder as make_folder,
-        program as program,
-        server_of as server_of,
+        nats_server_version as nats_server_version,
+        read_certificate as read_certificate,
+        read_server_code as read_server_code,
         unwritable as unwritable,
-        version as version,
     )
     from appliance.fleet.satellite import (
         SatelliteTranscriber as SatelliteTranscriber,
         open_satellite as open_satellite,
     )
-    from appliance.fleet.worker import FleetWorker as FleetWorker
+    from appliance.fleet.worker import FleetWorker as FleetWorker, OwnRoom as OwnRoom
 
 __getattr__ = lazily(__name__, __file__)

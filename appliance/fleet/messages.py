@@ -159,12 +159,12 @@ def token(name: str) -> str:
     return re.sub(r"[^0-9A-Za-z_-]+", "-", name)[:100] or "-"
 
 
-def consumer(model: str) -> str:
+def consumer_name(model: str) -> str:
     """Name of the consumer that the workers with a model share; "": of those of any."""
     return f"workers-{model or ANY}"
 
 
-def former_consumer(model: str) -> str:
+def former_consumer_name(model: str) -> str:
     """Name of that consumer in version 1."""
     return f"brains-{model or ANY}"
 
@@ -182,7 +182,7 @@ def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
 def window_headers(job: Job) -> dict[str, str]:
     """What a message says of its window; the id by which the server knows a message that it has."""
     window = job.window
-    told = {
+    fields = {
         "v": VERSION,
         "id": window.id,
         "attempt": job.attempt,
@@ -192,7 +192,7 @@ def window_headers(job: Job) -> dict[str, str]:
         "ahead": job.ahead,
         "patience_s": job.patience_s,
     }
-    return {ID_HEADER: f"{job.node}.{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(told)}
+    return {ID_HEADER: f"{job.node}.{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(fields)}
 
 
 def pack_sound(samples: Samples) -> bytes:
@@ -200,9 +200,9 @@ def pack_sound(samples: Samples) -> bytes:
     when it is too large."""
     import soundfile
 
-    with _in_memory() as place:
-        soundfile.write(place, samples, SAMPLE_RATE, "PCM_16", format="FLAC", closefd=False)
-        payload = os.pread(place, os.fstat(place).st_size, 0)
+    with _memory_file() as descriptor:
+        soundfile.write(descriptor, samples, SAMPLE_RATE, "PCM_16", format="FLAC", closefd=False)
+        payload = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     if len(payload) > LARGEST - LARGEST_HEADER:
         raise MessageError(
             "too_long",
@@ -213,48 +213,48 @@ def pack_sound(samples: Samples) -> bytes:
 
 def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes) -> Job:
     """The window in a message. Raises MessageError."""
-    told = window_facts(headers)
+    fields = read_window_header(headers)
     node = subject.rpartition(".")[2]
-    _expect_version(told)
-    utterance, index = told.get("utterance_id"), told.get("index")
-    window_id, attempt = identity(told)
+    _expect_version(fields)
+    utterance, index = fields.get("utterance_id"), fields.get("index")
+    window_id, attempt = read_identity(fields)
     known = isinstance(utterance, str) and ID.fullmatch(utterance) and NAME.fullmatch(node)
     if not known or type(index) is not int or not 0 < index < 1 << 31 or not window_id:
         raise MessageError("bad", "expected a window's id, utterance and number, found others")
-    samples = _sound(payload)
+    samples = _read_sound(payload)
     now_s, duration_s = time.monotonic(), len(samples) / SAMPLE_RATE
     window = Window(
         # two satellites may count alike
         utterance_id=f"{node}.{utterance}",
         index=index,
-        last=told.get("last") is True,
+        last=fields.get("last") is True,
         samples=samples,
         start_s=now_s - duration_s,
         speech_end_s=now_s,
         voiced_s=duration_s,
         id=window_id,
     )
-    patience_s = _number(told.get("patience_s"), 0.0, 600.0)
+    patience_s = _read_number(fields.get("patience_s"), 0.0, 600.0)
     return Job(
         window,
         node,
         attempt,
-        ahead=told.get("ahead") is True,
+        ahead=fields.get("ahead") is True,
         patience_s=patience_s if math.isfinite(patience_s) else 5.0,
     )
 
 
-def window_facts(headers: Mapping[str, str] | None) -> dict[str, Any]:
+def read_window_header(headers: Mapping[str, str] | None) -> dict[str, Any]:
     """What a window's header says. Raises MessageError."""
-    said = (headers or {}).get(WINDOW_HEADER, "")
-    if len(said) > LARGEST_HEADER:
+    header = (headers or {}).get(WINDOW_HEADER, "")
+    if len(header) > LARGEST_HEADER:
         raise MessageError("bad", f"expected a header of at most {LARGEST_HEADER} bytes")
-    return _object(said)
+    return _parse_object(header)
 
 
-def identity(told: Mapping[str, Any]) -> tuple[str, int]:
+def read_identity(fields: Mapping[str, Any]) -> tuple[str, int]:
     """Id and attempt of the window that a message is about; "" where it is about none."""
-    found, attempt = told.get("id"), told.get("attempt")
+    found, attempt = fields.get("id"), fields.get("attempt")
     known = isinstance(found, str) and ID.fullmatch(found)
     return (
         str(found) if known else "",
@@ -264,7 +264,7 @@ def identity(told: Mapping[str, Any]) -> tuple[str, int]:
 
 def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) -> bytes:
     """The message with an answer; `recommended` are the worker's values of RECOMMENDED."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "v": VERSION,
         "id": answer.id,
         "attempt": answer.attempt,
@@ -272,9 +272,9 @@ def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) 
     }
     result = answer.result
     if isinstance(result, Refusal):
-        told["error"] = {"code": result.code, "text": shorten(result.text, 300)}
-        return _encode(told)
-    told["transcription"] = {
+        fields["error"] = {"code": result.code, "text": shorten(result.text, 300)}
+        return _encode(fields)
+    fields["transcription"] = {
         "text": result.text,
         "tokens": list(result.tokens),
         "language": result.language,
@@ -292,13 +292,13 @@ def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) 
         "gates": {name: _finite(value) for name, value in (recommended or {}).items()},
     }
     if result.phrase:
-        told["transcription"]["phrase"] = {
+        fields["transcription"]["phrase"] = {
             "sentence": result.phrase.sentence,
             "name": result.phrase.name,
             "slots": dict(result.phrase.slots),
             "confidence": _finite(result.phrase.confidence),
         }
-    return _encode(told)
+    return _encode(fields)
 
 
 def read_answer(data: bytes, ratio: Callable[[str], float]) -> Answer:
@@ -306,22 +306,22 @@ def read_answer(data: bytes, ratio: Callable[[str], float]) -> Answer:
 
     Raises MessageError.
     """
-    told = _object(_text_of(data))
-    _expect_version(told)
-    window_id, attempt = identity(told)
+    fields = _parse_object(_decode(data))
+    _expect_version(fields)
+    window_id, attempt = read_identity(fields)
     if not window_id:
         raise MessageError("bad", "expected the id of a window, found none")
-    worker = _name(told.get("worker"))
-    refused = told.get("error")
+    worker = _read_name(fields.get("worker"))
+    refused = fields.get("error")
     if isinstance(refused, dict):
         code = refused.get("code")
-        said = shorten(refused.get("text", ""), 300)
+        text = shorten(refused.get("text", ""), 300)
         known = code if isinstance(code, str) and code in CODES else "failed"
-        return Answer(window_id, attempt, worker, Refusal(known, said))
-    found = told.get("transcription")
+        return Answer(window_id, attempt, worker, Refusal(known, text))
+    found = fields.get("transcription")
     if not isinstance(found, dict):
         raise MessageError("bad", "expected a transcription or an error, found neither")
-    return Answer(window_id, attempt, worker, _transcription(found, ratio))
+    return Answer(window_id, attempt, worker, _read_transcription(found, ratio))
 
 
 def pack_presence(worker: Presence) -> bytes:
@@ -346,33 +346,34 @@ def pack_presence(worker: Presence) -> bytes:
 
 def read_presence(data: bytes) -> Presence:
     """What a worker says of itself. Raises MessageError, with code `version` for another one's."""
-    told = _object(_text_of(data))
+    fields = _parse_object(_decode(data))
     try:
-        _expect_version(told)
+        _expect_version(fields)
     except MessageError as error:
-        who = f"{_name(told.get('node'))} runs Roomscribe {_line(told.get('version'), 40)}"
+        version = _read_line(fields.get("version"), 40)
+        who = f"{_read_name(fields.get('node'))} runs Roomscribe {version}"
         raise MessageError(error.code, f"{who}: {error}") from None
-    window_s = _number(told.get("window_s"), 1.0, LONGEST_S)
-    languages = told.get("languages")
-    language = told.get("language")
+    window_s = _read_number(fields.get("window_s"), 1.0, LONGEST_S)
+    languages = fields.get("languages")
+    language = fields.get("language")
     return Presence(
-        node=_name(told.get("node")),
-        name=_line(told.get("model"), 100) or "unnamed",
-        version=_line(told.get("version"), 40),
-        busy=told.get("busy") is True,
-        done=_whole(told.get("done")),
-        queue=_whole(told.get("queue")),
+        node=_read_name(fields.get("node")),
+        name=_read_line(fields.get("model"), 100) or "unnamed",
+        version=_read_line(fields.get("version"), 40),
+        busy=fields.get("busy") is True,
+        done=_read_count(fields.get("done")),
+        queue=_read_count(fields.get("queue")),
         language=language if is_language(language) else "und",
-        languages=tuple(one for one in languages[:200] if is_language(one))
+        languages=tuple(code for code in languages[:200] if is_language(code))
         if isinstance(languages, list)
         else (),
         window_s=window_s if math.isfinite(window_s) else 10.0,
-        demo_model=told.get("demo_model") is True,
-        clock_s=_number(told.get("clock_s"), 0.0, 1e11),
+        demo_model=fields.get("demo_model") is True,
+        clock_s=_read_number(fields.get("clock_s"), 0.0, 1e11),
     )
 
 
-def _transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> Transcription:
+def _read_transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> Transcription:
     text = found.get("text")
     if not isinstance(text, str) or len(text) > longest_text(LONGEST_S):
         raise MessageError("bad", "expected a text of a window's length, found another")
@@ -382,36 +383,36 @@ def _transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> T
         raise MessageError("bad", f"expected at most {MOST_TOKENS} tokens, found another")
     language, encoder, flags = found.get("language"), found.get("encoder"), found.get("flags")
     gates, finished = found.get("gates"), found.get("finished")
-    told = gates if isinstance(gates, dict) else {}
-    limits = {name: _number(told.get(name), -1.0, 1.0) for name in RECOMMENDED}
+    given = gates if isinstance(gates, dict) else {}
+    limits = {name: _read_number(given.get(name), -1.0, 1.0) for name in RECOMMENDED}
     return Transcription(
         text=clean,
-        tokens=tuple(one for one in tokens if type(one) is int and 0 <= one < 1 << 31),
+        tokens=tuple(number for number in tokens if type(number) is int and 0 <= number < 1 << 31),
         language=language if is_language(language) else "und",
-        language_probability=_number(found.get("language_probability"), 0.0, 1.0),
-        avg_logprob=_number(found.get("avg_logprob"), -1000.0, 0.0),
-        no_speech_prob=_number(found.get("no_speech_prob"), 0.0, 1.0),
+        language_probability=_read_number(found.get("language_probability"), 0.0, 1.0),
+        avg_logprob=_read_number(found.get("avg_logprob"), -1000.0, 0.0),
+        no_speech_prob=_read_number(found.get("no_speech_prob"), 0.0, 1.0),
         compression_ratio=ratio(clean),
         ended=found.get("ended") is not False,
         encoder=encoder if isinstance(encoder, str) and encoder in ENCODERS else FLEET,
         encode_ms=_milliseconds(found.get("encode_ms")),
         decode_ms=_milliseconds(found.get("decode_ms")),
-        confidence=_number(found.get("confidence"), 0.0, 1.0),
-        flags=tuple(one for one in flags[:8] if isinstance(one, str) and FLAG.fullmatch(one))
+        confidence=_read_number(found.get("confidence"), 0.0, 1.0),
+        flags=tuple(flag for flag in flags[:8] if isinstance(flag, str) and FLAG.fullmatch(flag))
         if isinstance(flags, list)
         else (),
         complete=finished if isinstance(finished, bool) else None,
-        model=_line(found.get("model"), 100) or "unnamed",
-        phrase=_phrase(found.get("phrase")),
+        model=_read_line(found.get("model"), 100) or "unnamed",
+        phrase=_read_phrase(found.get("phrase")),
         recommended={name: value for name, value in limits.items() if math.isfinite(value)},
     )
 
 
-def _phrase(found: object) -> Phrase | None:
+def _read_phrase(found: object) -> Phrase | None:
     """The expected sentence that a worker found; None for none, and for what is no such thing."""
     if not isinstance(found, dict):
         return None
-    slots, confidence = found.get("slots"), _number(found.get("confidence"), 0.0, 1.0)
+    slots, confidence = found.get("slots"), _read_number(found.get("confidence"), 0.0, 1.0)
     if not isinstance(slots, dict) or not math.isfinite(confidence):
         return None
     kept = {
@@ -419,28 +420,31 @@ def _phrase(found: object) -> Phrase | None:
         for name, value in list(slots.items())[:20]
         if isinstance(value, str) or (type(value) is int and abs(value) < 1 << 53)
     }
-    sentence, name = _line(found.get("sentence"), 500), _line(found.get("name"), 100)
+    sentence, name = _read_line(found.get("sentence"), 500), _read_line(found.get("name"), 100)
     return Phrase(sentence, name, kept, confidence) if sentence else None
 
 
 @contextmanager
-def _in_memory(content: bytes = b"") -> Iterator[int]:
+def _memory_file(content: bytes = b"") -> Iterator[int]:
     """Descriptor of a file in memory, at its beginning. soundfile's own way to read bytes, by
     callbacks, needs memory that is writable and executable, which the unit forbids."""
-    place = os.memfd_create("sound")
+    descriptor = os.memfd_create("sound")
     try:
-        os.pwrite(place, content, 0)
-        yield place
+        os.pwrite(descriptor, content, 0)
+        yield descriptor
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
-def _sound(payload: bytes) -> Samples:
+def _read_sound(payload: bytes) -> Samples:
     """(n,) int16 of FLAC. Raises MessageError."""
     import soundfile
 
     try:
-        with _in_memory(payload) as place, soundfile.SoundFile(place, closefd=False) as file:
+        with (
+            _memory_file(payload) as descriptor,
+            soundfile.SoundFile(descriptor, closefd=False) as file,
+        ):
             form = file.format, file.samplerate, file.channels
             length = file.frames
             if form != ("FLAC", SAMPLE_RATE, 1):
@@ -458,16 +462,16 @@ def _sound(payload: bytes) -> Samples:
     return np.ascontiguousarray(samples)
 
 
-def _expect_version(told: Mapping[str, Any]) -> None:
+def _expect_version(fields: Mapping[str, Any]) -> None:
     """Raises MessageError for another version, and for none."""
-    version = told.get("v")
+    version = fields.get("v")
     if type(version) is not int or version < 1:
         raise MessageError("bad", "expected a version, found none")
     if version != VERSION:
         raise MessageError("version", f"expected messages of version {VERSION}, found {version}")
 
 
-def _text_of(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     if len(data) > LARGEST_ANSWER:
         raise MessageError("bad", f"expected at most {LARGEST_ANSWER} bytes, found {len(data)}")
     try:
@@ -476,26 +480,26 @@ def _text_of(data: bytes) -> str:
         raise MessageError("bad", "expected UTF-8, found none") from None
 
 
-def _object(said: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     """A JSON object. Raises MessageError."""
     try:
-        found = json.loads(said)
+        found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise MessageError("bad", f"expected an object of JSON, found {shorten(said, 40)!r}")
+        raise MessageError("bad", f"expected an object of JSON, found {shorten(text, 40)!r}")
     return found
 
 
-def _encode(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+def _encode(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(value: object, low: float, high: float) -> float:
+def _read_number(value: object, low: float, high: float) -> float:
     """A number within limits, else NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         return math.nan
@@ -503,16 +507,16 @@ def _number(value: object, low: float, high: float) -> float:
 
 
 def _milliseconds(value: object) -> float:
-    return 0.0 if math.isnan(found := _number(value, 0.0, 1e7)) else found
+    return 0.0 if math.isnan(found := _read_number(value, 0.0, 1e7)) else found
 
 
-def _whole(value: object) -> int:
+def _read_count(value: object) -> int:
     return value if type(value) is int and 0 <= value < 1 << 53 else 0
 
 
-def _line(value: object, most: int) -> str:
+def _read_line(value: object, most: int) -> str:
     return shorten(value, most) if isinstance(value, str) else ""
 
 
-def _name(value: object) -> str:
+def _read_name(value: object) -> str:
     return value if isinstance(value, str) and NAME.fullmatch(value) else "unnamed"

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from appliance.config import FleetSettings
 from appliance.errors import ServerError
-from appliance.fleet.link import Link, credential
+from appliance.fleet.link import Link, read_credential
 from appliance.fleet.messages import (
     FORMER_WORKERS,
     LARGEST_MACHINE,
@@ -23,7 +23,7 @@ from appliance.fleet.messages import (
     MessageError,
     Presence,
     Subjects,
-    consumer,
+    consumer_name,
     pack_window,
     read_answer,
     read_presence,
@@ -41,11 +41,11 @@ DELIVERIES = 2
 """A window is given out so often at least."""
 NOBODY = "503"
 """Status of what the server answers in place of nobody."""
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueueState:
     """What waits for the workers, as the server has it."""
 
     windows: int
@@ -67,13 +67,13 @@ class Probe:
         self._settings = settings
         logging.getLogger("roomscribe.fleet").setLevel(logging.CRITICAL)  # what fails is raised
         self._link = Link(settings, node)
-        self._link.refused = self._on_refused
+        self._link.refused = self._record_refusal
         self.node = self._link.node
         """As the server knows us."""
         self.connect_ms = 0.0
-        self._refused: list[str] = []
+        self._refusals: list[str] = []
         self.misfits: list[str] = []
-        """Workers of another version that `workers` found last, with what to do."""
+        """Workers of another version that `find_workers` found last, with what to do."""
 
     def __enter__(self) -> Self:
         """Raises ServerError when no server lets us in."""
@@ -82,9 +82,11 @@ class Probe:
         self._link.settle(CONNECT_S)
         self.connect_ms = 1000 * (time.monotonic() - begun_s)
         if self._link.client is None:
-            why = self._link.trouble
             self._link.close()
-            raise ServerError(why or "the fleet's server: no answer")
+            raise ServerError(
+                self._link.trouble or "the fleet's server does not answer",
+                kind=self._link.trouble_kind,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,36 +110,38 @@ class Probe:
     @property
     def may_see_queue(self) -> bool:
         """False for a satellite at a server with users: it must not see when other rooms speak."""
-        return self._settings.role != "satellite" or credential(self._settings) is None
+        return self._settings.role != "satellite" or read_credential(self._settings) is None
 
-    def rivals(self, within_s: float = PRESENT_S) -> int:
+    def count_rivals(self, within_s: float = PRESENT_S) -> int:
         """How many other machines are connected with our credential. Raises ServerError."""
-        return len(self._ask(lambda: self._machines(within_s), within_s + API_S) - {boot_id()})
+        return len(
+            self._call(lambda: self._find_machines(within_s), within_s + API_S) - {boot_id()}
+        )
 
-    def workers(self, within_s: float = PRESENT_S) -> list[Presence]:
+    def find_workers(self, within_s: float = PRESENT_S) -> list[Presence]:
         """Who transcribes, by name; those alone that this version understands. Raises
         ServerError."""
-        return self._ask(lambda: self._workers(within_s), within_s + API_S)
+        return self._call(lambda: self._find_workers(within_s), within_s + API_S)
 
-    def queue(self, models: Sequence[str] = ("",)) -> Waiting | None:
+    def read_queue(self, models: Sequence[str] = ("",)) -> QueueState | None:
         """What the server has for us; None where no worker has made that yet.
 
         `models`: whose consumers are looked for. Raises ServerError.
         """
-        return self._ask(lambda: self._queue(models), (2 + len(models)) * API_S)
+        return self._call(lambda: self._read_queue(models), (2 + len(models)) * API_S)
 
-    def reads(self, subject: str) -> bool:
+    def may_read(self, subject: str) -> bool:
         """True when we may read what is sent to `subject`. Raises ServerError."""
         return self._allowed(lambda: self._client().subscribe(subject))
 
-    def sends(self, subject: str) -> bool:
+    def may_send(self, subject: str) -> bool:
         """True when we may send to `subject`; an empty message goes there then. Raises
         ServerError."""
         return self._allowed(lambda: self._client().publish(subject, b""))
 
     def transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
         """What a worker makes of a window, and after how many milliseconds. Raises ServerError."""
-        return self._ask(lambda: self._transcribe(job, within_s), within_s + API_S)
+        return self._call(lambda: self._transcribe(job, within_s), within_s + API_S)
 
     def _client(self) -> Any:
         """Raises ServerError when the connection is gone."""
@@ -145,7 +149,7 @@ class Probe:
             raise ServerError(self._link.trouble or "the fleet's server: the connection is gone")
         return self._link.client
 
-    def _ask(self, work: Callable[[], Coroutine[Any, Any, Found]], within_s: float) -> Found:
+    def _call(self, work: Callable[[], Coroutine[Any, Any, Result]], within_s: float) -> Result:
         from nats.errors import Error
 
         try:
@@ -156,22 +160,22 @@ class Probe:
                 "`journalctl -u nats-server` there"
             ) from error
 
-    def _on_refused(self, said: str) -> None:
-        self._refused.append(said)
+    def _record_refusal(self, message: str) -> None:
+        self._refusals.append(message)
 
     def _allowed(self, attempt: Callable[[], Awaitable[object]]) -> bool:
-        async def told() -> None:
+        async def attempt_and_flush() -> None:
             await attempt()
             await self._client().flush()
 
-        before = len(self._refused)
-        self._ask(told, API_S)
+        before = len(self._refusals)
+        self._call(attempt_and_flush, API_S)
         deadline_s = time.monotonic() + REFUSED_S
-        while len(self._refused) == before and time.monotonic() < deadline_s:
+        while len(self._refusals) == before and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        return len(self._refused) == before
+        return len(self._refusals) == before
 
-    async def _workers(self, within_s: float) -> list[Presence]:
+    async def _find_workers(self, within_s: float) -> list[Presence]:
         client, found, unheard = self._client(), dict[str, Presence](), 0
         self.misfits.clear()
         inbox = client.new_inbox()
@@ -197,20 +201,20 @@ class Probe:
         await subscription.unsubscribe()
         return [found[node] for node in sorted(found)]
 
-    async def _machines(self, within_s: float) -> set[str]:
+    async def _find_machines(self, within_s: float) -> set[str]:
         client, subject = self._client(), Subjects(self.node).machines
         subscription = await client.subscribe(subject)
         await client.publish(subject, WHO)
         found, deadline_s = set[str](), time.monotonic() + within_s
         with suppress(TimeoutError):
             while (left_s := deadline_s - time.monotonic()) > 0:
-                told = (await subscription.next_msg(left_s)).data
-                if told != WHO and len(told) < LARGEST_MACHINE:
-                    found.add(told.decode("utf-8", "replace"))
+                data = (await subscription.next_msg(left_s)).data
+                if data != WHO and len(data) < LARGEST_MACHINE:
+                    found.add(data.decode("utf-8", "replace"))
         await subscription.unsubscribe()
         return found
 
-    async def _queue(self, models: Sequence[str]) -> Waiting | None:
+    async def _read_queue(self, models: Sequence[str]) -> QueueState | None:
         from nats.js.errors import NotFoundError
 
         stream = self._client().jetstream(timeout=API_S)
@@ -219,14 +223,14 @@ class Probe:
             info = await stream.stream_info(STREAM)
         except NotFoundError:
             return None
-        for name in map(consumer, models):
+        for name in map(consumer_name, models):
             with suppress(NotFoundError):
                 chosen = (await stream.consumer_info(STREAM, name)).config
                 there.append(name)
                 if chosen.ack_policy != "explicit" or (chosen.max_deliver or 0) < DELIVERIES:
                     careless.append(name)
         config = info.config
-        return Waiting(
+        return QueueState(
             windows=info.state.messages,
             storage=str(config.storage or ""),
             retention=str(config.retention or ""),

@@ -79,15 +79,15 @@ class Code:
 
     def text(self) -> str:
         """One word that survives a messenger: what is wrong with a copy of it is noticed."""
-        return _packed({
+        return _pack({
             "s": self.servers, "n": self.node, "r": self.role, "p": self.password,
-            "a": _bare(self.authority), "x": self.expires_s,
+            "a": _strip_pem(self.authority), "x": self.expires_s,
         })  # fmt: skip
 
     @classmethod
     def read(cls, text: str) -> Code:
         """The code in `text`, which may have been wrapped. Raises ConfigError."""
-        found = _unpacked(text)
+        found = _unpack(text)
         if "engine" in found:
             raise ConfigError(
                 "code: expected one for a node, found one for a server of the cluster; run "
@@ -95,18 +95,18 @@ class Code:
             )
         try:
             code = cls(
-                tuple(map(str, found["s"])), str(found["n"]), role_of(str(found["r"])),
-                str(found["p"]), _clothed(str(found["a"])), int(found.get("x", 0)),
+                tuple(map(str, found["s"])), str(found["n"]), current_role(str(found["r"])),
+                str(found["p"]), _restore_pem(str(found["a"])), int(found.get("x", 0)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
-            raise _no_code("something else in it") from None
+            raise _not_a_code("something else in it") from None
         if not (code.servers and NODE.fullmatch(code.node) and code.role in ROLES):
-            raise _no_code("a node or a role in it that is none")
+            raise _not_a_code("a node or a role in it that is none")
         return code
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class FleetServer:
     """One server, alone or in a cluster of three: all that its files are made of."""
 
     names: tuple[str, ...]
@@ -124,13 +124,15 @@ class Engine:
     certificate: str = ""
     key: str = field(default="", repr=False)
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    store_dir: str = ""
+    """The folder that nats-server was set up with: a server that runs cannot change it."""
 
     @classmethod
-    def load(cls, folder: Path) -> Engine | None:
+    def load(cls, folder: Path) -> FleetServer | None:
         """The server that was set up in this folder, None for none. Raises ConfigError."""
         file = folder / STATE
         try:
-            return cls.of(json.loads(file.read_bytes()))
+            return cls.from_state(json.loads(file.read_bytes()))
         except FileNotFoundError:
             return None
         except PermissionError as error:
@@ -147,25 +149,25 @@ class Engine:
             ) from error
 
     @classmethod
-    def of(cls, found: dict[str, Any]) -> Engine:
+    def from_state(cls, found: dict[str, Any]) -> FleetServer:
         """Of the state file's content. Raises KeyError, TypeError and ValueError."""
         former = found.pop("boxes", None)  # as nodes were called until version 0.1.0
         nodes = {name: Node(**node) for name, node in found.get("nodes", former).items()}
-        nodes = {name: replace(node, role=role_of(node.role)) for name, node in nodes.items()}
+        nodes = {name: replace(node, role=current_role(node.role)) for name, node in nodes.items()}
         lists = {"names": tuple(found["names"]), "cluster": tuple(found["cluster"])}
         return cls(**{**found, **lists, "nodes": nodes})
 
     @property
     def host(self) -> str:
         """Its own name in the cluster; without one the first of its names."""
-        return next((one for one in self.names if one in self.cluster), self.names[0])
+        return next((host for host in self.names if host in self.cluster), self.names[0])
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """What nodes are given: this server under all its names, or every server of the cluster."""
-        return tuple(f"tls://{bracketed(one)}:{self.port}" for one in self.cluster or self.names)
+        return tuple(f"tls://{url_host(host)}:{self.port}" for host in self.cluster or self.names)
 
-    def invite(self, node: str, role: str) -> Engine:
+    def invite(self, node: str, role: str) -> FleetServer:
         """The same with that node; one that is there keeps its password. Raises ConfigError."""
         if not NODE.fullmatch(node):
             raise ConfigError(
@@ -176,7 +178,7 @@ class Engine:
         password = before.password if before else secrets.token_urlsafe(18)
         return replace(self, nodes={**self.nodes, node: Node(role, password)})
 
-    def remove(self, node: str) -> Engine:
+    def remove(self, node: str) -> FleetServer:
         """The same without that node. Raises ConfigError for one that is not there."""
         if node not in self.nodes:
             there = ", ".join(sorted(self.nodes)) or "none"
@@ -191,7 +193,7 @@ class Engine:
         expires_s = int(time.time() + valid_days * 86_400) if valid_days else 0
         return Code(self.addresses, node, invited.role, invited.password, self.authority, expires_s)
 
-    def certified(self) -> Engine:
+    def with_certificate(self) -> FleetServer:
         """The same with a certificate: the given one, else one of our own authority that holds.
 
         Raises StoreError when openssl is not there or refuses.
@@ -200,38 +202,43 @@ class Engine:
             return self  # it was given, or made by another server of the cluster
         made = self
         if not self.authority_key:
-            authority, key = _authority()
+            authority, key = _make_authority()
             made = replace(made, authority=authority, authority_key=key)
-        if not made.certificate or not _holds(made.certificate, made.names):
+        if not made.certificate or not _is_valid(made.certificate, made.names):
             certificate, key = sign(made, made.names)
             made = replace(made, certificate=certificate, key=key)
         if made.cluster and not made.cluster_password:
             made = replace(made, cluster_password=secrets.token_urlsafe(18))
         return made
 
-    def sibling(self, host: str) -> Engine:
-        """Another server of the cluster, with a certificate of its own, and no key to make more."""
+    def sibling(self, host: str) -> FleetServer:
+        """Return another server of the cluster, with a certificate and no key to make more."""
         certificate, key = sign(self, (host,))
         return replace(
-            self, names=(host,), authority_key="", certificate=certificate, key=key
-        )  # fmt: skip
+            self,
+            names=(host,),
+            authority_key="",
+            certificate=certificate,
+            key=key,
+            store_dir="",
+        )
 
     def text(self) -> str:
         """The code with which this server's machine is set up."""
-        return _packed({"engine": self._state()})
+        return _pack({"engine": self._state()})
 
-    def files(self, folder: Path, place: Path) -> dict[str, str]:
+    def files(self, folder: Path, store_dir: Path) -> dict[str, str]:
         """nats-server's own files by name; `place` is where it may make folders."""
         files = {
             AUTHORITY: self.authority,
             CERTIFICATE: self.certificate,
             KEY: self.key,
-            NODES: _users(self.nodes),
-            CONFIG: self._config(folder, place),
+            NODES: _format_nodes(self.nodes),
+            CONFIG: self._format_config(folder, store_dir),
         }
         return {name: text for name, text in files.items() if text}
 
-    def write(self, folder: Path, place: Path) -> bool:
+    def write(self, folder: Path, store_dir: Path) -> bool:
         """Writes all files, those that nats-server reads after it has found them to be right.
 
         True when it has to start anew, False when reading its nodes again will do. Raises
@@ -239,9 +246,10 @@ class Engine:
         """
         try:
             make_folder(folder)
-            files = self.files(folder, place)
+            files = self.files(folder, store_dir)
             self._check(files, folder)
-            write_whole(folder / STATE, json.dumps(self._state(), indent=1), 0o600)
+            state = replace(self, store_dir=str(store_dir))._state()
+            write_whole(folder / STATE, json.dumps(state, indent=1), 0o600)
             anew = False
             for name, text in files.items():
                 if _read(folder / name) == text:
@@ -260,25 +268,25 @@ class Engine:
 
     def _check(self, files: Mapping[str, str], folder: Path) -> None:
         """Has nats-server read the files in a draft of the folder. Raises StoreError, OSError."""
-        with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
+        with tempfile.TemporaryDirectory(prefix="roomscribe-") as draft_dir:
             for name, text in files.items():
-                drafted = text.replace(f"{folder}/", f"{place}/")
-                write_whole(Path(place, name), drafted, 0o600)
+                drafted = text.replace(f"{folder}/", f"{draft_dir}/")
+                write_whole(Path(draft_dir, name), drafted, 0o600)
             done = subprocess.run(
-                [program(), "-t", "-c", str(Path(place, CONFIG))],
+                [find_nats_server(), "-t", "-c", str(Path(draft_dir, CONFIG))],
                 capture_output=True, text=True, timeout=OPENSSL_S, check=False,
             )  # fmt: skip
             if done.returncode:
-                said = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["no reason"]
+                output = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["no reason"]
                 raise StoreError(
-                    f"nats-server refuses its configuration: {shorten(said[0], 300)}; nothing was "
-                    "changed"
+                    f"nats-server refuses its configuration: {shorten(output[0], 300)}; nothing "
+                    "was changed"
                 )
 
     def _state(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "store_dir" or value}
 
-    def _config(self, folder: Path, place: Path) -> str:
+    def _format_config(self, folder: Path, store_dir: Path) -> str:
         """`nats.conf`. Nothing is traced: a trace would show what was said."""
         here = {name: json.dumps(str(folder / name)) for name in (CERTIFICATE, KEY, AUTHORITY)}
         most = self.memory_mb << 20
@@ -293,7 +301,7 @@ class Engine:
             'ping_interval: "30s"',
             f"tls {{ cert_file: {here[CERTIFICATE]}, key_file: {here[KEY]}, timeout: 5 }}",
             "# sound waits in memory alone; in the store_dir are names of queues, and who leads",
-            f"jetstream {{ store_dir: {json.dumps(str(place))}, max_memory_store: {most}, "
+            f"jetstream {{ store_dir: {json.dumps(str(store_dir))}, max_memory_store: {most}, "
             "max_file_store: 0 }",
             "accounts {",
             f"  {STREAM} {{",
@@ -305,7 +313,7 @@ class Engine:
         if self.cluster:
             login = f"roomscribe:{self.cluster_password}"
             routes = [
-                f'"nats://{login}@{bracketed(one)}:{self.cluster_port}"' for one in self.cluster
+                f'"nats://{login}@{url_host(host)}:{self.cluster_port}"' for host in self.cluster
             ]
             lines += [
                 "cluster {",
@@ -320,7 +328,7 @@ class Engine:
         return "\n".join([*lines, ""])
 
 
-def role_of(text: str) -> str:
+def current_role(text: str) -> str:
     """The role that `text` names, which may be one's former name."""
     return FORMER_ROLES.get(text, text)
 
@@ -331,24 +339,24 @@ def make_folder(folder: Path) -> None:
     folder.chmod(0o755)
 
 
-def unwritable(place: Path, error: OSError) -> StoreError:
+def unwritable(path: Path, error: OSError) -> StoreError:
     """Why nothing can be written there, and what to do; a later run does what is left."""
     fix = "run this with sudo" if isinstance(error, PermissionError) else "see its disk, try again"
-    return StoreError(f"{place}: cannot be written: {error.strerror}; {fix}")
+    return StoreError(f"{path}: cannot be written: {error.strerror}; {fix}")
 
 
-def server_of(text: str) -> Engine:
+def read_server_code(text: str) -> FleetServer:
     """The server of the cluster that a code is for. Raises ConfigError."""
-    found = _unpacked(text)
+    found = _unpack(text)
     if "engine" not in found:
         raise ConfigError(
             "code: expected one for a server of the cluster, found one for a node; "
             "leave --serve out"
         )
     try:
-        return Engine.of(found["engine"])
+        return FleetServer.from_state(found["engine"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise _no_code("something else in it") from None
+        raise _not_a_code("something else in it") from None
 
 
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:
@@ -379,7 +387,7 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
     return sorted(publish), sorted(read)
 
 
-def program() -> str:
+def find_nats_server() -> str:
     """Full path of nats-server. Raises StoreError with the fix when it is not installed."""
     found = shutil.which("nats-server") or shutil.which("nats-server", path=PATHS)
     if not found:
@@ -390,24 +398,28 @@ def program() -> str:
     return found
 
 
-def version() -> tuple[int, ...]:
+def nats_server_version() -> tuple[int, ...]:
     """nats-server's, such as (2, 10, 27). Raises StoreError when there is none, or it says none."""
     try:
-        said = subprocess.run(
-            [program(), "--version"], capture_output=True, text=True, timeout=OPENSSL_S, check=False
+        output = subprocess.run(
+            [find_nats_server(), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=OPENSSL_S,
+            check=False,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise StoreError(f"nats-server --version: {shorten(error, 200)}; try again") from error
-    found = re.search(r"v(\d+)\.(\d+)\.(\d+)", said)
+    found = re.search(r"v(\d+)\.(\d+)\.(\d+)", output)
     if not found:
         raise StoreError(
-            f"nats-server --version: expected its version, found {shorten(said) or 'nothing'}; "
+            f"nats-server --version: expected its version, found {shorten(output) or 'nothing'}; "
             "install Debian's (`sudo apt install nats-server`)"
         )
     return tuple(map(int, found.groups()))
 
 
-def given(certificate: Path, key: Path, names: Sequence[str]) -> tuple[str, str]:
+def read_certificate(certificate: Path, key: Path, names: Sequence[str]) -> tuple[str, str]:
     """A certificate and its key that somebody brings, once they fit together and the first name.
 
     Raises ConfigError.
@@ -424,7 +436,7 @@ def given(certificate: Path, key: Path, names: Sequence[str]) -> tuple[str, str]
             f"--certificate: expected a certificate and its key (PEM), found {certificate} and "
             f"{key}: {getattr(error, 'reason', None) or getattr(error, 'strerror', None) or error}"
         ) from error
-    if not _names(texts[0], names[0]):
+    if not _is_for_host(texts[0], names[0]):
         raise ConfigError(
             f"--certificate: expected one for {names[0]}, found {certificate}, which is for "
             "another name; --name says under which name the nodes reach this machine"
@@ -437,21 +449,21 @@ def is_host(text: str) -> bool:
     return is_address(text) or (bool(HOST.fullmatch(text)) and ".." not in text)
 
 
-def bracketed(host: str) -> str:
+def url_host(host: str) -> str:
     """As a URL has it."""
     return f"[{host}]" if ":" in host else host
 
 
-def sign(engine: Engine, names: Sequence[str]) -> tuple[str, str]:
+def sign(server: FleetServer, names: Sequence[str]) -> tuple[str, str]:
     """A certificate of the engine's authority for these names, and its key. Raises StoreError."""
     others = ("localhost", "127.0.0.1", "::1")
     alternatives = ",".join(
-        f"{'IP' if is_address(one) else 'DNS'}:{one}" for one in dict.fromkeys((*names, *others))
+        f"{'IP' if is_address(host) else 'DNS'}:{host}" for host in dict.fromkeys((*names, *others))
     )
-    with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
-        folder = Path(place)
-        write_whole(folder / "ca.crt", engine.authority, 0o600)
-        write_whole(folder / "ca.key", engine.authority_key, 0o600)
+    with tempfile.TemporaryDirectory(prefix="roomscribe-") as scratch:
+        folder = Path(scratch)
+        write_whole(folder / "ca.crt", server.authority, 0o600)
+        write_whole(folder / "ca.key", server.authority_key, 0o600)
         _openssl(
             *("req", "-x509", *_NEW_KEY, "-days", str(DAYS), "-subj", f"/CN={names[0][:64]}"),
             *("-CA", folder / "ca.crt", "-CAkey", folder / "ca.key"),
@@ -463,9 +475,9 @@ def sign(engine: Engine, names: Sequence[str]) -> tuple[str, str]:
         return (folder / "crt").read_text("ascii"), (folder / "key").read_text("ascii")
 
 
-def _authority() -> tuple[str, str]:
-    with tempfile.TemporaryDirectory(prefix="roomscribe-") as place:
-        folder = Path(place)
+def _make_authority() -> tuple[str, str]:
+    with tempfile.TemporaryDirectory(prefix="roomscribe-") as scratch:
+        folder = Path(scratch)
         _openssl(
             *("req", "-x509", *_NEW_KEY, "-days", str(AUTHORITY_DAYS)),
             *("-subj", "/CN=Roomscribe fleet"),
@@ -479,12 +491,12 @@ def _authority() -> tuple[str, str]:
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
 
 
-def _openssl(*words: str | Path, told: str | None = None) -> str:
+def _openssl(*words: str | Path, input_text: str | None = None) -> str:
     """What openssl prints. Raises StoreError when it is missing or refuses."""
     try:
         done = subprocess.run(
             ["openssl", *map(str, words)],
-            input=told, capture_output=True, text=True, timeout=OPENSSL_S, check=False,
+            input=input_text, capture_output=True, text=True, timeout=OPENSSL_S, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise StoreError(
@@ -493,24 +505,24 @@ def _openssl(*words: str | Path, told: str | None = None) -> str:
         ) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise StoreError(f"openssl: {shorten(error, 200)}; try again") from error
-    if done.returncode and told is None:
-        said = done.stderr.strip().splitlines()[-1:] or ["no reason"]
-        raise StoreError(f"openssl {words[0]}: {shorten(said[0], 200)}; is it version 3 or newer?")
+    if done.returncode and input_text is None:
+        lines = done.stderr.strip().splitlines()[-1:] or ["no reason"]
+        raise StoreError(f"openssl {words[0]}: {shorten(lines[0], 200)}; is it version 3 or newer?")
     return done.stdout
 
 
-def _holds(certificate: str, names: Sequence[str]) -> bool:
+def _is_valid(certificate: str, names: Sequence[str]) -> bool:
     """True for a certificate that is good for all these names, and for a year at least."""
-    left = _openssl("x509", "-noout", "-checkend", str(RENEW_S), told=certificate)
-    return "will not expire" in left and all(_names(certificate, one) for one in names)
+    left = _openssl("x509", "-noout", "-checkend", str(RENEW_S), input_text=certificate)
+    return "will not expire" in left and all(_is_for_host(certificate, name) for name in names)
 
 
-def _names(certificate: str, name: str) -> bool:
+def _is_for_host(certificate: str, name: str) -> bool:
     option = "-checkip" if is_address(name) else "-checkhost"
-    return "does match" in _openssl("x509", "-noout", option, name, told=certificate)
+    return "does match" in _openssl("x509", "-noout", option, name, input_text=certificate)
 
 
-def _users(nodes: Mapping[str, Node]) -> str:
+def _format_nodes(nodes: Mapping[str, Node]) -> str:
     """`nodes.conf`."""
     lines = [
         f'  {{ user: "{name}", password: "{node.password}", permissions: '
@@ -526,19 +538,19 @@ def _users(nodes: Mapping[str, Node]) -> str:
     return "\n".join(["users: [", *lines, "]", ""])
 
 
-def _packed(content: Mapping[str, Any]) -> str:
+def _pack(content: Mapping[str, Any]) -> str:
     data = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
     return f"roomscribe-{FORM}." + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _unpacked(text: str) -> dict[str, Any]:
+def _unpack(text: str) -> dict[str, Any]:
     """What a code holds. Raises ConfigError."""
     word = "".join(text.split())
     if not word:
-        raise _no_code("nothing")
+        raise _not_a_code("nothing")
     mark = MARK.match(word)
     if not mark:
-        raise _no_code(shorten(word, 20))
+        raise _not_a_code(shorten(word, 20))
     if not 0 < int(mark[1][:9]) <= FORM:
         raise ConfigError(
             f"code: expected one of form {FORM}, found form {shorten(mark[1])}; bring Roomscribe "
@@ -552,17 +564,17 @@ def _unpacked(text: str) -> dict[str, Any]:
         if not unpack.eof or not isinstance(found, dict):
             raise ValueError
     except (ValueError, zlib.error, RecursionError):
-        raise _no_code("one that is cut or changed") from None
+        raise _not_a_code("one that is cut or changed") from None
     return found
 
 
-def _no_code(found: str) -> ConfigError:
+def _not_a_code(found: str) -> ConfigError:
     return ConfigError(
         f"code: expected what `roomscribe fleet invite` printed, found {found}; copy all of it"
     )
 
 
-def _bare(pem: str) -> str:
+def _strip_pem(pem: str) -> str:
     """A certificate without the lines around it; of several, all."""
     return (
         pem.replace("-----BEGIN CERTIFICATE-----", "")
@@ -571,11 +583,11 @@ def _bare(pem: str) -> str:
     )
 
 
-def _clothed(bare: str) -> str:
+def _restore_pem(bare: str) -> str:
     """The certificates again. Raises ValueError."""
     return "".join(
-        ssl.DER_cert_to_PEM_cert(base64.b64decode(one, validate=True))
-        for one in bare.split(".") if one
+        ssl.DER_cert_to_PEM_cert(base64.b64decode(certificate, validate=True))
+        for certificate in bare.split(".") if certificate
     )  # fmt: skip
 
 

@@ -1,12 +1,11 @@
-"""Windows to transcriptions by the workers of a fleet; `infer/remote` says what happens while they
-cannot.
+"""Transcription by the workers of a fleet; `infer/remote` says what happens while they cannot.
 
 One window is under way at a time, which keeps the order. It is sent again, as another attempt, if
-the connection was lost meanwhile, or the server has dropped it after WAITING_S. While it waits at
-the server it is not sent again: workers would do it twice. An answer is for a window's
+the connection was lost, or if the server has dropped it after WAITING_S. While it waits at the
+server it is not sent again, because workers would transcribe it twice. An answer names a window's
 id: the first one counts, whichever attempt it is for.
 
-Over 500 lines because asking, and what is known of who is asked, change together.
+Over 500 lines because sending windows and what is known of the workers change together.
 """
 
 from __future__ import annotations
@@ -70,38 +69,38 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.fleet")
 
 PRESENCE_S = 1.0
-"""For a worker to say that it is there, and between two such questions while a window waits."""
+"""Limit for a worker's presence, and pause between two such requests while a window waits."""
 SENT_S = 2.0
-"""For the server to say that it has a window."""
+"""Limit for the server's acknowledgement of a window."""
 COMING_S = 2.0
-"""A connection so young knows of no worker yet: workers come back as satellites do."""
+"""After so short a connection no worker is no error: workers reconnect as satellites do."""
 WAITING_S = 60.0
-"""For so long a window waits at the server, which then drops it."""
+"""Seconds after which the server drops a waiting window."""
 GREETING_S, ANSWER_S = 60.0, 1.0
-"""Between two greetings for other machines with our credential, and between two answers to one."""
+"""Pauses between two greetings to machines with our credential, and between two answers."""
 AGAIN_S = 0.1
 CONNECT_S = 2.5
-"""At the start, for the first connection."""
+"""Limit for the first connection at the start."""
 REMEMBERED = 64
-"""So many windows' attempts are remembered, and so many late answers at most are kept."""
+"""Attempts, and late answers, that are remembered at most."""
 ROUND_TRIPS = 100
 FULL = 10077
 """nats-server's number for: maximum messages per subject exceeded."""
 PROBED = "doctor-"
-"""What ids of windows begin with that `roomscribe fleet check` sends under our name."""
+"""Prefix of the ids of windows that `roomscribe fleet check` sends under our name."""
 STATUS = "see `roomscribe fleet status`"
 
 
 @dataclass(slots=True)
 class Attempt:
-    """How a window was sent last."""
+    """How a window was last sent."""
 
     number: int
     client: Client | None = None
-    """The connection on which the server took it."""
+    """The connection on which the server accepted it."""
     sent_s: float = 0.0
     refused: bool = False
-    """True once a worker has given it back."""
+    """True once a worker has refused it."""
 
     def is_queued(self, client: Client | None) -> bool:
         """True while the window may wait at the server that `client` is connected to."""
@@ -110,79 +109,83 @@ class Attempt:
 
 
 class Satellite:
-    """Sends windows over a link and waits for the answers. `present` and `transcribe` may be called
-    by any thread, the latter by one at a time; both raise ServerError."""
+    """Sends windows over a link and waits for the answers.
+
+    Any thread may call `find_worker` and `transcribe`, the latter one thread at a time. Both raise
+    ServerError.
+    """
 
     def __init__(self, link: Link, settings: FleetSettings, machine: str = "") -> None:
-        """Before the link is started. `machine` names this one; the default is its boot's id."""
+        """Create it before the link is started. `machine` identifies this machine; by default, its
+        boot id."""
         self.muted: Callable[[], bool] = lambda: False
-        """While true not a byte of sound is sent."""
+        """While it returns true, no sound is sent."""
         self.counts: Counter[str] = Counter()
         """fleet_sent, fleet_redone (sent again), fleet_late."""
         self.round_trips_ms: deque[float] = deque(maxlen=ROUND_TRIPS)
         self._link, self._model, self._patience_s = link, settings.model, settings.patience_s
         self._subjects = Subjects(link.node, settings.model)
         self._awaited: dict[str, asyncio.Future[Answer]] = {}
-        """Answers that somebody waits for, by the window's id."""
+        """Futures of awaited answers, by the window's id."""
         self._attempts: OrderedDict[str, Attempt] = OrderedDict()
-        self._given_up: OrderedDict[str, Answer | None] = OrderedDict()
-        """Windows that nobody waits for any more, and what came of them all the same."""
+        self._abandoned: OrderedDict[str, Answer | None] = OrderedDict()
+        """Windows that are not awaited any more, with the late answer if one came."""
         self._refusal = ""
-        """What the server says that we have no right to."""
+        """Why the server refuses what a satellite does; empty if it does not."""
         self._sending: asyncio.Future[Any] | None = None
         self._machine = (machine or boot_id()).encode()
         self._rival_s = self._greeted_s = self._warned_s = -math.inf
         """When another machine with our credential was heard, when we answered it, and when a
         message that is no answer was logged."""
         link.add(self._listen)
-        link.refused = self._refused
+        link.refused = self._record_refusal
 
-    def present(self) -> Presence:
-        """A worker that is there, and would take our windows."""
+    def find_worker(self) -> Presence:
+        """Return a connected worker with a suitable model. Any thread."""
         self._link.settle(CONNECT_S)
 
         async def ask() -> Presence:
             client = self._link.client
             if client is None:
                 raise ServerError(self._link.trouble or COMING)
-            return await self._presence(client)
+            return await self._find_worker(client)
 
         return self._link.call(ask, PRESENCE_S + 0.5)
 
     def transcribe(self, job: Job, within_s: float) -> Transcription:
-        """The first answer to a window."""
+        """Return the first answer to a window. Any thread, one at a time."""
         try:
             sound = pack_sound(job.window.samples)
         except MessageError as error:
             raise ServerError(str(error)) from error
-        answer = self._link.call(lambda: self._ask(job, sound, within_s), within_s + 1.0)
+        answer = self._link.call(lambda: self._await_answer(job, sound, within_s), within_s + 1.0)
         if isinstance(answer.result, Refusal):
-            raise _refused(answer.worker, answer.result)
+            raise _explain_refusal(answer.worker, answer.result)
         if len(answer.result.text) > longest_text(job.window.duration_s):
-            raise ServerError(f"the worker {answer.worker} answered with more than anybody says")
+            raise ServerError(f"the worker {answer.worker} sent a text too long for its window")
         return answer.result
 
     def hang_up(self) -> None:
-        """Nobody waits for an answer any more. Any thread."""
+        """Abandon the answer that is awaited. Any thread."""
 
         def drop() -> None:
-            for one in self._awaited.values():
-                if not one.done():
-                    one.set_exception(ServerError("the question was given up", busy=True))
+            for future in self._awaited.values():
+                if not future.done():
+                    future.set_exception(ServerError("the request was abandoned", busy=True))
 
-        self._link.soon(drop)
+        self._link.call_soon(drop)
 
     async def _listen(self, client: Client) -> None:
-        """Is called on each connection."""
+        """Subscribe on a new connection, and greet other machines with our credential."""
         self._refusal = ""
-        await client.subscribe(self._subjects.answer, cb=self._take)
-        await client.subscribe(self._subjects.machines, cb=self._meet)
+        await client.subscribe(self._subjects.answer, cb=self._handle_answer)
+        await client.subscribe(self._subjects.machines, cb=self._handle_machine)
         while True:  # until the connection ends
             await client.publish(self._subjects.machines, self._machine)
             await asyncio.sleep(GREETING_S)
 
     @property
-    def rival(self) -> str:
+    def rival_problem(self) -> str:
         """Why this node's transcripts may be another machine's, with the fix; empty if not."""
         if time.monotonic() - self._rival_s > 2.5 * GREETING_S:
             return ""
@@ -192,32 +195,32 @@ class Satellite:
             "with that code on one of the two machines"
         )
 
-    async def _meet(self, message: Msg) -> None:
-        """Some machine with our credential says which one it is, or asks."""
+    async def _handle_machine(self, message: Msg) -> None:
+        """Handle a greeting from a machine that uses our credential."""
         if not self._machine or message.data == self._machine:
             return
         now_s = time.monotonic()
         if message.data != WHO:
-            if not self.rival:
+            if not self.rival_problem:
                 log.warning("another machine is connected as %s", self._link.node)
             self._rival_s = now_s
         if now_s - self._greeted_s > ANSWER_S and (client := self._link.client):
             self._greeted_s = now_s
             await client.publish(self._subjects.machines, self._machine)
 
-    async def _take(self, message: Msg) -> None:
-        """Whatever comes on our subject."""
+    async def _handle_answer(self, message: Msg) -> None:
+        """Handle a message on our answer subject, which may be from anybody."""
         try:
             answer = read_answer(message.data, compression_ratio)
         except MessageError as error:
             if time.monotonic() - self._warned_s > GREETING_S:  # anybody may send them
                 self._warned_s = time.monotonic()
-                log.warning("an answer of the fleet is none: %s", error)
-            for one in self._awaited.values():
-                if error.code == "version" and not one.done():
-                    one.set_exception(
+                log.warning("a message of the fleet is not an answer: %s", error)
+            for future in self._awaited.values():
+                if error.code == "version" and not future.done():
+                    future.set_exception(
                         ServerError(
-                            f"refused: a worker answers: {error}; upgrade the older of the two",
+                            f"refused: a worker answered: {error}; upgrade the older of the two",
                             busy=True,
                         )
                     )
@@ -231,61 +234,72 @@ class Satellite:
         if answer.id.startswith(PROBED):
             return
         self.counts["fleet_late"] += 1
-        if answer.id in self._given_up and not isinstance(answer.result, Refusal):
-            self._given_up[answer.id] = answer
+        if answer.id in self._abandoned and not isinstance(answer.result, Refusal):
+            self._abandoned[answer.id] = answer
 
-    async def _ask(self, job: Job, sound: bytes, within_s: float) -> Answer:
-        """The answer to a window, which is sent on every connection that stands meanwhile."""
+    async def _await_answer(self, job: Job, sound: bytes, within_s: float) -> Answer:
+        """Return the answer to a window, which is sent again on each new connection."""
         loop, window_id = asyncio.get_running_loop(), job.window.id
-        if known := self._given_up.pop(window_id, None):
+        if known := self._abandoned.pop(window_id, None):
             return known
         answer: asyncio.Future[Answer] = loop.create_future()
         self._awaited[window_id] = answer
-        look: asyncio.Future[bool] | None = None
+        presence: asyncio.Future[bool] | None = None
         sent_to: Client | None = None
         begun_s, ends_s = time.monotonic(), loop.time() + within_s
-        looked_s = 0.0
+        checked_s = 0.0
         try:
             while not answer.done():
+                # `sent_to` is the connection on which the window was last sent; the link may have
+                # made another one, or have none now
                 left_s, client = ends_s - loop.time(), self._link.client
                 if left_s <= 0:
-                    raise _lost(within_s)
-                if client is None and sent_to is None:
+                    raise _timed_out(within_s)
+                if client is None and sent_to is None:  # nothing sent: no answer can come
                     raise ServerError(self._link.trouble or COMING, busy=True)
                 if client is not None and client is not sent_to:
+                    # this connection has not seen the window in this call, but an earlier call may
+                    # have queued it there: then a second copy would be transcribed twice
                     last = self._attempts.get(window_id)
                     queued = last is not None and last.is_queued(client)
                     if not queued and not await self._send(client, job, sound):
                         await asyncio.sleep(AGAIN_S)
                         continue
-                    sent_to, look = client, None
-                if client is not None and (look is None or loop.time() - looked_s > PRESENCE_S):
-                    look, looked_s = asyncio.ensure_future(self._is_there(client)), loop.time()
-                waits = {answer, *([look] if look and not look.done() else ())}
+                    sent_to, presence = client, None
+                if client is not None and (
+                    presence is None or loop.time() - checked_s > PRESENCE_S
+                ):
+                    presence, checked_s = (
+                        asyncio.ensure_future(self._has_worker(client)),
+                        loop.time(),
+                    )
+                # the presence request runs beside the wait: it ends the wait if no worker is left
+                waits = {answer, *([presence] if presence and not presence.done() else ())}
                 pause_s = PRESENCE_S if client else AGAIN_S
                 await asyncio.wait(
                     waits, timeout=min(left_s, pause_s), return_when=asyncio.FIRST_COMPLETED
                 )
-                if not answer.done() and look and look.done() and not look.result():
+                if not answer.done() and presence and presence.done() and not presence.result():
                     if self._link.age_s > COMING_S or self._link.client is not sent_to:
-                        raise self._nobody("worker lost")
-                    look, looked_s = None, loop.time()
+                        raise self._no_worker(ServerError.WORKER_LOST)
+                    # the connection is young: workers may still be reconnecting, so look again
+                    presence, checked_s = None, loop.time()
                     await asyncio.wait({answer}, timeout=AGAIN_S)
             self.round_trips_ms.append(1000 * (time.monotonic() - begun_s))
             return answer.result()
         except BaseException:
-            self._give_up(window_id)
+            self._remember_abandoned(window_id)
             raise
         finally:
             del self._awaited[window_id]
-            if look:
-                look.cancel()
+            if presence:
+                presence.cancel()
 
     async def _send(self, client: Client, job: Job, sound: bytes) -> bool:
-        """Has the server take a window; False when no worker has made the stream yet. Raises
-        ServerError."""
+        """Send a window; False if it has to be sent again: no worker has made the stream yet, or
+        the connection is lost. Raises ServerError."""
         if self.muted():
-            raise ServerError("muted: what was said before is not sent", busy=True)
+            raise ServerError("muted: speech from before is not sent", busy=True)
         if self._refusal:
             raise ServerError(self._refusal, busy=True)
         before = self._attempts.pop(job.window.id, None)
@@ -303,7 +317,7 @@ class Satellite:
             reply = await self._sending
         except NoRespondersError:
             if self._link.age_s > COMING_S:
-                raise self._nobody("no worker") from None
+                raise self._no_worker(ServerError.NO_WORKER) from None
             return False
         except asyncio.CancelledError:
             if self._refusal:
@@ -313,7 +327,7 @@ class Satellite:
             self._link.reset()
             return False
         except (Error, OSError):
-            return False  # the connection is lost, and will be another
+            return False  # the connection is lost; the link makes another
         finally:
             self._sending = None
         if not self._is_taken(reply.data):
@@ -325,32 +339,33 @@ class Satellite:
         return True
 
     def _is_taken(self, data: bytes) -> bool:
-        """What the server says of a window that was sent; False: it had this attempt already, of
-        the process before. Raises ServerError."""
+        """Return False if the server has this attempt already, from the process before. Raises
+        ServerError if it refuses the window."""
         try:
-            told = json.loads(data)
-            error = told.get("error")
+            reply_fields = json.loads(data)
+            error = reply_fields.get("error")
         except (ValueError, AttributeError):
-            told, error = {}, {"description": "no answer that is one"}
+            reply_fields, error = {}, {"description": "an unreadable answer"}
         if error:
-            said = str(error.get("description", ""))[:100]
+            reason = str(error.get("description", ""))[:100]
             if error.get("err_code") == FULL:
-                said = "more waits for the workers than they can do"
+                reason = "more windows wait than the workers can transcribe"
             raise ServerError(
-                f"refused: the fleet's server takes no window: {said}; {STATUS}", busy=True
+                f"refused: the fleet's server does not accept the window: {reason}; {STATUS}",
+                busy=True,
             )
-        return not told.get("duplicate")
+        return not reply_fields.get("duplicate")
 
-    async def _is_there(self, client: Client) -> bool:
-        """False when the server says that no worker listens."""
+    async def _has_worker(self, client: Client) -> bool:
+        """Return False if the server answers that no worker is connected."""
         try:
-            await self._presence(client)
+            await self._find_worker(client)
         except ServerError as error:
-            return not str(error).startswith("no worker")
+            return error.kind != ServerError.NO_WORKER
         return True
 
-    async def _presence(self, client: Client) -> Presence:
-        """A worker that would take our windows. Raises ServerError."""
+    async def _find_worker(self, client: Client) -> Presence:
+        """Return a worker with a suitable model. Raises ServerError."""
         from nats.errors import Error
 
         loop = asyncio.get_running_loop()
@@ -364,7 +379,7 @@ class Satellite:
                 reply = await heard.next_msg(timeout=left_s)
                 if reply.headers and reply.headers.get("Status") == "503":
                     if asked_former:
-                        raise self._nobody("no worker")
+                        raise self._no_worker(ServerError.NO_WORKER)
                     await client.publish(FORMER_WORKERS, b"", reply=inbox)
                     asked_former = True
                     continue
@@ -377,49 +392,51 @@ class Satellite:
                     return found
                 others = found.name
         except Error:
-            pass  # nobody else answers, or the connection is lost
+            pass  # no other worker answers, or the connection is lost
         finally:
             with suppress(Error):
                 await heard.unsubscribe()
         if others:
             raise ServerError(
-                f"no worker: expected one with the model {self._model}, found {others}; see "
-                "fleet.model",
+                f"no worker: none has the model {self._model}, but {others}; see fleet.model",
                 busy=True,
+                kind=ServerError.NO_WORKER,
             )
         raise ServerError(trouble or f"worker lost: no worker answers; {STATUS}", busy=True)
 
-    def _nobody(self, kind: str) -> ServerError:
-        what = "none is" if kind == "no worker" else "the one that was is not any more"
+    def _no_worker(self, kind: str) -> ServerError:
+        what = (
+            "no worker: none is" if kind == ServerError.NO_WORKER else "worker lost: none is left"
+        )
         return ServerError(
-            f"{kind}: expected a worker at the fleet's server {self._link.server}, {what} there; "
-            f"{STATUS}",
+            f"{what} connected to the fleet's server {self._link.server}; {STATUS}",
             busy=True,
+            kind=kind,
         )
 
-    def _refused(self, said: str) -> None:
-        """The server says that we have no right to something."""
-        if self._subjects.machines in said:
-            return  # a server that was set up before machines greeted each other
+    def _record_refusal(self, message: str) -> None:
+        """Keep the server's message that we lack a permission."""
+        if self._subjects.machines in message:
+            return  # the server was set up before machines greeted each other
         self._refusal = (
             f"refused: the fleet's server does not let {self._link.node} do what a satellite does "
-            f"({said}); {RENEW_RIGHTS}, or join again with a code for a satellite"
+            f"({message}); {RENEW_RIGHTS}, or join again with a code for a satellite"
         )
         if self._sending:
             self._sending.cancel()
 
-    def _give_up(self, window_id: str) -> None:
-        """Nobody waits for this answer now; perhaps somebody asks again."""
-        self._given_up[window_id] = None
-        while len(self._given_up) > REMEMBERED:
-            self._given_up.popitem(last=False)
+    def _remember_abandoned(self, window_id: str) -> None:
+        """Keep a late answer to this window for when it is requested again."""
+        self._abandoned[window_id] = None
+        while len(self._abandoned) > REMEMBERED:
+            self._abandoned.popitem(last=False)
 
 
 class FleetBackend(RemoteBackend[Presence, Transcription]):
-    """How the workers are."""
+    """The state of the workers."""
 
     remote_name = FLEET
-    away = "the question before has not ended"
+    away = "the request before has not ended"
     pauses_s = 0.5, 2.0
 
     def __init__(
@@ -430,79 +447,79 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
         local: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Asks for a worker, without waiting. `local` encodes while there is none."""
+        """Look for a worker, without waiting. `local` encodes while there is none."""
         self._satellite, self._link = satellite, link
         self._patience_s = settings.fleet.patience_s
         segmenter = settings.segmenter
         self._guesses = segmenter.speculate and segmenter.early_ms > 0
         self._seen: object = None
         self._waited_for = False
-        """True while a window waits for a worker."""
+        """True while a window waits for a worker, which is then looked for more often."""
         self.own_cpu = 0
         """Windows that this machine's model encoded."""
         super().__init__(local, clock)
 
     @property
     def trouble(self) -> str | None:
-        """As the base's, and that another machine uses our credential."""
-        return "; ".join(filter(None, (super().trouble, self._satellite.rival))) or None
+        """As the base's; also if another machine uses our credential."""
+        return "; ".join(filter(None, (super().trouble, self._satellite.rival_problem))) or None
 
     def describe(self) -> Presence:
-        """What a worker says of itself."""
-        return self._satellite.present()
+        """Return a worker's presence."""
+        return self._satellite.find_worker()
 
     def prove(self) -> Presence:
-        """The same, once a worker has transcribed a second of silence, where one had failed."""
-        found = self._satellite.present()
+        """Return a worker's presence; after a failure, once it has transcribed silence."""
+        found = self._satellite.find_worker()
         if self._failures and not self._satellite.muted():
             silence = Window("silence", 1, True, self.silence, 0.0, 0.0, 0.0)
             self._satellite.transcribe(Job(silence, self._link.node, 1), 1.0 + self._patience_s)
         return found
 
     def request(self, window: Window, within_s: float) -> Transcription:
-        """A worker's transcription."""
-        # the window that ends an utterance was guessed before; that is when this is asked
+        """Return a worker's transcription."""
+        # the last window of an utterance was speculated on, which asks for completeness
         ahead = self._guesses and window.last
         job = Job(window, self._link.node, 1, ahead=ahead, patience_s=within_s)
         return self._satellite.transcribe(job, within_s)
 
     def within_s(self, window: Window, failures: int) -> float:
-        """`patience_s`."""
+        """Return `patience_s`."""
         return self._patience_s
 
     def hang_up(self) -> None:
-        """Ends what is being asked."""
+        """Abandon the request under way."""
         self._satellite.hang_up()
 
     def ask(self, window: Window) -> Transcription:
-        """A worker's transcription. Raises as the base's, and ServerError while muted."""
+        """Return a worker's transcription. Raises as the base's, and ServerError while muted."""
         if self._satellite.muted():
-            raise ServerError("muted: what was said before is not sent", busy=True)
+            raise ServerError("muted: speech from before is not sent", busy=True)
         self._waited_for = True
         reply = super().ask(window)
         self._waited_for = False
         return reply
 
     def facts(self) -> dict[str, Any]:
-        """Beside what is known of the chip here, `counters` and `round_trips_ms`."""
+        """Return `counters` and `round_trips_ms`, and what is known of the chip here."""
         counters = {**self._satellite.counts, "fleet_own_cpu": self.own_cpu}
         mine = {"counters": counters, "round_trips_ms": tuple(self._satellite.round_trips_ms)}
         return {**super().facts(), **mine}
 
-    def stood_in(self) -> None:
-        """This machine's model encoded a window: none waits for a worker."""
+    def count_local(self) -> None:
+        """Count a window that this machine's model encoded; it does not wait for a worker."""
         self.own_cpu += 1
         self._waited_for = False
 
     def _fail(self, error: ServerError) -> None:
-        """A worker is looked for as often as at the beginning while a window waits for one."""
+        """As the base's, but look again soon while a window waits for a worker."""
         super()._fail(error)
         if self._waited_for and not self._local:
             self._pause_s = self.pauses_s[0]
             self._look_s = self._clock() + self._pause_s
 
     def _watch(self, now_s: float) -> None:
-        """That the connection was lost, or is another, is looked into at once."""
+        """As the base's, but look at once if the connection was lost or is new."""
         if self._link.client is not self._seen:
             self._seen = self._link.client
             self._look_s = now_s
@@ -510,12 +527,12 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
 
 
 class SatelliteTranscriber(RemoteTranscriber[Presence, Transcription]):
-    """Has windows transcribed by the workers."""
+    """Transcribes windows by the workers."""
 
     backend: FleetBackend
 
     def __init__(self, settings: Settings, local: Transcriber | None, link: Link) -> None:
-        """Starts the link."""
+        """Start the link."""
         self.satellite, self.link = Satellite(link, settings.fleet), link
         link.start()
         backend = FleetBackend(self.satellite, link, settings, local.backend if local else None)
@@ -533,26 +550,26 @@ class SatelliteTranscriber(RemoteTranscriber[Presence, Transcription]):
         return RemoteModel(found.name, found.language, found.languages, window_s, found.demo_model)
 
     def transcription(self, window: Window, reply: Transcription) -> Transcription:
-        """What a worker says is one already."""
+        """Return `reply`, which is a transcription already."""
         return reply
 
     def begin(self, window: Window) -> Encoded | Transcription:
-        """As the base's; counts what is encoded here."""
+        """As the base's; counts windows encoded here."""
         begun = super().begin(window)
         if isinstance(begun, Encoded):
-            self.backend.stood_in()
+            self.backend.count_local()
         return begun
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        """The text of what `encode` gave, with what its model recommends for the gates."""
+        """Return the transcription of `encoded`, with the gates that its model recommends."""
         result = super().decode(encoded, progress)
         if not self._local:
             return result
-        told = {name: getattr(self._local.gates, name) for name in RECOMMENDED}
-        return replace(result, recommended=told)
+        gates = {name: getattr(self._local.gates, name) for name in RECOMMENDED}
+        return replace(result, recommended=gates)
 
     def close(self) -> None:
-        """Ends what is being asked, and the connection."""
+        """Abandon the request under way, and close the connection."""
         super().close()
         self.link.close()
 
@@ -560,32 +577,31 @@ class SatelliteTranscriber(RemoteTranscriber[Presence, Transcription]):
 def open_satellite(settings: Settings) -> SatelliteTranscriber:
     """Return the transcriber of a satellite.
 
-    The model on this machine stands in for the workers, if one was chosen: the built-in one knows
-    too little to.
+    The model on this machine stands in for the workers if one was chosen; the built-in one knows
+    too few words.
 
-    Raises ConfigError for a credential that cannot be used, and as infer's `open_transcriber` does
-    for the model here, but never for a server or a worker that is away.
+    Raises ConfigError for an unusable credential, and as infer's `open_transcriber` for the model
+    here, but never if a server or worker is offline.
     """
     link = Link(settings.fleet, node_name(settings))
     has_model = bool(settings.model.bundle or chosen_model()) and not lacking_runtime()
     return SatelliteTranscriber(settings, open_model(settings) if has_model else None, link)
 
 
-def _lost(within_s: float) -> ServerError:
+def _timed_out(within_s: float) -> ServerError:
     return ServerError(
-        f"worker lost: expected an answer within {within_s:g} s (fleet.patience_s), found none; "
-        f"{STATUS}",
+        f"worker lost: no answer within {within_s:g} s (fleet.patience_s); {STATUS}",
         busy=True,
     )
 
 
-def _refused(worker: str, refusal: Refusal) -> ServerError:
-    """Why a worker has no text, as an error; the window's fault only where it is."""
-    said = f"the worker {worker}: {refusal.text}"
+def _explain_refusal(worker: str, refusal: Refusal) -> ServerError:
+    """Return a worker's refusal as an error; `busy` unless the window itself is the cause."""
+    text = f"the worker {worker}: {refusal.text}"
     if refusal.code == "version":
-        return ServerError(f"refused: {said}; upgrade that worker", busy=True)
+        return ServerError(f"refused: {text}; upgrade that worker", busy=True)
     if refusal.code == "busy":
         return ServerError(
-            f"worker lost: {said}; another worker or a smaller model helps", busy=True
+            f"worker lost: {text}; another worker or a smaller model helps", busy=True
         )
-    return ServerError(f"worker lost: {said}; see its journal")
+    return ServerError(f"worker lost: {text}; see its journal")

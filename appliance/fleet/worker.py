@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from appliance import __version__
@@ -35,16 +35,16 @@ from appliance.fleet.messages import (
     Presence,
     Refusal,
     Subjects,
-    consumer,
     consumer_filter,
-    former_consumer,
-    identity,
+    consumer_name,
+    former_consumer_name,
     is_inbox,
     pack_answer,
     pack_presence,
+    read_identity,
     read_window,
+    read_window_header,
     token,
-    window_facts,
 )
 from appliance.infer import Model, join_transcriptions
 from appliance.records import SAMPLE_RATE, Transcription, Window
@@ -84,39 +84,48 @@ for each, so that none alone fills the server's memory."""
 ADJUSTMENTS = 3
 
 
-class Asked(Protocol):
-    """A window that is to be transcribed."""
+class RequestHandle(Protocol):
+    """A window that the pipeline of this machine is to transcribe."""
 
     wanted: bool
-    """False: it is not wanted any more."""
+    """Set to False if the transcription is not needed any more."""
 
 
-Ask = Callable[[Window, bool, Callable[[Transcription | Exception], None]], Asked | None]
-"""Has a window transcribed, asks whether it is whole if that is true, and calls the answer, from
-any thread; None when too many wait."""
+Submit = Callable[[Window, bool, Callable[[Transcription | Exception], None]], RequestHandle | None]
+"""Queue a window for transcription; None if too many wait. If the flag is true, the transcription
+also says whether the text is a complete sentence. The callback gets the result, in any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRoom:
+    """What the worker needs of the daemon that it runs in."""
+
+    model: Callable[[], Model]
+    submit: Submit
+    count_waiting: Callable[[], int]
+    """Windows of the machine's own room that wait."""
+    count: Callable[[str], object]
+    """Called with the name of the counter to raise: fleet_done, fleet_redone or fleet_refused."""
+    report_trouble: Callable[[str | None], object]
+    """Called with the reason why satellites are not served; None once they are."""
 
 
 class FleetWorker:
-    """Serves a link; all of it runs in the link's loop."""
+    """Transcribes the windows of satellites. All of it runs in the link's loop."""
 
     def __init__(
         self,
         link: Link,
-        *,
-        model: Callable[[], Model],
+        room: OwnRoom,
         gates: GateSettings,
-        ask: Ask,
-        waiting: Callable[[], int],
-        count: Callable[[str], object],
-        trouble: Callable[[str | None], object],
+        *,
         clustered: bool = False,
         pull_s: float = PULL_S,
     ) -> None:
-        """Before the link is started. `waiting` says how many windows of our own room do. `count`
-        is told of fleet_done, fleet_redone and fleet_refused; `trouble` why nobody is served."""
-        self._link, self._model, self._ask = link, model, ask
+        """Create it before the link is started. `gates` are the values that the model recommends,
+        `pull_s` the seconds between two requests for a window."""
+        self._link, self._room = link, room
         self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
-        self._waiting, self._count, self._trouble = waiting, count, trouble
         self._pull_s = pull_s
         self._replicas = REPLICAS if clustered else 1
         self._busy, self._done = False, 0
@@ -125,25 +134,27 @@ class FleetWorker:
         self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
         """By satellite and window: one that knows another's ids does not get its texts."""
         link.add(self._serve)
-        link.changed = trouble
-        link.refused = self._refused
+        link.changed = room.report_trouble
+        link.refused = self._report_refusal
 
     async def _serve(self, client: Client) -> None:
         """Serves a connection until it ends. Raises ServerError."""
         consumers = await self._prepare(client)
-        self._link.well()
-        heard = [await client.subscribe(name, cb=self._tell) for name in (WORKERS, FORMER_WORKERS)]
+        self._link.confirm_service()
+        subscriptions = [
+            await client.subscribe(name, cb=self._announce) for name in (WORKERS, FORMER_WORKERS)
+        ]
         try:
             while True:
-                while self._waiting():
+                while self._room.count_waiting():
                     await asyncio.sleep(QUIET_S)
-                messages = await _next(client, consumers, self._pull_s)
+                messages = await _fetch(client, consumers, self._pull_s)
                 for message in messages:
-                    await self._do(client, message)
+                    await self._process(client, message)
                 if not messages:
-                    await self._mend(client, consumers)
+                    await self._repair_consumers(client, consumers)
         finally:
-            for subscription in heard:
+            for subscription in subscriptions:
                 with suppress(Exception):
                     await subscription.unsubscribe()
 
@@ -153,7 +164,7 @@ class FleetWorker:
         from nats.js import api
         from nats.js.errors import APIError, BadRequestError
 
-        names = list(dict.fromkeys(["", token(self._model().name)]))
+        names = list(dict.fromkeys(["", token(self._room.model().name)]))
         stream = api.StreamConfig(
             name=STREAM,
             subjects=[consumer_filter(name) for name in names],
@@ -175,14 +186,14 @@ class FleetWorker:
             try:
                 await server.add_stream(stream)
             except BadRequestError:  # it is there, and another
-                await self._adjust(server, stream)
+                await self._update_stream(server, stream)
             except APIError:
                 if self._replicas == 1:
                     raise
                 await server.add_stream(stream.evolve(num_replicas=1))
             for name in names:
                 wanted = api.ConsumerConfig(
-                    durable_name=consumer(name),
+                    durable_name=consumer_name(name),
                     filter_subject=consumer_filter(name),
                     ack_policy=api.AckPolicy.EXPLICIT,
                     ack_wait=ACK_WAIT_S,
@@ -191,17 +202,18 @@ class FleetWorker:
                 try:
                     await server.add_consumer(STREAM, wanted)
                 except BadRequestError:  # a work queue has one for each subject: an older version's
-                    await server.delete_consumer(STREAM, former_consumer(name))
+                    await server.delete_consumer(STREAM, former_consumer_name(name))
                     await server.add_consumer(STREAM, wanted)
         except Error as error:
             raise ServerError(
                 f"refused: the fleet's server {self._link.server} gives no stream {STREAM}: "
                 f"{shorten(str(error) or type(error).__name__, 120)}; see that its JetStream is on "
-                "(`roomscribe fleet check`)"
+                "(`roomscribe fleet check`)",
+                kind=ServerError.REFUSED,
             ) from error
-        return [consumer(name) for name in names]
+        return [consumer_name(name) for name in names]
 
-    async def _mend(self, client: Client, consumers: list[str]) -> None:
+    async def _repair_consumers(self, client: Client, consumers: list[str]) -> None:
         """Makes a consumer anew that gives nothing though windows wait: one of a cluster that lost
         several servers in turn has counted further than what is left. Raises ServerError."""
         from nats.errors import Error
@@ -215,18 +227,18 @@ class FleetWorker:
                     raise ServerError(f"worker lost: the fleet's consumer {name} is made anew")
             self._suspected = {name for name in consumers if await _is_stuck(server, name)}
         except Error as error:
-            said = shorten(str(error) or type(error).__name__, 120)
+            reason = shorten(str(error) or type(error).__name__, 120)
             raise ServerError(
-                f"worker lost: the fleet's server tells nothing of its stream: {said}"
+                f"worker lost: the fleet's server tells nothing of its stream: {reason}"
             ) from error
 
-    async def _adjust(self, server: Any, stream: Any) -> None:
+    async def _update_stream(self, server: Any, stream: Any) -> None:
         """Makes the stream what it should be, as far as the server lets it."""
         from nats.js.errors import APIError
 
         for _ in range(ADJUSTMENTS):
             found = (await server.stream_info(STREAM)).config
-            others = [one for one in found.subjects or () if MODEL_SUBJECT.fullmatch(one)]
+            others = filter(MODEL_SUBJECT.fullmatch, found.subjects or ())
             subjects = list(dict.fromkeys((*stream.subjects, *others)))[:MOST_SUBJECTS]
             for replicas in dict.fromkeys((self._replicas, found.num_replicas or 1)):
                 try:
@@ -236,18 +248,18 @@ class FleetWorker:
                     break
                 except APIError as error:
                     log.warning("the stream %s stays as it is: %s", STREAM, error)
-            told = (await server.stream_info(STREAM)).config.subjects or ()
-            if set(stream.subjects) <= set(told):  # no other worker wrote its own meanwhile
+            subjects_now = (await server.stream_info(STREAM)).config.subjects or ()
+            if set(stream.subjects) <= set(subjects_now):  # no other worker wrote its own meanwhile
                 return
 
-    async def _tell(self, message: Msg) -> None:
+    async def _announce(self, message: Msg) -> None:
         """Says what we are to whoever asks for workers, in their inbox.
 
         Another reply subject would make this worker publish where the sender may not.
         """
         if not is_inbox(message.reply):
             return
-        model = self._model()
+        model = self._room.model()
         await message._client.publish(
             message.reply,
             pack_presence(
@@ -257,7 +269,7 @@ class FleetWorker:
                     version=__version__,
                     busy=self._busy,
                     done=self._done,
-                    queue=self._waiting(),
+                    queue=self._room.count_waiting(),
                     language=model.language,
                     languages=tuple(model.languages),
                     window_s=model.window_s,
@@ -266,7 +278,7 @@ class FleetWorker:
             ),
         )
 
-    async def _do(self, client: Client, message: Msg) -> None:
+    async def _process(self, client: Client, message: Msg) -> None:
         """Answers a window's message; gives it back when the connection ends before that."""
         self._busy = True
         try:
@@ -290,46 +302,46 @@ class FleetWorker:
         try:
             job = read_window(message.subject, message.headers, message.data)
         except MessageError as error:
-            self._count("fleet_refused")
+            self._room.count("fleet_refused")
             log.warning("a window of the fleet (%s) is refused: %s", message.subject, error)
             with suppress(MessageError):
-                window_id, attempt = identity(window_facts(message.headers))
+                window_id, attempt = read_identity(read_window_header(message.headers))
                 if window_id:
                     refusal = Refusal(error.code, str(error))
                     return Answer(window_id, attempt, self._link.node, refusal)
             return None
-        say = functools.partial(Answer, job.window.id, job.attempt, self._link.node)
-        asked = job.node, job.window.id
-        if known := self._recent.get(asked):
-            return say(known)
+        answer_with = functools.partial(Answer, job.window.id, job.attempt, self._link.node)
+        key = job.node, job.window.id
+        if known := self._recent.get(key):
+            return answer_with(known)
         if deliveries >= DELIVERIES:
-            self._count("fleet_refused")
-            said = f"a window that {DELIVERIES - 1} workers did not finish is not tried again"
-            return say(Refusal("set_aside", said))
-        result = await self._transcription(job, message)
+            self._room.count("fleet_refused")
+            text = f"a window that {DELIVERIES - 1} workers did not finish is not tried again"
+            return answer_with(Refusal("set_aside", text))
+        result = await self._transcribe(job, message)
         if isinstance(result, Refusal):
-            self._count("fleet_refused")
-            return say(result)
-        self._recent[asked] = result
+            self._room.count("fleet_refused")
+            return answer_with(result)
+        self._recent[key] = result
         while len(self._recent) > REMEMBERED:
             self._recent.popitem(last=False)
         self._done += 1
-        self._count("fleet_done")
+        self._room.count("fleet_done")
         if deliveries > 1:
-            self._count("fleet_redone")
-        return say(result)
+            self._room.count("fleet_redone")
+        return answer_with(result)
 
-    async def _transcription(self, job: Job, message: Msg) -> Transcription | Refusal:
+    async def _transcribe(self, job: Job, message: Msg) -> Transcription | Refusal:
         """The window's, made by the pipeline when it has time; meanwhile the server is told that
         we are at work. A window that is longer than our model takes is made in parts."""
-        model = self._model()
+        model = self._room.model()
         made: list[Transcription] = []
         begun_s = time.monotonic()
         parts = split_sound(job.window.samples, int(model.window_s * SAMPLE_RATE))
         for number, samples in enumerate(parts, start=1):
             last = job.window.last and number == len(parts)
             part = replace(job.window, samples=samples, last=last)
-            result = await self._made(part, job, message, begun_s)
+            result = await self._transcribe_part(part, job, message, begun_s)
             if isinstance(result, Refusal):
                 return result
             if isinstance(result, Exception):
@@ -339,7 +351,7 @@ class FleetWorker:
         whole = join_transcriptions(made)
         return replace(whole, model=whole.model or model.name)
 
-    async def _made(
+    async def _transcribe_part(
         self, window: Window, job: Job, message: Msg, begun_s: float
     ) -> Transcription | Exception | Refusal:
         """What the pipeline makes of a window."""
@@ -351,30 +363,30 @@ class FleetWorker:
                 made.set_result(result)
 
         def answer(result: Transcription | Exception) -> None:
-            self._link.soon(functools.partial(settle, result))
+            self._link.call_soon(functools.partial(settle, result))
 
-        asked: Asked | None = None
-        told_s = time.monotonic()
+        request: RequestHandle | None = None
+        progress_s = time.monotonic()
         try:
             while not made.done():
                 now_s = time.monotonic()
-                asked = asked or self._ask(window, job.ahead, answer)
-                if now_s - told_s >= AT_WORK_S:
+                request = request or self._room.submit(window, job.ahead, answer)
+                if now_s - progress_s >= AT_WORK_S:
                     await message.in_progress()
-                    told_s = now_s
+                    progress_s = now_s
                 if now_s - begun_s > PATIENCE * job.patience_s:
                     return Refusal("busy", "its own room, or others, leave it no time")
-                await asyncio.wait({made}, timeout=AT_WORK_S / 2 if asked else QUIET_S)
+                await asyncio.wait({made}, timeout=AT_WORK_S / 2 if request else QUIET_S)
         finally:
-            if asked:
-                asked.wanted = False
+            if request:
+                request.wanted = False
         return made.result()
 
-    def _refused(self, said: str) -> None:
+    def _report_refusal(self, message: str) -> None:
         """The server says that we have no right to something."""
-        self._trouble(
+        self._room.report_trouble(
             f"refused: the fleet's server does not let {self._link.node} do what a worker does "
-            f"({shorten(said, 160)}); {RENEW_RIGHTS}, or join again with a code for a worker"
+            f"({shorten(message, 160)}); {RENEW_RIGHTS}, or join again with a code for a worker"
         )
 
 
@@ -388,7 +400,7 @@ async def _is_stuck(server: Any, name: str) -> bool:
     return bool(waiting) and (gone_by or not found.num_ack_pending)
 
 
-async def _next(client: Client, consumers: list[str], within_s: float) -> list[Msg]:
+async def _fetch(client: Client, consumers: list[str], within_s: float) -> list[Msg]:
     """The next window of any consumer: mostly one, two where two came at once; none after a while.
 
     Raises ServerError when there is no such stream or consumer any more.
@@ -404,22 +416,22 @@ async def _next(client: Client, consumers: list[str], within_s: float) -> list[M
         ends_s = time.monotonic() + within_s
         with suppress(NothingError):
             while not found and (left_s := ends_s - time.monotonic()) > 0:
-                _keep(await heard.next_msg(timeout=left_s), found)
+                _collect(await heard.next_msg(timeout=left_s), found)
         await heard.unsubscribe()
         with suppress(NothingError):
             while heard.pending_msgs:
-                _keep(await heard.next_msg(timeout=AT_WORK_S), found)
+                _collect(await heard.next_msg(timeout=AT_WORK_S), found)
     finally:
         with suppress(Exception):
             await heard.unsubscribe()
     return found
 
 
-def _keep(message: Msg, found: list[Msg]) -> None:
+def _collect(message: Msg, found: list[Msg]) -> None:
     """Adds a window; passes over that there was none. Raises ServerError."""
     status = (message.headers or {}).get("Status", "")
     if not status:
         found.append(message)
     elif status not in ("404", "408"):
-        said = (message.headers or {}).get("Description", "no responders")
-        raise ServerError(f"worker lost: the fleet's stream {STREAM} is gone: {status} {said}")
+        reason = (message.headers or {}).get("Description", "no responders")
+        raise ServerError(f"worker lost: the fleet's stream {STREAM} is gone: {status} {reason}")

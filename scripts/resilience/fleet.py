@@ -44,7 +44,7 @@ from rigs.waiting import holds
 from rigs.wyoming import free_port
 
 from appliance.fleet.messages import WINDOW_HEADER, Job, pack_window
-from appliance.fleet.provisioning import AUTHORITY, CONFIG, Engine
+from appliance.fleet.provisioning import AUTHORITY, CONFIG, FleetServer
 from appliance.records import Window
 
 ACK_WAIT_S = 3.0
@@ -427,9 +427,11 @@ def refused(outcome: Outcome, plan: Plan) -> None:
     with House(plan.seed, 12) as house, TemporaryDirectory() as name:
         folder = Path(name)
         port = free_port()
-        engine = Engine(names=("127.0.0.1",), port=port).invite("worker", "worker")
+        engine = FleetServer(names=("127.0.0.1",), port=port).invite("worker", "worker")
         engine = (
-            engine.invite("satellite1", "satellite").invite("satellite2", "satellite").certified()
+            engine.invite("satellite1", "satellite")
+            .invite("satellite2", "satellite")
+            .with_certificate()
         )
         engine.write(folder, folder / "js")
         passwords = {node: box.password for node, box in engine.nodes.items()}

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rigs import bare
@@ -29,10 +30,10 @@ from rigs.wyoming import free_port
 
 from appliance.cli import fleet
 from appliance.cli.main import main
-from appliance.config import DEFAULT_PATH, load
-from appliance.errors import ConfigError
+from appliance.config import DEFAULT_PATH, FleetSettings, Settings, load
+from appliance.errors import ConfigError, DaemonError
 from appliance.fleet.link import Link
-from appliance.fleet.provisioning import PATHS, STATE, Code, Engine, version
+from appliance.fleet.provisioning import PATHS, STATE, Code, FleetServer, nats_server_version
 from appliance.fleet.satellite import Satellite
 
 pytestmark = needs_fleet
@@ -169,7 +170,7 @@ def test_a_join_twice_changes_nothing_and_another_boxs_code_is_refused(tmp_path:
         before = hall.read_text(encoding="utf-8")
         wrong = roomscribe("fleet", "join", "--yes", code, "--config", hall)
         assert wrong.returncode == 78
-        assert "expected one for hall, this machine's name, found one for kitchen" in wrong.stderr
+        assert "this machine is named hall, and the code is for kitchen" in wrong.stderr
         assert hall.read_text(encoding="utf-8") == before
         server.stop()
         away = roomscribe("fleet", "join", "--yes", code, "--config", box(tmp_path / "den"))
@@ -247,7 +248,7 @@ def test_two_invitations_at_once_are_both_there_or_one_is_told_to_wait(tmp_path:
         ends = [(one.communicate(timeout=60), one.returncode)[1] for one in running]
         assert set(ends) <= {0, 74}
         assert 0 in ends
-        engine = Engine.load(attic.parent / "fleet")
+        engine = FleetServer.load(attic.parent / "fleet")
         assert engine
         there = set(engine.nodes) - {"attic"}
         assert there == {name for name, end in zip(names, ends, strict=True) if not end}
@@ -355,25 +356,67 @@ def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> 
 
 def test_a_cluster_takes_a_nats_server_that_catches_up(tmp_path: Path) -> None:
     for found, words in (((2, 9, 10), 1), ((2, 10), 0), ((2, 10, 27), 0), ((3, 0, 0), 0)):
-        three = Engine(("a",), cluster=("a", "b", "c"))
+        three = FleetServer(("a",), cluster=("a", "b", "c"))
         refused = []
         try:
-            fleet._require_catching_up(three, found)
+            fleet._require_recent_server(three, found)
         except ConfigError as error:
             refused = str(error).splitlines()
         assert len(refused) == words
-        fleet._require_catching_up(replace(three, cluster=()), found)
+        fleet._require_recent_server(replace(three, cluster=()), found)
     config = box(tmp_path / "attic")
     hosts = f"{socket.gethostname()},b.local,c.local"
     done = roomscribe("fleet", "join", "--serve", "--yes", "--cluster", hosts, "--config", config)
-    old = version() < fleet.CATCHES_UP
+    old = nats_server_version() < fleet.CLUSTER_VERSION
     assert done.returncode == (78 if old else 0), done.stderr
     assert done.stdout.count("which becomes a server of the cluster") == (0 if old else 2)
     assert (config.parent / "fleet" / STATE).exists() != old
 
 
 def test_a_server_of_somebody_elses_is_not_taken_over() -> None:
-    assert fleet.PLAIN.fullmatch("host: 127.0.0.1")
-    assert fleet.PLAIN.fullmatch("port: 4222")
-    assert not fleet.PLAIN.fullmatch("jetstream { store_dir: /data }")
+    assert fleet.DEFAULT_LINE.fullmatch("host: 127.0.0.1")
+    assert fleet.DEFAULT_LINE.fullmatch("port: 4222")
+    assert not fleet.DEFAULT_LINE.fullmatch("jetstream { store_dir: /data }")
     assert Path("/etc/roomscribe/roomscribe.toml") == DEFAULT_PATH
+
+
+def test_without_systemd_a_server_keeps_its_folder_in_any_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nats-server refuses to read a configuration again in which its store_dir is another."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    file, server = tmp_path / "roomscribe.toml", FleetServer(("127.0.0.1",), port=4321)
+    first = fleet._store_dir(file, server)
+    assert first == tmp_path / "run/roomscribe-nats-4321"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert fleet._store_dir(file, replace(server, store_dir=str(first))) == first
+    moved = replace(server, store_dir=str(first), port=4322)
+    assert fleet._store_dir(file, moved) == Path("/dev/shm/roomscribe-nats-4322")
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({"fleet": {"role": "satellite", "server": "x"}, "status": "running"}, "read it: running"),
+        ({"fleet": {"role": "satellite"}, "status": "degraded"}, "is not connected after"),
+        ({"status": "running"}, "has not taken the role satellite"),
+        (None, "no daemon answers. Start it with"),
+    ],
+)
+def test_join_says_whether_the_daemon_has_taken_the_role(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: dict[str, object] | None,
+    expected: str,
+) -> None:
+    @contextmanager
+    def connect(_sockets: object) -> Iterator[SimpleNamespace]:
+        if state is None:
+            raise DaemonError("not running")
+        yield SimpleNamespace(call=lambda _command: state)
+
+    monkeypatch.setattr(fleet, "reload_daemon", lambda _sockets: None)
+    monkeypatch.setattr(fleet, "RECONNECT_S", 0.2)
+    monkeypatch.setattr("appliance.control.ControlClient", connect)
+    settings = Settings(fleet=FleetSettings(role="satellite"))
+    assert expected in fleet._reload_daemon(settings, tmp_path / "roomscribe.toml")

@@ -210,7 +210,7 @@ def test_a_name_becomes_a_part_of_a_subject() -> None:
     assert messages.token("base.en int8") == "base-en-int8"
     assert messages.token("") == "-"
     assert messages.Subjects("kitchen", "base").window == "roomscribe.window.base.kitchen"
-    assert messages.consumer("") == "workers-any"
+    assert messages.consumer_name("") == "workers-any"
     assert messages.consumer_filter("base") == "roomscribe.window.base.*"
 
 
@@ -237,13 +237,13 @@ def test_no_answer_crashes_a_satellite(found: dict[str, Any]) -> None:
 SEALED = """
 import ctypes, sys
 import numpy as np
-from appliance.fleet.messages import pack_sound, _sound
+from appliance.fleet.messages import pack_sound, _read_sound
 
 PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
 if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0):
     sys.exit(77)
 samples = np.arange(16_000, dtype=np.int16)
-assert np.array_equal(_sound(pack_sound(samples)), samples)
+assert np.array_equal(_read_sound(pack_sound(samples)), samples)
 """
 
 

@@ -20,7 +20,7 @@ from rigs.wyoming import free_port
 
 from appliance.errors import ConfigError, ServerError, StoreError
 from appliance.fleet import provisioning
-from appliance.fleet.link import _explain
+from appliance.fleet.link import explain_failure
 from appliance.fleet.probe import Probe
 from appliance.fleet.provisioning import (
     CONFIG,
@@ -28,18 +28,18 @@ from appliance.fleet.provisioning import (
     NODES,
     STATE,
     Code,
-    Engine,
-    given,
+    FleetServer,
     is_host,
+    read_certificate,
+    read_server_code,
     rights,
-    server_of,
 )
 from appliance.system import write_whole
 
 pytestmark = needs_fleet
 
 
-def lets_in(engine: Engine, node: str, folder: Path) -> bool:
+def lets_in(engine: FleetServer, node: str, folder: Path) -> bool:
     try:
         with Probe(settings_for(engine, node, folder), node):
             return True
@@ -52,10 +52,10 @@ def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: P
     assert engine.write(tmp_path / "s", tmp_path / "js")
     with served(tmp_path / "s", engine.port):
         with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
-            assert satellite.reads("roomscribe.answer.kitchen")
-            assert satellite.sends("roomscribe.window.any.kitchen")
+            assert satellite.may_read("roomscribe.answer.kitchen")
+            assert satellite.may_send("roomscribe.window.any.kitchen")
             for subject in ("roomscribe.answer.attic", "roomscribe.>", "_INBOX.>", "$JS.>"):
-                assert not satellite.reads(subject), subject
+                assert not satellite.may_read(subject), subject
             for subject in (
                 "roomscribe.window.any.attic",
                 "roomscribe.answer.kitchen",
@@ -63,13 +63,13 @@ def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: P
                 "$JS.API.CONSUMER.MSG.NEXT.ROOMSCRIBE.workers-any",
                 "$JS.API.STREAM.MSG.GET.ROOMSCRIBE",
             ):
-                assert not satellite.sends(subject), subject
+                assert not satellite.may_send(subject), subject
         with Probe(settings_for(engine, "attic", tmp_path), "attic") as worker:
-            assert worker.reads("roomscribe.workers")
-            assert worker.sends("roomscribe.answer.kitchen")
-            assert not worker.reads("roomscribe.window.any.kitchen")
-            assert not worker.sends("roomscribe.window.any.attic")
-            assert not worker.sends("$JS.API.STREAM.MSG.GET.ROOMSCRIBE")
+            assert worker.may_read("roomscribe.workers")
+            assert worker.may_send("roomscribe.answer.kitchen")
+            assert not worker.may_read("roomscribe.window.any.kitchen")
+            assert not worker.may_send("roomscribe.window.any.attic")
+            assert not worker.may_send("$JS.API.STREAM.MSG.GET.ROOMSCRIBE")
 
 
 def test_both_is_a_satellite_and_a_worker() -> None:
@@ -119,13 +119,13 @@ def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -
             pass
 
 
-@pytest.mark.parametrize(("number", "said"), [(9, "not valid yet"), (10, "has expired")])
-def test_a_wrong_clock_is_named_with_the_fix(number: int, said: str) -> None:
+@pytest.mark.parametrize(("number", "found"), [(9, "not valid yet"), (10, "has expired")])
+def test_a_wrong_clock_is_named_with_the_fix(number: int, found: str) -> None:
     error = ssl.SSLCertVerificationError("certificate verify failed")
     error.verify_code = number
-    told = _explain("tls://attic.local:4222", error)
-    assert said in told
-    assert "timedatectl" in told
+    reason = str(explain_failure("tls://attic.local:4222", error))
+    assert found in reason
+    assert "timedatectl" in reason
 
 
 def test_a_refusal_is_told_rather_than_another_server_that_does_not_answer(
@@ -154,7 +154,7 @@ def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
             assert made(probe, 1)
         with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
             said = b"nobody reads this on a disk" * 100
-            satellite._ask(
+            satellite._call(
                 lambda: satellite._client().jetstream().publish(satellite_subject(), said), 3.0
             )
             assert server.stream()["state"]["messages"] == 1
@@ -170,12 +170,12 @@ def satellite_subject() -> str:
 
 def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
     hosts = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
-    first = Engine(("127.0.0.1",), free_port(), cluster=hosts, cluster_port=free_port())
-    first = first.invite("kitchen", "satellite").invite("attic", "worker").certified()
+    first = FleetServer(("127.0.0.1",), free_port(), cluster=hosts, cluster_port=free_port())
+    first = first.invite("kitchen", "satellite").invite("attic", "worker").with_certificate()
     with ExitStack() as stack:
         servers = []
         for host in hosts:
-            engine = first if host == hosts[0] else server_of(first.sibling(host).text())
+            engine = first if host == hosts[0] else read_server_code(first.sibling(host).text())
             folder = tmp_path / host
             assert engine.write(folder, folder / "js")
             servers.append(served(folder, engine.port, host))
@@ -194,7 +194,7 @@ def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
         until(lambda: stands(3), 30)
         said = b"nobody reads this on a disk" * 100
         with Probe(settings_for(first, "kitchen", tmp_path), "kitchen") as satellite:
-            satellite._ask(
+            satellite._call(
                 lambda: satellite._client().jetstream().publish(satellite_subject(), said), 5.0
             )
         servers[0].kill()
@@ -208,7 +208,7 @@ def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
 
 def made(probe: Probe, copies: int, storage: str = "memory") -> bool:
     """True once a stream of that many copies is there; three a cluster alone can have."""
-    there = probe.queue()
+    there = probe.read_queue()
     if there is None:
 
         async def make() -> None:
@@ -226,8 +226,8 @@ def made(probe: Probe, copies: int, storage: str = "memory") -> bool:
                 )
             )
 
-        probe._ask(make, 3.0)
-        there = probe.queue()
+        probe._call(make, 3.0)
+        there = probe.read_queue()
     return there is not None and (there.storage, there.replicas) == ("memory", copies)
 
 
@@ -237,12 +237,11 @@ def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> N
     engine.write(folder, tmp_path / "js")
     for name in (CONFIG, NODES, KEY):
         (folder / name).unlink()  # all that a power cut behind the first file leaves out
-        loaded = Engine.load(folder)
-        assert loaded is not None
-        assert loaded == engine
+        loaded = FleetServer.load(folder)
+        assert loaded == replace(engine, store_dir=str(tmp_path / "js"))
         assert loaded.write(folder, tmp_path / "js") == (name != NODES)
         assert (folder / name).exists()
-        assert loaded.certified() == engine
+        assert loaded.with_certificate() == loaded
 
 
 def test_what_nats_server_refuses_changes_nothing(tmp_path: Path) -> None:
@@ -293,8 +292,8 @@ def test_nats_server_may_read_its_files_whatever_the_umask(tmp_path: Path) -> No
 
 def test_a_certificate_is_kept_until_it_ends_or_the_names_change() -> None:
     engine = engine_of()
-    assert engine.certified() is engine
-    renamed = replace(engine, names=("127.0.0.1", "attic.local")).certified()
+    assert engine.with_certificate() is engine
+    renamed = replace(engine, names=("127.0.0.1", "attic.local")).with_certificate()
     assert renamed.certificate != engine.certificate
     assert renamed.authority == engine.authority  # so that codes go on to hold
 
@@ -302,7 +301,7 @@ def test_a_certificate_is_kept_until_it_ends_or_the_names_change() -> None:
 def test_a_certificate_that_is_brought_must_have_its_key_and_the_name(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.sign("attic.local")
-    assert given(certificate, key, ("attic.local",))[0].startswith("-----BEGIN")
+    assert read_certificate(certificate, key, ("attic.local",))[0].startswith("-----BEGIN")
     other = authority.sign("other")
     for files, names, said in (
         ((certificate, other[1]), ("attic.local",), "KEY_VALUES_MISMATCH|key values mismatch"),
@@ -311,7 +310,7 @@ def test_a_certificate_that_is_brought_must_have_its_key_and_the_name(tmp_path: 
         ((key, key), ("attic.local",), "certificate and its key"),
     ):
         with pytest.raises(ConfigError, match=said):
-            given(*files, names)
+            read_certificate(*files, names)
 
 
 def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
@@ -349,7 +348,7 @@ def test_a_code_for_a_server_is_no_code_for_a_node() -> None:
     with pytest.raises(ConfigError, match="found one for a server"):
         Code.read(engine.text())
     with pytest.raises(ConfigError, match="found one for a node"):
-        server_of(engine.code("kitchen").text())
+        read_server_code(engine.code("kitchen").text())
 
 
 def test_names_that_no_subject_or_certificate_can_hold_are_refused() -> None:
@@ -371,9 +370,9 @@ def test_a_damaged_state_is_named_and_left_alone(tmp_path: Path) -> None:
     for text in ("", "[]", "{}", json.dumps({**whole, "nodes": []}), json.dumps({**whole, "x": 1})):
         write_whole(tmp_path / STATE, text)
         with pytest.raises(ConfigError, match="set the server up again"):
-            Engine.load(tmp_path)
+            FleetServer.load(tmp_path)
         assert (tmp_path / STATE).read_text(encoding="utf-8") == text
-    assert Engine.load(tmp_path / "none") is None
+    assert FleetServer.load(tmp_path / "none") is None
 
 
 def test_a_server_and_codes_of_before_the_new_names_go_on(tmp_path: Path) -> None:
@@ -388,13 +387,13 @@ def test_a_server_and_codes_of_before_the_new_names_go_on(tmp_path: Path) -> Non
     (folder / NODES).rename(folder / "boxes.conf")
     text = (folder / CONFIG).read_text(encoding="utf-8")
     (folder / CONFIG).write_text(text.replace(NODES, "boxes.conf"), encoding="utf-8")
-    loaded = Engine.load(folder)
-    assert loaded == engine
+    loaded = FleetServer.load(folder)
+    assert loaded == replace(engine, store_dir=str(tmp_path / "js"))
     assert loaded.write(folder, tmp_path / "js"), "it has to start anew"
     assert (folder / CONFIG).read_text(encoding="utf-8") == text
     assert (folder / NODES).exists()
     assert not (folder / "boxes.conf").exists()
     code = engine.code("kitchen")
     former_code = {"s": code.servers, "n": "kitchen", "r": "ear", "p": code.password, "a": ""}
-    packed = provisioning._packed(former_code).replace("roomscribe-2.", "roomscribe-1.")
+    packed = provisioning._pack(former_code).replace("roomscribe-2.", "roomscribe-1.")
     assert Code.read(packed).role == "satellite"

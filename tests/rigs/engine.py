@@ -8,7 +8,7 @@ from rigs.nats import NatsServer
 from rigs.wyoming import free_port
 
 from appliance.config import FleetSettings
-from appliance.fleet.provisioning import CONFIG, Engine
+from appliance.fleet.provisioning import CONFIG, FleetServer
 
 
 def served(folder: Path, port: int, host: str = "127.0.0.1") -> NatsServer:
@@ -18,15 +18,15 @@ def served(folder: Path, port: int, host: str = "127.0.0.1") -> NatsServer:
     return server
 
 
-def engine_of(**roles: str) -> Engine:
+def engine_of(**roles: str) -> FleetServer:
     """A server on a free port of loopback that lets boxes in: their nodes and roles."""
-    made = Engine(("127.0.0.1",), port=free_port())
+    made = FleetServer(("127.0.0.1",), port=free_port())
     for node, role in roles.items():
         made = made.invite(node, role)
-    return made.certified()
+    return made.with_certificate()
 
 
-def settings_for(engine: Engine, node: str, folder: Path, **keys: object) -> FleetSettings:
+def settings_for(engine: FleetServer, node: str, folder: Path, **keys: object) -> FleetSettings:
     """[fleet] of a box that was let in."""
     box = engine.nodes[node]
     folder.mkdir(exist_ok=True)

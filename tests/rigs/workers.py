@@ -16,13 +16,13 @@ from rigs.waiting import until
 
 from appliance.config import FleetSettings, GateSettings
 from appliance.fleet.link import Link
-from appliance.fleet.worker import FleetWorker
+from appliance.fleet.worker import FleetWorker, OwnRoom
 from appliance.infer.transcriber import Model
 from appliance.records import Transcription, Window
 
 
 @dataclass
-class Asked:
+class FakeRequest:
     """A window on its way to being text."""
 
     wanted: bool = True
@@ -61,12 +61,14 @@ class FakeWorker:
         self.link = Link(self.settings, self.node)
         FleetWorker(
             self.link,
-            model=lambda: cast("Model", self.model),
-            gates=self.gates,
-            ask=self._ask,
-            waiting=lambda: self.waiting,
-            count=lambda name: self.counts.update([name]),
-            trouble=self.troubles.append,
+            OwnRoom(
+                model=lambda: cast("Model", self.model),
+                submit=self._submit,
+                count_waiting=lambda: self.waiting,
+                count=lambda name: self.counts.update([name]),
+                report_trouble=self.troubles.append,
+            ),
+            self.gates,
             clustered=len(self.settings.server) > 1,
             pull_s=self.pull_s,
         )
@@ -83,9 +85,9 @@ class FakeWorker:
             self.link.close()
             self.link = None
 
-    def _ask(
+    def _submit(
         self, window: Window, ahead: bool, answer: Callable[[Transcription | Exception], None]
-    ) -> Asked | None:
+    ) -> FakeRequest | None:
         if not self.free:
             return None
         self.windows.append(window)
@@ -96,7 +98,7 @@ class FakeWorker:
             answer(self.say(window))
 
         threading.Thread(target=transcribe, daemon=True).start()
-        return Asked()
+        return FakeRequest()
 
     def __enter__(self) -> Self:
         self.start()

@@ -20,7 +20,7 @@ from appliance.fleet import Probe, messages
 from appliance.system import shorten
 
 if TYPE_CHECKING:
-    from appliance.fleet import Waiting
+    from appliance.fleet import QueueState
 
 SERVER = "fleet's server"
 APART_S = 2.0
@@ -49,11 +49,11 @@ def server(around: Surroundings) -> Outcome:
         try:
             with Probe(replace(fleet, server=(one,)), node_name(around.settings)) as probe:
                 found.append(f"{one} lets in {probe.node}, {probe.connect_ms:.0f} ms")
-                version, rivals = probe.version, probe.rivals()
+                version, rivals = probe.version, probe.count_rivals()
         except ServerError as error:
             away.append(error)
     if not found:
-        raise next((one for one in away if str(one).startswith("refused")), away[-1])
+        raise next((one for one in away if one.kind == ServerError.REFUSED), away[-1])
     if rivals:
         return failed(f"another machine is connected as {node_name(around.settings)}", RIVAL)
     others = "".join(f"; not used: {shorten(str(one), 120)}" for one in away)
@@ -82,8 +82,8 @@ def rights(around: Surroundings) -> Outcome:
     with Probe(fleet, node_name(around.settings)) as probe:
         own = messages.Subjects(probe.node)
         allowed = [own.answer] if fleet.role == "satellite" else [messages.WORKERS]
-        lacking = [one for one in allowed if not probe.reads(one)]
-        everything = probe.reads("roomscribe.>") or probe.sends(FOREIGN)
+        lacking = [one for one in allowed if not probe.may_read(one)]
+        everything = probe.may_read("roomscribe.>") or probe.may_send(FOREIGN)
     fix = f"`sudo roomscribe fleet invite {own.node} --role {fleet.role}` on the server's machine"
     if lacking:
         return failed(f"{own.node} may not read {', '.join(lacking)}", fix)
@@ -102,7 +102,7 @@ def queue(around: Surroundings) -> Outcome:
     models = ("", fleet.model) if fleet.model else ("",)
     around.doing("asking for the queue")
     with Probe(fleet, node_name(around.settings)) as probe:
-        found = probe.queue(models) if probe.may_see_queue else None
+        found = probe.read_queue(models) if probe.may_see_queue else None
         payload = probe.max_payload
     if payload < MOST_BYTES:
         return failed(
@@ -121,7 +121,7 @@ def queue(around: Surroundings) -> Outcome:
     return failed(f"{line}; {wrong}", fix) if wrong else ok(f"{line}; {payload} bytes at once")
 
 
-def _unlike(found: Waiting, models: Sequence[str]) -> tuple[str, str]:
+def _unlike(found: QueueState, models: Sequence[str]) -> tuple[str, str]:
     """What the queue is that a worker would not have made, and the fix; empty for nothing."""
     if found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1:
         return (
@@ -134,7 +134,7 @@ def _unlike(found: Waiting, models: Sequence[str]) -> tuple[str, str]:
             "delete that consumer: a worker makes it anew",
         )
     for model in models:
-        if (name := messages.consumer(model)) not in found.consumers:
+        if (name := messages.consumer_name(model)) not in found.consumers:
             wanted = f"a worker with the model {model}" if model else "a worker's daemon"
             return f"nobody has ever asked for {name}", f"start {wanted}"
     return "", ""
@@ -147,7 +147,7 @@ def workers(around: Surroundings) -> Outcome:
     around.doing("asking who transcribes")
     with Probe(around.settings.fleet, node_name(around.settings)) as probe:
         now_s = time.time()  # they answer within milliseconds
-        found = probe.workers()
+        found = probe.find_workers()
     if probe.misfits:
         return failed(*probe.misfits[0].split("; ", 1))
     if not found:
