@@ -1040,10 +1040,11 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
                 wrong.add(f"{section}.")
             else:
                 renamed = {}
-                if section == "fleet" and (role := FORMER_ROLES.get(str(content.get("role")))):
+                former = content.get("role") if section == "fleet" else None
+                if isinstance(former, str) and (role := FORMER_ROLES.get(former)):
                     renamed["role"] = role
                     warnings.append(
-                        f"{origin}: fleet.role: {content['role']} is now called {role}; write "
+                        f"{origin}: fleet.role: {former} is now called {role}; write "
                         f'role = "{role}"'
                     )
                 right = _section(section, {**content, **renamed}, origin, troubles, wrong)

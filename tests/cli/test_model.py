@@ -455,7 +455,7 @@ def test_a_damaged_model_is_found_and_the_others_are_still_checked(desk: Desk) -
     done = desk.run("verify")
     assert "one/bundle.json" in one_line(done)
     assert "two: all files are intact" in done.stdout
-    assert "home-en: every file is as it was built" in done.stdout
+    assert "home-en: all files are intact" in done.stdout
 
 
 def test_two_adds_of_one_name_at_once_are_kept_apart(
@@ -516,7 +516,7 @@ def test_a_full_disk_is_one_line_and_the_model_in_use_is_untouched(
     assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
     large = write_checkpoint(tmp_path / "large", HOME, random_weights(HOME, 7))
     assert "No space left" in one_line(desk.run("add", large, "--name", "mine"))
-    assert "mine: every file is as it was built" in desk.run("verify", "mine").stdout
+    assert "mine: all files are intact" in desk.run("verify", "mine").stdout
     desk.hub.add_folder("somebody/large", large)
     line = one_line(desk.run("add", "somebody/large"))
     assert "room" in line

@@ -85,5 +85,5 @@ def test_a_sentence_heard_on_a_read_only_disk_is_told_and_in_the_log_later(tmp_p
         events = [(event["seq"], event["id"]) for event in heard.events()]
         assert [seq for seq, _ in events] == [1, 2, 3, 4]
         assert logged(config) == events
-        assert "in it now" in log_of(config)
+        assert "transcripts that were kept in memory" in log_of(config)
         assert [path.name for path in disk.iterdir()] == ["state"]
