@@ -251,7 +251,7 @@ def test_mute_set_obeys_two_words_and_nothing_retained(house: House) -> None:
     house.asker.publish("mute/set", b"ON", retain=True)
     house.asker.publish("mute/set", b"", retain=True)
     house.asker.publish("mute/set", b"OFF")
-    until(lambda: house.switch.turned)
+    until(lambda: len(house.switch.turned) == 2)
     # to a client that is subscribed a retained message comes like any other
     assert house.switch.turned == [True, False]
 
