@@ -1,7 +1,7 @@
-"""`roomscribe fleet`: rooms that share what transcribes: set the server up, join, see how it is.
+"""`roomscribe fleet`: several rooms share their workers: set the server up, join, show the state.
 
-What a join changes is tried first, then shown, then written: the certificate and the credential,
-and last the configuration that names them, so that an interrupted one has changed nothing.
+`join` first tries what it changes, then shows it, then writes it: certificate and credential first,
+the configuration that names them last. So an interrupted join has changed nothing.
 
 Over 500 lines because setting the server up ends in joining it.
 """
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from appliance.fleet import Code, FleetServer
 
 FOLDER = "fleet"
-"""Beside the configuration: the files of the server, and of a node."""
+"""Folder beside the configuration with the files of the server, and of a node."""
 CREDENTIAL, TRUSTED = "credential", "trusted.crt"
 SERVER_UNIT, UNIT = "nats-server.service", "roomscribe.service"
 DROP_IN = Path("/etc/systemd/system/nats-server.service.d/roomscribe.conf")
 DEBIAN_CONFIG = Path("/etc/nats-server.conf")
-"""What Debian's unit reads otherwise."""
+"""The configuration that Debian's unit reads without the drop-in."""
 STORE_NAME = "roomscribe-nats"
-"""Its folder: below /run, in memory; of a cluster's server below /var/lib, since one that has
-forgotten which queues there are makes the others forget them (tried with nats-server 2.9.10)."""
+"""nats-server's folder: below /run, in memory; in a cluster below /var/lib, since a server that has
+lost the names of the queues makes the others lose them (tried with nats-server 2.9.10)."""
 USER = "roomscribe"
 START_S = 10.0
-"""So long nats-server may take until it lets us in."""
+"""Seconds that nats-server may take until it accepts us."""
 CLUSTER_VERSION = (2, 10)
-"""Versions of nats-server from which on a cluster is one."""
+"""The first version of nats-server whose clusters work; see `_require_recent_server`."""
 RECONNECT_S = 20.0
-"""So long the daemon may take until it is connected."""
+"""Seconds that the daemon may take until it is connected."""
 DEFAULT_LINE = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
 UNIT_TEXT = """\
 # Written by `roomscribe fleet join --serve`.
@@ -88,16 +88,16 @@ def add_fleet(
     names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
     """`roomscribe fleet status`, `join`, `invite` and `check`"""
-    fleet = names.add_parser("fleet", help="several rooms: share what transcribes")
+    fleet = names.add_parser("fleet", help="several rooms: share the machines that transcribe")
     words = fleet.add_subparsers(metavar="WHAT", required=True)
     add = functools.partial(words.add_parser, parents=[common])
     _add_join(add)
     invite = add(
         "invite",
-        help="let machines join, and print the line that each has to run",
-        description="Run it where the server runs. It lets each node in with a password of its "
-        "own, and prints the line that its machine has to run. For a node that was invited before, "
-        "it prints a new line with the same password. Needs root.",
+        help="let machines join, and print the command for each",
+        description="Run it on the server's machine. It gives each node its own password, and "
+        "prints the command to run on the node's machine. For a node that was invited before, "
+        "it prints a new command with the same password. Needs root.",
     )
     invite.add_argument(
         "nodes", nargs="+", metavar="NODE", help="name of the room, as in [appliance]"
@@ -107,38 +107,40 @@ def add_fleet(
         "--role",
         type=_role,
         choices=("satellite", "worker", "both"),
-        help="what it does (default: satellite)",
+        help="role of the nodes (default: satellite)",
     )
     invite.add_argument(
         "--valid-days",
         type=_days,
         default=1.0,
         metavar="DAYS",
-        help="how long `join` takes the code; 0: for ever (default: 1)",
+        help="how long `join` accepts the code; 0: for ever (default: 1)",
     )
-    what.add_argument("--remove", action="store_true", help="let these nodes in no longer, at once")
+    what.add_argument(
+        "--remove", action="store_true", help="revoke the access of these nodes at once"
+    )
     invite.set_defaults(command=invite_nodes)
     status = add(
         "status",
         help="show the workers, and how many windows wait",
-        description="Shows the workers, what they do, how many windows wait at the server, and "
-        "what this machine has counted. The exit status is 1 if there is no worker.",
+        description="Shows the workers, their activity, how many windows wait at the server, "
+        "and this machine's counters. The exit status is 1 if there is no worker.",
     )
     status.add_argument("--json", action="store_true", help="one JSON object, for programs")
     status.set_defaults(command=show_status)
     check = add(
         "check",
-        help="check all that the fleet needs, with the fix for what is wrong",
-        description="Looks at the server, encryption, rights, the queue and the clocks, and has a "
-        "sentence transcribed. It is a part of `roomscribe doctor`. The exit status is the number "
-        "of checks that failed.",
+        help="check everything that the fleet needs, and name the fix for each problem",
+        description="Checks the server, encryption, permissions, the queue and the clocks, and "
+        "has a sentence transcribed. `roomscribe doctor` includes it. The exit status is the "
+        "number of checks that failed.",
     )
     check.add_argument("--json", action="store_true", help="one JSON object, for programs")
     check.set_defaults(command=check_fleet, lenient=True, recordings=None)
 
 
 def _days(text: str) -> float:
-    """A number of days. Raises ValueError."""
+    """Return a number of days. Raises ValueError."""
     days = float(text)
     if not 0 <= days <= 3650:
         raise ValueError(text)
@@ -146,7 +148,7 @@ def _days(text: str) -> float:
 
 
 def _role(text: str) -> str:
-    """The role that an option names; for a former name, with a warning."""
+    """Return the role that an option names; warn about a former name."""
     if role := FORMER_ROLES.get(text):
         print(
             f"roomscribe: the role {text} is now called {role}: use --role {role}", file=sys.stderr
@@ -157,19 +159,19 @@ def _role(text: str) -> str:
 def _add_join(add: Any) -> None:
     join = add(
         "join",
-        help="become part of the fleet; --serve: begin one",
-        description="Takes the code that `roomscribe fleet invite` printed where the server runs, "
-        "tries it, writes it into the configuration, whose comments stay, and has the daemon read "
-        "that. With --serve this machine's nats-server (`apt install nats-server`) is set up for "
+        help="join a fleet; --serve: set one up",
+        description="Tries the code that `roomscribe fleet invite` printed on the server's "
+        "machine, writes it into the configuration, whose comments stay, and has the daemon read "
+        "it. With --serve it sets up this machine's nats-server (`apt install nats-server`) for "
         "the fleet, and this machine joins; run it again to change something. Needs root.",
     )
     join.add_argument(
         "code",
         nargs="?",
         metavar="CODE",
-        help="what `fleet invite` printed for this machine; without it, standard input is read",
+        help="the code that `fleet invite` printed for this machine (default: standard input)",
     )
-    join.add_argument("--yes", action="store_true", help="ask nothing, and write what has changed")
+    join.add_argument("--yes", action="store_true", help="write the changes without asking")
     join.add_argument("--serve", action="store_true", help="set up nats-server on this machine")
     serve = join.add_argument_group("with --serve")
     serve.add_argument(
@@ -189,22 +191,22 @@ def _add_join(add: Any) -> None:
         "--memory",
         type=int,
         metavar="MB",
-        help="most speech that waits in the server's memory (default: 64)",
+        help="memory of the server for waiting speech (default: 64)",
     )
     serve.add_argument(
         "--cluster",
         metavar="HOST,HOST,HOST",
-        help="one of three servers, of which each may fail; names or addresses of all",
+        help="use three servers, any of which may fail; names or addresses of all",
     )
     serve.add_argument(
-        "--certificate", type=Path, metavar="FILE", help="yours (PEM), in place of one made here"
+        "--certificate", type=Path, metavar="FILE", help="your own certificate (PEM)"
     )
     serve.add_argument("--key", type=Path, metavar="FILE", help="its private key (PEM)")
     serve.add_argument(
         "--authority",
         type=Path,
         metavar="FILE",
-        help="who signed it (PEM), if the other machines do not know that authority",
+        help="the authority that signed it (PEM), if the other machines do not know it",
     )
     join.set_defaults(command=join_fleet, usage_error=join.error)
 
@@ -213,11 +215,11 @@ def _add_join(add: Any) -> None:
 
 
 def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe fleet join`; 0 when all is as it was wanted, 1 when it was declined."""
+    """Run `roomscribe fleet join`; return 0, or 1 if the user declined."""
     _check_options(options)
     file = options.config or DEFAULT_PATH
     if not options.yes and not sys.stdin.isatty():
-        options.usage_error("join asks on a terminal, and there is none: add --yes")
+        options.usage_error("join asks before it writes, and there is no terminal: add --yes")
     if options.serve:
         return _serve(options, settings, file)
     require_writable(file, "run this with sudo")
@@ -225,7 +227,7 @@ def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _read_code(options: argparse.Namespace) -> Code:
-    """The code that was given, else what standard input has; of a terminal's once it is whole.
+    """Return the code of the command line or standard input; from a terminal, once it is whole.
 
     Raises ConfigError.
     """
@@ -237,7 +239,7 @@ def _read_code(options: argparse.Namespace) -> Code:
         return Code.read(sys.stdin.read())
     print("The code that the server printed: ", end="", flush=True)
     text = ""
-    while True:  # a messenger may have made lines of it
+    while True:  # a messenger may have broken it into lines
         line = sys.stdin.readline()
         text += line
         try:
@@ -248,13 +250,13 @@ def _read_code(options: argparse.Namespace) -> Code:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Ends with a wrong usage for what does not go together."""
+    """End with a usage error if options contradict each other."""
     of_serve = ("name", "role", "port", "memory", "cluster", "certificate", "key", "authority")
     given = [name for name in of_serve if getattr(options, name) is not None]
     if given and not options.serve:
         options.usage_error(f"--{given[0]} needs --serve")
     if given and options.code:
-        options.usage_error(f"the code says it all: leave --{given[0]} out")
+        options.usage_error(f"the code contains all that: leave --{given[0]} out")
     if (options.certificate is None) != (options.key is None):
         options.usage_error("--certificate and --key need each other")
     if options.authority and not options.certificate:
@@ -266,7 +268,7 @@ def _check_options(options: argparse.Namespace) -> None:
 def _join(
     code: Code, options: argparse.Namespace, settings: Settings, file: Path, within_s: float = 0.0
 ) -> int:
-    """Tries the code, for `within_s`, shows what changes, writes it; the exit status.
+    """Try the code, for `within_s`, show the changes, write them; return the exit status.
 
     Raises RoomscribeError.
     """
@@ -309,7 +311,9 @@ def _plan_changes(code: Code, settings: Settings, folder: Path) -> dict[str, Any
 
     if code.role != "satellite" and (lacking := lacking_model(settings)):
         role = _describe_role(code.role)
-        raise ConfigError(f"code: expected one for a satellite, found one for {role}: {lacking}")
+        raise ConfigError(
+            f"code: this code is for {role}, but this machine can only be a satellite: {lacking}"
+        )
     if code.expires_s and time.time() > code.expires_s:
         raise ConfigError(
             "code: this invitation has expired. Run `sudo roomscribe fleet invite "
@@ -339,11 +343,11 @@ def _require_same_node(code: Code, settings: Settings) -> None:
     from appliance.fleet import read_credential
 
     if settings.appliance.node:
-        return  # it was chosen, and the code has to fit
+        return  # the name was chosen: the code has to fit it
     try:
         joined = read_credential(settings.fleet)
     except ConfigError:
-        return  # it cannot be used: the code brings another
+        return  # it is unusable, and the code brings another
     if joined and joined.user != code.node:
         node = joined.user
         raise ConfigError(
@@ -354,7 +358,7 @@ def _require_same_node(code: Code, settings: Settings) -> None:
 
 
 def _try_code(settings: Settings, node: str, within_s: float) -> str:
-    """What the server says when it lets the node in; again for `within_s` while it does not.
+    """Return which server accepts the node, trying for `within_s`.
 
     Raises ServerError, and ConfigError.
     """
@@ -382,7 +386,7 @@ def _try_code(settings: Settings, node: str, within_s: float) -> str:
 
 
 def _reload_daemon(settings: Settings, file: Path) -> str:
-    """Has the daemon read the configuration, and waits for it; what it says of itself then."""
+    """Have the daemon read the configuration, and wait for it; return the outcome."""
     from appliance.control import SOCKET_NAME, ControlClient
     from appliance.store import runtime_folders
 
@@ -423,7 +427,7 @@ def _describe_state(state: dict[str, Any]) -> str:
 
 
 def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
-    """`roomscribe fleet join --serve`. Raises RoomscribeError."""
+    """Run `roomscribe fleet join --serve`. Raises RoomscribeError."""
     from appliance.fleet import FleetServer, find_nats_server, nats_server_version, read_server_code
     from appliance.infer import lacking_model
 
@@ -449,7 +453,7 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
     _print_siblings(server)
     if not _is_sibling(server):
         print(
-            "here, `sudo roomscribe fleet invite NODE` prints the line that lets another machine in"
+            "to let another machine join, run `sudo roomscribe fleet invite NODE` on this machine"
         )
     return status
 
@@ -457,10 +461,10 @@ def _serve(options: argparse.Namespace, settings: Settings, file: Path) -> int:
 def _join_itself(
     server: FleetServer, options: argparse.Namespace, settings: Settings, file: Path
 ) -> int:
-    """Lets this machine in, once nats-server runs. Raises RoomscribeError."""
+    """Have this machine join its own server. Raises RoomscribeError."""
     node = node_name(settings)
     code = server.code(node)
-    if server.authority_key and not server.cluster:  # the house's names may fail, this cannot
+    if server.authority_key and not server.cluster:  # does not depend on names in the network
         code = replace(code, servers=(f"tls://127.0.0.1:{server.port}",))
     try:
         return _join(code, options, settings, file, START_S if _has_systemd(file) else 0.0)
@@ -468,22 +472,22 @@ def _join_itself(
         if not _has_systemd(file):
             role = server.nodes[node].role
             print(
-                f"once it runs, `roomscribe fleet invite {node} --role {role}` prints the line "
-                "that lets this machine in"
+                "once it runs, let this machine join: run the command that `roomscribe fleet "
+                f"invite {node} --role {role}` prints"
             )
             return 0
-    systemctl("restart", SERVER_UNIT)  # an interrupted run may have left that out
+    systemctl("restart", SERVER_UNIT)  # an interrupted run may not have done that
     return _join(code, options, settings, file, START_S)
 
 
 def _change_server(options: argparse.Namespace, before: FleetServer | None) -> FleetServer:
-    """The server as the command line wants it, all else as it was. Raises ConfigError."""
+    """Return the server with the changes of the command line. Raises ConfigError."""
     from appliance.fleet import FleetServer, read_certificate
 
     if before and _is_sibling(before) and (options.cluster or options.name):
         raise ConfigError(
-            "--serve: expected the first server of the cluster, where names and certificates are "
-            "made, found another; change it there, and run here the line that it prints"
+            "--serve: only the first server of the cluster can be changed. Change it there, and "
+            "run the line that it prints here"
         )
     cluster = _read_hosts("--cluster", options.cluster.split(",")) if options.cluster else None
     if cluster is not None and len(cluster) != 3:
@@ -517,7 +521,7 @@ def _change_server(options: argparse.Namespace, before: FleetServer | None) -> F
 
 
 def _read_hosts(option: str, texts: Iterable[str]) -> tuple[str, ...]:
-    """Host names and addresses, each once. Raises ConfigError."""
+    """Return host names and addresses, each once. Raises ConfigError."""
     from appliance.fleet import is_host
 
     hosts = tuple(dict.fromkeys(host.strip() for host in texts))
@@ -531,7 +535,7 @@ def _read_hosts(option: str, texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _own_names() -> tuple[str, ...]:
-    """Under what the house may reach this machine: its name there, and its address."""
+    """Return name and address under which other machines may reach this one."""
     from appliance.fleet import is_host
     from appliance.wyoming import own_address
 
@@ -540,7 +544,7 @@ def _own_names() -> tuple[str, ...]:
 
 
 def _read_authority(file: Path) -> str:
-    """An authority's certificates. Raises ConfigError."""
+    """Return an authority's certificates. Raises ConfigError."""
     import ssl
 
     try:
@@ -554,12 +558,12 @@ def _read_authority(file: Path) -> str:
 
 
 def _is_sibling(server: FleetServer) -> bool:
-    """True for a server of a cluster that another one has set up."""
+    """Return True for a server of a cluster that is not the first one."""
     return bool(server.cluster and not server.authority_key)
 
 
 def _print_siblings(server: FleetServer) -> None:
-    """What the other servers of the cluster are to run."""
+    """Print the commands for the other servers of the cluster."""
     if server.cluster and server.authority_key:
         for host in server.cluster:
             if host != server.host:
@@ -568,7 +572,7 @@ def _print_siblings(server: FleetServer) -> None:
 
 
 def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe fleet invite`. Raises RoomscribeError."""
+    """Run `roomscribe fleet invite`. Raises RoomscribeError."""
     from appliance.fleet import FleetServer
 
     file = options.config or DEFAULT_PATH
@@ -578,14 +582,11 @@ def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
         server = FleetServer.load(folder)
         if server is None:
             raise ConfigError(
-                f"{folder}: expected the fleet's server on this machine, found none; "
-                "`sudo roomscribe fleet join --serve` sets it up"
+                f"{folder}: no fleet's server is set up on this machine. Run `sudo roomscribe "
+                "fleet join --serve`, or this command on the server's machine"
             )
         if _is_sibling(server):
-            raise ConfigError(
-                "invite: expected the first server of the cluster, where nodes are invited, found "
-                "another; run it there"
-            )
+            raise ConfigError("invite: run this on the first server of the cluster")
         for node in options.nodes:
             role = options.role or (
                 server.nodes[node].role if node in server.nodes else "satellite"
@@ -597,7 +598,7 @@ def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
         print(started)
     for node in options.nodes:
         if options.remove:
-            print(f"{node} is let in no more")
+            print(f"{node} has no access any more")
         else:
             code, until = server.code(node, options.valid_days), ""
             if code.expires_s:
@@ -617,7 +618,7 @@ def _describe_role(role: str) -> str:
 
 
 def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) -> str:
-    """Has nats-server run with its files; what was done. Raises StoreError."""
+    """Have nats-server run with its files; return what was done. Raises StoreError."""
     from appliance.fleet import CONFIG, find_nats_server, make_folder, unwritable
 
     if not _has_systemd(file):
@@ -647,15 +648,15 @@ def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) 
     while not _is_listening(server):
         if time.monotonic() > until_s:
             raise StoreError(
-                f"nats-server: expected it to listen on port {server.port}, found that it does "
-                f"not; `journalctl -u {SERVER_UNIT} -n 20` says why"
+                f"nats-server does not listen on port {server.port}; `journalctl -u {SERVER_UNIT} "
+                "-n 20` says why"
             )
         time.sleep(0.1)
     return "nats-server runs"
 
 
 def _is_listening(server: FleetServer) -> bool:
-    """True when the server on this machine greets whoever connects."""
+    """Return True if the server on this machine greets a client."""
     from appliance.config import is_loopback
 
     host = server.host if is_loopback(server.host) else "127.0.0.1"
@@ -665,10 +666,10 @@ def _is_listening(server: FleetServer) -> bool:
 
 
 def _require_recent_server(server: FleetServer, found: tuple[int, ...]) -> None:
-    """Raises ConfigError for a cluster of an old nats-server.
+    """Raise ConfigError for a cluster with an old nats-server.
 
-    In 2.9.10 one that was away does not get what it missed of a queue in memory, so that the next
-    death is one too many; 2.10.27 does (both tried).
+    In 2.9.10 a server that was offline does not get what it missed of a queue in memory, so that a
+    second failure loses windows; in 2.10.27 it does (both tried).
     """
     if server.cluster and found < CLUSTER_VERSION:
         raise ConfigError(
@@ -679,7 +680,7 @@ def _require_recent_server(server: FleetServer, found: tuple[int, ...]) -> None:
 
 
 def _require_unused_server(file: Path) -> None:
-    """Raises ConfigError where nats-server already serves something else."""
+    """Raise ConfigError if nats-server already serves something else."""
     if not _has_systemd(file) or DROP_IN.exists():
         return
     lines = [line.partition("#")[0].strip() for line in read_text(DEBIAN_CONFIG).splitlines()]
@@ -691,7 +692,7 @@ def _require_unused_server(file: Path) -> None:
 
 
 def _store_dir(file: Path, server: FleetServer) -> Path:
-    """Where nats-server may make its folders."""
+    """Return the folder in which nats-server makes its own."""
     if _has_systemd(file):
         return Path("/var/lib" if server.cluster else "/run") / STORE_NAME
     if server.cluster:
@@ -704,7 +705,7 @@ def _store_dir(file: Path, server: FleetServer) -> Path:
 
 @contextmanager
 def _lock_server(folder: Path) -> Iterator[None]:
-    """Only one run at a time changes the server. Raises StoreError."""
+    """Let only one run at a time change the server. Raises StoreError."""
     from appliance.fleet import make_folder, unwritable
 
     try:
@@ -712,8 +713,7 @@ def _lock_server(folder: Path) -> Iterator[None]:
         held = lock(folder / ".lock")
     except BlockingIOError:
         raise StoreError(
-            f"{folder}: expected nobody else to change it now, found another `roomscribe fleet`; "
-            "wait for it"
+            f"{folder}: another `roomscribe fleet` changes it now; wait for it"
         ) from None
     except OSError as error:
         raise unwritable(folder, error) from error
@@ -725,7 +725,7 @@ def _lock_server(folder: Path) -> Iterator[None]:
 
 
 def show_status(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe fleet status`; 1 when nobody transcribes. Raises RoomscribeError."""
+    """Run `roomscribe fleet status`; return 1 without a worker. Raises RoomscribeError."""
     from appliance.fleet import Probe
 
     _require_joined(settings)
@@ -779,7 +779,7 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _own_counters(settings: Settings) -> dict[str, Any]:
-    """What this machine's daemon has counted of the fleet; empty when it cannot be asked."""
+    """Return the fleet's counters of this machine's daemon; empty if it does not answer."""
     from appliance.control import SOCKET_NAME, ControlClient
     from appliance.store import runtime_folders
 
@@ -792,7 +792,7 @@ def _own_counters(settings: Settings) -> dict[str, Any]:
 
 
 def check_fleet(options: argparse.Namespace, settings: Settings) -> int:
-    """`roomscribe fleet check`; how many checks failed."""
+    """Run `roomscribe fleet check`; return how many checks failed."""
     from appliance.cli.doctor import fleet
     from appliance.cli.doctor.main import run
 
@@ -802,24 +802,20 @@ def check_fleet(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _require_joined(settings: Settings) -> None:
-    """Raises ConfigError where there is no fleet, and for a user who may not ask it."""
+    """Raise ConfigError without a fleet, and for a user who may not read the credential."""
     from appliance.cli.doctor.fleet import hidden
 
     if settings.fleet.role == "alone":
         raise ConfigError(
-            "fleet.role: expected satellite, worker or both, found alone: this machine is in no "
-            "fleet; `sudo roomscribe fleet join` makes it part of one"
+            "fleet.role: this machine is in no fleet. Run `sudo roomscribe fleet join`"
         )
     if hidden(settings, os.geteuid()):
-        raise ConfigError(
-            "fleet.credential: expected a file that this user may read, found one that is the "
-            "daemon's; run this with sudo"
-        )
+        raise ConfigError("fleet.credential: only the daemon may read it; run this with sudo")
 
 
 # files and units
 
 
 def _has_systemd(file: Path) -> bool:
-    """True where the package's units run."""
+    """Return True if the package's systemd units run the daemon and nats-server."""
     return file == DEFAULT_PATH and Path("/run/systemd/system").exists()

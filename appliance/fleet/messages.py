@@ -1,9 +1,9 @@
 """Messages between satellites and workers (windows, answers, presence) and their subjects.
 
-Nothing that comes over the network is trusted: sizes, numbers and texts have bounds, and what is
-not understood is refused by name. Unknown fields are ignored; a newer version is not.
+Messages are not trusted: sizes, numbers and texts have limits, and the refusal of an unreadable
+message says why. Unknown fields are ignored, another version is refused.
 
-Over 500 lines because it is every message, there and back.
+Over 500 lines because it packs and reads every message.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Windo
 from appliance.system import shorten
 
 VERSION = 2
-"""Of all messages; raised when a field changes its meaning or goes. In 1, `worker` was `brain`."""
+"""Version of all messages; raised when a field changes or goes. In 1, `worker` was `brain`."""
 STREAM = "ROOMSCRIBE"
 WORKERS = "roomscribe.workers"
-"""Every worker answers what is asked here."""
+"""Every worker answers requests on this subject with its presence."""
 FORMER_WORKERS = "roomscribe.brains"
-"""Where it was asked in version 1: both sides can say there that their versions differ."""
+"""The same in version 1, so that both sides can report that their versions differ."""
 WHO, LARGEST_MACHINE = b"?", 100
-"""The question on `Subjects.machines`, and the bytes that an answer to it has at most."""
+"""The request on `Subjects.machines`, and the size limit of an answer to it."""
 ANY = "any"
 WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
 INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
 LARGEST = 1_000_000
-"""Bytes of a window's message; nats-server takes a megabyte unless told otherwise."""
+"""Size limit of a window's message; nats-server's default limit is one megabyte."""
 LARGEST_HEADER, LARGEST_ANSWER = 4096, 1 << 16
 LONGEST_S = 31.0
 """Longest window; Whisper's is 30 s."""
@@ -47,15 +47,15 @@ ID = re.compile(r"[0-9A-Za-z_.:-]{1,100}")
 FLAG = re.compile(r"[a-z_]{1,40}")
 ENCODERS = ("cpu", "hailo8", "hailo8l", "hailo10h")
 FLEET = "fleet"
-"""What an event names as the encoder of a text whose worker does not say."""
+"""Encoder of an event if the worker does not name one."""
 RECOMMENDED = ("no_speech_sure", "no_speech_lone", "low_confidence")
-"""Keys of [gates] that the model has a say in."""
+"""Keys of [gates] for which a model recommends values."""
 CODES = ("version", "bad", "too_long", "busy", "failed", "set_aside")
 """Why a worker has no text; see `Refusal`."""
 
 
 class MessageError(Exception):
-    """What is no message of ours: `code` is one of CODES, the text is for people."""
+    """A message that cannot be read; `code` is one of CODES, the text is for people."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -68,21 +68,21 @@ class Job:
 
     window: Window
     node: str
-    """The satellite's."""
+    """The satellite's name."""
     attempt: int
-    """1 the first time it is sent."""
+    """1 when it is first sent."""
     ahead: bool = False
-    """True when it is asked, too, whether the text is a whole sentence."""
+    """True if the worker is also to say whether the text is a complete sentence."""
     patience_s: float = 5.0
-    """So long the satellite waits."""
+    """Seconds that the satellite waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why there is no text.
 
-    version: the message is of another version than the worker; bad: it is none; too_long: longer
-    than the worker's model takes; busy: the worker has too much to do; failed: transcribing it
+    version: the message has another version than the worker; bad: it is unreadable; too_long: it
+    is longer than the worker's model takes; busy: the worker has no time; failed: transcribing
     failed; set_aside: workers ended while they transcribed it.
     """
 
@@ -92,7 +92,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What a worker says of a window."""
+    """A worker's answer to a window."""
 
     id: str
     attempt: int
@@ -102,85 +102,85 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a worker says of itself; stands where a bundle's facts are asked for."""
+    """What a worker reports of itself; used in place of a bundle's facts."""
 
     node: str
     name: str
-    """Of its model."""
+    """Name of its model."""
     version: str
     busy: bool
     done: int
-    """Windows that it has transcribed for others."""
+    """Windows that it has transcribed for satellites."""
     queue: int
-    """Windows that wait in its own room."""
+    """Windows of its own room that wait."""
     language: str
     languages: tuple[str, ...]
     window_s: float
     demo_model: bool
     clock_s: float = math.nan
-    """What its clock said when it answered, in seconds since 1970."""
+    """Time by its clock when it answered, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Where a node sends and is answered."""
+    """The subjects of a node."""
 
     node: str
     model: str = ""
 
     @property
     def window(self) -> str:
-        """Where a satellite's windows go."""
+        """Subject for a satellite's windows."""
         return f"roomscribe.window.{self.model or ANY}.{self.node}"
 
     @property
     def answer(self) -> str:
-        """Where a satellite hears of them."""
+        """Subject for the answers to them."""
         return f"roomscribe.answer.{self.node}"
 
     @property
     def inbox(self) -> str:
-        """What the node's own inboxes begin with."""
+        """Prefix of the node's inboxes."""
         return f"_INBOX.{self.node}"
 
     @property
     def machines(self) -> str:
-        """Where machines that use this node's credential find each other."""
+        """Subject on which machines with this node's credential find each other."""
         return f"{self.inbox}.machines"
 
 
 def is_inbox(subject: str) -> bool:
-    """True for an inbox of a node, the only kind of subject that may ask for a reply."""
+    """Return True for an inbox of a node, the only subject that replies go to."""
     return bool(INBOX.fullmatch(subject))
 
 
 def token(name: str) -> str:
-    """`name` as a part of a subject; never empty."""
+    """Return `name` as a part of a subject; never empty."""
     return re.sub(r"[^0-9A-Za-z_-]+", "-", name)[:100] or "-"
 
 
 def consumer_name(model: str) -> str:
-    """Name of the consumer that the workers with a model share; "": of those of any."""
+    """Return the name of the consumer of the workers with a model; "": of all workers."""
     return f"workers-{model or ANY}"
 
 
 def former_consumer_name(model: str) -> str:
-    """Name of that consumer in version 1."""
+    """Return the name of that consumer in version 1."""
     return f"brains-{model or ANY}"
 
 
 def consumer_filter(model: str) -> str:
-    """The subjects that it gets."""
+    """Return the subjects of that consumer."""
     return f"roomscribe.window.{model or ANY}.*"
 
 
 def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
-    """Headers and payload of a window's message. Raises MessageError when it is too large."""
+    """Return headers and payload of a window's message. Raises MessageError if it is too large."""
     return window_headers(job), pack_sound(job.window.samples)
 
 
 def window_headers(job: Job) -> dict[str, str]:
-    """What a message says of its window; the id by which the server knows a message that it has."""
+    """Return a window's fields, and the id by which the server recognises a repeated message."""
     window = job.window
     fields = {
         "v": VERSION,
@@ -196,8 +196,8 @@ def window_headers(job: Job) -> dict[str, str]:
 
 
 def pack_sound(samples: Samples) -> bytes:
-    """FLAC of samples: 10 s of speech take 4 ms and 176 kB, of PCM's 320 kB. Raises MessageError
-    when it is too large."""
+    """Return samples as FLAC: 10 s of speech take 4 ms and 176 kB instead of 320 kB. Raises
+    MessageError if that is too large."""
     import soundfile
 
     with _memory_file() as descriptor:
@@ -212,7 +212,7 @@ def pack_sound(samples: Samples) -> bytes:
 
 
 def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes) -> Job:
-    """The window in a message. Raises MessageError."""
+    """Return the window in a message. Raises MessageError."""
     fields = read_window_header(headers)
     node = subject.rpartition(".")[2]
     _expect_version(fields)
@@ -245,7 +245,7 @@ def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes)
 
 
 def read_window_header(headers: Mapping[str, str] | None) -> dict[str, Any]:
-    """What a window's header says. Raises MessageError."""
+    """Return the fields of a window's header. Raises MessageError."""
     header = (headers or {}).get(WINDOW_HEADER, "")
     if len(header) > LARGEST_HEADER:
         raise MessageError("bad", f"expected a header of at most {LARGEST_HEADER} bytes")
@@ -253,7 +253,7 @@ def read_window_header(headers: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def read_identity(fields: Mapping[str, Any]) -> tuple[str, int]:
-    """Id and attempt of the window that a message is about; "" where it is about none."""
+    """Return id and attempt of a message's window; the id is "" if it is missing or bad."""
     found, attempt = fields.get("id"), fields.get("attempt")
     known = isinstance(found, str) and ID.fullmatch(found)
     return (
@@ -263,7 +263,7 @@ def read_identity(fields: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) -> bytes:
-    """The message with an answer; `recommended` are the worker's values of RECOMMENDED."""
+    """Return the message with an answer; `recommended`: the worker's values of RECOMMENDED."""
     fields: dict[str, Any] = {
         "v": VERSION,
         "id": answer.id,
@@ -302,7 +302,7 @@ def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) 
 
 
 def read_answer(data: bytes, ratio: Callable[[str], float]) -> Answer:
-    """The answer in a message; `ratio` computes the compression ratio of a text.
+    """Return the answer in a message; `ratio` computes the compression ratio of a text.
 
     Raises MessageError.
     """
@@ -325,7 +325,7 @@ def read_answer(data: bytes, ratio: Callable[[str], float]) -> Answer:
 
 
 def pack_presence(worker: Presence) -> bytes:
-    """What a worker answers on WORKERS."""
+    """Return the message with a worker's presence."""
     return _encode(
         {
             "v": VERSION,
@@ -345,7 +345,8 @@ def pack_presence(worker: Presence) -> bytes:
 
 
 def read_presence(data: bytes) -> Presence:
-    """What a worker says of itself. Raises MessageError, with code `version` for another one's."""
+    """Return the presence in a message. Raises MessageError, with code `version` for another
+    version."""
     fields = _parse_object(_decode(data))
     try:
         _expect_version(fields)
@@ -409,7 +410,7 @@ def _read_transcription(found: Mapping[str, Any], ratio: Callable[[str], float])
 
 
 def _read_phrase(found: object) -> Phrase | None:
-    """The expected sentence that a worker found; None for none, and for what is no such thing."""
+    """Return the expected sentence that a worker found; None if it is missing or bad."""
     if not isinstance(found, dict):
         return None
     slots, confidence = found.get("slots"), _read_number(found.get("confidence"), 0.0, 1.0)
@@ -426,8 +427,8 @@ def _read_phrase(found: object) -> Phrase | None:
 
 @contextmanager
 def _memory_file(content: bytes = b"") -> Iterator[int]:
-    """Descriptor of a file in memory, at its beginning. soundfile's own way to read bytes, by
-    callbacks, needs memory that is writable and executable, which the unit forbids."""
+    """Open a file in memory, at its beginning. soundfile reads bytes with callbacks, which need
+    memory that is writable and executable; the unit forbids that."""
     descriptor = os.memfd_create("sound")
     try:
         os.pwrite(descriptor, content, 0)
@@ -437,7 +438,7 @@ def _memory_file(content: bytes = b"") -> Iterator[int]:
 
 
 def _read_sound(payload: bytes) -> Samples:
-    """(n,) int16 of FLAC. Raises MessageError."""
+    """Return (n,) int16 samples of FLAC. Raises MessageError."""
     import soundfile
 
     try:
@@ -463,7 +464,7 @@ def _read_sound(payload: bytes) -> Samples:
 
 
 def _expect_version(fields: Mapping[str, Any]) -> None:
-    """Raises MessageError for another version, and for none."""
+    """Raise MessageError for another version, or none."""
     version = fields.get("v")
     if type(version) is not int or version < 1:
         raise MessageError("bad", "expected a version, found none")
@@ -481,7 +482,7 @@ def _decode(data: bytes) -> str:
 
 
 def _parse_object(text: str) -> dict[str, Any]:
-    """A JSON object. Raises MessageError."""
+    """Return a JSON object. Raises MessageError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -500,7 +501,7 @@ def _finite(value: float) -> float | None:
 
 
 def _read_number(value: object, low: float, high: float) -> float:
-    """A number within limits, else NaN."""
+    """Return a number within limits; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         return math.nan
     return float(value)

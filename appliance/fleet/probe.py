@@ -1,4 +1,4 @@
-"""A look at the fleet from outside the daemon, for commands: one connection, asked step by step."""
+"""Requests to the fleet from outside the daemon, for commands: one connection, step by step."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from appliance.fleet.messages import (
 from appliance.system import boot_id, one_line
 
 CONNECT_S = 6.0
-"""For the first round of all servers; the link's own limit is one server's."""
+"""Limit for the first attempt at all servers; the link's own limit is for one server."""
 PRESENT_S = 0.5
-"""Workers that are there answer within milliseconds; so long is waited for the last of them."""
+"""Seconds to wait for the presence of workers, which answer within milliseconds."""
 REFUSED_S = 0.3
-"""nats-server says at once what it refuses; so long is waited for that."""
+"""Seconds to wait for a refusal, which nats-server sends at once."""
 API_S = 3.0
 DELIVERIES = 2
-"""A window is given out so often at least."""
+"""Deliveries of a window that a consumer has to allow at least."""
 NOBODY = "503"
-"""Status of what the server answers in place of nobody."""
+"""Status of the server's answer if nobody listens."""
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What waits for the workers, as the server has it."""
+    """The queue of windows at the server."""
 
     windows: int
     storage: str
@@ -54,29 +54,29 @@ class QueueState:
     replicas: int
     max_per_subject: int
     consumers: tuple[str, ...]
-    """Those of the stream's consumers that were asked for and are there."""
+    """The requested consumers that exist."""
     careless: tuple[str, ...]
-    """Those of them that do not give a window to another worker when one is lost."""
+    """Those of them that do not give a lost worker's window to another worker."""
 
 
 class Probe:
-    """For use in `with`: connects as a node, to the first server that lets us in."""
+    """A context manager: connects as a node, to the first server that accepts us."""
 
     def __init__(self, settings: FleetSettings, node: str) -> None:
-        """Raises ConfigError for a credential or a certificate that is not to be used."""
+        """Raises ConfigError for an unusable credential or certificate."""
         self._settings = settings
         logging.getLogger("roomscribe.fleet").setLevel(logging.CRITICAL)  # what fails is raised
         self._link = Link(settings, node)
         self._link.refused = self._record_refusal
         self.node = self._link.node
-        """As the server knows us."""
+        """Our name at the server."""
         self.connect_ms = 0.0
         self._refusals: list[str] = []
         self.misfits: list[str] = []
-        """Workers of another version that `find_workers` found last, with what to do."""
+        """Workers of another version that `find_workers` last found, with the fix."""
 
     def __enter__(self) -> Self:
-        """Raises ServerError when no server lets us in."""
+        """Connect. Raises ServerError if no server accepts us."""
         begun_s = time.monotonic()
         self._link.start()
         self._link.settle(CONNECT_S)
@@ -94,59 +94,59 @@ class Probe:
 
     @property
     def address(self) -> str:
-        """The server that let us in."""
+        """Address of the connected server."""
         return self._link.server
 
     @property
     def version(self) -> str:
-        """The server's."""
+        """Version of nats-server."""
         return str(self._client()._server_info.get("version", "of unknown version"))
 
     @property
     def max_payload(self) -> int:
-        """Bytes that the server takes at once."""
+        """Size limit of the server's messages, in bytes."""
         return int(self._client().max_payload)
 
     @property
     def may_see_queue(self) -> bool:
-        """False for a satellite at a server with users: it must not see when other rooms speak."""
+        """False for a satellite with a credential: it must not see when other rooms speak."""
         return self._settings.role != "satellite" or read_credential(self._settings) is None
 
     def count_rivals(self, within_s: float = PRESENT_S) -> int:
-        """How many other machines are connected with our credential. Raises ServerError."""
+        """Return how many other machines use our credential now. Raises ServerError."""
         return len(
             self._call(lambda: self._find_machines(within_s), within_s + API_S) - {boot_id()}
         )
 
     def find_workers(self, within_s: float = PRESENT_S) -> list[Presence]:
-        """Who transcribes, by name; those alone that this version understands. Raises
+        """Return the workers of this version, by name; others are in `misfits`. Raises
         ServerError."""
         return self._call(lambda: self._find_workers(within_s), within_s + API_S)
 
     def read_queue(self, models: Sequence[str] = ("",)) -> QueueState | None:
-        """What the server has for us; None where no worker has made that yet.
+        """Return the queue; None if no worker has created it yet.
 
-        `models`: whose consumers are looked for. Raises ServerError.
+        `models` are those whose consumers are looked up. Raises ServerError.
         """
         return self._call(lambda: self._read_queue(models), (2 + len(models)) * API_S)
 
     def may_read(self, subject: str) -> bool:
-        """True when we may read what is sent to `subject`. Raises ServerError."""
+        """Return True if we may subscribe to `subject`. Raises ServerError."""
         return self._allowed(lambda: self._client().subscribe(subject))
 
     def may_send(self, subject: str) -> bool:
-        """True when we may send to `subject`; an empty message goes there then. Raises
+        """Return True if we may publish to `subject`, which gets an empty message then. Raises
         ServerError."""
         return self._allowed(lambda: self._client().publish(subject, b""))
 
     def transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
-        """What a worker makes of a window, and after how many milliseconds. Raises ServerError."""
+        """Return a worker's answer, and after how many milliseconds it came. Raises ServerError."""
         return self._call(lambda: self._transcribe(job, within_s), within_s + API_S)
 
     def _client(self) -> Any:
-        """Raises ServerError when the connection is gone."""
+        """Return the connected client. Raises ServerError if the connection is lost."""
         if self._link.client is None:
-            raise ServerError(self._link.trouble or "the fleet's server: the connection is gone")
+            raise ServerError(self._link.trouble or "the connection to the fleet's server is lost")
         return self._link.client
 
     def _call(self, work: Callable[[], Coroutine[Any, Any, Result]], within_s: float) -> Result:
@@ -258,6 +258,5 @@ class Probe:
                         return answer, 1000 * (time.monotonic() - begun_s)
         except TimeoutError:
             raise ServerError(
-                f"no worker answered within {within_s:g} s; `roomscribe fleet status` shows those "
-                "that are there"
+                f"no worker answered within {within_s:g} s; see `roomscribe fleet status`"
             ) from None

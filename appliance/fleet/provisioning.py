@@ -1,11 +1,11 @@
-"""The server of a fleet: what nats-server is told, its certificates, the codes that let nodes in.
+"""The server of a fleet: nats-server's configuration, its certificates, the codes for nodes.
 
-All that is decided lies in one file, `server.json`, written whole; nats-server's own files are made
-of it, and made again by every run, so that an interrupted one leaves nothing half there. Passwords
-are random, and in clear in what nats-server reads (for root and its user alone): with bcrypt each
-connection would cost a small board a tenth of a second, and there is nothing to guess.
+All decisions are in one file, `server.json`, which is written whole. Every run makes nats-server's
+own files from it again, so an interrupted run leaves nothing incomplete. Passwords are random and
+not hashed in the files for nats-server, which only root and its user can read: with bcrypt each
+connection would cost a small board a tenth of a second, and nobody can guess them.
 
-Over 500 lines because certificates and codes are made of the same facts and have no other reader.
+Over 500 lines because certificates and codes are made from the same state.
 Formats: docs.nats.io, "Configuring NATS Server"; tried with nats-server 2.9.10.
 """
 
@@ -43,22 +43,22 @@ NODE = re.compile(r"[a-z0-9_]{1,64}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 DAYS, AUTHORITY_DAYS = 3650, 7300
 RENEW_S = 365 * 86_400
-"""A certificate of ours that ends sooner is made anew when the server is set up again."""
+"""Setting the server up again renews our certificate if it ends sooner than this."""
 OPENSSL_S = 60.0
 MEMORY_MB = 64
-"""What may wait in the server: 4 windows for each satellite, up to 512 kB each."""
+"""Memory for waiting windows: 4 for each satellite, up to 512 kB each."""
 FORM = 2
-"""Of codes; raised when an older program could not read them. 2: other names of roles."""
+"""Version of codes; raised when older programs cannot read them. 2: other names of roles."""
 MARK = re.compile(r"roomscribe-(\d+)\.")
-"""What a code begins with."""
+"""The beginning of a code."""
 MOST_CODE = 200_000
 PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
-"""Where Debian has the server; not on every user's path."""
+"""Folders in which Debian has nats-server; not on every user's path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Who may connect: a node with its role."""
+    """A node that may connect, with its role."""
 
     role: str
     password: str = field(repr=False)
@@ -66,19 +66,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What one machine is given to join: for one node and role alone."""
+    """An invitation to join, for one node and role."""
 
     servers: tuple[str, ...]
     node: str
     role: str
     password: str = field(repr=False)
     authority: str = ""
-    """The certificate of the authority (PEM); empty: one that the system knows."""
+    """The authority's certificate (PEM); empty if the system knows the authority."""
     expires_s: int = 0
     """Unix time after which `join` refuses the code; 0: never."""
 
     def text(self) -> str:
-        """One word that survives a messenger: what is wrong with a copy of it is noticed."""
+        """Return the code as one word without spaces. A damaged copy is recognised."""
         return _pack({
             "s": self.servers, "n": self.node, "r": self.role, "p": self.password,
             "a": _strip_pem(self.authority), "x": self.expires_s,
@@ -86,12 +86,12 @@ class Code:
 
     @classmethod
     def read(cls, text: str) -> Code:
-        """The code in `text`, which may have been wrapped. Raises ConfigError."""
+        """Return the code in `text`, which may have line breaks. Raises ConfigError."""
         found = _unpack(text)
         if "engine" in found:
             raise ConfigError(
-                "code: expected one for a node, found one for a server of the cluster; run "
-                "`sudo roomscribe fleet join --serve` with it"
+                "code: this code is for a server of the cluster. Run `sudo roomscribe fleet join "
+                "--serve` with it"
             )
         try:
             code = cls(
@@ -99,28 +99,28 @@ class Code:
                 str(found["p"]), _restore_pem(str(found["a"])), int(found.get("x", 0)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
-            raise _not_a_code("something else in it") from None
+            raise _not_a_code("other content") from None
         if not (code.servers and NODE.fullmatch(code.node) and code.role in ROLES):
-            raise _not_a_code("a node or a role in it that is none")
+            raise _not_a_code("an invalid node or role")
         return code
 
 
 @dataclass(frozen=True, slots=True)
 class FleetServer:
-    """One server, alone or in a cluster of three: all that its files are made of."""
+    """A server, alone or in a cluster of three: everything that its files are made from."""
 
     names: tuple[str, ...]
-    """Host names and addresses under which nodes reach it, the best one first."""
+    """Host names and addresses under which nodes reach it, the best first."""
     port: int = PORT
     memory_mb: int = MEMORY_MB
     cluster: tuple[str, ...] = ()
-    """The hosts of all servers, this one among them; empty: it is alone."""
+    """The hosts of all servers, this one among them; empty without a cluster."""
     cluster_port: int = CLUSTER_PORT
     cluster_password: str = field(default="", repr=False)
     authority: str = ""
-    """Certificate (PEM) of our own authority, or of that of a given certificate."""
+    """Certificate (PEM) of our own authority, or of the user's."""
     authority_key: str = field(default="", repr=False)
-    """Its private key; only where codes are made, and empty for a given certificate."""
+    """Its private key; only on the first server, and empty for the user's certificate."""
     certificate: str = ""
     key: str = field(default="", repr=False)
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -129,17 +129,14 @@ class FleetServer:
 
     @classmethod
     def load(cls, folder: Path) -> FleetServer | None:
-        """The server that was set up in this folder, None for none. Raises ConfigError."""
+        """Return the server that was set up in this folder, or None. Raises ConfigError."""
         file = folder / STATE
         try:
             return cls.from_state(json.loads(file.read_bytes()))
         except FileNotFoundError:
             return None
         except PermissionError as error:
-            raise ConfigError(
-                f"{file}: expected a file that this user may read, found one that is not; run "
-                "this with sudo"
-            ) from error
+            raise ConfigError(f"{file}: this user may not read it; run this with sudo") from error
         except OSError as error:
             raise ConfigError(f"{file}: cannot be read: {error.strerror}; see its disk") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -150,7 +147,7 @@ class FleetServer:
 
     @classmethod
     def from_state(cls, found: dict[str, Any]) -> FleetServer:
-        """Of the state file's content. Raises KeyError, TypeError and ValueError."""
+        """Return the server in a state file's content. Raises KeyError, TypeError, ValueError."""
         former = found.pop("boxes", None)  # as nodes were called until version 0.1.0
         nodes = {name: Node(**node) for name, node in found.get("nodes", former).items()}
         nodes = {name: replace(node, role=current_role(node.role)) for name, node in nodes.items()}
@@ -159,16 +156,16 @@ class FleetServer:
 
     @property
     def host(self) -> str:
-        """Its own name in the cluster; without one the first of its names."""
+        """Its name in the cluster; without a cluster, the first of its names."""
         return next((host for host in self.names if host in self.cluster), self.names[0])
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What nodes are given: this server under all its names, or every server of the cluster."""
+        """Addresses for nodes: this server under all its names, or all servers of the cluster."""
         return tuple(f"tls://{url_host(host)}:{self.port}" for host in self.cluster or self.names)
 
     def invite(self, node: str, role: str) -> FleetServer:
-        """The same with that node; one that is there keeps its password. Raises ConfigError."""
+        """Return the server with that node; a known node keeps its password. Raises ConfigError."""
         if not NODE.fullmatch(node):
             raise ConfigError(
                 f"{shorten(node)}: expected a node's name, at most 64 of a-z, 0-9 and _, as "
@@ -179,27 +176,27 @@ class FleetServer:
         return replace(self, nodes={**self.nodes, node: Node(role, password)})
 
     def remove(self, node: str) -> FleetServer:
-        """The same without that node. Raises ConfigError for one that is not there."""
+        """Return the server without that node. Raises ConfigError if it is unknown."""
         if node not in self.nodes:
             there = ", ".join(sorted(self.nodes)) or "none"
             raise ConfigError(
-                f"{shorten(node)}: expected a node that was invited here, found {there}"
+                f"{shorten(node)}: this node was not invited here; known nodes: {there}"
             )
         return replace(self, nodes={name: self.nodes[name] for name in self.nodes if name != node})
 
     def code(self, node: str, valid_days: float = 0) -> Code:
-        """The code for that node, which expires after `valid_days`; 0: never."""
+        """Return the code for that node, which expires after `valid_days`; 0: never."""
         invited = self.nodes[node]
         expires_s = int(time.time() + valid_days * 86_400) if valid_days else 0
         return Code(self.addresses, node, invited.role, invited.password, self.authority, expires_s)
 
     def with_certificate(self) -> FleetServer:
-        """The same with a certificate: the given one, else one of our own authority that holds.
+        """Return the server with a valid certificate: the user's, or one of our own authority.
 
-        Raises StoreError when openssl is not there or refuses.
+        Raises StoreError if openssl is missing or fails.
         """
         if self.certificate and not self.authority_key:
-            return self  # it was given, or made by another server of the cluster
+            return self  # it is the user's, or the first server of the cluster made it
         made = self
         if not self.authority_key:
             authority, key = _make_authority()
@@ -224,11 +221,11 @@ class FleetServer:
         )
 
     def text(self) -> str:
-        """The code with which this server's machine is set up."""
+        """Return the code that sets up this server's machine."""
         return _pack({"engine": self._state()})
 
     def files(self, folder: Path, store_dir: Path) -> dict[str, str]:
-        """nats-server's own files by name; `place` is where it may make folders."""
+        """Return nats-server's files by name; it makes its own folders in `store_dir`."""
         files = {
             AUTHORITY: self.authority,
             CERTIFICATE: self.certificate,
@@ -239,10 +236,10 @@ class FleetServer:
         return {name: text for name, text in files.items() if text}
 
     def write(self, folder: Path, store_dir: Path) -> bool:
-        """Writes all files, those that nats-server reads after it has found them to be right.
+        """Write all files, once nats-server has accepted a draft of its own.
 
-        True when it has to start anew, False when reading its nodes again will do. Raises
-        StoreError for a disk that refuses, and for a configuration that nats-server refuses.
+        Return True if it has to be restarted, False if it only has to read its nodes again. Raises
+        StoreError if a file cannot be written, or nats-server refuses its configuration.
         """
         try:
             make_folder(folder)
@@ -267,7 +264,7 @@ class FleetServer:
         return anew
 
     def _check(self, files: Mapping[str, str], folder: Path) -> None:
-        """Has nats-server read the files in a draft of the folder. Raises StoreError, OSError."""
+        """Have nats-server check a draft of the files. Raises StoreError, OSError."""
         with tempfile.TemporaryDirectory(prefix="roomscribe-") as draft_dir:
             for name, text in files.items():
                 drafted = text.replace(f"{folder}/", f"{draft_dir}/")
@@ -287,7 +284,7 @@ class FleetServer:
         return {key: value for key, value in asdict(self).items() if key != "store_dir" or value}
 
     def _format_config(self, folder: Path, store_dir: Path) -> str:
-        """`nats.conf`. Nothing is traced: a trace would show what was said."""
+        """Return `nats.conf`. It traces nothing: a trace would contain texts."""
         here = {name: json.dumps(str(folder / name)) for name in (CERTIFICATE, KEY, AUTHORITY)}
         most = self.memory_mb << 20
         listen = self.host if all(map(is_loopback, self.names)) else "0.0.0.0"
@@ -300,7 +297,7 @@ class FleetServer:
             "max_pending: 8388608",
             'ping_interval: "30s"',
             f"tls {{ cert_file: {here[CERTIFICATE]}, key_file: {here[KEY]}, timeout: 5 }}",
-            "# sound waits in memory alone; in the store_dir are names of queues, and who leads",
+            "# sound waits in memory only; the store_dir contains names of queues, and who leads",
             f"jetstream {{ store_dir: {json.dumps(str(store_dir))}, max_memory_store: {most}, "
             "max_file_store: 0 }",
             "accounts {",
@@ -329,34 +326,33 @@ class FleetServer:
 
 
 def current_role(text: str) -> str:
-    """The role that `text` names, which may be one's former name."""
+    """Return the role with this present or former name."""
     return FORMER_ROLES.get(text, text)
 
 
 def make_folder(folder: Path) -> None:
-    """A folder that nats-server may enter, not being root, whatever the umask. Raises OSError."""
+    """Make a folder that nats-server's user may enter, whatever the umask. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
 
 
 def unwritable(path: Path, error: OSError) -> StoreError:
-    """Why nothing can be written there, and what to do; a later run does what is left."""
+    """Return an error with the fix for a path that cannot be written."""
     fix = "run this with sudo" if isinstance(error, PermissionError) else "see its disk, try again"
     return StoreError(f"{path}: cannot be written: {error.strerror}; {fix}")
 
 
 def read_server_code(text: str) -> FleetServer:
-    """The server of the cluster that a code is for. Raises ConfigError."""
+    """Return the server of the cluster in a code. Raises ConfigError."""
     found = _unpack(text)
     if "engine" not in found:
         raise ConfigError(
-            "code: expected one for a server of the cluster, found one for a node; "
-            "leave --serve out"
+            "code: this code is for a node, not for a server of the cluster; leave --serve out"
         )
     try:
         return FleetServer.from_state(found["engine"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise _not_a_code("something else in it") from None
+        raise _not_a_code("other content") from None
 
 
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:
@@ -388,18 +384,15 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
 
 
 def find_nats_server() -> str:
-    """Full path of nats-server. Raises StoreError with the fix when it is not installed."""
+    """Return the path of nats-server. Raises StoreError if it is not installed."""
     found = shutil.which("nats-server") or shutil.which("nats-server", path=PATHS)
     if not found:
-        raise StoreError(
-            "nats-server: expected the program that carries the windows, found none; "
-            "`sudo apt install nats-server`"
-        )
+        raise StoreError("nats-server is not installed. Run `sudo apt install nats-server`")
     return found
 
 
 def nats_server_version() -> tuple[int, ...]:
-    """nats-server's, such as (2, 10, 27). Raises StoreError when there is none, or it says none."""
+    """Return nats-server's version, such as (2, 10, 27). Raises StoreError if it is unknown."""
     try:
         output = subprocess.run(
             [find_nats_server(), "--version"],
@@ -420,13 +413,13 @@ def nats_server_version() -> tuple[int, ...]:
 
 
 def read_certificate(certificate: Path, key: Path, names: Sequence[str]) -> tuple[str, str]:
-    """A certificate and its key that somebody brings, once they fit together and the first name.
+    """Return the user's certificate and key, if they fit each other and the first name.
 
     Raises ConfigError.
     """
 
     def no_passphrase() -> str:
-        raise ConfigError(f"--key: expected a key without a passphrase, found {key} encrypted")
+        raise ConfigError(f"--key: {key} is encrypted. Use a key without a passphrase")
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_passphrase)
@@ -445,17 +438,18 @@ def read_certificate(certificate: Path, key: Path, names: Sequence[str]) -> tupl
 
 
 def is_host(text: str) -> bool:
-    """True for a host name or an address that a certificate and an address of NATS can hold."""
+    """Return True for a host name or address that certificates and NATS addresses may contain."""
     return is_address(text) or (bool(HOST.fullmatch(text)) and ".." not in text)
 
 
 def url_host(host: str) -> str:
-    """As a URL has it."""
+    """Return the host as in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def sign(server: FleetServer, names: Sequence[str]) -> tuple[str, str]:
-    """A certificate of the engine's authority for these names, and its key. Raises StoreError."""
+    """Return a certificate of the server's authority for these names, and its key. Raises
+    StoreError."""
     others = ("localhost", "127.0.0.1", "::1")
     alternatives = ",".join(
         f"{'IP' if is_address(host) else 'DNS'}:{host}" for host in dict.fromkeys((*names, *others))
@@ -492,7 +486,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc
 
 
 def _openssl(*words: str | Path, input_text: str | None = None) -> str:
-    """What openssl prints. Raises StoreError when it is missing or refuses."""
+    """Return the output of openssl. Raises StoreError if it is missing or fails."""
     try:
         done = subprocess.run(
             ["openssl", *map(str, words)],
@@ -500,8 +494,7 @@ def _openssl(*words: str | Path, input_text: str | None = None) -> str:
         )  # fmt: skip
     except FileNotFoundError:
         raise StoreError(
-            "openssl: expected the program that makes certificates, found none; "
-            "`sudo apt install openssl`"
+            "openssl, which makes certificates, is not installed. Run `sudo apt install openssl`"
         ) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise StoreError(f"openssl: {shorten(error, 200)}; try again") from error
@@ -512,7 +505,7 @@ def _openssl(*words: str | Path, input_text: str | None = None) -> str:
 
 
 def _is_valid(certificate: str, names: Sequence[str]) -> bool:
-    """True for a certificate that is good for all these names, and for a year at least."""
+    """Return True if a certificate is for all these names, and valid for at least a year."""
     left = _openssl("x509", "-noout", "-checkend", str(RENEW_S), input_text=certificate)
     return "will not expire" in left and all(_is_for_host(certificate, name) for name in names)
 
@@ -523,7 +516,7 @@ def _is_for_host(certificate: str, name: str) -> bool:
 
 
 def _format_nodes(nodes: Mapping[str, Node]) -> str:
-    """`nodes.conf`."""
+    """Return `nodes.conf`."""
     lines = [
         f'  {{ user: "{name}", password: "{node.password}", permissions: '
         f"{{ publish: {{ allow: {json.dumps(publish)} }}, "
@@ -531,7 +524,7 @@ def _format_nodes(nodes: Mapping[str, Node]) -> str:
         for name, node in sorted(nodes.items())
         for publish, read in (rights(name, node.role),)
     ]
-    if not lines:  # without any user nats-server would let everybody in
+    if not lines:  # without users nats-server would accept everybody
         deny = '{ publish: { deny: ">" }, subscribe: { deny: ">" } }'
         password = secrets.token_urlsafe(18)
         lines = [f'  {{ user: "nobody", password: "{password}", permissions: {deny} }}']
@@ -544,7 +537,7 @@ def _pack(content: Mapping[str, Any]) -> str:
 
 
 def _unpack(text: str) -> dict[str, Any]:
-    """What a code holds. Raises ConfigError."""
+    """Return the content of a code. Raises ConfigError."""
     word = "".join(text.split())
     if not word:
         raise _not_a_code("nothing")
@@ -553,8 +546,8 @@ def _unpack(text: str) -> dict[str, Any]:
         raise _not_a_code(shorten(word, 20))
     if not 0 < int(mark[1][:9]) <= FORM:
         raise ConfigError(
-            f"code: expected one of form {FORM}, found form {shorten(mark[1])}; bring Roomscribe "
-            "on this machine to the version of the server's"
+            f"code: expected form {FORM}, found form {shorten(mark[1])}; install the server's "
+            "version of Roomscribe on this machine"
         )
     try:
         data = word[mark.end() :]
@@ -564,7 +557,7 @@ def _unpack(text: str) -> dict[str, Any]:
         if not unpack.eof or not isinstance(found, dict):
             raise ValueError
     except (ValueError, zlib.error, RecursionError):
-        raise _not_a_code("one that is cut or changed") from None
+        raise _not_a_code("an incomplete or changed code") from None
     return found
 
 
@@ -575,7 +568,7 @@ def _not_a_code(found: str) -> ConfigError:
 
 
 def _strip_pem(pem: str) -> str:
-    """A certificate without the lines around it; of several, all."""
+    """Return certificates without the lines around them."""
     return (
         pem.replace("-----BEGIN CERTIFICATE-----", "")
         .replace("-----END CERTIFICATE-----", ".")
@@ -584,7 +577,7 @@ def _strip_pem(pem: str) -> str:
 
 
 def _restore_pem(bare: str) -> str:
-    """The certificates again. Raises ValueError."""
+    """Return the certificates as PEM again. Raises ValueError."""
     return "".join(
         ssl.DER_cert_to_PEM_cert(base64.b64decode(certificate, validate=True))
         for certificate in bare.split(".") if certificate

@@ -1,8 +1,8 @@
-"""Transcribes windows of satellites, one at a time, while this machine's own room has none.
+"""The worker: transcribes windows of satellites, one at a time, while its own room has none.
 
-A window stays the server's until its answer was sent: a worker that dies, hangs or loses its
-connection has it taken from it, and another one does it. Nothing is kept of it but, for a while and
-in memory, the text, for a satellite that asks again.
+The server keeps a window until its answer was sent. If a worker dies, hangs or loses its
+connection, another worker gets the window. A worker keeps only the last texts, in memory, in case
+a satellite sends a window again.
 """
 
 from __future__ import annotations
@@ -58,29 +58,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.fleet")
 
 ACK_WAIT_S = 3.0
-"""A worker that has not said for so long that it is at work has its window taken from it."""
+"""The server gives a window to another worker if this one reports no progress for so long."""
 AT_WORK_S = 1.0
-"""Between two such words."""
+"""Pause between two progress reports."""
 DELIVERIES = 3
-"""Twice a window is transcribed; with the third delivery its satellite is told that nobody can."""
+"""A window is transcribed twice at most; at the third delivery it is refused."""
 WAITING, WAITING_S = 4, 60.0
-"""So many windows of one satellite wait at most, and so long."""
+"""Windows of one satellite that wait at the server at most, and for how many seconds."""
 PULL_S = 5.0
-"""Between two requests for a window while none comes."""
+"""Pause between two requests for a window while none comes."""
 QUIET_S = 0.05
-"""Between two looks at whether our own room has windows, and at whether more can be asked for."""
+"""Pause between two checks whether our own room has windows, or the pipeline takes one."""
 PATIENCE = 2.0
-"""What nobody has begun in so many times its satellite's patience is given back."""
+"""A window that was not begun in so many times its satellite's patience is refused as busy."""
 REMEMBERED = 32
-"""Texts that are kept for a satellite that asks again."""
+"""Texts kept for windows that are sent again."""
 REPLICAS = 3
-"""Of the stream, where the server is one of a cluster."""
+"""Copies of the stream in a cluster."""
 API_S = 1.5
-"""Nobody answers while a cluster elects a leader: asked again soon."""
+"""Limit for a JetStream request. A cluster that elects a leader does not answer; it is repeated."""
 MODEL_SUBJECT = re.compile(r"roomscribe\.window\.[0-9A-Za-z_-]+\.\*")
 MOST_SUBJECTS = 8
-"""Models whose windows the server takes, `any` among them. A satellite may leave WAITING windows
-for each, so that none alone fills the server's memory."""
+"""Models whose windows the server accepts, `any` among them. A satellite may leave WAITING windows
+for each, so that no satellite can fill the server's memory alone."""
 ADJUSTMENTS = 3
 
 
@@ -130,15 +130,15 @@ class FleetWorker:
         self._replicas = REPLICAS if clustered else 1
         self._busy, self._done = False, 0
         self._suspected: set[str] = set()
-        """Consumers that gave nothing though windows wait, when that was looked into last."""
+        """Consumers that gave nothing although windows waited at the last check."""
         self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
-        """By satellite and window: one that knows another's ids does not get its texts."""
+        """By satellite and window: a satellite that knows another's ids does not get its texts."""
         link.add(self._serve)
         link.changed = room.report_trouble
         link.refused = self._report_refusal
 
     async def _serve(self, client: Client) -> None:
-        """Serves a connection until it ends. Raises ServerError."""
+        """Serve a connection until it ends. Raises ServerError."""
         consumers = await self._prepare(client)
         self._link.confirm_service()
         subscriptions = [
@@ -159,7 +159,7 @@ class FleetWorker:
                     await subscription.unsubscribe()
 
     async def _prepare(self, client: Client) -> list[str]:
-        """The consumers that windows come from, there as they should be. Raises ServerError."""
+        """Create or update stream and consumers; return the latter's names. Raises ServerError."""
         from nats.errors import Error
         from nats.js import api
         from nats.js.errors import APIError, BadRequestError
@@ -177,7 +177,7 @@ class FleetWorker:
             max_age=WAITING_S,
             duplicate_window=WAITING_S,
             num_replicas=self._replicas,
-            # the server answers to any reply subject: satellites must not delete windows this way
+            # the server answers to any reply subject: satellites must not delete windows that way
             deny_purge=True,
             deny_delete=True,
         )
@@ -185,7 +185,7 @@ class FleetWorker:
         try:
             try:
                 await server.add_stream(stream)
-            except BadRequestError:  # it is there, and another
+            except BadRequestError:  # it exists with other values
                 await self._update_stream(server, stream)
             except APIError:
                 if self._replicas == 1:
@@ -201,12 +201,12 @@ class FleetWorker:
                 )
                 try:
                     await server.add_consumer(STREAM, wanted)
-                except BadRequestError:  # a work queue has one for each subject: an older version's
+                except BadRequestError:  # an older version's has the subject, which takes only one
                     await server.delete_consumer(STREAM, former_consumer_name(name))
                     await server.add_consumer(STREAM, wanted)
         except Error as error:
             raise ServerError(
-                f"refused: the fleet's server {self._link.server} gives no stream {STREAM}: "
+                f"refused: the fleet's server {self._link.server} refuses the stream {STREAM}: "
                 f"{shorten(str(error) or type(error).__name__, 120)}; see that its JetStream is on "
                 "(`roomscribe fleet check`)",
                 kind=ServerError.REFUSED,
@@ -214,26 +214,31 @@ class FleetWorker:
         return [consumer_name(name) for name in names]
 
     async def _repair_consumers(self, client: Client, consumers: list[str]) -> None:
-        """Makes a consumer anew that gives nothing though windows wait: one of a cluster that lost
-        several servers in turn has counted further than what is left. Raises ServerError."""
+        """Delete a consumer that gives nothing although windows wait; connecting again creates it.
+
+        In a cluster that lost several servers in turn, its count is past the windows that are left.
+        Raises ServerError.
+        """
         from nats.errors import Error
 
         server = client.jetstream(timeout=API_S)
         try:
             for name in consumers:
                 if name in self._suspected and await _is_stuck(server, name):
-                    log.warning("the consumer %s gives none of the windows that wait: anew", name)
+                    log.warning(
+                        "the consumer %s gives none of the waiting windows: creating it again", name
+                    )
                     await server.delete_consumer(STREAM, name)
-                    raise ServerError(f"worker lost: the fleet's consumer {name} is made anew")
+                    raise ServerError(f"worker lost: creating the fleet's consumer {name} again")
             self._suspected = {name for name in consumers if await _is_stuck(server, name)}
         except Error as error:
             reason = shorten(str(error) or type(error).__name__, 120)
             raise ServerError(
-                f"worker lost: the fleet's server tells nothing of its stream: {reason}"
+                f"worker lost: the fleet's server does not describe its stream: {reason}"
             ) from error
 
     async def _update_stream(self, server: Any, stream: Any) -> None:
-        """Makes the stream what it should be, as far as the server lets it."""
+        """Update the stream, as far as the server allows it."""
         from nats.js.errors import APIError
 
         for _ in range(ADJUSTMENTS):
@@ -253,9 +258,9 @@ class FleetWorker:
                 return
 
     async def _announce(self, message: Msg) -> None:
-        """Says what we are to whoever asks for workers, in their inbox.
+        """Send our presence to the inbox of a request for workers.
 
-        Another reply subject would make this worker publish where the sender may not.
+        Any other reply subject would make this worker publish where the sender may not.
         """
         if not is_inbox(message.reply):
             return
@@ -279,7 +284,7 @@ class FleetWorker:
         )
 
     async def _process(self, client: Client, message: Msg) -> None:
-        """Answers a window's message; gives it back when the connection ends before that."""
+        """Answer a window's message; return it to the server if the connection ends first."""
         self._busy = True
         try:
             answer = await self._answer(message)
@@ -297,7 +302,7 @@ class FleetWorker:
             self._busy = False
 
     async def _answer(self, message: Msg) -> Answer | None:
-        """What is said of a window; None where nobody knows which it is."""
+        """Return the answer to a window; None if its id is unreadable."""
         deliveries = message.metadata.num_delivered
         try:
             job = read_window(message.subject, message.headers, message.data)
@@ -316,7 +321,7 @@ class FleetWorker:
             return answer_with(known)
         if deliveries >= DELIVERIES:
             self._room.count("fleet_refused")
-            text = f"a window that {DELIVERIES - 1} workers did not finish is not tried again"
+            text = f"{DELIVERIES - 1} workers did not finish this window, so it is not tried again"
             return answer_with(Refusal("set_aside", text))
         result = await self._transcribe(job, message)
         if isinstance(result, Refusal):
@@ -332,8 +337,10 @@ class FleetWorker:
         return answer_with(result)
 
     async def _transcribe(self, job: Job, message: Msg) -> Transcription | Refusal:
-        """The window's, made by the pipeline when it has time; meanwhile the server is told that
-        we are at work. A window that is longer than our model takes is made in parts."""
+        """Return the pipeline's transcription of a window, reporting progress to the server.
+
+        A window longer than our model takes is transcribed in parts.
+        """
         model = self._room.model()
         made: list[Transcription] = []
         begun_s = time.monotonic()
@@ -354,7 +361,7 @@ class FleetWorker:
     async def _transcribe_part(
         self, window: Window, job: Job, message: Msg, begun_s: float
     ) -> Transcription | Exception | Refusal:
-        """What the pipeline makes of a window."""
+        """Return the pipeline's result for a window, or part of one."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[Transcription | Exception] = loop.create_future()
 
@@ -375,7 +382,9 @@ class FleetWorker:
                     await message.in_progress()
                     progress_s = now_s
                 if now_s - begun_s > PATIENCE * job.patience_s:
-                    return Refusal("busy", "its own room, or others, leave it no time")
+                    return Refusal(
+                        "busy", "it has no time: its own room or other rooms keep it busy"
+                    )
                 await asyncio.wait({made}, timeout=AT_WORK_S / 2 if request else QUIET_S)
         finally:
             if request:
@@ -383,7 +392,7 @@ class FleetWorker:
         return made.result()
 
     def _report_refusal(self, message: str) -> None:
-        """The server says that we have no right to something."""
+        """Report the server's message that we lack a permission."""
         self._room.report_trouble(
             f"refused: the fleet's server does not let {self._link.node} do what a worker does "
             f"({shorten(message, 160)}); {RENEW_RIGHTS}, or join again with a code for a worker"
@@ -391,7 +400,7 @@ class FleetWorker:
 
 
 async def _is_stuck(server: Any, name: str) -> bool:
-    """True when no window is with anybody, and there are some. Raises nats.errors.Error."""
+    """Return True if windows wait and no worker has one. Raises nats.errors.Error."""
     found = await server.consumer_info(STREAM, name)
     wanted = found.config.filter_subject
     state = (await server.stream_info(STREAM, subjects_filter=wanted)).state
@@ -401,9 +410,10 @@ async def _is_stuck(server: Any, name: str) -> bool:
 
 
 async def _fetch(client: Client, consumers: list[str], within_s: float) -> list[Msg]:
-    """The next window of any consumer: mostly one, two where two came at once; none after a while.
+    """Return the next window of any consumer: usually one, two if two came at once; none after
+    `within_s`.
 
-    Raises ServerError when there is no such stream or consumer any more.
+    Raises ServerError if the stream or consumer is gone.
     """
     from nats.errors import TimeoutError as NothingError
 
@@ -428,7 +438,7 @@ async def _fetch(client: Client, consumers: list[str], within_s: float) -> list[
 
 
 def _collect(message: Msg, found: list[Msg]) -> None:
-    """Adds a window; passes over that there was none. Raises ServerError."""
+    """Append a window to `found`; ignore that there is none. Raises ServerError."""
     status = (message.headers or {}).get("Status", "")
     if not status:
         found.append(message)

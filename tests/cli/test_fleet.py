@@ -234,7 +234,7 @@ def test_where_nothing_runs_a_model_a_box_is_a_satellite_and_takes_no_workers_co
     word = code.stdout.split()[-1]
     done = roomscribe("fleet", "join", "--yes", word, "--config", attic, program=bare.PROGRAM)
     assert done.returncode == 78
-    assert "expected one for a satellite, found one for a worker" in errors(done)[0]
+    assert "this code is for a worker, but this machine can only be a satellite" in errors(done)[0]
     assert "sudo apt install roomscribe" in errors(done)[0]
 
 
@@ -294,10 +294,10 @@ def no_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("join --serve --yes --certificate /no --key /no", 78, "--certificate: expected a certif"),
         ("join --serve --yes --authority a", 2, "--authority needs --certificate"),
         ("join --serve --role king", 2, "invalid choice: 'king'"),
-        ("invite kitchen", 78, "expected the fleet's server on this machine, found none"),
+        ("invite kitchen", 78, "no fleet's server is set up on this machine"),
         ("invite kitchen --remove --role satellite", 2, "not allowed with"),
-        ("status", 78, "found alone: this machine is in no fleet; `sudo roomscribe fleet join`"),
-        ("check", 78, "found alone: this machine is in no fleet; `sudo roomscribe fleet join`"),
+        ("status", 78, "this machine is in no fleet. Run `sudo roomscribe fleet join`"),
+        ("check", 78, "this machine is in no fleet. Run `sudo roomscribe fleet join`"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(
@@ -331,7 +331,9 @@ def test_without_nats_server_the_fix_is_named(tmp_path: Path) -> None:
         wrapper=("unshare", "-rm", "sh", "-c", hide, "sh"),
     )
     assert done.returncode == 74
-    assert errors(done)[0].endswith("found none; `sudo apt install nats-server`")
+    assert errors(done)[0].endswith(
+        "nats-server is not installed. Run `sudo apt install nats-server`"
+    )
 
 
 def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
@@ -351,7 +353,7 @@ def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> 
     for word in ("status", "check"):
         done = roomscribe("fleet", word, "--config", config, wrapper=ANOTHER_USER)
         assert (done.returncode, done.stdout) == (78, "")
-        assert errors(done)[0].endswith("found one that is the daemon's; run this with sudo")
+        assert errors(done)[0].endswith("only the daemon may read it; run this with sudo")
 
 
 def test_a_cluster_takes_a_nats_server_that_catches_up(tmp_path: Path) -> None:

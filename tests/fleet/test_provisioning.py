@@ -329,11 +329,14 @@ def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
     [
         (lambda _: "", "found nothing"),
         (lambda _: "hello", "found hello"),
-        (lambda word: word[:-9], "cut or changed"),
-        (lambda word: word[:200] + ("A" if word[200] != "A" else "B") + word[201:], "cut or"),
+        (lambda word: word[:-9], "incomplete or changed"),
+        (
+            lambda word: word[:200] + ("A" if word[200] != "A" else "B") + word[201:],
+            "incomplete or",
+        ),
         (lambda word: word.replace("-2.", "-3."), "found form 3"),
-        (lambda _: "roomscribe-2.!!!", "cut or changed"),
-        (lambda _: "roomscribe-2.", "cut or changed"),
+        (lambda _: "roomscribe-2.!!!", "incomplete or changed"),
+        (lambda _: "roomscribe-2.", "incomplete or changed"),
     ],
 )
 def test_what_is_no_code_is_one_line(damage: object, said: str) -> None:
@@ -345,9 +348,9 @@ def test_what_is_no_code_is_one_line(damage: object, said: str) -> None:
 
 def test_a_code_for_a_server_is_no_code_for_a_node() -> None:
     engine = engine_of(kitchen="satellite")
-    with pytest.raises(ConfigError, match="found one for a server"):
+    with pytest.raises(ConfigError, match="this code is for a server"):
         Code.read(engine.text())
-    with pytest.raises(ConfigError, match="found one for a node"):
+    with pytest.raises(ConfigError, match="this code is for a node"):
         read_server_code(engine.code("kitchen").text())
 
 
@@ -355,7 +358,7 @@ def test_names_that_no_subject_or_certificate_can_hold_are_refused() -> None:
     for node in ("", "Kitchen", "a.b", "a*", "a>", "ä", "x" * 65):
         with pytest.raises(ConfigError, match="expected a node's name"):
             engine_of().invite(node, "satellite")
-    with pytest.raises(ConfigError, match="expected a node that was invited here, found hall"):
+    with pytest.raises(ConfigError, match="was not invited here; known nodes: hall"):
         engine_of(hall="satellite").remove("kitchen")
     for good in ("attic.local", "192.168.1.5", "fd00::1", "a"):
         assert is_host(good), good

@@ -258,7 +258,7 @@ def test_a_server_that_forgot_everything_is_made_ready_again(
 
 def test_a_server_without_jetstream_is_named() -> None:
     with NatsServer("jetstream: disabled") as plain, FakeWorker(plain.url) as worker:
-        until(lambda: any("gives no stream" in str(one) for one in worker.troubles))
+        until(lambda: any("refuses the stream" in str(one) for one in worker.troubles))
         trouble = next(one for one in worker.troubles if one and "stream" in one)
         assert trouble.startswith("refused: the fleet's server nats://")
         assert "see that its JetStream is on" in trouble
