@@ -278,7 +278,7 @@ def no_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_input")
 @pytest.mark.parametrize(
-    ("typed", "status", "said"),
+    ("typed", "status", "expected"),
     [
         ("join --yes hello", 78, "code: expected what `roomscribe fleet invite` printed"),
         ("join --yes", 78, "found nothing"),
@@ -305,7 +305,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     capsys: pytest.CaptureFixture[str],
     typed: str,
     status: int,
-    said: str,
+    expected: str,
 ) -> None:
     config = box(tmp_path / "attic")
     before = config.read_text(encoding="utf-8")
@@ -313,9 +313,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ended = main(["fleet", *typed.split(), "--config", str(config)])
     except SystemExit as error:  # a wrong usage
         ended = int(error.code or 0)
-    told = capsys.readouterr().err
-    assert (ended, said in told) == (status, True), told
-    assert status == 2 or (told.count("\n"), told[:12]) == (1, "roomscribe: "), told
+    stderr = capsys.readouterr().err
+    assert (ended, expected in stderr) == (status, True), stderr
+    assert status == 2 or (stderr.count("\n"), stderr[:12]) == (1, "roomscribe: "), stderr
     assert config.read_text(encoding="utf-8") == before
     assert not (tmp_path / "attic" / "fleet" / STATE).exists()
 

@@ -177,11 +177,11 @@ def test_no_task_is_left_pending_when_the_link_is_closed() -> None:
 
 
 def test_a_name_that_takes_for_ever_to_be_looked_up_stalls_nobody(tmp_path: Path) -> None:
-    asked = []
+    lookups = []
     gate = threading.Event()
 
     def look_up(host: str, *_: object, **__: object) -> Any:
-        asked.append(host)
+        lookups.append(host)
         gate.wait()
         raise OSError("never mind")
 
@@ -192,7 +192,7 @@ def test_a_name_that_takes_for_ever_to_be_looked_up_stalls_nobody(tmp_path: Path
     link.settle(8.0)
     assert "no answer in time" in str(link.trouble)
     until(lambda: "its name is still being looked up" in str(link.trouble))
-    assert asked == ["house"]
+    assert lookups == ["house"]
     link.close()
     assert time.monotonic() - begun_s < 8.0
     gate.set()

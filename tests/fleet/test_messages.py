@@ -33,7 +33,7 @@ def read_answer(data: bytes) -> Answer:
     return messages.read_answer(data, compression_ratio)
 
 
-def told(**fields: Any) -> dict[str, str]:
+def header(**fields: Any) -> dict[str, str]:
     """A window's header with other fields."""
     job = Job(a_window("u"), "kitchen", 1)
     found = json.loads(messages.window_headers(job)[messages.WINDOW_HEADER])
@@ -105,9 +105,9 @@ def test_a_refusal_and_a_presence_arrive() -> None:
 def test_another_version_is_refused_by_name_and_unknown_fields_are_ignored() -> None:
     payload = messages.pack_sound(a_window().samples)
     with pytest.raises(MessageError, match="of version 2, found 3") as refused:
-        messages.read_window(SUBJECT, told(v=3, utterance_id={"new": "form"}), payload)
+        messages.read_window(SUBJECT, header(v=3, utterance_id={"new": "form"}), payload)
     assert refused.value.code == "version"
-    assert messages.read_window(SUBJECT, told(colour="red"), payload).attempt == 1
+    assert messages.read_window(SUBJECT, header(colour="red"), payload).attempt == 1
     for packed in (
         messages.pack_presence(PRESENCE),
         messages.pack_answer(Answer("w", 1, "pi5", HEARD)),
@@ -134,17 +134,17 @@ def flac(seconds: float, rate: int = SAMPLE_RATE, channels: int = 1, kind: str =
         ({}, flac(1), "bad"),
         ({messages.WINDOW_HEADER: "[" * 4000}, flac(1), "bad"),
         ({messages.WINDOW_HEADER: json.dumps({"v": 2, "id": "x" * 5000})}, flac(1), "bad"),
-        (told(id="a b"), flac(1), "bad"),
-        (told(index=0), flac(1), "bad"),
-        (told(utterance_id=7), flac(1), "bad"),
-        (told(v=True), flac(1), "bad"),
-        (told(), b"", "bad"),
-        (told(), b"fLaC" + bytes(100), "bad"),
-        (told(), flac(1)[:100], "bad"),
-        (told(), flac(1, kind="WAV"), "bad"),
-        (told(), flac(1, rate=44_100), "bad"),
-        (told(), flac(1, channels=2), "bad"),
-        (told(), flac(40), "too_long"),
+        (header(id="a b"), flac(1), "bad"),
+        (header(index=0), flac(1), "bad"),
+        (header(utterance_id=7), flac(1), "bad"),
+        (header(v=True), flac(1), "bad"),
+        (header(), b"", "bad"),
+        (header(), b"fLaC" + bytes(100), "bad"),
+        (header(), flac(1)[:100], "bad"),
+        (header(), flac(1, kind="WAV"), "bad"),
+        (header(), flac(1, rate=44_100), "bad"),
+        (header(), flac(1, channels=2), "bad"),
+        (header(), flac(40), "too_long"),
     ],
 )
 def test_what_is_no_window_is_refused(

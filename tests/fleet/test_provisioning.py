@@ -153,15 +153,15 @@ def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
                 made(probe, 1, "file")
             assert made(probe, 1)
         with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
-            said = b"nobody reads this on a disk" * 100
+            speech = b"nobody reads this on a disk" * 100
             satellite._call(
-                lambda: satellite._client().jetstream().publish(satellite_subject(), said), 3.0
+                lambda: satellite._client().jetstream().publish(satellite_subject(), speech), 3.0
             )
             assert server.stream()["state"]["messages"] == 1
         assert satellite_subject() not in server.log()
         files = [one for one in tmp_path.rglob("*") if one.is_file()]
         assert files
-        assert not [one for one in files if said[:27] in one.read_bytes()]
+        assert not [one for one in files if speech[:27] in one.read_bytes()]
 
 
 def satellite_subject() -> str:
@@ -192,16 +192,16 @@ def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
                 return False
 
         until(lambda: stands(3), 30)
-        said = b"nobody reads this on a disk" * 100
+        speech = b"nobody reads this on a disk" * 100
         with Probe(settings_for(first, "kitchen", tmp_path), "kitchen") as satellite:
             satellite._call(
-                lambda: satellite._client().jetstream().publish(satellite_subject(), said), 5.0
+                lambda: satellite._client().jetstream().publish(satellite_subject(), speech), 5.0
             )
         servers[0].kill()
         until(lambda: stands(3), 30)
         kept = [one for one in tmp_path.rglob("*") if one.is_file()]
         assert any("_meta_" in str(one) for one in kept)
-        assert not [one for one in kept if said[:27] in one.read_bytes()]
+        assert not [one for one in kept if speech[:27] in one.read_bytes()]
         with Probe(chosen, "attic") as probe:
             assert probe.address != f"tls://127.0.0.1:{first.port}"
 
@@ -303,13 +303,13 @@ def test_a_certificate_that_is_brought_must_have_its_key_and_the_name(tmp_path: 
     certificate, key = authority.sign("attic.local")
     assert read_certificate(certificate, key, ("attic.local",))[0].startswith("-----BEGIN")
     other = authority.sign("other")
-    for files, names, said in (
+    for files, names, expected in (
         ((certificate, other[1]), ("attic.local",), "KEY_VALUES_MISMATCH|key values mismatch"),
         ((certificate, key), ("hall.local",), "which is for another name; --name says"),
         ((tmp_path / "none", key), ("attic.local",), "No such file"),
         ((key, key), ("attic.local",), "certificate and its key"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=expected):
             read_certificate(*files, names)
 
 
@@ -325,7 +325,7 @@ def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "expected"),
     [
         (lambda _: "", "found nothing"),
         (lambda _: "hello", "found hello"),
@@ -339,9 +339,9 @@ def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
         (lambda _: "roomscribe-2.", "incomplete or changed"),
     ],
 )
-def test_what_is_no_code_is_one_line(damage: object, said: str) -> None:
+def test_what_is_no_code_is_one_line(damage: object, expected: str) -> None:
     word = engine_of(kitchen="satellite").code("kitchen").text()
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=expected) as caught:
         Code.read(damage(word))  # type: ignore[operator]
     assert "\n" not in str(caught.value)
 

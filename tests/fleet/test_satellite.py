@@ -92,7 +92,7 @@ def patiently(
             time.sleep(0.05)
 
 
-def told(satellite: SatelliteTranscriber) -> Counter[str]:
+def stats_of(satellite: SatelliteTranscriber) -> Counter[str]:
     return Counter(satellite.backend.facts()["counters"])
 
 
@@ -115,7 +115,7 @@ def test_a_worker_writes_and_the_satellite_knows_its_model(
             False,
         )
         assert worker.counts == {"fleet_done": 1}
-        assert told(satellite)["fleet_sent"] == 1
+        assert stats_of(satellite)["fleet_sent"] == 1
         assert len(satellite.backend.facts()["round_trips_ms"]) == 1
         assert worker.ahead == [True]
         patiently(satellite, replace(a_window(), last=False))
@@ -140,7 +140,7 @@ def test_without_a_worker_the_own_model_writes_and_a_worker_when_one_is_back(
     found = satellite.transcribe(a_window())
     assert time.monotonic() - begun_s < 5.0
     assert (found.encoder, found.recommended["low_confidence"]) == ("cpu", 0.7)
-    assert told(satellite)["fleet_own_cpu"] == 1
+    assert stats_of(satellite)["fleet_own_cpu"] == 1
     trouble = str(satellite.backend.trouble)
     assert trouble.startswith("no worker: none is connected to")
     assert trouble.endswith("until then this machine's model transcribes")
@@ -176,7 +176,7 @@ def test_a_window_that_is_under_way_when_the_server_restarts_is_sent_again(
         restarted.start()
         assert satellite.transcribe(a_window()).text == HEARD.text
         restarted.join()
-    assert (told(satellite)["fleet_sent"], told(satellite)["fleet_redone"]) == (2, 1)
+    assert (stats_of(satellite)["fleet_sent"], stats_of(satellite)["fleet_redone"]) == (2, 1)
 
 
 def test_a_window_that_is_under_way_is_not_sent_again_after_a_mute(
@@ -198,7 +198,7 @@ def test_a_window_that_is_under_way_is_not_sent_again_after_a_mute(
         with pytest.raises(ServerError, match="muted"):
             satellite.transcribe(a_window())
         restarted.join()
-    assert told(satellite)["fleet_sent"] == 1
+    assert stats_of(satellite)["fleet_sent"] == 1
 
 
 def restart(server: NatsServer) -> None:
@@ -228,7 +228,7 @@ def test_of_two_answers_the_first_counts_and_the_second_is_dropped(
         worker.took_s = 0.3
         bus.answer_all("roomscribe.window.>", "roomscribe.answer.kitchen", [ANSWER, ANSWER])
         assert satellite.transcribe(a_window()).text == "raw"
-        until(lambda: told(satellite)["fleet_late"] == 2)
+        until(lambda: stats_of(satellite)["fleet_late"] == 2)
 
 
 def test_an_answer_that_came_too_late_is_there_when_its_window_is_asked_again(
@@ -242,10 +242,10 @@ def test_an_answer_that_came_too_late_is_there_when_its_window_is_asked_again(
         with pytest.raises(ServerError, match="worker lost: no answer within 1 s"):
             satellite.begin(window)
         assert "worker lost" in str(satellite.backend.trouble)
-        until(lambda: told(satellite)["fleet_late"] == 1)
+        until(lambda: stats_of(satellite)["fleet_late"] == 1)
         assert patiently(satellite, window).text == HEARD.text
         assert len(worker.windows) == 1
-        assert told(satellite)["fleet_sent"] == 1
+        assert stats_of(satellite)["fleet_sent"] == 1
 
 
 def test_a_window_that_waits_at_the_server_is_not_sent_again(
@@ -258,12 +258,12 @@ def test_a_window_that_waits_at_the_server_is_not_sent_again(
         for _ in range(3):
             with pytest.raises(ServerError, match="no answer within 1 s"):
                 satellite.backend.request(window, 1.0)
-        assert told(satellite)["fleet_sent"] == 1
+        assert stats_of(satellite)["fleet_sent"] == 1
         assert server.stream()["state"]["messages"] == 1
         worker.waiting = 0
         assert patiently(satellite, window).text == HEARD.text
         assert len(worker.windows) == 1
-        assert (told(satellite)["fleet_sent"], told(satellite)["fleet_redone"]) == (1, 0)
+        assert (stats_of(satellite)["fleet_sent"], stats_of(satellite)["fleet_redone"]) == (1, 0)
 
 
 def test_a_window_that_a_worker_gave_back_is_sent_again(
@@ -280,7 +280,7 @@ def test_a_window_that_a_worker_gave_back_is_sent_again(
         answers.clear()
         worker.waiting = 0
         assert patiently(satellite, window).text == HEARD.text
-        assert told(satellite)["fleet_sent"] == 2
+        assert stats_of(satellite)["fleet_sent"] == 2
 
 
 def test_two_machines_with_one_credential_notice_each_other(server: NatsServer) -> None:
@@ -421,7 +421,7 @@ def test_not_a_byte_of_sound_leaves_a_satellite_that_is_muted(
             satellite.backend.settle(2.0)
         assert satellite.backend.trouble is None
         assert with_model.transcribe(a_window()).model == "fake"
-        assert told(with_model)["fleet_own_cpu"] == 1
+        assert stats_of(with_model)["fleet_own_cpu"] == 1
         assert bus.heard == []
         muted.clear()
         assert patiently(satellite, a_window()).text == HEARD.text
@@ -456,7 +456,7 @@ def test_more_than_may_wait_is_kept_by_the_satellite_and_no_windows_fault(
             satellite.begin(window)
         worker.waiting = 0
         assert patiently(satellite, window).text == HEARD.text
-    assert told(satellite)["fleet_sent"] == 1
+    assert stats_of(satellite)["fleet_sent"] == 1
 
 
 def test_when_the_only_worker_goes_in_mid_window_the_own_model_writes_before_the_patience_ends(
@@ -478,7 +478,7 @@ def test_when_the_only_worker_goes_in_mid_window_the_own_model_writes_before_the
         assert time.monotonic() - begun_s < 10.0
         gone.join()
         assert str(satellite.backend.trouble).startswith("worker lost: none is left connected to")
-    assert told(satellite)["fleet_own_cpu"] == 1
+    assert stats_of(satellite)["fleet_own_cpu"] == 1
 
 
 def test_an_idle_satellite_without_workers_looks_for_them_seldom_once_its_own_model_has_written(

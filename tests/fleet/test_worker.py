@@ -206,8 +206,8 @@ def test_what_is_no_window_is_refused_by_name_and_taken_away(
 ) -> None:
     headers, payload = pack_window(Job(window := a_window(), "kitchen", 1))
     newer = {"Roomscribe-Window": headers["Roomscribe-Window"].replace('"v": 2', '"v": 9')}
-    for told, sound in ((newer, payload), (headers, b"junk"), ({}, payload), ({"X": "y"}, b"")):
-        bus.publish(SUBJECT, sound, told or None)
+    for fields, sound in ((newer, payload), (headers, b"junk"), ({}, payload), ({"X": "y"}, b"")):
+        bus.publish(SUBJECT, sound, fields or None)
     send(bus, a_window(samples=np.zeros(40 * 16_000, np.int16)))
     until(lambda: len(bus.heard) == 3)
     codes = [one["error"]["code"] for one in answers(bus)]

@@ -19,7 +19,7 @@ def served(folder: Path, port: int, host: str = "127.0.0.1") -> NatsServer:
 
 
 def engine_of(**roles: str) -> FleetServer:
-    """A server on a free port of loopback that lets boxes in: their nodes and roles."""
+    """A server on a free port of loopback that accepts nodes with these roles."""
     made = FleetServer(("127.0.0.1",), port=free_port())
     for node, role in roles.items():
         made = made.invite(node, role)
@@ -27,12 +27,12 @@ def engine_of(**roles: str) -> FleetServer:
 
 
 def settings_for(engine: FleetServer, node: str, folder: Path, **keys: object) -> FleetSettings:
-    """[fleet] of a box that was let in."""
-    box = engine.nodes[node]
+    """[fleet] of a node that was invited."""
+    entry = engine.nodes[node]
     folder.mkdir(exist_ok=True)
     authority, credential = folder / f"{node}.crt", folder / f"{node}.credential"
     authority.write_text(engine.authority, encoding="ascii")
     credential.touch(mode=0o600)
-    credential.write_text(f'user = "{node}"\npassword = "{box.password}"\n', encoding="utf-8")
-    chosen = {"role": box.role, "server": engine.addresses, "credential": str(credential)}
+    credential.write_text(f'user = "{node}"\npassword = "{entry.password}"\n', encoding="utf-8")
+    chosen = {"role": entry.role, "server": engine.addresses, "credential": str(credential)}
     return FleetSettings(**{**chosen, "ca": str(authority), **keys})  # type: ignore[arg-type]
