@@ -19,7 +19,7 @@ def main() -> None:
     config = sized(16, (1, 1), 2, 140, 500, 60)
     with tempfile.TemporaryDirectory() as scratch, local_hub() as hub:
         folder = write_checkpoint(Path(scratch) / "tiny", config, random_weights(config, 6))
-        for name in ("openai/whisper-tiny", "somebody/whisper-fine-tune"):
+        for name in ("openai/whisper-tiny", "name/whisper-fine-tune"):
             hub.add_folder(name, folder)
         Path(sys.argv[1]).write_text(hub.endpoint, encoding="ascii")
         signal.pause()

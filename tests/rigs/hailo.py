@@ -65,6 +65,16 @@ def npu_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     return bundles
 
 
+@pytest.fixture(scope="session")
+def int8_npu_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle as `model add` makes it, with both HEFs. Not to be changed."""
+    folder = tmp_path_factory.mktemp("int8")
+    checkpoint = write_checkpoint(folder / "checkpoint", HOME, random_weights(HOME, 1))
+    build_bundle(checkpoint, folder / "plain", Recipe("home", 2.0, quantize="int8"))
+    encoding = with_hef(load_bundle(folder / "plain"), folder / "home")
+    return with_decoder(encoding, checkpoint, LENGTHS["home"])
+
+
 @pytest.fixture
 def npu_bundle(npu_bundles: dict[str, Bundle]) -> Bundle:
     """One of them."""
