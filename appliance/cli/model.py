@@ -42,6 +42,11 @@ examples:
 Add = Callable[..., argparse.ArgumentParser]
 NAME_BYTES = 100
 """Longest name of a model that `serve` reads."""
+OFFLINE = (
+    "No connection to the model hub. Check this machine's connection to the internet, then try "
+    "again."
+)
+"""What the page shows; its readers have no command line before them."""
 AGAIN_S = 0.05
 """Longer than any object takes to be finalised."""
 
@@ -341,7 +346,7 @@ def _build(
 
 def serve(_options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe model serve`; return 1 if the model could not be added."""
-    from appliance.convert import AUTO, AddRequest
+    from appliance.convert import AUTO, AddRequest, UnreachableError
     from appliance.infer import find_chip
     from appliance.model import library
 
@@ -356,7 +361,8 @@ def serve(_options: argparse.Namespace, _settings: Settings) -> int:
         request = AddRequest(name, hef=AUTO, chip_present=find_chip())
         _build(request, progress.note, progress)
     except RoomscribeError as error:
-        progress.write(error=str(error))
+        offline = isinstance(error.__cause__, UnreachableError)
+        progress.write(error=OFFLINE if offline else str(error))
         return 1
     progress.write(added=name)
     return 0

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         fetch_checkpoint as fetch_checkpoint,
         hub_is_reachable as hub_is_reachable,
     )
+    from appliance.convert.partial_file import UnreachableError as UnreachableError
     from appliance.convert.shapes import (
         ADDED_FILE as ADDED_FILE,
         CONFIG_FILE as CONFIG_FILE,

@@ -1,6 +1,6 @@
 """docs/commands.md is made from the command line; blocks and links of all pages are right.
 
-    python tests/cli/test_docs.py --write     writes the page anew
+    PYTHONPATH=.:tests:scripts python tests/cli/test_docs.py --write     writes the page anew
 
 The page is made from the parser's actions, because the layout of print_help depends on the version
 of Python.
@@ -24,7 +24,7 @@ from appliance.config import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "commands.md"
-WRITE = f"python {Path(__file__).relative_to(ROOT)} --write"
+WRITE = f"PYTHONPATH=.:tests:scripts python {Path(__file__).relative_to(ROOT)} --write"
 WIDTH = 80
 HEAD = f"""\
 # Commands

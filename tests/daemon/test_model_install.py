@@ -78,6 +78,17 @@ def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> Non
     assert not (desk.models / "tiny").exists()
 
 
+def test_a_hub_that_does_not_answer_is_one_sentence_for_the_page(desk: Desk) -> None:
+    installer = ModelInstaller(desk.place)
+    with adder(desk.place, desk.environment() | {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        installer.start("tiny")
+        until(lambda: not installer.poll()[0], WITHIN_S)
+        _, last = installer.poll()
+    assert last is not None
+    assert last.error.startswith("No connection to the model hub.")
+    assert "HF_ENDPOINT" not in last.error
+
+
 @pytest.mark.parametrize(
     ("program", "error"),
     [
