@@ -235,7 +235,7 @@ class Stand:
     def newest_shown(self) -> int:
         """Return the number of the newest transcript on the page; 0 without one."""
         found = self.tab and self.tab.run(
-            "const one = document.querySelector('.said li[data-seq]');"
+            "const one = document.querySelector('.sentences li[data-seq]');"
             "return one ? one.dataset.seq : 0"
         )
         return int(found or 0)
