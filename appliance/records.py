@@ -221,6 +221,19 @@ class Transcript:
     """As in Transcription; None for a part of a longer utterance."""
     language_probability: float | None = None
     """As in Transcription; None instead of NaN."""
+    correction: str | None = None
+    """What was really said, as a user entered it later; None without a correction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What a user says about a transcript that is in the log."""
+
+    transcript_id: str
+    text: str | None
+    """What was really said; None if a correction was removed."""
+    at: datetime
+    """UTC."""
 
 
 class Tier(enum.IntEnum):
@@ -286,6 +299,9 @@ class Listener:
 
     def on_change(self) -> None:
         """Take in that the appliance's state has changed."""
+
+    def on_correction(self, correction: Correction) -> None:
+        """Take in that a user has corrected a transcript."""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

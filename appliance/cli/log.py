@@ -1,4 +1,7 @@
-"""`roomscribe log`: show, follow, export and delete transcripts of the local log."""
+"""`roomscribe log`: show, follow, export, correct and delete transcripts of the local log.
+
+Over 500 lines because these are actions of one command, with the same selection and output.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ _AGE = re.compile(
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of cells that spreadsheets compute (OWASP, CSV injection)."""
-_DESCRIPTION = "Show the transcripts in the local log, oldest first, export them or delete them."
+_DESCRIPTION = (
+    "Show the transcripts in the local log, oldest first, export them, correct one or delete them."
+)
 _EPILOG = """\
 TIME is an age (90s, 15m, 1h30m, 2 hours, 3d, 1w), or, in this machine's time zone, a day (today,
 yesterday, 2026-01-31), a time today (18:00) or a day with a time (2026-01-31T18:00). A day without
@@ -61,6 +66,7 @@ examples:
   roomscribe log --follow
   roomscribe log --since 2026-01-01 --export csv --output january.csv
   roomscribe log --until 7d --delete
+  roomscribe log --correct 01KAJZ8GYGB4P0F6M4WXJ7R2Q9 "turn on the light"
 """
 
 
@@ -68,7 +74,7 @@ def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `roomscribe log` to the command line."""
     sub = add(
         "log",
-        help="show, export or delete transcripts",
+        help="show, export, correct or delete transcripts",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -120,6 +126,13 @@ def _add_actions(sub: argparse.ArgumentParser) -> None:
         help="delete them from the log, its index and its free space; messages that were already "
         "published are not recalled",
     )
+    actions.add_argument(
+        "--correct",
+        nargs=2,
+        metavar=("ID", "TEXT"),
+        help="store what was really said in the transcript ID (`id` of --json) beside its text, "
+        'and publish it on the topic correction; an empty TEXT ("") removes the correction',
+    )
     sub.add_argument(
         "--output", type=Path, metavar="FILE", help="file for --export (default: standard output)"
     )
@@ -145,6 +158,8 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
     wanted = Wanted(options.since, options.until, tuple(text for text in options.grep if text))
     if options.delete:
         return _delete(options, settings, wanted)
+    if options.correct:
+        return _correct(options, settings)
     if options.follow:
         return _follow(options, settings, wanted)
     if options.export:
@@ -208,6 +223,9 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         "--json cannot be combined with --export; try --export jsonl": options.json
         and options.export,
         "--follow cannot be combined with --until": options.follow and options.until,
+        "--correct cannot be combined with --since, --until, --grep, --limit or --json": (
+            options.correct and (filtered or options.limit is not None or options.json)
+        ),
     }
     for sentence, holds in wrong.items():
         if holds:
@@ -230,7 +248,8 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
             known = math.isfinite(transcript.confidence)  # a Wyoming server sends none
             sure = coloured(f"{percent(transcript.confidence) if known else '?':>4}", doubt)
             line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {transcript.text}"
-            print(line, flush=options.follow)
+            spoken = f"  (said: {transcript.correction})" if transcript.correction else ""
+            print(f"{line}{spoken}", flush=options.follow)
 
     return show
 
@@ -350,6 +369,23 @@ class _News:
             except DaemonError:
                 self.close()
         return self._daemon
+
+
+def _correct(options: argparse.Namespace, settings: Settings) -> int:
+    """Store what was really said in a transcript, through the daemon. Raises DaemonError."""
+    from appliance.store import runtime_folders
+
+    id, text = options.correct
+    with ControlClient([folder / SOCKET_NAME for folder in runtime_folders(settings)]) as daemon:
+        answer = daemon.call("correct", transcript_id=id, text=text.strip() or None)
+    print(f"heard: {answer['transcript']['text']}")
+    print(f"said:  {answer['transcript'].get('correction') or '(correction removed)'}")
+    offers = answer["offers"]
+    if (offers["words"] or offers["replace"]) and not options.quiet:
+        learnt = [*offers["words"], *(one["written"] for one in offers["replace"])]
+        words = ", ".join(dict.fromkeys(learnt))
+        print(f"roomscribe: Is this wrong often? Add it to [vocabulary]: {words}", file=sys.stderr)
+    return 0
 
 
 def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:

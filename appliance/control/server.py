@@ -32,7 +32,9 @@ from appliance.system import shorten
 log = logging.getLogger("roomscribe.control")
 
 SOCKET_NAME = "control"
-EVENTS = ("transcript", "discarded", "state", "stats", "speech", "level", "partial")
+EVENTS = (
+    "transcript", "discarded", "state", "stats", "speech", "level", "partial", "correction",
+)  # fmt: skip
 EVENTS_QUEUED = 1024
 """Most events that wait for the server's thread; the oldest are dropped first."""
 LINES_PER_TURN = 8

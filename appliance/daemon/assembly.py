@@ -17,6 +17,7 @@ from appliance.daemon.backlog import Backlog, Task
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
 from appliance.daemon.controls import ApplianceCommands, Controls
+from appliance.daemon.correction_commands import CorrectionCommands
 from appliance.daemon.health import Day, Health
 from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
@@ -36,6 +37,7 @@ from appliance.mqtt import ANNOUNCED_FILE, Announcement, Publisher, Sources, sub
 from appliance.records import (
     ApplianceState,
     ApplianceStats,
+    Correction,
     Frame,
     Listener,
     Transcription,
@@ -198,6 +200,11 @@ class _Assembly:
         for listener in self.listeners:
             listener.on_change()
 
+    def report_correction(self, correction: Correction) -> None:
+        """Tell the listeners that a transcript was corrected."""
+        for listener in self.listeners:
+            listener.on_correction(correction)
+
     def put(self, frame: Frame) -> None:
         """Queue a frame, or drop and count it: sound never waits."""
         self.sounding.set()
@@ -240,6 +247,7 @@ class _Assembly:
             ),
             groups=(
                 LogCommands(self.store, self.node),
+                CorrectionCommands(self.store, self.node, setting_commands, self.report_correction),
                 ApplianceCommands(self.mute, self.day),
                 setting_commands,
                 BrokerCommands(setting_commands),

@@ -19,6 +19,7 @@ from appliance.mqtt import Publisher, events
 from appliance.records import (
     ApplianceState,
     ApplianceStats,
+    Correction,
     Discarded,
     Frame,
     Listener,
@@ -90,6 +91,11 @@ class Controls(Listener):
         """Send the text so far of someone who speaks."""
         if self.server:
             self.server.publish("partial", events.partial(partial))
+
+    def on_correction(self, correction: Correction) -> None:
+        """Send that a user has corrected a transcript."""
+        if self.server:
+            self.server.publish("correction", events.correction(correction))
 
     @property
     def listens(self) -> bool:

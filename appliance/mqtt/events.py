@@ -13,6 +13,7 @@ from appliance.records import (
     ApplianceState,
     ApplianceStats,
     AssistReply,
+    Correction,
     Discarded,
     Partial,
     Phrase,
@@ -25,7 +26,7 @@ SCHEMA = 1
 AVAILABILITY, STATE, MICROPHONE = "availability", "state", "microphone"
 TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded"
 MUTE, STATS, PARTIAL = "mute", "stats", "partial"
-ASSIST_REPLY = "assist/reply"
+ASSIST_REPLY, CORRECTION = "assist/reply", "correction"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
     "set_aside", "expired", "passed_over", "refused", "guesses", "guesses_used", "closed_early",
@@ -85,6 +86,8 @@ def transcript(
         event["continues"] = one.continues
     if one.source != HEARD_HERE:
         event["source"] = one.source
+    if one.correction is not None:
+        event["correction"] = one.correction
     return event
 
 
@@ -181,6 +184,17 @@ def assist_reply(reply: AssistReply) -> dict[str, Any]:
         "error": reply.error or None,
         "conversation_id": reply.conversation_id or None,
         "took_ms": rounded(reply.took_ms),
+    }
+
+
+def correction(made: Correction) -> dict[str, Any]:
+    """Return the `correction` message: what was really said in an earlier transcript."""
+    return {
+        "schema": SCHEMA,
+        "event_type": "correction",
+        "transcript_id": made.transcript_id,
+        "text": made.text,
+        "time": timestamp(made.at),
     }
 
 

@@ -46,6 +46,7 @@ from appliance.records import (
     ApplianceState,
     ApplianceStats,
     AssistReply,
+    Correction,
     Discarded,
     Listener,
     Partial,
@@ -100,7 +101,7 @@ class Publish(Protocol):
 class LiveTopics:
     """State, microphone, speech, discarded speech: published live, and only what is new.
 
-    `speech`, `discarded`, `partial` and `assist`: any thread.
+    `speech`, `discarded`, `partial`, `assist` and `correction`: any thread.
     """
 
     def __init__(self, sources: Sources, store: Store, outbox: Outbox, found: Troubles) -> None:
@@ -131,6 +132,10 @@ class LiveTopics:
     def assist(self, reply: AssistReply) -> None:
         """Queue Assist's reply to a sentence."""
         self._queue.append((events.ASSIST_REPLY, events.encode(events.assist_reply(reply))))
+
+    def correction(self, made: Correction) -> None:
+        """Queue that a user has corrected a transcript."""
+        self._queue.append((events.CORRECTION, events.encode(events.correction(made))))
 
     def set_last(self, event: bytes) -> None:
         """Set the event to retain as `last`. The thread of `publish`."""
@@ -429,6 +434,11 @@ class Publisher(Listener):
     def assist(self, reply: AssistReply) -> None:
         """Publish Assist's reply to a sentence, if the broker is online."""
         self._live.assist(reply)
+        self._wake.set()
+
+    def on_correction(self, correction: Correction) -> None:
+        """Publish that a user has corrected a transcript, if the broker is online."""
+        self._live.correction(correction)
         self._wake.set()
 
     def stop(self, flush_s: float = 2.0) -> None:

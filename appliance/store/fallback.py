@@ -162,6 +162,7 @@ def merge(
     repair.continue_numbering(target, numbering)
     for row in unseen:
         target.execute("DELETE FROM transcripts WHERE seq = ?", (row[0],))
+    _merge_corrections(target, source)
     count, later = 0, []
     for row in source.execute(f"{tables.select(source)} ORDER BY seq"):
         seq = row[0]
@@ -181,6 +182,15 @@ def merge(
     target.executemany(tables.insert(target), [row[1:] for row in (*unseen, *later)])
     repair.continue_numbering(target, numbering)
     return count
+
+
+def _merge_corrections(target: sqlite3.Connection, source: sqlite3.Connection) -> None:
+    """Copy the corrections of transcripts that both logs have, except into an older layout."""
+    if min(tables.version(target), tables.version(source)) < 7:
+        return
+    corrected = "SELECT id, correction FROM transcripts WHERE correction IS NOT NULL"
+    for id, text in source.execute(corrected).fetchall():
+        tables.correct(target, id, text)
 
 
 def _read_taken(source: sqlite3.Connection) -> tuple[int, int]:

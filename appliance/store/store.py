@@ -124,6 +124,20 @@ class Store:
         self.history.add(stored.transcript)
         return stored
 
+    def correct(self, id: str, text: str | None) -> StoredTranscript | None:
+        """Store what was really said in the transcript `id`, beside its text; None removes that.
+
+        Return the transcript, or None if the log does not have it. Raises StoreError.
+        """
+
+        def update(connection: sqlite3.Connection) -> StoredTranscript | None:
+            tables.correct(connection, id, text)
+            sql = f"{tables.select(connection)} WHERE id = ?"
+            row = connection.execute(sql, (id,)).fetchone()
+            return tables.from_row(row) if row else None
+
+        return self._database.write("store a correction", update)
+
     def read_after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
         """Return at most `limit` transcripts numbered above `seq`, in order. Raises StoreError."""
         return self._select("AND seq > ?", (seq,), "seq", limit)

@@ -23,7 +23,7 @@ from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, Phrase, Transcript
 from appliance.system import boot_id
 
-SCHEMA = 6
+SCHEMA = 7
 """Number of the layout, kept in the file's user_version; a higher one is refused."""
 
 _TRANSCRIPTS = (
@@ -98,7 +98,10 @@ _PHRASE = ("ALTER TABLE transcripts ADD COLUMN phrase TEXT",)
 _LANGUAGE = ("ALTER TABLE transcripts ADD COLUMN language_probability REAL",)
 """NULL if the language was fixed."""
 
-_STEPS = (_TRANSCRIPTS, _SEARCH, _CONFIDENCE, _ORIGIN, _PHRASE, _LANGUAGE)
+_CORRECTION = ("ALTER TABLE transcripts ADD COLUMN correction TEXT",)
+"""NULL without one."""
+
+_STEPS = (_TRANSCRIPTS, _SEARCH, _CONFIDENCE, _ORIGIN, _PHRASE, _LANGUAGE, _CORRECTION)
 MIGRATIONS = dict(enumerate(_STEPS, 1))
 """Statements that turn each layout into the next; a new file goes through all of them."""
 
@@ -173,7 +176,10 @@ _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
-_ADDED = {"confidence": 3, "continues": 4, "source": 4, "phrase": 5, "language_probability": 6}
+_ADDED = {
+    "confidence": 3, "continues": 4, "source": 4, "phrase": 5, "language_probability": 6,
+    "correction": 7,
+}  # fmt: skip
 """The layout that added a column; the others are in the first."""
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
@@ -300,6 +306,8 @@ def from_row(row: Row) -> StoredTranscript:
             named["language_probability"] = float(named["language_probability"])
         for name in _FLOATS:
             named[name] = float(named[name])
+        if not isinstance(named["correction"], str | None):
+            raise TypeError
         if not all(isinstance(named[name], str) for name in _TEXTS):
             raise TypeError
     except (TypeError, ValueError) as error:
@@ -374,6 +382,11 @@ def _grams(needles: Sequence[str]) -> list[str]:
             if len(gram.casefold()) == GRAM and "\0" not in gram:
                 found[gram] = None
     return ['"' + gram.replace('"', '""') + '"' for gram in list(found)[:_MOST_GRAMS]]
+
+
+def correct(connection: sqlite3.Connection, id: str, text: str | None) -> None:
+    """Store what was really said in a transcript; None removes it."""
+    connection.execute("UPDATE transcripts SET correction = ? WHERE id = ?", (text, id))
 
 
 def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:

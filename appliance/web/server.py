@@ -48,10 +48,13 @@ IDLE_CONNECTION_S = 60.0
 """A connection without a request is closed after this time."""
 RETRY_S = 0.5
 """Seconds between two attempts to reach a daemon that is offline."""
-EVENTS = ("transcript", "discarded", "state", "stats", "speech", "partial", "level")
+EVENTS = (
+    "transcript", "discarded", "state", "stats", "speech", "partial", "level", "correction",
+)  # fmt: skip
 COMMANDS = (
-    "state", "stats", "history", "mute", "delete", "devices", "microphone_test", "settings",
-    "configure", "broker", "models", "model_add", "model_cancel", "day",
+    "state", "stats", "history", "mute", "delete", "correct", "learn", "devices",
+    "microphone_test", "settings", "configure", "broker", "models", "model_add",
+    "model_cancel", "day",
 )  # fmt: skip
 """The daemon's commands that the page may use."""
 STATUSES = {"bad_request": 400, "refused": 403, "too_many": 429}

@@ -20,15 +20,17 @@ from pathlib import Path
 import pytest
 from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe, start
 from rigs.daemon import write_config
+from rigs.page import Feed, serving
 from rigs.publishing import transcript
 from rigs.terminal import Terminal
 
 from appliance.cli import main
 from appliance.cli.log import SHOWN, columns, moment, write
-from appliance.config import StoreSettings
+from appliance.config import Settings, StoreSettings
+from appliance.control import SOCKET_NAME
 from appliance.errors import StoreError
 from appliance.mqtt.events import timestamp
-from appliance.store.folders import FILE_NAME
+from appliance.store.folders import FILE_NAME, runtime_folder
 from appliance.store.store import PAGE, Store
 from appliance.store.tables import StoredTranscript
 
@@ -322,6 +324,9 @@ def test_the_user_is_asked_before_anything_is_deleted(
         ("--json --export csv", "try --export jsonl"),
         ("--limit -1", "must be 0 or more"),
         ("--export xml", "invalid choice"),
+        ("--correct 01A", "expected 2 arguments"),
+        ("--correct 01A x --delete", "not allowed with"),
+        ("--correct 01A x --grep y", "--correct cannot be combined with"),
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(
@@ -339,6 +344,31 @@ def test_options_that_make_no_sense_together_are_wrong_usage(
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert len(store.read_after(0)) == 5
+
+
+def test_a_sentence_is_corrected_by_the_daemon_and_shown_with_what_was_said(
+    *, house: House, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    assert house.log("--correct", "01A", "x") == 69
+    assert "the daemon is not running" in capsys.readouterr().err
+    feed = Feed()
+    id = feed.say("turn of the lamp")["id"]
+    folder = runtime_folder(Settings(store=house.store))
+    folder.mkdir(parents=True, exist_ok=True)
+    with serving(feed, folder / SOCKET_NAME):
+        assert house.log("--correct", id, " turn off the lamp ") == 0
+        found = capsys.readouterr()
+        assert found.out == "heard: turn of the lamp\nsaid:  turn off the lamp\n"
+        assert "Add it to [vocabulary]: off" in found.err
+        assert house.log("--correct", id, "refused") == 69
+        assert "The log no longer has this sentence." in capsys.readouterr().err
+        assert house.log("--correct", id, "") == 0
+        assert "said:  (correction removed)" in capsys.readouterr().out
+    store.correct(store.read_after(0)[-1].transcript.id, "what was said")
+    assert house.log() == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("(said: what was said)")
 
 
 @pytest.mark.parametrize("text", ["99999999w", "5 parsecs", "90", "1h30x", "25:00", "", "\udce9"])

@@ -90,6 +90,14 @@ def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None
         ("delete", {}, "bad_request: expected ids, since or until"),
         ("delete", {"ids": []}, "bad_request: ids: expected a list of 1 to 1000"),
         ("delete", {"ids": ["a"], "since": "2026-01-01T00:00Z"}, "bad_request: expected ids, or"),
+        ("correct", {"text": "x"}, "bad_request: transcript_id: expected the id of a transcript"),
+        ("correct", {"transcript_id": "x", "text": " "}, "bad_request: text: expected a text of"),
+        ("correct", {"transcript_id": "x", "text": "a\u0000b"}, "bad_request: text: expected a"),
+        ("correct", {"transcript_id": "x", "text": "w" * 1001}, "bad_request: text: expected a"),
+        ("correct", {"transcript_id": "x", "text": "light"}, "refused: The log no longer has"),
+        ("learn", {}, "bad_request: heard: expected a text of 1 to 1000 letters"),
+        ("learn", {"word": "a", "heard": "b"}, "bad_request: expected word, or heard and written"),
+        ("learn", {"word": "x" * 65}, "refused: expected words or names of 1 to 64 letters"),
         ("microphone_test", {"seconds": 11}, "bad_request: seconds: expected 1 to 10"),
         ("configure", {"set": {}}, "bad_request: set: expected keys with values"),
         ("broker", {"hosts": "a"}, "bad_request: unknown argument hosts"),
@@ -116,6 +124,36 @@ def test_the_mute_is_turned(house: Appliance) -> None:
     assert house.mute.on
     assert ask(house, "state")["status"] == "muted"
     assert refusal(house, "microphone_test", seconds=1).startswith("unavailable: the microphone is")
+
+
+def test_a_correction_is_stored_beside_the_text_and_reported(house: Appliance) -> None:
+    (first, *_) = ask(house, "history")["transcripts"]
+    answer = ask(house, "correct", transcript_id=first["id"], text="turn off the  Limelight!")
+    assert answer["transcript"] == first | {"correction": "turn off the Limelight!"}
+    assert answer["offers"] == {
+        "words": ["Limelight"], "replace": [{"heard": "light", "written": "Limelight"}],
+    }  # fmt: skip
+    assert ask(house, "history")["transcripts"][0] == answer["transcript"]
+    again = ask(house, "correct", transcript_id=first["id"], text=None)
+    assert again == {"transcript": first, "offers": {"words": [], "replace": []}}
+    assert [(one.transcript_id, one.text) for one in house.corrections] == [
+        (first["id"], "turn off the Limelight!"), (first["id"], None),
+    ]  # fmt: skip
+    assert ask(house, "history")["total"] == 3
+
+
+def test_what_is_learnt_is_added_to_the_settings_once(house: Appliance) -> None:
+    for word in ("Gideon", "Priscilla", "gideon"):
+        ask(house, "learn", word=word)
+    ask(house, "learn", heard="Get e on", written="Gideon")
+    ask(house, "learn", heard="get e on", written="Gideons")
+    vocabulary = house.read(None).settings.vocabulary
+    assert vocabulary.words == ("Gideon", "Priscilla")
+    assert vocabulary.replace == {"get e on": "Gideons"}
+    assert house.reloads == 4, "a word that is known changes nothing"
+    first = ask(house, "history")["transcripts"][0]
+    offers = ask(house, "correct", transcript_id=first["id"], text="turn Gideon the light")
+    assert offers["offers"] == {"words": [], "replace": [{"heard": "off", "written": "Gideon"}]}
 
 
 def sine(peak: float, seconds: float = 1.0) -> Samples:

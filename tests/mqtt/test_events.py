@@ -27,6 +27,7 @@ from appliance.mqtt import commands, events
 from appliance.records import (
     ApplianceStats,
     AssistReply,
+    Correction,
     Discarded,
     Partial,
     Phrase,
@@ -174,7 +175,7 @@ REGISTRY = referencing.Registry().with_resources(
 )
 
 PHRASE = ("phrase", "phrase_name", "slots", "phrase_confidence")
-OPTIONAL = ("continues", "source", "language_probability", *PHRASE)
+OPTIONAL = ("continues", "source", "language_probability", "correction", *PHRASE)
 TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
 
 
@@ -213,8 +214,17 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         {"text": "“Grüße”, 日本 🎤\n", "language": "de", "encoder": "cpu"},
         {"continues": new_id(), "source": "wyoming", "language_probability": 0.9},
         {"phrase": Phrase("turn on the light", "light", {"area": "hall", "level": 5}, math.nan)},
+        {"correction": "turn off the light"},
     ],
-    ids=["plain", "unfinished", "not numbers", "beyond ascii", "from elsewhere", "phrase"],
+    ids=[
+        "plain",
+        "unfinished",
+        "not numbers",
+        "beyond ascii",
+        "from elsewhere",
+        "phrase",
+        "corrected",
+    ],
 )
 def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:
     stored = StoredTranscript(7, transcript(**changes), MOMENT, "", 0.0)
@@ -247,6 +257,15 @@ def test_a_partial_text_is_as_its_schema_says() -> None:
         check("partial", events.encode(events.partial(one)))
     for wrong in ({"final": True}, {"rev": 0}, {"text": ""}, {"eager": True, "resumed": True}):
         assert not is_valid("partial", plain | wrong)
+
+
+def test_a_correction_is_as_its_schema_says() -> None:
+    for text in ("turn on the light", None):
+        found = events.correction(Correction(new_id(), text, MOMENT))
+        check("correction", events.encode(found))
+        assert set(found) == {*SCHEMAS["correction"]["required"]}
+    for wrong in ({"event_type": "transcript"}, {"transcript_id": "x"}, {"text": 7}):
+        assert not is_valid("correction", found | wrong)
 
 
 def test_a_reply_of_assist_is_as_its_schema_says() -> None:
@@ -300,6 +319,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
             publisher.on_speech(True)
             publisher.on_partial(Partial(new_id(), 1, 1, "turn on", 0))
             publisher.on_discarded(Discarded("no_speech", new_id(), 0.5))
+            publisher.on_correction(Correction(new_id(), "turn off", MOMENT))
             publisher.assist(AssistReply(new_id(), "turn on the light", "action_done", "Done"))
             store.append(transcript())
             publisher.notify()

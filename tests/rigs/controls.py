@@ -17,13 +17,14 @@ from appliance.config import Settings, node_name
 from appliance.daemon.backlog import Task
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.controls import ApplianceCommands, Controls
+from appliance.daemon.correction_commands import CorrectionCommands
 from appliance.daemon.health import Day
 from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
 from appliance.daemon.setting_commands import SettingCommands
-from appliance.records import ApplianceState, ApplianceStats, Transcription
+from appliance.records import ApplianceState, ApplianceStats, Correction, Transcription
 from appliance.store.store import Store
 
 
@@ -41,6 +42,7 @@ class Appliance:
     reloads: int = 0
     readings: int = 0
     asked: list[Task] = field(default_factory=list)
+    corrections: list[Correction] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         node = node_name(self.settings)
@@ -54,6 +56,7 @@ class Appliance:
             microphone=MicrophoneCommands(self.state, self.ask, FakeTranscriber().gates, 10.0),
             groups=(
                 LogCommands(self.store, node),
+                CorrectionCommands(self.store, node, setting_commands, self.corrections.append),
                 ApplianceCommands(self.mute, Day(self.folder)),
                 setting_commands,
                 BrokerCommands(setting_commands),

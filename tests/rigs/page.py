@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING
 from datetime import UTC, datetime, timedelta
@@ -21,8 +21,10 @@ from rigs.waiting import until
 
 from appliance.config import WebSettings, keys
 from appliance.control import SOCKET_NAME, Command, ControlError, ControlServer
+from appliance.daemon.correction_commands import find_differences
 from appliance.daemon.setting_commands import live_keys
-from appliance.records import new_id
+from appliance.mqtt import events
+from appliance.records import Correction, new_id
 from appliance.web import Access
 
 STATE = {
@@ -54,13 +56,16 @@ class Feed:
             "vocabulary.words": ["Priscilla"],
         }  # fmt: skip
         names = (
-            "state", "stats", "mute", "history", "delete", "devices", "microphone_test",
-            "settings", "configure", "broker", "models", "model_add", "model_cancel", "day",
+            "state", "stats", "mute", "history", "delete", "correct", "learn", "devices",
+            "microphone_test", "settings", "configure", "broker", "models", "model_add",
+            "model_cancel", "day",
         )  # fmt: skip
         self.broker: dict[str, Any] = {
             "host": "broker.lan", "port": 1883, "username": "ear", "tls": False, "password": True,
         }  # fmt: skip
         self.models = ["home-en", "tiny"]
+        self.publish: Callable[[str, Mapping[str, Any]], object] = lambda name, data: None
+        """Sends an event, while the feed is served."""
         self.adding: dict[str, Any] | None = None
         self.failed: dict[str, Any] | None = None
         self.commands: Mapping[str, Command] = {name: self._command(name) for name in names}
@@ -136,6 +141,21 @@ class Feed:
         gone = [one for one in self._wanted(**wanted) if ids is None or one["id"] in ids]
         self.log = [one for one in self.log if one not in gone]
         return {"deleted": len(gone), "gone": True}
+
+    def on_correct(self, transcript_id: str, text: str | None) -> dict[str, Any]:
+        (one,) = (one for one in self.log if one["id"] == transcript_id)
+        if text == "refused":
+            raise ControlError("refused", "The log no longer has this sentence.")
+        one |= {"correction": text}
+        made = events.correction(Correction(transcript_id, text, datetime.now(UTC)))
+        self.publish("correction", made)
+        pairs = find_differences(one["text"], text) if text else []
+        replace = [{"heard": heard, "written": written} for heard, written in pairs]
+        words = [written for _, written in pairs]
+        return {"transcript": one, "offers": {"words": words, "replace": replace}}
+
+    def on_learn(self, **given: str) -> dict[str, Any]:
+        return {"changed": given}
 
     def on_devices(self) -> dict[str, Any]:
         names = ("USB microphone", "Camera")
@@ -234,6 +254,7 @@ def _as_json(value: Any) -> Any:
 def serving(feed: Feed, path: Path) -> Iterator[ControlServer]:
     """The feed behind a control socket at `path`."""
     with ControlServer(path, feed, idle_s=0.1) as server:
+        feed.publish = server.publish
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

@@ -40,6 +40,9 @@ def test_a_read_only_disk_at_the_start_uses_the_fallback_and_gets_everything_lat
         assert store.append(transcript("four")).seq == 4
         assert deliver(store) == ["two", "three", "four"]
         assert rig.numbers() == {"one": 1, "two": 2, "three": 3}, "read-only, and readable"
+        two, four = (store.query(grep=text)[0].transcript.id for text in ("two", "four"))
+        store.correct(two, "to")
+        store.correct(four, "for")
         database.poll()
         assert database.uses_fallback
         rig.read_only(False)
@@ -48,6 +51,8 @@ def test_a_read_only_disk_at_the_start_uses_the_fallback_and_gets_everything_lat
         assert rig.told[1:] == [None]
         assert deliver(store) == []
         assert store.append(transcript("five")).seq == 5
+        corrections = [one.transcript.correction for one in store.read_after(0)]
+        assert corrections == [None, "to", None, "for", None]
     assert rig.numbers() == {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
     assert not rig.memory.path.exists()
 

@@ -102,7 +102,7 @@ def test_a_file_of_the_first_version_goes_on_with_all_that_it_holds(
         assert [one.seq for one in store.query(grep="NUMBER 21")] == [22]
         assert store.append(transcript("a new one")).seq == 31
         assert [one.seq for one in store.query(grep="new one")] == [31]
-    assert layout(old) == SCHEMA == 6
+    assert layout(old) == SCHEMA == 7
 
 
 def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
@@ -249,6 +249,27 @@ def test_how_sure_the_language_is_is_stored_and_its_damage_is_found(
     with closing(sqlite3.connect(Path(settings.path) / FILE_NAME)) as connection:
         connection.execute("UPDATE transcripts SET language_probability = 'x' WHERE seq = 2")
         row = connection.execute(f"{tables.select(connection)} WHERE seq = 2").fetchone()
+        with pytest.raises(tables.DamagedRowError):
+            tables.from_row(row)
+
+
+def test_a_correction_is_stored_beside_the_text_and_its_damage_is_found(
+    settings: StoreSettings,
+) -> None:
+    said = transcript("turn on the light", id="01A")
+    with Store.open(settings) as store:
+        store.append(said)
+        found = store.correct("01A", "turn off the light")
+        assert found
+        assert found.transcript == replace(said, correction="turn off the light")
+        assert store.read_after(0) == [found]
+        assert store.correct("01B", "x") is None
+        cleared = store.correct("01A", None)
+        assert cleared
+        assert cleared.transcript == said
+    with closing(sqlite3.connect(Path(settings.path) / FILE_NAME)) as connection:
+        connection.execute("UPDATE transcripts SET correction = x'00'")
+        row = connection.execute(tables.select(connection)).fetchone()
         with pytest.raises(tables.DamagedRowError):
             tables.from_row(row)
 

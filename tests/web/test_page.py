@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -164,6 +165,41 @@ def test_what_is_deleted_is_asked_for_once_more_and_gone(found: Found, tab: Brow
     tab.press("dialog button", "Delete")
     until(lambda: len(tab.texts(".day")) == days - 1, WITHIN_S)
     assert len(feed.log) < before
+
+
+@pytest.mark.parametrize("view", ["live", "history"])
+def test_a_sentence_is_corrected_by_keyboard_alone_and_a_word_is_learnt_with_one_key(
+    found: Found, tab: Browser, view: str
+) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    home, feed, _ = found
+    feed.asked.clear()
+    one = feed.say("turn on the lamp in get e on")
+    tab.enter(home, view)
+    until(lambda: one["text"] in tab.texts(SENTENCES), WITHIN_S)
+    tab.run(f"document.querySelector('[aria-label=\"Correct: {one['text']}\"]').focus()")
+    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    until(lambda: tab.value("said") == one["text"], WITHIN_S)
+    tab.type("#said", "refused")
+    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    until(lambda: tab.text("#said-wrong") == "The log no longer has this sentence.", WITHIN_S)
+    tab.type("#said", "turn on the lamp in Gideon")
+    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    until(lambda: len(tab.texts("dialog li button")) == 2, WITHIN_S)
+    assert "Always write “Gideon” for “get e on”" in tab.texts("dialog li button")
+    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    until(lambda: "✓ Add “Gideon” to the vocabulary" in tab.texts("dialog li button"), WITHIN_S)
+    assert feed.asked[-1] == ("learn", {"word": "Gideon"})
+    tab.press("dialog button", "Done")
+    until(lambda: tab.texts(".expected") == ["Said: turn on the lamp in Gideon"], WITHIN_S)
+    assert one["text"] in tab.texts(SENTENCES)
+    tab.press("button", f"Correct: {one['text']}")
+    tab.press("dialog button", "Remove correction")
+    until(lambda: not tab.texts(".expected") and not tab.texts("dialog"), WITHIN_S)
+    assert [arguments["text"] for name, arguments in feed.asked if name == "correct"] == [
+        "refused", "turn on the lamp in Gideon", None,
+    ]  # fmt: skip
 
 
 def test_settings_are_chosen_and_a_mistake_stands_at_its_field(found: Found, tab: Browser) -> None:
@@ -468,7 +504,7 @@ def test_the_keyboard_keeps_its_place_after_mute_and_after_a_question(
     assert tab.run(active) == "Unmute"
     tab.show("history")
     until(lambda: tab.texts(SENTENCES), WITHIN_S)
-    tab.run("document.querySelector('.sentences button').focus()")
+    tab.run("document.querySelector('.sentences [aria-label^=Delete]').focus()")
     tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
     until(lambda: tab.texts("dialog"), WITHIN_S)
     tab.driver.find_element(By.TAG_NAME, "dialog").send_keys(Keys.ESCAPE)
@@ -531,6 +567,15 @@ def test_axe_finds_nothing_wrong_in_either_theme(found: Found, tab: Browser) -> 
             until(lambda: tab.text("main .card"), WITHIN_S)
             if wrong := faults(tab, source):
                 troubles[theme, view] = wrong
+        tab.show("history")
+        tab.press("button", "Correct: a doubtful one")
+        until(lambda: tab.texts("#said"), WITHIN_S)
+        tab.type("#said", "a good one")
+        tab.press("dialog button", "Save")
+        until(lambda: tab.texts("dialog li button"), WITHIN_S)
+        if wrong := faults(tab, source):
+            troubles[theme, "correction"] = wrong
+        tab.press("dialog button", "Done")
     found[1].on_model_cancel()
     assert troubles == {}
 
@@ -555,6 +600,17 @@ def test_a_real_daemons_sentence_is_there_and_mute_closes_its_microphone(
             microphone.speak(SPEECH / "00.flac")
             until(lambda: tab.texts(SENTENCES), 30)
             assert tab.texts(SENTENCES) == heard.texts()
+            tab.press("button", "Correct: ")
+            tab.type("#said", "what was really said")
+            tab.press("dialog button", "Save")
+            until(lambda: heard.payloads("correction"), WITHIN_S)
+            correction = json.loads(heard.payloads("correction")[0])
+            assert correction["text"] == "what was really said"
+            assert correction["transcript_id"] == heard.events()[0]["id"]
+            until(lambda: tab.texts(".expected") == ["Said: what was really said"], WITHIN_S)
+            until(lambda: not tab.texts("dialog") or tab.texts("dialog li"), WITHIN_S)
+            if tab.texts("dialog"):
+                tab.press("dialog button", "Done")
             tab.resize(PHONE)
             microphone.speak(SPEECH / "02.flac")
             until(lambda: len(tab.texts(SENTENCES)) == 2, 30)

@@ -7,6 +7,7 @@ const ICONS = {
   history: "M4 6h16M4 12h16M4 18h10",
   health: "M3 12h4l3-7 4 14 3-7h4",
   settings: "M4 7h9M17 7h3M4 17h3M11 17h9M15 5v4M9 15v4",
+  pen: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
   bin: "M4 7h16M10 4h4M6 7l1 13h10l1-13M10 11v5M14 11v5",
 };
 

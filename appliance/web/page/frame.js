@@ -13,7 +13,7 @@ const SHOWN = 60; // lines of the live view
 const FIRST = 30; // of which so many are read at the start
 const VIEWS = { live: ["Live", Live], history: ["History", History], health: ["Health", Health], settings: ["Settings", Settings] };
 const STATUSES = { running: "Listening", degraded: "Action needed", muted: "Muted" };
-const EVENTS = "transcript,discarded,state,stats,speech,partial";
+const EVENTS = "transcript,discarded,state,stats,speech,partial,correction";
 
 function viewName() {
   const name = location.hash.slice(1).split("?")[0];
@@ -107,9 +107,16 @@ export class Frame {
     else if (name === "daemon") this.#connected(data);
     else if (name === "transcript") this.#add(data, (one) => one.seq !== data.seq);
     else if (name === "discarded") this.#add({ time: Date.now(), ...data, key: ++this.#discarded });
+    else if (name === "correction") this.#correct(data);
     else if (name === "speech") this.#change({ speaking: data.speaking });
     else if (name === "partial") this.#change({ partial: data.text && !data.final ? data : null });
     else this.#change({ [name]: data });
+  }
+
+  #correct({ transcript_id, text }) {
+    const lines = this.#live.lines.map((one) => (one.id === transcript_id ? { ...one, correction: text ?? undefined } : one));
+    this.#change({ lines });
+    this.#view.correct?.(transcript_id, text ?? undefined);
   }
 
   #connected({ up, why = "" }) {

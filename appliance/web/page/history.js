@@ -2,7 +2,7 @@
 
 import { command, readLog, session } from "./api.js";
 import { button, element, fillList, setText } from "./dom.js";
-import { demoNote, sentenceRow } from "./sentence.js";
+import { demoNote, sentenceKey, sentenceRow } from "./sentence.js";
 import { count, dayName, dayOf, message } from "./text.js";
 
 const PAGE = 50; // sentences that are read at once
@@ -87,6 +87,14 @@ export class History {
     if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
   }
 
+  /** Show a correction; undefined: it was removed. */
+  correct(id, text) {
+    const one = this.#found?.transcripts.find((other) => other.id === id);
+    if (!one) return;
+    one.correction = text;
+    this.#show(this.#status.textContent);
+  }
+
   close() {
     clearTimeout(this.#timer);
     this.#turn++;
@@ -143,7 +151,7 @@ export class History {
     }
     fillList(this.#days, [...days.keys()], (day) => day, (day) => this.#daySection(day));
     for (const section of this.#days.children)
-      fillList(section.querySelector("ul"), days.get(Number(section.dataset.key)), (one) => one.seq, (one) =>
+      fillList(section.querySelector("ul"), days.get(Number(section.dataset.key)), sentenceKey, (one) =>
         sentenceRow(one, () => this.#deleteOne(one)));
     setText(this.#status, status);
     for (const one of this.#exports) one.disabled = !total;

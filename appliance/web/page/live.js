@@ -2,7 +2,7 @@
 
 import { button, element, fillList, setAttribute, setText } from "./dom.js";
 import { keepMeter } from "./meter.js";
-import { demoNote, sentenceRow } from "./sentence.js";
+import { demoNote, sentenceKey, sentenceRow } from "./sentence.js";
 import { clock, message, reason, seconds } from "./text.js";
 
 function heading(live) {
@@ -68,7 +68,7 @@ export class Live {
     setText(this.#partial, live.partial ? `${live.partial.text} …` : "");
     setAttribute(this.#partial, "lang", live.partial?.language);
     fillList(this.#lines, live.lines,
-      (one) => (one.text !== undefined ? `s${one.seq}` : `d${one.key}`),
+      (one) => (one.text !== undefined ? sentenceKey(one) : `d${one.key}`),
       (one) => (one.text !== undefined ? sentenceRow(one) : discardedRow(one)));
     this.#empty.hidden = live.lines.length > 0 || Boolean(live.partial);
     this.#note.showFor(live.lines);

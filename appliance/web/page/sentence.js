@@ -1,5 +1,6 @@
 // One sentence of the log, as the live view and the history show it.
 
+import { correctSentence } from "./correct.js";
 import { button, element, icon } from "./dom.js";
 import { clock, flag, percent, seconds } from "./text.js";
 
@@ -7,7 +8,10 @@ const DEMO = "demo_model";
 const LIKELY = 0.5; // a less confident match is not shown
 const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
 
-/** Return a sentence as a list's item; with `onDelete` it has a button for that. */
+/** What makes two rows of the same sentence differ. */
+export const sentenceKey = (one) => `s${one.seq} ${one.correction ?? ""}`;
+
+/** Return a sentence as a list's item, with a button to correct it; with `onDelete` also to delete it. */
 export function sentenceRow(one, onDelete) {
   const flags = (one.flags || []).filter((name) => name !== DEMO);
   const isLikely = one.phrase && (one.phrase_confidence ?? 1) >= LIKELY;
@@ -16,7 +20,10 @@ export function sentenceRow(one, onDelete) {
     "li", { "data-seq": one.seq },
     element("time", { datetime: one.start }, clock(one.start)),
     element("p", { lang: one.language || null, dir: "auto" }, one.text),
-    onDelete && button(icon("bin"), onDelete, { class: "plain", "aria-label": `Delete: ${one.text}` }),
+    element("div", { class: "tools" },
+      button(icon("pen"), () => correctSentence(one), { class: "plain", "aria-label": `Correct: ${one.text}` }),
+      onDelete && button(icon("bin"), onDelete, { class: "plain", "aria-label": `Delete: ${one.text}` })),
+    one.correction && element("p", { class: "expected" }, "Said: ", element("q", { lang: one.language || null }, one.correction)),
     differs && element("p", { class: "expected" },
       "Matches: ", element("q", {}, one.phrase), one.phrase_confidence ? ` ${percent(one.phrase_confidence)}` : ""),
     element("div", { class: "about number" },

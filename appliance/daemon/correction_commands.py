@@ -1,0 +1,126 @@
+"""Commands of the control socket that correct a transcript, and let the appliance learn from it.
+
+A correction is stored beside the text and published as an event of its own, never as a sentence, so
+no automation runs twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from difflib import SequenceMatcher
+from typing import Any
+
+from appliance.control import ControlError
+from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
+from appliance.daemon.log_commands import ID_LETTERS
+from appliance.daemon.setting_commands import SettingCommands, find_mistakes, is_text
+from appliance.mqtt import events
+from appliance.records import Correction
+from appliance.store import Store
+
+TEXT_LETTERS = 1000
+WORDS_AT_MOST = 6
+"""Longest difference that is offered for learning; a longer one is another sentence."""
+LEAST_LETTERS = 3
+"""A shorter word is not offered for the vocabulary: it would match too often."""
+
+
+class CorrectionCommands(CommandGroup):
+    """`correct` and `learn`."""
+
+    def __init__(
+        self,
+        store: Store,
+        node: str,
+        settings: SettingCommands,
+        publish: Callable[[Correction], object],
+    ) -> None:
+        """`publish` is called with each correction once it is stored."""
+        self._store, self._node = store, node
+        self._settings, self._publish = settings, publish
+        self.commands = {"correct": self._correct, "learn": self._learn}
+
+    def _correct(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Store what was really said; answer with the transcript and what may be learnt."""
+        id, given = take_arguments(request, "transcript_id", "text")
+        if not isinstance(id, str) or not 0 < len(id) <= ID_LETTERS or not is_text(id):
+            raise bad_request("transcript_id: expected the id of a transcript")
+        text = None if given is None else _one_line("text", given)
+        found = self._store.correct(id, text)
+        if found is None:
+            raise ControlError("refused", "The log no longer has this sentence.")
+        self._publish(Correction(id, text, datetime.now(UTC)))
+        shown = events.transcript(found, self._node, found.stored, late=False)
+        return {"transcript": shown, "offers": self._offers(found.transcript.text, text)}
+
+    def _offers(self, heard: str, spoken: str | None) -> dict[str, Any]:
+        """Return the arguments of `learn` that the difference suggests, without what is known."""
+        differences = find_differences(heard, spoken) if spoken else []
+        known = self._settings.read(None).settings.vocabulary
+        words = [
+            word
+            for _, word in differences
+            if len(word) >= LEAST_LETTERS and not _has(known.words, word)
+        ]
+        replace = [
+            {"heard": heard, "written": written}
+            for heard, written in differences
+            if known.replace.get(heard) != written
+        ]
+        return {"words": list(dict.fromkeys(words)), "replace": replace}
+
+    def _learn(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a word to the vocabulary, or a replacement; nothing is saved if that is wrong."""
+        word, heard, written = take_arguments(request, "word", "heard", "written")
+        before = self._settings.read(None)
+        known = before.settings.vocabulary
+        if word is not None and heard is None and written is None:
+            word = _one_line("word", word)
+            if _has(known.words, word):
+                return {"changed": {}}
+            wanted: dict[str, Any] = {"vocabulary.words": [*known.words, word]}
+        elif word is None:
+            heard, written = _one_line("heard", heard), _one_line("written", written)
+            kept = {
+                one: text for one, text in known.replace.items() if one.lower() != heard.lower()
+            }
+            wanted = {"vocabulary.replace": {**kept, heard.lower(): written}}
+        else:
+            raise bad_request("expected word, or heard and written")
+        mistakes = find_mistakes(wanted)
+        if not mistakes:
+            change = self._settings.propose(wanted, before)
+            mistakes = change.mistakes
+        if mistakes:
+            raise ControlError("refused", next(iter(mistakes.values())), mistakes=[*mistakes])
+        return {"changed": self._settings.save(change)}
+
+
+def find_differences(heard: str, spoken: str) -> list[tuple[str, str]]:
+    """Return the words that differ, as (heard in lower case, said), without punctuation."""
+    before, after = _words(heard), _words(spoken)
+    old, new = ([word.lower() for word in words] for words in (before, after))
+    found = []
+    for kind, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "replace" and b - a <= WORDS_AT_MOST and d - c <= WORDS_AT_MOST:
+            found.append((" ".join(old[a:b]), " ".join(after[c:d])))
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+(?:['\u2019-]\w+)*", text)
+
+
+def _has(words: tuple[str, ...], word: str) -> bool:
+    return word.casefold() in (known.casefold() for known in words)
+
+
+def _one_line(name: str, value: Any) -> str:
+    """Return a text with single spaces. Raises ControlError for another value."""
+    if isinstance(value, str) and len(value) <= TEXT_LETTERS and is_text(value):
+        text = " ".join(value.split())
+        if text and text.replace(" ", "").isprintable():
+            return text
+    raise bad_request(f"{name}: expected a text of 1 to {TEXT_LETTERS} letters")

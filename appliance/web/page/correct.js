@@ -1,0 +1,70 @@
+// Correct a sentence: what was really said, and what the appliance may learn from the difference.
+
+import { command } from "./api.js";
+import { button, element, setText } from "./dom.js";
+import { message } from "./text.js";
+
+const LETTERS = 1000;
+
+/** Open the dialog for a sentence. The event `correction` then changes its row. */
+export function correctSentence(one) {
+  const input = element("input", {
+    id: "said", type: "text", maxlength: LETTERS, required: true, autocomplete: "off", autofocus: true, dir: "auto",
+    lang: one.language || null, "aria-describedby": "said-wrong",
+  });
+  input.value = one.correction ?? one.text;
+  const wrong = element("p", { class: "wrong", id: "said-wrong", role: "alert", hidden: true });
+  const close = () => (dialog.close(), dialog.remove());
+  const fail = (error) => {
+    wrong.replaceChildren(...message(error.message));
+    wrong.hidden = false;
+  };
+
+  async function save(text) {
+    wrong.hidden = true;
+    try {
+      const { offers } = await command("correct", { transcript_id: one.id, text });
+      const choices = learnable(offers, fail);
+      if (!choices.length) return close();
+      form.replaceChildren(element("p", { role: "status" }, "Saved. Is this wrong often? Choose what Roomscribe should learn."),
+        element("ul", { class: "offers" }, choices.map((choice) => element("li", {}, choice))), wrong,
+        element("div", { class: "row end" }, button("Done", close, { class: "main" })));
+      choices[0].focus();
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  const form = element("form", { onsubmit: (event) => (event.preventDefault(), save(input.value.trim())) },
+    element("p", {}, "Heard: ", element("bdi", {}, one.text)),
+    element("div", { class: "field" }, element("label", { for: "said" }, "What was really said"), input, wrong),
+    element("div", { class: "row end" },
+      one.correction && button("Remove correction", () => save(null), { class: "plain" }),
+      button("Cancel", close), element("button", { type: "submit", class: "main" }, "Save")));
+  const dialog = element("dialog", { "aria-labelledby": "correct", oncancel: close },
+    element("h2", { id: "correct" }, "Correct this sentence"), form);
+  document.querySelector("main").append(dialog);
+  dialog.showModal();
+  input.select();
+}
+
+/** Return a button for each thing to learn. */
+function learnable({ words, replace }, fail) {
+  const learn = (text, given) => {
+    const made = button(text, async () => {
+      if (made.dataset.learnt) return;
+      try {
+        await command("learn", given);
+        made.dataset.learnt = "true";
+        setText(made, `✓ ${text}`);
+      } catch (error) {
+        fail(error);
+      }
+    });
+    return made;
+  };
+  return [
+    ...words.map((word) => learn(`Add “${word}” to the vocabulary`, { word })),
+    ...replace.map(({ heard, written }) => learn(`Always write “${written}” for “${heard}”`, { heard, written })),
+  ];
+}
