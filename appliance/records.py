@@ -223,6 +223,14 @@ class Transcript:
     """As in Transcription; None instead of NaN."""
     correction: str | None = None
     """What was really said, as a user entered it later; None without a correction."""
+    level_dbfs: float | None = None
+    """Level of the speech, dB of full scale; None if it was not measured."""
+    snr_db: float | None = None
+    """The speech's level above the noise around it, dB; None if it was not measured."""
+    heard_better_by: str = ""
+    """Node of the room that heard the same sentence better and acts on it; empty without one."""
+    heard_also: tuple[str, ...] = ()
+    """Nodes of other rooms that heard the same sentence, if this one acts on it."""
 
 
 @dataclass(frozen=True, slots=True)

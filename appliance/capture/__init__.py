@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Loudness as Loudness,
         Resampler as Resampler,
         measure_loudness as measure_loudness,
+        measure_speech as measure_speech,
     )
     from appliance.capture.microphone import (
         Microphone as Microphone,

@@ -59,6 +59,35 @@ def measure_loudness(samples: Samples) -> Loudness:
     return Loudness(_decibels(rms), _decibels(peak), clipped_share(samples))
 
 
+POWER_FRAME = 320
+"""Samples of the frames in which speech and noise are told apart by their power: 20 ms."""
+NOISE_SHARE = 0.1
+"""The quietest frames of a window, which begins and ends with a little silence, are noise."""
+SPEECH_DB = 20.0
+"""Frames that are at most this much softer than the loudest ones are speech."""
+SILENCE_DBFS = -96.0
+"""Level of int16 silence: half of the smallest step."""
+
+
+def measure_speech(samples: Samples) -> tuple[float | None, float | None]:
+    """Return the level of the speech in samples (n,) int16, dB of full scale, and how far it is
+    above the noise, dB; None for a sound of zeros or of less than 20 ms."""
+    powers = frame_powers(samples)
+    if not powers.size or not powers.max():
+        return None, None
+    decibels = np.maximum(10 * np.log10(np.maximum(powers, 1e-12)), SILENCE_DBFS)
+    loudest, noise = np.quantile(decibels, (1 - NOISE_SHARE / 2, NOISE_SHARE))
+    level = 10 * math.log10(float(powers[decibels >= loudest - SPEECH_DB].mean()))
+    return round(level, 1), round(level - float(noise), 1)
+
+
+def frame_powers(samples: Samples) -> NDArray[np.float64]:
+    """Return the mean power of each whole frame of 20 ms, 1 for a sound of full scale."""
+    whole = len(samples) // POWER_FRAME
+    scaled = samples[: whole * POWER_FRAME].reshape(whole, POWER_FRAME).astype(np.float32)
+    return np.square(scaled / FULL_SCALE).mean(axis=1, dtype=np.float64)
+
+
 def _decibels(value: float) -> float | None:
     return round(20 * math.log10(value / FULL_SCALE), 1) if value else None
 

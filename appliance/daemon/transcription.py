@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from appliance.capture import measure_speech
 from appliance.config import Settings
 from appliance.daemon import journal
 from appliance.daemon.backlog import Kind, Lease, Task
@@ -298,6 +299,7 @@ def with_memory(work: Callable[[], Made]) -> Made:
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:
     """Return the transcript of a window, whose times are on time.monotonic()'s clock."""
     probability = result.language_probability
+    level_dbfs, snr_db = measure_speech(window.samples)
     return Transcript(
         id=window.id,
         utterance_id=window.utterance_id,
@@ -322,4 +324,6 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         flags=(*window.flags, *result.flags),
         continues=window.continues,
         language_probability=None if math.isnan(probability) else probability,
+        level_dbfs=level_dbfs,
+        snr_db=snr_db,
     )

@@ -66,6 +66,9 @@ def transcript(
         "language": one.language,
         "confidence": rounded(one.confidence, 3),
         "avg_logprob": rounded(one.avg_logprob, 3),
+        "mean_logprob": rounded(one.avg_logprob, 3),
+        "level_dbfs": rounded(one.level_dbfs, 1),
+        "snr_db": rounded(one.snr_db, 1),
         "no_speech_prob": rounded(one.no_speech_prob, 3),
         "compression_ratio": rounded(one.compression_ratio, 3),
         "flags": list(one.flags),
@@ -88,6 +91,10 @@ def transcript(
         event["source"] = one.source
     if one.correction is not None:
         event["correction"] = one.correction
+    if one.heard_better_by:
+        event["heard_better_by"] = one.heard_better_by
+    if one.heard_also:
+        event["heard_also"] = list(one.heard_also)
     return event
 
 

@@ -23,7 +23,7 @@ from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, Phrase, Transcript
 from appliance.system import boot_id
 
-SCHEMA = 7
+SCHEMA = 8
 """Number of the layout, kept in the file's user_version; a higher one is refused."""
 
 _TRANSCRIPTS = (
@@ -101,7 +101,13 @@ _LANGUAGE = ("ALTER TABLE transcripts ADD COLUMN language_probability REAL",)
 _CORRECTION = ("ALTER TABLE transcripts ADD COLUMN correction TEXT",)
 """NULL without one."""
 
-_STEPS = (_TRANSCRIPTS, _SEARCH, _CONFIDENCE, _ORIGIN, _PHRASE, _LANGUAGE, _CORRECTION)
+_ROOMS = tuple(
+    f"ALTER TABLE transcripts ADD COLUMN {column}"
+    for column in ("level_dbfs REAL", "snr_db REAL", "heard_better_by TEXT", "heard_also TEXT")
+)
+"""NULL in older rows: not measured, and heard in this room alone; heard_also is a JSON list."""
+
+_STEPS = (_TRANSCRIPTS, _SEARCH, _CONFIDENCE, _ORIGIN, _PHRASE, _LANGUAGE, _CORRECTION, _ROOMS)
 MIGRATIONS = dict(enumerate(_STEPS, 1))
 """Statements that turn each layout into the next; a new file goes through all of them."""
 
@@ -176,9 +182,11 @@ _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
+_MEASURED = ("language_probability", "level_dbfs", "snr_db")
+"""Numbers that may be NULL."""
 _ADDED = {
     "confidence": 3, "continues": 4, "source": 4, "phrase": 5, "language_probability": 6,
-    "correction": 7,
+    "correction": 7, "level_dbfs": 8, "snr_db": 8, "heard_better_by": 8, "heard_also": 8,
 }  # fmt: skip
 """The layout that added a column; the others are in the first."""
 CURSOR = "SELECT cursor FROM outbox"
@@ -276,6 +284,7 @@ def to_row(transcript: Transcript) -> tuple[Any, ...]:
     values["start"] = iso(transcript.start)
     values["end"] = iso(transcript.end)
     values["flags"] = json.dumps(transcript.flags)
+    values["heard_also"] = json.dumps(transcript.heard_also)
     values["phrase"] = json.dumps(asdict(transcript.phrase)) if transcript.phrase else None
     for name in _FLOATS:  # SQLite stores NaN as NULL, which the tables refuse
         values[name] = math.inf if math.isnan(values[name]) else float(values[name])
@@ -302,8 +311,10 @@ def from_row(row: Row) -> StoredTranscript:
             named["confidence"] = math.exp(min(0.0, named["avg_logprob"]))
         named["continues"] = "" if named["continues"] is None else named["continues"]
         named["source"] = HEARD_HERE if named["source"] is None else named["source"]
-        if named["language_probability"] is not None:
-            named["language_probability"] = float(named["language_probability"])
+        named["heard_better_by"] = named["heard_better_by"] or ""
+        named["heard_also"] = tuple(json.loads(named["heard_also"] or "[]"))
+        for name in _MEASURED:
+            named[name] = None if named[name] is None else float(named[name])
         for name in _FLOATS:
             named[name] = float(named[name])
         if not isinstance(named["correction"], str | None):

@@ -64,6 +64,9 @@ def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
         ("language", "en"),
         ("confidence", 0.811),
         ("avg_logprob", -0.21),
+        ("mean_logprob", -0.21),
+        ("level_dbfs", None),
+        ("snr_db", None),
         ("no_speech_prob", 0.03),
         ("compression_ratio", 1.1),
         ("flags", []),
@@ -76,6 +79,19 @@ def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
         ("queue_ms", 20),
         ("late", False),
     ]
+
+
+def test_level_and_noise_are_published_in_tenths_of_a_decibel() -> None:
+    event = event_of(transcript(level_dbfs=-31.26, snr_db=18.04))
+    assert (event["level_dbfs"], event["snr_db"]) == (-31.3, 18.0)
+
+
+def test_rooms_that_heard_the_same_sentence_are_published_if_there_are_any() -> None:
+    plain = event_of(transcript())
+    worse = event_of(transcript(heard_better_by="kitchen"))
+    better = event_of(transcript(heard_also=("hall", "office")))
+    assert set(worse) - set(plain) == {"heard_better_by"}
+    assert better["heard_also"] == ["hall", "office"]
 
 
 def test_what_goes_on_and_what_others_sent_say_so_and_nothing_else_does() -> None:
@@ -175,7 +191,10 @@ REGISTRY = referencing.Registry().with_resources(
 )
 
 PHRASE = ("phrase", "phrase_name", "slots", "phrase_confidence")
-OPTIONAL = ("continues", "source", "language_probability", "correction", *PHRASE)
+OPTIONAL = (
+    *("continues", "source", "language_probability", "correction", "heard_better_by", "heard_also"),
+    *PHRASE,
+)
 TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
 
 
@@ -215,6 +234,7 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         {"continues": new_id(), "source": "wyoming", "language_probability": 0.9},
         {"phrase": Phrase("turn on the light", "light", {"area": "hall", "level": 5}, math.nan)},
         {"correction": "turn off the light"},
+        {"level_dbfs": -31.2, "snr_db": 18.0, "heard_better_by": "hall", "heard_also": ("hall",)},
     ],
     ids=[
         "plain",
@@ -224,6 +244,7 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         "from elsewhere",
         "phrase",
         "corrected",
+        "rooms",
     ],
 )
 def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ def test_a_file_of_the_first_version_goes_on_with_all_that_it_holds(
         assert [one.seq for one in store.query(grep="NUMBER 21")] == [22]
         assert store.append(transcript("a new one")).seq == 31
         assert [one.seq for one in store.query(grep="new one")] == [31]
-    assert layout(old) == SCHEMA == 7
+    assert layout(old) == SCHEMA == 8
 
 
 def test_killed_in_the_middle_of_the_step_the_file_is_as_it_was(
@@ -310,3 +310,25 @@ def test_a_field_that_no_table_can_hold_is_stored_as_near_as_may_be(
     with Store.open(settings) as store:
         stored = store.append(odd).transcript
     assert stored == replace(odd, text="broken ? letter", avg_logprob=math.inf)
+
+
+def test_level_and_rooms_are_stored_and_an_older_file_knows_none(settings: StoreSettings) -> None:
+    rooms = {"heard_better_by": "hall", "heard_also": ("office",)}
+    heard = [
+        transcript("old", id="01A"),
+        transcript("new", id="01B", level_dbfs=-30.5, snr_db=20.1, **rooms),
+    ]
+    path = Path(settings.path) / FILE_NAME
+    with Store.open(settings) as store:
+        assert [store.append(one).transcript for one in heard] == heard
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE transcripts SET heard_also = NULL, heard_better_by = NULL")
+        connection.commit()
+    with Store.open(settings) as store:
+        assert [one.transcript.heard_also for one in store.read_after(0)] == [(), ()]
+    for broken in ("[", "5"):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE transcripts SET heard_also = ? WHERE seq = 2", (broken,))
+            row = connection.execute(f"{tables.select(connection)} WHERE seq = 2").fetchone()
+            with pytest.raises(tables.DamagedRowError):
+                tables.from_row(row)
