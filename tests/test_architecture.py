@@ -1,7 +1,7 @@
 """Imports go downwards and through a package's `__init__`, and each library has one owner.
 
 cli -> daemon, convert, lab
-daemon -> wyoming, fleet, mqtt, homeassistant, control -> infer, capture, store -> model
+daemon -> wyoming, fleet, mqtt, homeassistant, house, control -> infer, capture, store -> model
 convert, lab -> infer, model
 everything -> config, records, system, errors
 """
@@ -35,6 +35,7 @@ MAY_IMPORT = {
             "control",
             "fleet",
             "homeassistant",
+            "house",
             "mqtt",
             "store",
             "capture",
@@ -48,6 +49,7 @@ MAY_IMPORT = {
     "mqtt": {"store"},
     "web": set(),
     "homeassistant": set(),
+    "house": set(),
     "wyoming": {"capture", "infer", "model"},
     "store": set(),
     "capture": set(),

@@ -85,7 +85,8 @@ def frame_powers(samples: Samples) -> NDArray[np.float64]:
     """Return the mean power of each whole frame of 20 ms, 1 for a sound of full scale."""
     whole = len(samples) // POWER_FRAME
     scaled = samples[: whole * POWER_FRAME].reshape(whole, POWER_FRAME).astype(np.float32)
-    return np.square(scaled / FULL_SCALE).mean(axis=1, dtype=np.float64)
+    powers: NDArray[np.float64] = np.square(scaled / FULL_SCALE).mean(axis=1, dtype=np.float64)
+    return powers
 
 
 def _decibels(value: float) -> float | None:

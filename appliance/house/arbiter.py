@@ -1,0 +1,393 @@
+"""Decides which of several rooms acts on a sentence that all of them heard.
+
+A pure object: it has no clock, no thread and no connection. Its owner passes in the time, what this
+room hears, and every message of the topic, this room's own messages included. The owner publishes
+`outgoing` in order and obeys `decisions`.
+
+The broker passes the messages of one topic to all rooms in the same order. That order decides: of
+several `Act` messages about one sentence, the first one counts, and a room acts only when its own
+`Act` has come back from the broker before any other. So two rooms that can communicate never both
+act. A room that leaves the sentence to a better one takes over if it does not see that room's `Act`
+in time. So no sentence is lost because each room thought that the other was better.
+
+A room that the broker does not answer acts on its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal, is_same_sentence
+from appliance.house.rooms import OtherRooms
+
+DECIDE_S = 0.1
+"""Longest wait for claims of rooms that hear the same speech, from the first claim on."""
+TAKE_OVER_S = 0.13
+"""A room that left the sentence to a better one acts after this time without that room's Act."""
+ANSWER_S = 1.0
+"""If the broker has not returned one of our messages within this time, we cannot communicate."""
+SETTLED_S = 15.0
+"""A connection this old has shown every room's Hearing of the present sentence."""
+START_S = 5.0
+"""Longest wait for the first connection with a sentence that was spoken before our start."""
+PRESENCE_S = 0.3
+"""The broker sends which rooms are online within this time of a connection."""
+AGAIN_S = 6.0
+"""A sentence that was decided alone is decided again after a reconnection, if it is not older. Home
+Assistant gets older ones as late, and nothing acts on those."""
+CONFIRM_S = 10.0
+"""A room that does not say within this time of our connection that it is online, is offline."""
+REMEMBER_S = 60.0
+"""Claims and decisions are kept for this time."""
+
+
+class Separation(enum.Enum):
+    """Why a room decided without the others."""
+
+    NONE = ""
+    OFFLINE = "no connection to the broker"
+    UNANSWERED = "the broker does not answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do with a sentence, or (`first` False) who else turned out to have heard it."""
+
+    id: str
+    acts: bool
+    node: str
+    """The room that acts."""
+    others: tuple[str, ...]
+    """Other rooms that heard the sentence, if this one acts."""
+    separation: Separation
+    waited_s: float
+    """Since the text was ready."""
+    again: bool = False
+    """True if it was decided before, without a connection. What needs no broker was done then."""
+    first: bool = True
+
+
+class SentenceState(enum.Enum):
+    """State of a sentence that this room has claimed."""
+
+    HELD = "waits for the first connection"
+    WAITING = "waits for the claims or the Act of other rooms"
+    ACTING = "our Act is on its way to the broker and back"
+    ACTED = "we act on it"
+    DEFERRED = "another room acts on it"
+
+
+@dataclass(slots=True)
+class ClaimedSentence:
+    """A sentence that this room has claimed."""
+
+    claim: Claim
+    ready_s: float
+    state: SentenceState = SentenceState.WAITING
+    again: bool = False
+    separation: Separation = Separation.NONE
+    decided_s: float = math.inf
+    others: set[str] = field(default_factory=set)
+
+
+class Arbiter:
+    """Exchanges messages with the other rooms and decides. Owned by one thread.
+
+    Times are seconds on one monotonic clock of this machine.
+    """
+
+    def __init__(self, node: str, now_s: float, known: Collection[str] = ()) -> None:
+        """`known` are rooms that were online before this process began."""
+        self.node = node
+        self.outgoing: deque[Message] = deque()
+        self.decisions: deque[Decision] = deque()
+        self.others = OtherRooms(set(known) - {node})
+        self._started_s, self._connected_s = now_s, math.inf
+        self._known = bool(self.others.since_s)
+        """True if another room was online before the first connection."""
+        self._sentences: dict[str, ClaimedSentence] = {}
+        self._unanswered: deque[tuple[Message, float]] = deque()
+        """Our messages that the broker has not returned, the oldest first."""
+
+    # what happens
+
+    def set_connected(self, connected: bool, now_s: float) -> None:
+        """The connection to the broker begins or ends."""
+        self._unanswered.clear()
+        self.others.reconnect()
+        self.outgoing.clear()
+        if not connected:
+            self._connected_s = math.inf
+        elif self._connected_s == math.inf:
+            self._connected_s = now_s
+            self._decide_separated_again(now_s)
+        self.poll(now_s)
+
+    def set_online(self, node: str, online: bool, now_s: float) -> None:
+        """Another room appears, or its connection ends."""
+        if node == self.node:
+            return
+        if online:
+            self.others.since_s[node] = now_s
+        else:
+            self.others.leave(node)
+        self.poll(now_s)
+
+    def hear(self, utterance: str, start_s: float, now_s: float) -> None:
+        """This room begins to hear someone speak."""
+        if self.rooms and self._is_connected:
+            self._send(Hearing(self.node, utterance, start_s), now_s)
+
+    def withdraw(self, utterance: str, now_s: float) -> None:
+        """What this room heard gives no sentence."""
+        if self.rooms and self._is_connected:
+            self._send(Withdrawal(self.node, utterance), now_s)
+
+    def claim(self, claim: Claim, now_s: float) -> None:
+        """This room has the text of a sentence, and would act on it."""
+        sentence = ClaimedSentence(claim, now_s)
+        self._sentences[claim.id] = sentence
+        if claim.end_s < self._started_s and self._known and self._holds(now_s):
+            sentence.state = SentenceState.HELD
+        self._begin(sentence, now_s)
+        self.poll(now_s)
+
+    def receive(self, message: Message, now_s: float) -> None:
+        """Take in a message of the topic, this room's own ones included, in the broker's order."""
+        if message.node == self.node:
+            self._receive_own(message, now_s)
+        else:
+            self._receive(message, now_s)
+        self.poll(now_s)
+
+    def poll(self, now_s: float) -> None:
+        """Decide what can be decided; call it at `due_s` at the latest."""
+        for sentence in self._sentences.values():
+            self._advance(sentence, now_s)
+        if now_s >= self._connected_s + CONFIRM_S:
+            self.others.drop_unconfirmed()
+        self.others.forget(now_s - REMEMBER_S)
+        old = [key for key, one in self._sentences.items() if one.ready_s < now_s - REMEMBER_S]
+        for key in old:
+            del self._sentences[key]
+
+    def due_s(self, now_s: float) -> float:
+        """Return when `poll` has to be called even if nothing happens; inf if never."""
+        return min((self._due_s(one) for one in self._sentences.values()), default=math.inf)
+
+    # receiving
+
+    def _receive_own(self, message: Message, now_s: float) -> None:
+        """Our message came back, and with it everything that the broker got before it."""
+        answered = _identity(message)
+        places = [at for at, (one, _) in enumerate(self._unanswered) if _identity(one) == answered]
+        for _ in range(places[0] + 1 if places else 0):
+            self._unanswered.popleft()
+        if places and not self._unanswered:
+            self._decide_separated_again(now_s)
+        sentence = self._sentences.get(message.claim.id) if isinstance(message, Act) else None
+        if sentence and sentence.state is SentenceState.ACTING:
+            self._decide(sentence, SentenceState.ACTED, now_s)
+
+    def _receive(self, message: Message, now_s: float) -> None:
+        """Another room's message."""
+        match message:
+            case Hearing(node, utterance, start_s):
+                self.others.hearers[node, utterance] = start_s
+            case Withdrawal(node, utterance):
+                self.others.hearers.pop((node, utterance), None)
+            case Claim():
+                self._add_claim(message, now_s)
+                self._answer_late_claim(message, now_s)
+            case Act(claim, _):
+                self._add_claim(claim, now_s)
+                self.others.acts.append((message, now_s))
+                for sentence in self._sentences.values():
+                    open_states = (SentenceState.WAITING, SentenceState.ACTING)
+                    if sentence.state in open_states and self.others.is_about(
+                        message, sentence.claim
+                    ):
+                        self._decide(sentence, SentenceState.DEFERRED, now_s, claim.node)
+
+    def _add_claim(self, claim: Claim, now_s: float) -> None:
+        self.others.add_claim(claim, now_s)
+        for sentence in self._sentences.values():
+            is_ours = sentence.state is SentenceState.ACTED and is_same_sentence(
+                claim, sentence.claim
+            )
+            if is_ours and claim.node not in sentence.others:
+                sentence.others.add(claim.node)
+                self.decisions.append(self._decision(sentence, now_s, first=False))
+
+    def _answer_late_claim(self, claim: Claim, now_s: float) -> None:
+        """Repeat our Act for a room that was offline when we published it."""
+        for sentence in self._sentences.values():
+            if sentence.state is SentenceState.ACTED and is_same_sentence(claim, sentence.claim):
+                missed_s = max(self.others.since_s.get(claim.node, -math.inf), self._connected_s)
+                if missed_s > sentence.decided_s and sentence.separation is Separation.NONE:
+                    self._send(Act(sentence.claim, (claim.id,)), now_s)
+
+    # deciding
+
+    def _begin(self, sentence: ClaimedSentence, now_s: float) -> None:
+        """Publish the claim of a sentence, or act at once if nobody else hears it."""
+        if (
+            sentence.state is SentenceState.HELD
+            or not self.rooms
+            or self._separation(now_s) is not Separation.NONE
+        ):
+            return
+        if self._is_heard_here_alone(sentence):
+            self._send(Act(sentence.claim), now_s)
+            self._decide(sentence, SentenceState.ACTED, now_s)
+        else:
+            self._send(sentence.claim, now_s)
+
+    def _decide_separated_again(self, now_s: float) -> None:
+        """Let the rooms decide about recent sentences that we decided alone."""
+        for sentence in self._sentences.values():
+            is_recent = now_s - sentence.claim.end_s <= AGAIN_S
+            if sentence.separation is not Separation.NONE and is_recent and self.rooms:
+                sentence.again, sentence.ready_s = True, now_s
+                sentence.state, sentence.separation = SentenceState.WAITING, Separation.NONE
+                self._send(sentence.claim, now_s)
+
+    def _advance(self, sentence: ClaimedSentence, now_s: float) -> None:
+        """Decide about a sentence if everything for that is known, or if it is time."""
+        if sentence.state is SentenceState.HELD:
+            if self._holds(now_s):
+                return
+            sentence.state, sentence.ready_s = SentenceState.WAITING, now_s
+            self._begin(sentence, now_s)
+        if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
+            return
+        if not self.rooms:
+            self._decide(sentence, SentenceState.ACTED, now_s)
+            return
+        separation = self._separation(now_s)
+        if separation is not Separation.NONE:
+            sentence.separation = separation
+            self._decide(sentence, SentenceState.ACTED, now_s)
+            return
+        if sentence.state is SentenceState.ACTING:
+            return
+        if node := self.others.act_on(sentence.claim):
+            self._decide(sentence, SentenceState.DEFERRED, now_s, node)
+            return
+        self._choose(sentence, now_s)
+
+    def _choose(self, sentence: ClaimedSentence, now_s: float) -> None:
+        """Publish our Act if we are the best, or if the best has not published one in time."""
+        if now_s < self._decide_s(sentence):
+            return
+        group = self.others.group(sentence.claim)
+        is_best = all(sentence.claim.order < claim.order for claim, _ in group)
+        if is_best or now_s >= sentence.ready_s + TAKE_OVER_S:
+            sentence.state = SentenceState.ACTING
+            self._send(Act(sentence.claim, tuple(claim.id for claim, _ in group)), now_s)
+
+    def _decide(
+        self, sentence: ClaimedSentence, state: SentenceState, now_s: float, node: str = ""
+    ) -> None:
+        sentence.state, sentence.decided_s = state, now_s
+        sentence.others = {claim.node for claim, _ in self.others.group(sentence.claim)} - {node}
+        self.decisions.append(self._decision(sentence, now_s, node))
+
+    def _decision(
+        self, sentence: ClaimedSentence, now_s: float, node: str = "", *, first: bool = True
+    ) -> Decision:
+        return Decision(
+            sentence.claim.id,
+            acts=not node,
+            node=node or self.node,
+            others=() if node else tuple(sorted(sentence.others)),
+            separation=sentence.separation,
+            waited_s=now_s - sentence.ready_s,
+            again=sentence.again,
+            first=first,
+        )
+
+    # what is known
+
+    @property
+    def rooms(self) -> list[str]:
+        """The other rooms that are online, or may be."""
+        return sorted(self.others.since_s)
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._connected_s < math.inf
+
+    def _holds(self, now_s: float) -> bool:
+        """Return True while a sentence from before our start has to wait for the connection."""
+        waits_s = min(self._connected_s + PRESENCE_S, self._started_s + START_S)
+        return now_s < waits_s
+
+    def _separation(self, now_s: float) -> Separation:
+        """Return why we cannot communicate."""
+        if not self._is_connected:
+            return Separation.OFFLINE
+        if self._unanswered and now_s - self._unanswered[0][1] >= ANSWER_S:
+            return Separation.UNANSWERED
+        return Separation.NONE
+
+    def _is_heard_here_alone(self, sentence: ClaimedSentence) -> bool:
+        """Return True if no other room hears the sentence, and none can have said so unheard."""
+        return (
+            self._is_settled(sentence)
+            and not self._unanswered
+            and not self.others.hear(sentence.claim)
+            and not self.others.group(sentence.claim)
+            and not self.others.act_on(sentence.claim)
+        )
+
+    def _is_settled(self, sentence: ClaimedSentence) -> bool:
+        """Return True if we are connected since long before the sentence."""
+        return self._connected_s < sentence.claim.start_s - SETTLED_S
+
+    def _decide_s(self, sentence: ClaimedSentence) -> float:
+        """Return when to choose: at once if every room that hears the speech has claimed it.
+
+        After a connection, rooms that acted before it repeat that, so we wait for them.
+        """
+        if not self._is_settled(sentence):
+            return sentence.ready_s + DECIDE_S
+        if not self.others.hear(sentence.claim):
+            return sentence.ready_s
+        return (
+            min([sentence.ready_s, *(came_s for _, came_s in self.others.group(sentence.claim))])
+            + DECIDE_S
+        )
+
+    def _due_s(self, sentence: ClaimedSentence) -> float:
+        if sentence.state is SentenceState.HELD:
+            return min(self._connected_s + PRESENCE_S, self._started_s + START_S)
+        if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
+            return math.inf
+        due_s = self._unanswered[0][1] + ANSWER_S if self._unanswered else math.inf
+        if sentence.state is SentenceState.WAITING:
+            ordered = [
+                sentence.claim.order < claim.order for claim, _ in self.others.group(sentence.claim)
+            ]
+            wait_s = self._decide_s(sentence) if all(ordered) else math.inf
+            due_s = min(due_s, wait_s, sentence.ready_s + TAKE_OVER_S)
+        return due_s
+
+    def _send(self, message: Message, now_s: float) -> None:
+        self.outgoing.append(message)
+        self._unanswered.append((message, now_s))
+
+
+def _identity(message: Message) -> tuple[type, str]:
+    return type(message), _key(message)
+
+
+def _key(message: Message) -> str:
+    """Return what identifies one of our messages when it comes back."""
+    if isinstance(message, Act):
+        return message.claim.id
+    return message.id if isinstance(message, Claim) else message.utterance

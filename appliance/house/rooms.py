@@ -1,0 +1,80 @@
+"""What a room knows of the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from appliance.house.claims import Act, Claim, is_same_sentence
+
+OPEN_S = 30.0
+"""A room that hears speech for longer than this without any claim is not waited for."""
+
+
+class OtherRooms:
+    """What this room knows of the others: who is online, what they hear, claim and act on."""
+
+    def __init__(self, nodes: Collection[str]) -> None:
+        """`nodes` may be online."""
+        self.since_s: dict[str, float] = dict.fromkeys(nodes, -math.inf)
+        """Since when each room is online; -inf for one that may be."""
+        self.hearers: dict[tuple[str, str], float] = {}
+        """When rooms began to hear what they have not claimed yet."""
+        self._claims: dict[str, tuple[Claim, float]] = {}
+        """Claims and when they came."""
+        self.acts: list[tuple[Act, float]] = []
+
+    def reconnect(self) -> None:
+        """Forget who is online and what was missed, at the begin of our connection."""
+        self.hearers.clear()
+        self.since_s = dict.fromkeys(self.since_s, -math.inf)
+
+    def drop_unconfirmed(self) -> None:
+        """Take rooms that have not said that they are online for offline."""
+        self.since_s = {node: since_s for node, since_s in self.since_s.items() if since_s > -1e9}
+
+    def leave(self, node: str) -> None:
+        """Note that a room is offline."""
+        self.since_s.pop(node, None)
+        for key in [key for key in self.hearers if key[0] == node]:
+            del self.hearers[key]
+
+    def add_claim(self, claim: Claim, now_s: float) -> bool:
+        """Note a claim; return False if it is known."""
+        if claim.last:
+            self.hearers.pop((claim.node, claim.utterance), None)
+        if claim.id in self._claims:
+            return False
+        self._claims[claim.id] = claim, now_s
+        return True
+
+    def group(self, claim: Claim) -> list[tuple[Claim, float]]:
+        """Return the claims of the same sentence by rooms that are online, and when they came."""
+        return [
+            (other, came_s)
+            for other, came_s in self._claims.values()
+            if other.node in self.since_s and is_same_sentence(other, claim)
+        ]
+
+    def hear(self, claim: Claim) -> bool:
+        """Return True while another room hears speech that may be the same."""
+        return any(
+            start_s < claim.end_s and claim.end_s - start_s < OPEN_S
+            for start_s in self.hearers.values()
+        )
+
+    def act_on(self, claim: Claim) -> str:
+        """Return the room that acts on the sentence; empty without one."""
+        return next((act.node for act, _ in self.acts if self.is_about(act, claim)), "")
+
+    def is_about(self, act: Act, claim: Claim) -> bool:
+        """Return True if a room's Act is about the sentence that we claim."""
+        ids = {claim.id, *(other.id for other, _ in self.group(claim))}
+        known, _ = self._claims.get(act.claim.id, (act.claim, 0.0))
+        return not ids.isdisjoint(act.over) or is_same_sentence(known, claim)
+
+    def forget(self, before_s: float) -> None:
+        """Forget what is older than that."""
+        self.acts = [one for one in self.acts if one[1] > before_s]
+        self._claims = {key: one for key, one in self._claims.items() if one[1] > before_s}
+        self.hearers = {key: at_s for key, at_s in self.hearers.items() if at_s > before_s}
