@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from appliance.convert.checkpoint import Checkpoint
 from appliance.convert.graph import (
@@ -45,20 +46,24 @@ def write_encoder(
     zero_points: bool = False,
     inline: int = INLINE,
 ) -> None:
-    """Write encoder.onnx: mel (1, 2 P, n_mels) float32 -> states (1, P, d_model) float32.
+    """Write encoder.onnx: mel (1, 2 p, n_mels) float32 -> states (1, p, d_model) float32, for any p
+    up to `positions`.
 
-    P is `positions`; the position table is cut to it. The convolutions are never `int8`. Residuals
-    are Sum, not Add, which ONNX Runtime would fuse with the layer norm behind it: its 1.31 takes
-    seven times as long for both in one.
+    The position table is cut to `positions`, and in each run to p. The convolutions are never
+    `int8`. Residuals are Sum, not Add, which ONNX Runtime would fuse with the layer norm behind it:
+    its 1.31 takes seven times as long for both in one.
     """
     config, weights = checkpoint.config, checkpoint.weights
     graph = RuntimeGraph(weights, file, inline, int8=int8, many_rows=True, zero_points=zero_points)
-    mel = graph.input("mel", (1, 2 * positions, config.num_mel_bins))
+    mel = graph.input("mel", (1, "frames", config.num_mel_bins))
     x = graph.transpose(mel, 0, 2, 1)
     x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
     x = _convolve(graph, x, f"{ENCODER}.conv2", stride=2)
-    table = weights[SOUND_POSITIONS][:positions]
-    x = graph.node("Sum", graph.transpose(x, 0, 2, 1), graph.constant("positions", table))
+    x = graph.transpose(x, 0, 2, 1)
+    table = graph.constant("positions", weights[SOUND_POSITIONS][:positions])
+    count = graph.node("Shape", x, start=1, end=2)
+    first = graph.constant("first_position", np.array([0]))
+    x = graph.node("Sum", x, graph.node("Slice", table, first, count))
     normed = graph.layer_norm(x, f"{ENCODER}.layers.0.self_attn_layer_norm")
     for layer in range(config.encoder_layers):
         name = f"{ENCODER}.layers.{layer}"
@@ -70,8 +75,30 @@ def write_encoder(
         last = layer + 1 == config.encoder_layers
         after = f"{ENCODER}.layers.{layer + 1}.self_attn_layer_norm"
         normed = graph.layer_norm(x, f"{ENCODER}.layer_norm" if last else after)
-    graph.output(normed, "states", (1, positions, config.d_model))
+    graph.output(normed, "states", (1, "positions", config.d_model))
     graph.save(file, "whisper_encoder")
+
+
+def accept_short_windows(file: Path) -> None:
+    """Rewrite an encoder.onnx of an earlier version in place: it then takes windows of any length,
+    as those of `write_encoder` do. Changes nothing in one that already does. Raises OSError."""
+    model = onnx.load(file, load_external_data=False)
+    graph = model.graph
+    sizes = [tensor.type.tensor_type.shape.dim[1] for tensor in (*graph.input, *graph.output)]
+    if any(size.dim_param for size in sizes):
+        return
+    at, add = next((at, node) for at, node in enumerate(graph.node) if "positions" in node.input)
+    x, table = add.input
+    add.input[1] = "positions_used"
+    graph.node.insert(at, helper.make_node("Shape", [x], ["position_count"], start=1, end=2))
+    cut = [table, "first_position", "position_count"]
+    graph.node.insert(at + 1, helper.make_node("Slice", cut, ["positions_used"]))
+    graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_position"))
+    for size, name in zip(sizes, ("frames", "positions"), strict=True):
+        size.dim_param = name
+    draft = file.with_suffix(".draft")
+    onnx.save(model, draft)
+    draft.replace(file)
 
 
 def _convolve(graph: RuntimeGraph, x: str, name: str, stride: int) -> str:

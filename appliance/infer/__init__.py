@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
     from appliance.infer.drafts import Drafts as Drafts
     from appliance.infer.encoder import Backend as Backend, Encoder as Encoder
-    from appliance.infer.gates import Gates as Gates, compression_ratio as compression_ratio
+    from appliance.infer.gates import (
+        Gates as Gates,
+        compression_ratio as compression_ratio,
+        judge as judge,
+    )
     from appliance.infer.hailo import device as device, errors as errors
     from appliance.infer.hailo.decoder import (
         HailoDecoder as HailoDecoder,

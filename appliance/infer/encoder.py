@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from appliance.model import ENCODER_FILE, Bundle
+import numpy as np
+
+from appliance.model import ENCODER_FILE, FRAMES_PER_POSITION, POSITIONS_PER_SECOND, Bundle
 from appliance.records import Mel, States
+
+STEP = POSITIONS_PER_SECOND // 2
+"""Positions by which a short window grows: 0.5 s. Few sizes keep ONNX Runtime's memory in one
+piece."""
+SILENT_MEL = -1.5
+"""A mel band without any energy: (log10(mel.FLOOR) + 4) / 4."""
+SILENT_WITHIN = 1e-3
+"""A frame is silent if no band is further above the window's lowest value."""
 
 
 class Backend(Protocol):
@@ -40,7 +50,11 @@ class Encoder(Backend, Protocol):
 
 class CpuEncoder:
     """encoder.onnx through ONNX Runtime. Same input and output as the NPU's, but several threads
-    may `encode`."""
+    may `encode`.
+
+    With `bundle.short_windows` it computes only the positions up to the end of the sound. Behind
+    them come the states of a silent window, so the decoder sees as many as it was trained on.
+    """
 
     name = "cpu"
     trouble: str | None = None
@@ -49,16 +63,31 @@ class CpuEncoder:
         """Loads the graph; `threads` 0: one per core. Raises ModelError."""
         from appliance.infer.sessions import Session
 
+        short = bundle.short_windows
         self._session = Session(
             bundle.folder / ENCODER_FILE,
             threads,
-            inputs={"mel": (1, bundle.frames, bundle.n_mels)},
-            outputs={"states": (1, bundle.positions, bundle.d_model)},
+            inputs={"mel": (1, None if short else bundle.frames, bundle.n_mels)},
+            outputs={"states": (1, None if short else bundle.positions, bundle.d_model)},
             precise=bundle.zero_points,
         )
+        self._silence: States | None = None
+        if short:
+            silent = np.full((bundle.frames, bundle.n_mels), SILENT_MEL, np.float32)
+            self._silence = self._compute(silent)
 
     def encode(self, mel: Mel) -> States:
         """Return states (P, d_model) float32 of `mel` (W, n_mels) float32. Raises ModelError."""
+        if self._silence is None:
+            return self._compute(mel)
+        used = positions_of_sound(mel)
+        if used == len(self._silence):
+            return self._compute(mel)
+        return np.concatenate(
+            (self._compute(mel[: used * FRAMES_PER_POSITION]), self._silence[used:])
+        )
+
+    def _compute(self, mel: Mel) -> States:
         states: States = self._session.run({"mel": mel[None]})[0][0]
         return states
 
@@ -71,3 +100,16 @@ class CpuEncoder:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def positions_of_sound(mel: Mel) -> int:
+    """Return how many positions reach the end of the sound in `mel` (W, n_mels): at least STEP and
+    at most W / 2, in steps of STEP.
+
+    Zeros behind the samples give the lowest value in all bands. A longer vocal tract's (mel.warp)
+    differ from it by rounding.
+    """
+    sounding = np.flatnonzero(mel.max(axis=1) > mel.min() + SILENT_WITHIN)
+    frames = int(sounding[-1]) + 1 if len(sounding) else 1
+    steps = -(-frames // (STEP * FRAMES_PER_POSITION))
+    return min(steps * STEP, len(mel) // FRAMES_PER_POSITION)

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from appliance.model import Bundle
 
 
-def open_transcriber(settings: Settings, products: Products | None = None) -> Transcriber:
+def open_transcriber(
+    settings: Settings, products: Products | None = None, bundle: Bundle | None = None
+) -> Transcriber:
     """Return the transcriber that the configuration asks for, loaded and verified.
 
-    Checks the processor's integer arithmetic, too (`products`: see `find_trouble`). Raises
+    With `bundle`, that one instead of the configuration's. Checks the processor's integer
+    arithmetic, too (`products`: see `find_trouble`). Raises
     ModelError for the bundle, ConfigError for settings that do not fit it, and DeviceError for a
     Hailo that must be there and cannot be used.
     """
@@ -44,7 +47,7 @@ def open_transcriber(settings: Settings, products: Products | None = None) -> Tr
     from appliance.infer.tokenizer import Tokenizer
     from appliance.model import load_bundle
 
-    bundle = load_bundle(settings.model.bundle)
+    bundle = bundle or load_bundle(settings.model.bundle)
     chosen, on_npu = settings.decoder, settings.decoder.backend == "hailo"
     rules = choose_guards(bundle, chosen)
     tokenizer = Tokenizer.open(bundle)

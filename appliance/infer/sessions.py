@@ -95,9 +95,10 @@ class Session:
     ) -> None:
         """Load `file` with `threads` CPU threads (0: one for each core the process may use).
 
-        Without `arena`, memory is freed between runs: 30 MB less with onnxruntime 1.21, and as fast
-        for small tensors. Without `precise`, INT8 products may saturate; see _options. Raises
-        ModelError if the graph cannot be loaded or its tensors differ from those given.
+        None in a shape asks for a tensor of any size there; a graph that takes any size also fits a
+        fixed one. Without `arena`, memory is freed between runs: 30 MB less with onnxruntime 1.21,
+        and as fast for small tensors. Without `precise`, INT8 products may saturate; see _options.
+        Raises ModelError if the graph cannot be loaded or its tensors differ from those given.
         """
         self._file = file
         try:
@@ -216,7 +217,7 @@ def _check_tensors(
         for tensor in present
     }
     for name, shape in wanted.items():
-        if found.get(name) != shape:
+        if name not in found or not _fits(found[name], shape):
             raise ModelError(
                 f"{file}: {role} {name}: expected shape {_show(shape)}, "
                 f"found {_show(found[name]) if name in found else 'none of that name'}; "
@@ -227,6 +228,13 @@ def _check_tensors(
             f"{file}: expected no {role} but {', '.join(wanted)}, found {', '.join(surplus)}; "
             "build or install the bundle again"
         )
+
+
+def _fits(found: Shape, wanted: Shape) -> bool:
+    """Return True if a tensor of the shape `found` can have the sizes `wanted`."""
+    return len(found) == len(wanted) and all(
+        size is None or size == other for size, other in zip(found, wanted, strict=True)
+    )
 
 
 def _show(shape: Shape) -> str:

@@ -238,6 +238,9 @@ class Bundle:
     """None if no recordings were compared."""
     vtln: Vtln | None = None
     """None: no second pass."""
+    short_windows: bool = False
+    """True if texts were measured to stay the same when the encoder on the CPU computes only what
+    was said and silence is put behind it; encoder.onnx then takes windows of any length."""
 
     @property
     def frames(self) -> int:
@@ -581,6 +584,7 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),
         phrase_calibration=_parse_phrase_calibration(table),
         vtln=_parse_vtln(table),
+        short_windows="short_windows" in table and table.flag("short_windows"),
     )
 
 

@@ -294,24 +294,16 @@ def test_a_bundle_is_found_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_graph_of_another_width_than_the_manifest_says_is_refused(folder: Path) -> None:
     edit(folder, d_model=64)
     bundle = load_bundle(folder)
-    wrong = r"output states: expected shape \(1, 500, 64\), found \(1, 500, 128\)"
+    wrong = r"output states: expected shape \(1, 500, 64\), found \(1, any, 128\)"
     with pytest.raises(ModelError, match=wrong):
         CpuEncoder(bundle, 1)
     with pytest.raises(ModelError, match=r"embedding.bin: expected 521 rows of 64 numbers of 4"):
         Decoder(bundle, bundle.guards, 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        ({"window_s": 5, "positions": 250}, r"input mel: expected shape \(1, 500, 80\)"),
-        ({"n_mels": 128}, r"input mel: expected shape \(1, 1000, 128\), found \(1, 1000, 80\)"),
-    ],
-)
-def test_a_graph_for_another_window_is_refused(
-    folder: Path, change: dict[str, Any], wrong: str
-) -> None:
-    edit(folder, **change)
+def test_a_graph_for_another_mel_is_refused(folder: Path) -> None:
+    edit(folder, n_mels=128)
+    wrong = r"input mel: expected shape \(1, 1000, 128\), found \(1, any, 80\)"
     with pytest.raises(ModelError, match=wrong):
         CpuEncoder(load_bundle(folder), 1)
 
@@ -323,6 +315,7 @@ def test_a_graph_for_another_window_is_refused(
         ({"vocabulary_size": 522}, "embedding.bin: expected 522 rows of 128 numbers of 4 bytes"),
         ({"suppressed": [513]}, r"output logits: expected shape \(any, 520\), found \(any, 513\)"),
         ({"vocabulary_scan": "int4"}, "output best: expected shape .* found none of that name"),
+        ({"window_s": 5, "positions": 250}, r"input states: expected shape \(1, 251, 128\)"),
         ({"heads": 8}, r"output cross_keys_0: expected shape \(8, 16, 501\)"),
     ],
 )
