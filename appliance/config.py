@@ -262,7 +262,7 @@ class SegmenterSettings:
     )
     speculate: bool = key(
         True,
-        "Transcribe after 300 ms of silence, so that the text is ready when the utterance ends. If "
+        "Transcribe after 0.2 s of silence, so that the text is ready when the utterance ends. If "
         "speech resumes, that text is discarded.",
     )
     early_ms: int = key(

@@ -1,7 +1,7 @@
 """One transcription request: sound -> windows -> text, as with the microphone's own speech.
 
 The sound is resampled to 16 kHz mono, cut into windows by a segmenter of its own, and transcribed
-while more of it arrives. A window that is likely to be the last one (300 ms of silence) is
+while more of it arrives. A window that is likely to be the last one (0.2 s of silence) is
 transcribed speculatively, so that its text is ready when the sound ends. The same gates apply.
 """
 
