@@ -244,6 +244,17 @@ class Correction:
     """UTC."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeardIn:
+    """Other rooms that heard a sentence of this one."""
+
+    transcript_id: str
+    heard_better_by: str
+    """As in Transcript."""
+    heard_also: tuple[str, ...]
+    """As in Transcript."""
+
+
 class Tier(enum.IntEnum):
     """How likely a name of the home is spoken; the first are the likeliest."""
 
@@ -302,6 +313,9 @@ class Listener:
     def on_partial(self, partial: Partial) -> None:
         """Take in a partial text; called even if it does not want any."""
 
+    def on_heard_in(self, heard: HeardIn) -> None:
+        """Take in which other rooms heard a sentence."""
+
     def on_speech(self, speaking: bool) -> None:
         """Take in that someone starts or stops speaking."""
 
@@ -342,6 +356,8 @@ class ApplianceState:
     """Board or machine; empty if unknown."""
     listens: bool = True
     """False for a machine without a microphone (capture.device = "none")."""
+    rooms: tuple[str, ...] = ()
+    """Other rooms that are online on the same broker."""
     fleet: tuple[str, str] | None = None
     """Role in a fleet, and the connected server or ""; None without a fleet."""
     wyoming: str | None = ""

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "mqtt": {"store"},
     "web": set(),
     "homeassistant": set(),
-    "house": set(),
+    "house": {"capture"},
     "wyoming": {"capture", "infer", "model"},
     "store": set(),
     "capture": set(),

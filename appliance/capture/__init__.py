@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Framer as Framer,
         Loudness as Loudness,
         Resampler as Resampler,
+        frame_powers as frame_powers,
         measure_loudness as measure_loudness,
         measure_speech as measure_speech,
     )

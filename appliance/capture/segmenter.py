@@ -150,6 +150,11 @@ class Segmenter:
         return bool(self._utterance_id)
 
     @property
+    def utterance_id(self) -> str:
+        """Id of the open utterance; empty while nobody speaks."""
+        return self._utterance_id
+
+    @property
     def closed_early(self) -> bool:
         """True if the last utterance was closed before the hang-over and no other was opened
         since."""

@@ -34,6 +34,7 @@ log = logging.getLogger("roomscribe.control")
 SOCKET_NAME = "control"
 EVENTS = (
     "transcript", "discarded", "state", "stats", "speech", "level", "partial", "correction",
+    "heard_in",
 )  # fmt: skip
 EVENTS_QUEUED = 1024
 """Most events that wait for the server's thread; the oldest are dropped first."""

@@ -30,8 +30,10 @@ from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import TaskTranscriber, open_transcriber
+from appliance.errors import StoreError
 from appliance.fleet import FleetWorker, Link, OwnRoom, SatelliteTranscriber
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
+from appliance.house import House
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
 from appliance.mqtt import ANNOUNCED_FILE, Announcement, Publisher, Sources, subscriptions
 from appliance.records import (
@@ -39,6 +41,7 @@ from appliance.records import (
     ApplianceStats,
     Correction,
     Frame,
+    HeardIn,
     Listener,
     Transcription,
     Window,
@@ -122,11 +125,16 @@ class _Assembly:
         self.segmenter = factories.segmenter(
             VoiceDetector(settings.voice), settings.segmenter, self.model.bundle.window_s
         )
+        self.house = self.make_house() if settings.mqtt.enabled else None
         self.publisher = self.make_publisher() if settings.mqtt.enabled else None
         self.controls = self.make_controls(read, installer)
         opened.callback(self.controls.close)
         self.home = self.make_home()
-        self.listeners = tuple(filter(None, (self.publisher, self.controls, self.home)))
+        # the house hands sentences to Home Assistant once it is decided which room acts
+        acting = self.house or self.home
+        self.listeners = tuple(filter(None, (self.publisher, self.controls, acting)))
+        if self.house:
+            self.house.assistant = self.home
         self.make_stages()
         self.wyoming = self.make_wyoming() if settings.wyoming.enabled else None
         self.fleet = self.make_fleet() if settings.fleet.serves else None
@@ -166,6 +174,7 @@ class _Assembly:
             publisher=self.publisher,
             controls=self.controls,
             home=self.home,
+            house=self.house,
             wyoming=self.wyoming,
             fleet=self.fleet,
             listeners=self.listeners,
@@ -230,7 +239,33 @@ class _Assembly:
                 lambda: self.home.wake() if self.home else None,
             ),
             subscriptions=subscriptions(settings.history, self.node, self.store, self.mute),
+            rooms=self.house,
         )
+
+    def make_house(self) -> House:
+        """Return what decides with other rooms which one acts on a sentence."""
+
+        def wake() -> None:
+            if self.publisher:
+                self.publisher.notify()
+
+        return House(
+            self.node,
+            folder=store_folder(self.settings.store),
+            report=self.report_rooms,
+            muted=lambda: self.mute.on,
+            wake=wake,
+            on_change=self.report_change,
+        )
+
+    def report_rooms(self, heard: HeardIn) -> None:
+        """Store which other rooms heard a sentence, and tell the listeners."""
+        try:
+            self.store.set_rooms(heard)
+        except StoreError as error:
+            log.warning("%s", error)
+        for listener in self.listeners:
+            listener.on_heard_in(heard)
 
     def make_controls(self, read: ReadConfiguration, installer: ModelInstaller) -> Controls:
         """Return what the control socket serves."""

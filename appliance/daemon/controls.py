@@ -22,6 +22,7 @@ from appliance.records import (
     Correction,
     Discarded,
     Frame,
+    HeardIn,
     Listener,
     Partial,
     Transcript,
@@ -96,6 +97,11 @@ class Controls(Listener):
         """Send that a user has corrected a transcript."""
         if self.server:
             self.server.publish("correction", events.correction(correction))
+
+    def on_heard_in(self, heard: HeardIn) -> None:
+        """Send which other rooms heard a sentence."""
+        if self.server:
+            self.server.publish("heard_in", events.heard_in(heard))
 
     @property
     def listens(self) -> bool:

@@ -21,6 +21,7 @@ from appliance.daemon.stages import StageQueue
 from appliance.daemon.transcription import TaskTranscriber
 from appliance.fleet import Link, SatelliteTranscriber
 from appliance.homeassistant import HomeAssistantClient
+from appliance.house import House
 from appliance.infer import AnyTranscriber
 from appliance.mqtt import Publisher
 from appliance.records import ApplianceState, ApplianceStats, Frame, Listener, Transcription
@@ -61,6 +62,7 @@ class Parts:
     publisher: Publisher | None
     controls: Controls
     home: HomeAssistantClient | None
+    house: House | None
     wyoming: WyomingServer | None
     fleet: Link | None
     listeners: tuple[Listener, ...]
@@ -103,6 +105,7 @@ class Parts:
             muted=muted,
             machine=read_machine(),
             wyoming=wyoming.address or None if wyoming else "",
+            rooms=self.house.rooms if self.house else (),
             fleet=self._fleet_state(),
             listens=self.supervisor.listens,
         )

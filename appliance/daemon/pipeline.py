@@ -162,11 +162,15 @@ class Pipeline:
                 speaking = not speaking
                 for listener in self.parts.listeners:
                     listener.on_speech(speaking)
+                if speaking and self.parts.house:
+                    self.parts.house.on_begin(segmenter.utterance_id)
             for result in results:
                 backlog.withdraw_speculation(result.id if isinstance(result, Window) else "")
                 partials.close()
                 if isinstance(result, Window):
                     backlog.push(result)
+                    if self.parts.house:
+                        self.parts.house.on_window(result)
                 else:
                     self.parts.tasks.discard(result)
             if self.parts.settings.segmenter.speculate:

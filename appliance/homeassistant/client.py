@@ -109,7 +109,7 @@ class Callbacks:
 class HomeAssistantClient(Listener):
     """Keeps the connection from `run` until `stop`.
 
-    `stop` and `wake`: any thread. `on_transcript`: one thread.
+    `stop`, `wake` and `hand_over`: any thread. `on_transcript`, `find_command`: one thread.
     """
 
     def __init__(
@@ -143,13 +143,22 @@ class HomeAssistantClient(Listener):
     # other threads
 
     def on_transcript(self, transcript: Transcript) -> None:
-        """Hand a stored transcript to Assist if it is meant for it; reply at once if that is
-        impossible. Call it for each transcript, in order."""
+        """Hand a stored transcript to Assist if it is meant for it. Call it for each transcript, in
+        order."""
+        if found := self.find_command(transcript):
+            self.hand_over(*found)
+
+    def find_command(self, transcript: Transcript) -> tuple[Transcript, str] | None:
+        """Return the transcript with the address phrase, and the command in it, if it is meant for
+        Assist. Call it for each transcript, in order, from one thread."""
         if not self._assist:
-            return
+            return None
         transcript = self._assist.addressed(transcript)
-        if not (text := self._assist.wants(transcript)):
-            return
+        text = self._assist.wants(transcript)
+        return (transcript, text) if text else None
+
+    def hand_over(self, transcript: Transcript, text: str) -> None:
+        """Hand a command to Assist; reply at once if that is impossible. Any thread."""
         with self._lock:
             if ready := self._ready and len(self._waiting) < WAITING:
                 self._waiting.append((transcript, text))

@@ -19,5 +19,6 @@ if TYPE_CHECKING:
         Message as Message,
         Withdrawal as Withdrawal,
     )
+    from appliance.house.house import House as House
 
 __getattr__ = lazily(__name__, __file__)

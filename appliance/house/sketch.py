@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 STEP_S = 0.06
-"""Seconds of sound per byte."""
-LONGEST_S = 3.0
-"""A sketch describes the end of the speech, at most so much of it."""
+"""Seconds of sound per step; a step is a byte from 0 to 15."""
+LONGEST_STEPS = 40
+"""A sketch describes the last 2.4 s of a window at most."""
 LEAST_STEPS = 8
 """Shorter sketches are not compared: they could be of anything."""
 LAGS = 9

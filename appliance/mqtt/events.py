@@ -15,6 +15,7 @@ from appliance.records import (
     AssistReply,
     Correction,
     Discarded,
+    HeardIn,
     Partial,
     Phrase,
 )
@@ -135,7 +136,8 @@ def state(
 ) -> dict[str, Any]:
     """Return the `state` message. `troubles` with the broker degrade it, `waits` do not."""
     degraded = troubles and appliance.status == "running"
-    house = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
+    wyoming = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
+    rooms = {"rooms": list(appliance.rooms)} if appliance.rooms else {}
     role, server = appliance.fleet or ("", "")
     fleet = {"fleet": {"role": role, "server": server or None}} if role else {}
     return {
@@ -148,7 +150,8 @@ def state(
         "outbox_depth": outbox_depth,
         "version": appliance.version,
         "uptime_s": rounded(appliance.uptime_s),
-        **house,
+        **wyoming,
+        **rooms,
         **fleet,
     }
 
@@ -159,6 +162,15 @@ def discarded(speech: Discarded) -> dict[str, Any]:
         "reason": speech.reason,
         "utterance_id": speech.utterance_id,
         "duration_s": rounded(speech.duration_s, 3),
+    }
+
+
+def heard_in(heard: HeardIn) -> dict[str, Any]:
+    """Return the control socket's `heard_in` event: other rooms that heard a sentence."""
+    return {
+        "transcript_id": heard.transcript_id,
+        "heard_better_by": heard.heard_better_by or None,
+        "heard_also": list(heard.heard_also),
     }
 
 

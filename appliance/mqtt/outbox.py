@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 from appliance.config import MqttSettings
 from appliance.mqtt import events, troubles
 from appliance.mqtt.client import FIRST_FAILURE
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
 from appliance.mqtt.troubles import Troubles
+from appliance.records import Transcript
 from appliance.store import Store, StoredTranscript
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -239,12 +241,14 @@ class Delivery:
         *,
         found: Troubles,
         set_last: Callable[[bytes], None],
+        complete: Callable[[Transcript, dict[str, Any]], None] = lambda *_: None,
         delays: Delays = DELAYS,
     ) -> None:
-        """`set_last` is called with each event that the broker accepted, if that is configured."""
+        """`set_last` is called with each event that the broker accepted, if that is configured;
+        `complete` with each transcript and its event, to which it may add fields."""
         self._settings, self._node = settings, node
         self._outbox, self._connection, self._troubles = outbox, connection, found
-        self._set_last, self._delays = set_last, delays
+        self._set_last, self._complete, self._delays = set_last, complete, delays
         self._events: dict[int, bytes] = {}
         self._window = self._limit = 1
         """Transcripts in flight that this connection allows, and that are allowed now."""
@@ -311,6 +315,7 @@ class Delivery:
             late = age_s > min(LATE_S, connected_for_s) or speech_s > OLD_SPEECH_S
             late = late or self._outbox.is_repeated(stored.seq)
             event = events.transcript(stored, self._node, datetime.now(UTC), late)
+            self._complete(stored.transcript, event)
             payload = events.encode(event)
             expiry_s = max(1, int(self._settings.expiry_s - age_s))
             message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)

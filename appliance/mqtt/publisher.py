@@ -16,11 +16,11 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from appliance.config import HomeAssistantSettings, MqttSettings
 from appliance.errors import BrokerError, StoreError
@@ -89,6 +89,46 @@ class Announcement:
 
 
 _ANNOUNCEMENT = Announcement()
+
+
+class OutgoingPost(Protocol):
+    """A message with QoS 1 on a topic outside the node's own."""
+
+    @property
+    def topic(self) -> str:
+        """The whole topic."""
+
+    @property
+    def payload(self) -> bytes:
+        """What to send."""
+
+    @property
+    def expiry_s(self) -> int:
+        """The broker discards the message after this time."""
+
+
+class RoomExchange(Protocol):
+    """What exchanges messages with other appliances. The publisher's thread calls it."""
+
+    topics: tuple[str, ...]
+
+    def connected(self, now_s: float) -> None:
+        """The connection begins."""
+
+    def lost(self, now_s: float) -> None:
+        """The connection has ended."""
+
+    def take(self, topic: str, payload: bytes, *, retained: bool, now_s: float) -> bool:
+        """Handle a message; return False if it is on none of `topics`."""
+
+    def poll(self, now_s: float) -> Iterator[OutgoingPost]:
+        """Yield the messages to send."""
+
+    def due_s(self, now_s: float) -> float:
+        """Return when `poll` is due even if nothing arrives."""
+
+    def on_publish(self, transcript: Transcript, event: dict[str, Any]) -> None:
+        """Complete the event of a transcript."""
 
 
 class Publish(Protocol):
@@ -353,6 +393,7 @@ class Publisher(Listener):
         *,
         subscriptions: Mapping[str, Subscription] | None = None,
         announcement: Announcement = _ANNOUNCEMENT,
+        rooms: RoomExchange | None = None,
         delays: Delays = DELAYS,
     ) -> None:
         """Prepare everything; `run` connects and calls the sources, in its thread.
@@ -361,7 +402,7 @@ class Publisher(Listener):
 
         Raises ConfigError if the password's file cannot be read, StoreError for the store.
         """
-        self._node, self._store, self._sources = node, store, sources
+        self._node, self._store, self._sources, self._rooms = node, store, sources, rooms
         self._partials = settings.partials
         self._delays, self._announcement = delays, announcement
         self._temperatures = frozenset[str]()
@@ -389,6 +430,7 @@ class Publisher(Listener):
             self._connection,
             found=self._troubles,
             set_last=self._live.set_last,
+            complete=rooms.on_publish if rooms else lambda *_: None,
             delays=delays,
         )
         name = Name(f"{settings.host}:{settings.port}", node, self._home_assistant.prefix)
@@ -507,13 +549,26 @@ class Publisher(Listener):
                 case Lost():
                     self._delivery.on_lost()
                     self._former.lost()
+                    if self._rooms:
+                        self._rooms.lost(now_s)
         for message in self._connection.take_messages():
             self._handle_message(now_s, message)
+        if self._rooms:
+            self._publish_posts(self._rooms, now_s)
         self._delivery.limit_outbox(now_s)
         if self._connection.is_connected:
             self._publish_due(now_s)
         # The cursor is stored last, once a step, and never passes an unacknowledged transcript.
+        if self._rooms:  # a sentence that was just published may be acted on
+            self._publish_posts(self._rooms, now_s)
         self._outbox.save_cursor()
+
+    def _publish_posts(self, rooms: RoomExchange, now_s: float) -> None:
+        """Exchange messages with other rooms. Raises BrokerError."""
+        for post in rooms.poll(now_s):
+            if self._connection.is_connected:
+                message = OutgoingMessage(post.topic, post.payload, expiry_s=post.expiry_s)
+                self._connection.send(message)
 
     def _publish_due(self, now_s: float) -> None:
         """Publish what is due, transcripts last. Raises BrokerError and StoreError."""
@@ -540,6 +595,8 @@ class Publisher(Listener):
         """Return the seconds until something is due even if nobody wakes us."""
         now_s = time.monotonic()
         due_s = self._connection.due_s
+        if self._rooms:
+            due_s = min(due_s, self._rooms.due_s(now_s))
         if self._connection.is_connected:
             due_s = min(due_s, self._live.due_s, self._delivery.due_s(now_s))
             due_s = min(due_s, self._presence.due_s(now_s), self._former.due_s)
@@ -557,6 +614,10 @@ class Publisher(Listener):
         if self._home_assistant.enabled:
             self._presence.on_connected(now_s, self._announce())
         self._former.connected(now_s, self._connection)
+        if self._rooms:
+            for topic in self._rooms.topics:
+                self._connection.subscribe_retained(topic)
+            self._rooms.connected(now_s)
 
     def _announce(self) -> int:
         """Publish the discovery message and return its number. Raises BrokerError."""
@@ -587,6 +648,9 @@ class Publisher(Listener):
     def _handle_message(self, now_s: float, message: ReceivedMessage) -> None:
         """Pass a message to its handler and send the answer. Raises BrokerError."""
         if self._former.take(message):
+            return
+        payload, retained = message.payload, message.retained
+        if self._rooms and self._rooms.take(message.topic, payload, retained=retained, now_s=now_s):
             return
         if message.topic == self._home_assistant.status_topic:
             self._presence.on_status(now_s, message)

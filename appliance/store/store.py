@@ -8,6 +8,7 @@ call may be repeated. A damaged, deleted or replaced file is repaired by the cal
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import sys
@@ -21,7 +22,7 @@ from typing import Self
 
 from appliance.config import Settings, StoreSettings, store_folder
 from appliance.errors import StoreError
-from appliance.records import HEARD_HERE, Transcript
+from appliance.records import HEARD_HERE, HeardIn, Transcript
 from appliance.store import repair, retention, tables
 from appliance.store.database import AccessMode, Database
 from appliance.store.fallback import (
@@ -137,6 +138,14 @@ class Store:
             return tables.from_row(row) if row else None
 
         return self._database.write("store a correction", update)
+
+    def set_rooms(self, heard: HeardIn) -> None:
+        """Store which other rooms heard a sentence, if the log has it. Raises StoreError."""
+        sql = "UPDATE transcripts SET heard_better_by = ?, heard_also = ? WHERE id = ?"
+        values = (heard.heard_better_by, json.dumps(heard.heard_also), heard.transcript_id)
+        self._database.write(
+            "store which rooms heard a sentence", lambda db: db.execute(sql, values)
+        )
 
     def read_after(self, seq: int, limit: int = 100) -> list[StoredTranscript]:
         """Return at most `limit` transcripts numbered above `seq`, in order. Raises StoreError."""

@@ -50,6 +50,7 @@ RETRY_S = 0.5
 """Seconds between two attempts to reach a daemon that is offline."""
 EVENTS = (
     "transcript", "discarded", "state", "stats", "speech", "partial", "level", "correction",
+    "heard_in",
 )  # fmt: skip
 COMMANDS = (
     "state", "stats", "history", "mute", "delete", "correct", "learn", "devices",

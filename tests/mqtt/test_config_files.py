@@ -62,9 +62,13 @@ def inputs(part: Any) -> Iterator[str]:
         yield from inputs(inner)
 
 
+NODES = {"event.kitchen": "kitchen", "event.hall": "hall"}
+
+
 def render(template: str, known: dict[str, Any]) -> Any:
     """What Home Assistant makes of a template: text, or what its text is in Python."""
     environment = jinja2.Environment()
+    environment.filters["state_attr"] = lambda entity, _: NODES[entity]
     environment.filters["regex_replace"] = lambda text, find, by: re.sub(find, by, text)
     text = environment.from_string(template).render(known).strip()
     try:
@@ -82,10 +86,13 @@ def heard(
     entity = SimpleNamespace(attributes={"id": before})
     known: dict[str, Any] = {
         "trigger": {
+            "platform": "state",
             "to_state": SimpleNamespace(attributes=event),
             "from_state": entity if before else None,
         }
     }
+    if event.get("event_type") == "act":
+        known["trigger"] = {"platform": "mqtt", "payload_json": event}
     for name, value in plan["variables"].items():
         is_input = isinstance(value, Input)
         known[name] = (defaults | given)[value] if is_input else render(value, known)
@@ -127,7 +134,8 @@ def test_a_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for(name: 
 
 @pytest.mark.parametrize("name", [SENTENCE, ASSIST])
 def test_a_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes(name: str) -> None:
-    (trigger,) = blueprint(name)["triggers"]
+    trigger, act = blueprint(name)["triggers"]
+    assert act == {"trigger": "mqtt", "topic": "roomscribe/+/act"}
     assert trigger["not_from"] == ["unavailable"]
     assert trigger["not_to"] == ["unavailable", "unknown"]
 
@@ -179,6 +187,21 @@ def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
     assert not runs(said, confidence=0.69)
     assert runs(said, confidence=0.2, given={"confidence": 10})
     assert not runs(said, confidence=None)
+
+
+@pytest.mark.parametrize("rooms", ["event.kitchen", ["event.hall", "event.kitchen"]], ids=str)
+def test_with_several_appliances_a_blueprint_runs_for_the_one_that_acts(rooms: object) -> None:
+    given = {"room": rooms}
+    act: dict[str, Any] = {"event_type": "act", "node": "kitchen", "heard_also": ["hall"]}
+    elsewhere = act | {"node": "office"}
+    assert not runs(SENTENCES[0], given=given, arbitrated=True)
+    assert runs(SENTENCES[0], given=given, **act)
+    assert not runs(SENTENCES[0], given=given, **elsewhere)
+    assert not runs(SENTENCES[0], given=given, **act, late=True)
+    assert not runs(SENTENCES[0], given=given, **act, confidence=0.5)
+    assert handed_on("computer stop", given, arbitrated=True) is None
+    assert handed_on("computer stop", given, **act) == "stop"
+    assert handed_on("computer stop", given, **elsewhere) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,320 @@
+"""This room among the others: what it claims, and what happens once it is decided who acts.
+
+Other threads put in what this room hears. The publisher's thread does the rest: it passes in
+connections and messages, and publishes what `poll` returns. While no other room is online, a
+sentence is handed over at once, in the thread that reports it, and nothing is measured or sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from appliance.house.acoustics import Measurement, measure_window
+from appliance.house.arbiter import Arbiter, Decision, Separation
+from appliance.house.claims import Claim
+from appliance.house.clocks import ClockOffsets, shift
+from appliance.house.messages import CLAIM_TOPIC, decode, encode, short_id
+from appliance.house.score import score
+from appliance.records import HEARD_HERE, Discarded, HeardIn, Listener, Transcript, Window
+from appliance.system import write_whole
+
+log = logging.getLogger("roomscribe.house")
+Value = TypeVar("Value")
+
+ROOMS_FILE = "rooms.json"
+AVAILABILITY = "roomscribe/+/availability"
+MOST_ROOMS = 50
+KEPT = 100
+"""Sentences and windows that are remembered."""
+OLD = timedelta(seconds=30)
+"""Sentences whose speech ended longer ago are not claimed; nothing acts on them."""
+ACT_EXPIRY_S = 10
+"""The broker discards an `act` that it could not deliver within this time."""
+SURE = 0.7
+"""Confidence from which the blueprints act by default."""
+DOUBTFUL = frozenset({
+    "low_confidence", "demo_model", "repetition", "known_hallucination", "cut_at_window",
+    "interrupted", "token_limit",
+})  # fmt: skip
+EMPTY = Measurement(b"", None)
+
+
+class Assistant(Protocol):
+    """Acts on sentences with the address phrase: Home Assistant's Assist."""
+
+    def find_command(self, transcript: Transcript) -> tuple[Transcript, str] | None:
+        """Return what is to be handed over; call it for each transcript, in order."""
+
+    def hand_over(self, transcript: Transcript, text: str) -> None:
+        """Hand a found command over. Must not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    transcript: Transcript
+    command: tuple[Transcript, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    utterance_id: str
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A message for the publisher to send, with QoS 1."""
+
+    topic: str
+    payload: bytes
+    expiry_s: int
+
+
+class House(Listener):
+    """Decides with other rooms whether this one acts. See the module for the threads."""
+
+    topics: tuple[str, ...] = (CLAIM_TOPIC, AVAILABILITY)
+    """To subscribe to, with what is retained there."""
+
+    def __init__(
+        self,
+        node: str,
+        *,
+        folder: Path,
+        report: Callable[[HeardIn], object] = lambda _: None,
+        muted: Callable[[], bool] = lambda: False,
+        wake: Callable[[], object] = lambda: None,
+        on_change: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`folder` keeps which rooms there are. `wake` wakes the publisher's thread, in which
+        `report` is called when it is known who else heard a sentence, and `on_change` when `rooms`
+        has changed."""
+        self._node, self._file = node, folder / ROOMS_FILE
+        self._report, self._muted = report, muted
+        self._wake, self._on_change = wake, on_change
+        self.assistant: Assistant | None = None
+        self._known = _read(self._file)
+        self._arbiter = Arbiter(node, time.monotonic(), self._known)
+        self._clocks = ClockOffsets()
+        self.rooms: tuple[str, ...] = tuple(self._arbiter.rooms)
+        """Other rooms that are online, or may be."""
+        self._inbox: deque[_Spoken | _Begun | Discarded] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+        self._arbitrated = _Recent[bool]()
+        """Whether the rooms decide about a transcript, by its id. With the lock."""
+        self._measured = _Recent[Measurement]()
+        self._spoken = _Recent[_Spoken]()
+        self._events = _Recent[dict[str, Any]]()
+        """Published transcripts about which the rooms decide."""
+        self._decisions = _Recent[Decision]()
+        self._posts: deque[Post] = deque()
+
+    # other threads
+
+    def on_begin(self, utterance_id: str) -> None:
+        """Tell the other rooms that this one hears someone speak. The segmenter's thread."""
+        if self.rooms:
+            self._put(_Begun(utterance_id, time.monotonic()))
+
+    def on_window(self, window: Window) -> None:
+        """Measure a window that is being transcribed. The segmenter's thread."""
+        if self.rooms:
+            self._measured[window.id] = measure_window(window.samples)
+
+    def on_discarded(self, discarded: Discarded) -> None:
+        """Tell the other rooms that an utterance gives no sentence."""
+        if self.rooms:
+            self._put(discarded)
+
+    def on_transcript(self, transcript: Transcript) -> None:
+        """Act on a sentence, or let the rooms decide who does. The transcriber's thread."""
+        command = self.assistant.find_command(transcript) if self.assistant else None
+        if self._is_arbitrated(transcript):
+            self._put(_Spoken(transcript, command))
+        elif command and self.assistant:
+            self.assistant.hand_over(*command)
+
+    def _is_arbitrated(self, transcript: Transcript) -> bool:
+        """Return whether the rooms decide; the same at each call for one transcript."""
+        if transcript.source != HEARD_HERE:
+            return False
+        with self._lock:
+            return self._arbitrated.setdefault(transcript.id, bool(self.rooms))
+
+    def _put(self, item: _Spoken | _Begun | Discarded) -> None:
+        self._inbox.append(item)
+        self._wake()
+
+    # the publisher's thread
+
+    def connected(self, now_s: float) -> None:
+        """The connection to the broker begins; subscriptions to `topics` follow."""
+        self._arbiter.set_connected(True, now_s)
+
+    def lost(self, now_s: float) -> None:
+        """The connection to the broker has ended."""
+        self._arbiter.set_connected(False, now_s)
+
+    def take(self, topic: str, payload: bytes, *, retained: bool, now_s: float) -> bool:
+        """Take in a message; return False if it is on none of `topics`."""
+        if topic == CLAIM_TOPIC:
+            if not retained and (found := decode(payload)):
+                message, sent_s = found
+                if message.node != self._node:
+                    offset_s = self._clocks.observe(message.node, sent_s, now_s)
+                    message = shift(message, offset_s)
+                self._arbiter.receive(message, now_s)
+            return True
+        _, node, name = topic.split("/") if topic.count("/") == 2 else ("", "", "")
+        if name != "availability":
+            return False
+        if node != self._node:
+            self._arbiter.set_online(node, payload == b"online", now_s)
+        return True
+
+    def on_publish(self, transcript: Transcript, event: dict[str, Any]) -> None:
+        """Complete the event of a transcript that is about to be published."""
+        if event["late"] or not self._is_arbitrated(transcript):
+            return
+        event["arbitrated"] = True
+        self._events[short_id(transcript.id)] = event
+        if decision := self._decisions.get(short_id(transcript.id)):
+            self._post_act(decision)
+
+    def poll(self, now_s: float) -> Iterator[Post]:
+        """Do what is due, and yield what to send. Call it often."""
+        while self._inbox:
+            match self._inbox.popleft():
+                case _Begun(utterance_id, start_s):
+                    self._arbiter.hear(short_id(utterance_id), start_s, now_s)
+                case Discarded(_, utterance_id, _):
+                    self._arbiter.withdraw(short_id(utterance_id), now_s)
+                case _Spoken() as spoken:
+                    self._claim(spoken, now_s)
+        self._arbiter.poll(now_s)
+        while self._arbiter.decisions:
+            self._obey(self._arbiter.decisions.popleft())
+        while self._arbiter.outgoing:
+            message = self._arbiter.outgoing.popleft()
+            yield Post(CLAIM_TOPIC, encode(message, now_s), ACT_EXPIRY_S)
+        while self._posts:
+            yield self._posts.popleft()
+        if self.rooms != (rooms := tuple(self._arbiter.rooms)):
+            self._set_rooms(rooms)
+
+    def due_s(self, now_s: float) -> float:
+        """Return when `poll` has something to do even if nothing happens."""
+        waits = self._inbox or self._posts or self._arbiter.decisions or self._arbiter.outgoing
+        return now_s if waits else self._arbiter.due_s(now_s)
+
+    def _claim(self, spoken: _Spoken, now_s: float) -> None:
+        """Claim a sentence, unless it is old or this room is muted."""
+        transcript, key = spoken.transcript, short_id(spoken.transcript.id)
+        now = datetime.now(UTC)
+        if not -OLD < now - transcript.end < OLD:
+            self._hand_over(spoken)
+        elif self._muted():
+            log.info("muted: this room does not act on its last sentence")
+            self._arbiter.withdraw(short_id(transcript.utterance_id), now_s)
+        else:
+            self._spoken[key] = spoken
+            measured = self._measured.get(transcript.id) or EMPTY
+            claim = Claim(
+                self._node,
+                key,
+                short_id(transcript.utterance_id),
+                now_s - (now - transcript.start).total_seconds(),
+                now_s - (now - transcript.end).total_seconds(),
+                grade=2 if spoken.command else int(not is_doubtful(transcript)),
+                score=score(transcript, measured.decay_db),
+                sketch=measured.sketch,
+                last=transcript.windows is not None,
+            )
+            self._arbiter.claim(claim, now_s)
+
+    def _obey(self, decision: Decision) -> None:
+        """Act on a sentence or not, and report which other rooms heard it."""
+        if not (spoken := self._spoken.get(decision.id)):
+            return
+        if decision.first and not decision.again:
+            if decision.acts:
+                self._hand_over(spoken)
+            self._log(decision)
+        if decision.first and decision.acts:
+            self._decisions[decision.id] = decision
+            self._post_act(decision)
+        if not decision.acts or decision.others:
+            better = "" if decision.acts else decision.node
+            self._report(HeardIn(spoken.transcript.id, better, decision.others))
+
+    def _hand_over(self, spoken: _Spoken) -> None:
+        if spoken.command and self.assistant:
+            self.assistant.hand_over(*spoken.command)
+
+    def _log(self, decision: Decision) -> None:
+        if decision.separation is not Separation.NONE:
+            why = decision.separation.value
+            log.warning("this room acts without asking %s: %s", ", ".join(self.rooms), why)
+        elif not decision.acts:
+            log.info("%s heard the sentence better and acts on it", decision.node)
+
+    def _post_act(self, decision: Decision) -> None:
+        """Publish that this room acts, once the transcript is published. Only what was decided
+        together: a sentence that waits for the broker is late."""
+        event = self._events.pop(decision.id, None)
+        if event is None or decision.separation is not Separation.NONE:
+            return
+        fields = {name: value for name, value in event.items() if name != "arbitrated"}
+        fields |= {"event_type": "act", "heard_also": list(decision.others)}
+        payload = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+        self._posts.append(Post(f"roomscribe/{self._node}/act", payload, ACT_EXPIRY_S))
+
+    def _set_rooms(self, rooms: tuple[str, ...]) -> None:
+        """Note which rooms are online; report each one the first time."""
+        new = [node for node in rooms if node not in self._known]
+        if new:
+            log.info(
+                "other rooms are online: %s. If several rooms hear one sentence, the best one acts "
+                "on it",
+                ", ".join(new),
+            )
+            self._known = [*self._known, *new][-MOST_ROOMS:]
+            with suppress(OSError):
+                write_whole(self._file, json.dumps(self._known), 0o600)
+        self.rooms = rooms
+        self._on_change()
+
+
+class _Recent(OrderedDict[str, Value]):
+    """The values of the last KEPT keys."""
+
+    def __setitem__(self, key: str, value: Value) -> None:
+        super().__setitem__(key, value)
+        if len(self) > KEPT:
+            self.popitem(last=False)
+
+
+def is_doubtful(transcript: Transcript) -> bool:
+    """Return True if the blueprints would not act on a transcript by default."""
+    if transcript.phrase and transcript.phrase.confidence >= SURE:
+        return bool(DOUBTFUL - {"low_confidence"} & set(transcript.flags))
+    unsure = math.isfinite(transcript.confidence) and transcript.confidence < SURE
+    return unsure or not DOUBTFUL.isdisjoint(transcript.flags)
+
+
+def _read(file: Path) -> list[str]:
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        found = json.loads(file.read_bytes()[: 1 << 16])
+        return [node for node in found if isinstance(node, str)][-MOST_ROOMS:]
+    return []

@@ -1,0 +1,149 @@
+"""The messages of the topic `roomscribe/house/claim`, as JSON.
+
+Times are milliseconds before `sent`, which is on the sender's monotonic clock. Nothing in a message
+is trusted: whatever is not exactly as expected is ignored.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from typing import Any
+
+from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal
+from appliance.house.sketch import LONGEST_STEPS
+
+CLAIM_TOPIC = "roomscribe/house/claim"
+SCHEMA = 1
+LONGEST = 1024
+"""Bytes of a message."""
+LONGEST_MS = 120_000
+"""Speech that began longer ago is no sentence."""
+MOST_OVER = 16
+ID_LETTERS = 10
+"""Letters at the end of a ULID that are sent: 50 random bits."""
+_NODE = re.compile(r"[a-z0-9_]{1,64}")
+_ID = re.compile(r"[0-9A-Z]{10}")
+
+
+def short_id(ulid: str) -> str:
+    """Return the part of an id that is sent."""
+    return ulid[-ID_LETTERS:]
+
+
+def encode(message: Message, now_s: float) -> bytes:
+    """Return a message of this room, sent now."""
+    fields: dict[str, Any] = {"schema": SCHEMA, "kind": type(message).__name__.lower()}
+    fields |= {"node": message.node, "sent": round(now_s * 1000)}
+    match message:
+        case Hearing(_, utterance, start_s):
+            fields |= {"utterance": utterance, "start_ms": _ago_ms(start_s, now_s)}
+        case Withdrawal(_, utterance):
+            fields["utterance"] = utterance
+        case Claim():
+            fields |= _claim_fields(message, now_s)
+            if message.sketch:
+                fields["sketch"] = base64.b64encode(_pack(message.sketch)).decode()
+            if not message.last:
+                fields["last"] = False
+        case Act(claim, over):
+            fields |= _claim_fields(claim, now_s) | {"over": list(over[:MOST_OVER])}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode(payload: bytes) -> tuple[Message, float] | None:
+    """Return a message and when it was sent, both on the sender's clock; None if it is not one."""
+    if len(payload) > LONGEST:
+        return None
+    try:
+        fields = json.loads(payload)
+        if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+            return None
+        sent_s = _number(fields, "sent", 0, 1e15) / 1000
+        return _decode(fields, sent_s), sent_s
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _decode(fields: dict[str, Any], sent_s: float) -> Message:
+    node = _text(fields, "node", _NODE)
+    utterance = _text(fields, "utterance", _ID)
+    match fields["kind"]:
+        case "hearing":
+            return Hearing(
+                node, utterance, sent_s - _number(fields, "start_ms", 0, LONGEST_MS) / 1000
+            )
+        case "withdrawal":
+            return Withdrawal(node, utterance)
+        case "claim":
+            return _decode_claim(fields, node, utterance, sent_s)
+        case "act":
+            over = fields["over"]
+            if not isinstance(over, list) or len(over) > MOST_OVER:
+                raise ValueError
+            ids = tuple(_text({"id": one}, "id", _ID) for one in over)
+            return Act(_decode_claim(fields, node, utterance, sent_s), ids)
+    raise ValueError
+
+
+def _decode_claim(fields: dict[str, Any], node: str, utterance: str, sent_s: float) -> Claim:
+    sketch = fields.get("sketch", "")
+    if not isinstance(sketch, str) or len(sketch) > LONGEST_STEPS:
+        raise ValueError
+    try:
+        packed = base64.b64decode(sketch, validate=True)
+    except binascii.Error as error:
+        raise ValueError from error
+    return Claim(
+        node,
+        _text(fields, "id", _ID),
+        utterance,
+        sent_s - _number(fields, "start_ms", 0, LONGEST_MS) / 1000,
+        sent_s - _number(fields, "end_ms", 0, LONGEST_MS) / 1000,
+        int(_number(fields, "grade", 0, 2)),
+        _number(fields, "score", -1000, 1000),
+        _unpack(packed),
+        fields.get("last") is not False,
+    )
+
+
+def _claim_fields(claim: Claim, now_s: float) -> dict[str, Any]:
+    return {
+        "id": claim.id,
+        "utterance": claim.utterance,
+        "start_ms": _ago_ms(claim.start_s, now_s),
+        "end_ms": _ago_ms(claim.end_s, now_s),
+        "grade": claim.grade,
+        "score": claim.score,
+    }
+
+
+def _ago_ms(moment_s: float, now_s: float) -> int:
+    return min(LONGEST_MS, max(0, round((now_s - moment_s) * 1000)))
+
+
+def _number(fields: dict[str, Any], name: str, least: float, most: float) -> float:
+    found = fields[name]
+    if type(found) not in (int, float) or not math.isfinite(found) or not least <= found <= most:
+        raise ValueError
+    return float(found)
+
+
+def _text(fields: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    found = fields[name]
+    if not isinstance(found, str) or not pattern.fullmatch(found):
+        raise ValueError
+    return found
+
+
+def _pack(steps: bytes) -> bytes:
+    """Return steps of 0 to 15, two in a byte; an odd first one gets a neighbour like itself."""
+    even = steps if len(steps) % 2 == 0 else steps[:1] + steps
+    return bytes(high << 4 | low for high, low in zip(even[::2], even[1::2], strict=True))
+
+
+def _unpack(packed: bytes) -> bytes:
+    return bytes(step for byte in packed for step in (byte >> 4, byte & 15))

@@ -1,0 +1,44 @@
+"""How well a room heard a sentence, as one number that can be compared with other rooms'.
+
+The weights are those of a logistic regression: the difference of two rooms' scores is the logarithm
+of the odds that the first one is nearer to the speaker. `scripts/measure house --fit` fits them, on
+simulated rooms and with voices that no published figure uses.
+"""
+
+from __future__ import annotations
+
+import math
+
+from appliance.records import Transcript
+
+WEIGHTS = {
+    "logprob": 1.0,
+    "confidence": 2.0,
+    "level_db": 0.1,
+    "snr_db": 0.02,
+    "decay_db": 0.05,
+}
+"""Weight of each property, per unit."""
+UNKNOWN = {"logprob": -0.6, "confidence": 0.4, "level_db": -40.0, "snr_db": 15.0, "decay_db": 10.0}
+"""Value in place of one that is unknown: what a poorly heard sentence has."""
+LEAST_LOGPROB = -4.0
+DIGITS = 3
+
+
+def properties(transcript: Transcript, decay_db: float | None) -> dict[str, float]:
+    """Return what the score is computed from, in the order of WEIGHTS."""
+    logprob = transcript.avg_logprob
+    found = {
+        "logprob": max(LEAST_LOGPROB, logprob) if math.isfinite(logprob) else None,
+        "confidence": transcript.confidence if math.isfinite(transcript.confidence) else None,
+        "level_db": transcript.level_dbfs,
+        "snr_db": transcript.snr_db,
+        "decay_db": decay_db,
+    }
+    return {name: UNKNOWN[name] if value is None else value for name, value in found.items()}
+
+
+def score(transcript: Transcript, decay_db: float | None) -> float:
+    """Return how well a sentence was heard; higher is better."""
+    found = properties(transcript, decay_db)
+    return round(sum(WEIGHTS[name] * found[name] for name in WEIGHTS), DIGITS)

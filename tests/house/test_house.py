@@ -1,0 +1,147 @@
+"""Rooms on a real Mosquitto: who acts, what is published, and what the log knows afterwards."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rigs.broker import Broker
+from rigs.checkout import ROOT
+from rigs.mqtt_client import Subscriber
+from rigs.needs import module, needs_broker
+from rigs.rooms import RealRoom
+from rigs.waiting import holds, until
+
+jsonschema = module("jsonschema")
+
+SENTENCE = "computer turn on the light"
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+def claims(heard: Subscriber) -> list[dict[str, object]]:
+    return [json.loads(payload) for payload in heard.payloads("claim", "house")]
+
+
+def acts(heard: Subscriber, *nodes: str) -> list[dict[str, object]]:
+    return [json.loads(payload) for node in nodes for payload in heard.payloads("act", node)]
+
+
+@needs_broker
+def test_alone_a_room_acts_at_once_and_publishes_what_it_always_did(
+    tmp_path: Path, broker: Broker
+) -> None:
+    with Subscriber(broker.port) as heard, RealRoom("kitchen", tmp_path, broker.port) as kitchen:
+        until(lambda: heard.payloads("state"))
+        kitchen.end(kitchen.begin(), SENTENCE)
+        assert len(kitchen.assist.actions) == 1
+        until(heard.events)
+        assert "arbitrated" not in heard.events()[0]
+        assert holds(lambda: not claims(heard) and not acts(heard, "kitchen"), 0.3)
+
+
+@needs_broker
+def test_of_two_rooms_the_one_that_heard_better_acts_and_both_logs_know(
+    tmp_path: Path, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "roomscribe.house")
+    with (
+        Subscriber(broker.port) as heard,
+        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
+        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
+    ):
+        until(lambda: kitchen.house.rooms == ("hall",) and hall.house.rooms == ("kitchen",))
+        begun = [(room, room.begin()) for room in (kitchen, hall)]
+        until(lambda: len(claims(heard)) == 2)
+        for room, utterance in begun:
+            level = -30.0 if room is hall else -45.0
+            room.end(utterance, SENTENCE, level_dbfs=level, confidence=0.9)
+        until(lambda: hall.assist.actions and acts(heard, "hall"))
+        until(lambda: kitchen.heard_in and hall.heard_in)
+        assert holds(lambda: not kitchen.assist.actions and not acts(heard, "kitchen"), 0.3)
+        (act,) = acts(heard, "hall")
+        published = {
+            node: json.loads(heard.payloads("transcript", node)[0]) for node in ("hall", "kitchen")
+        }
+        assert act["id"] == published["hall"]["id"]
+        assert act["heard_also"] == ["kitchen"]
+        assert [one["arbitrated"] for one in published.values()] == [True, True]
+        (better,) = hall.store.query()
+        (worse,) = kitchen.store.query()
+        assert better.transcript.heard_also == ("kitchen",)
+        assert worse.transcript.heard_better_by == "hall"
+        kinds = [(one["node"], one["kind"]) for one in claims(heard)]
+        assert sorted(kinds) == [
+            ("hall", "act"), ("hall", "claim"), ("hall", "hearing"),
+            ("kitchen", "claim"), ("kitchen", "hearing"),
+        ]  # fmt: skip
+        sizes = [len(payload) for payload in heard.payloads("claim", "house")]
+        assert sum(sizes[:3]) + 3 * len("roomscribe/house/claim....") < 600
+        check(claims(heard), acts(heard, "hall"))
+    found = [one.getMessage() for one in caplog.records]
+    assert sum("other rooms are online" in one for one in found) == 2
+
+
+def check(claimed: list[dict[str, object]], acted: list[dict[str, object]]) -> None:
+    """Every message is as its schema says."""
+    folder = ROOT / "config" / "schemas"
+    for name, messages in (("house-claim", claimed), ("act", acted)):
+        schema = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for one in messages:
+            jsonschema.Draft202012Validator(schema).validate(one)
+            assert set(one) <= set(schema["properties"])
+
+
+@needs_broker
+def test_a_muted_room_neither_claims_nor_acts(tmp_path: Path, broker: Broker) -> None:
+    with (
+        Subscriber(broker.port) as heard,
+        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
+        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
+    ):
+        until(lambda: kitchen.house.rooms and hall.house.rooms)
+        begun = [(room, room.begin()) for room in (kitchen, hall)]
+        kitchen.muted = True
+        for room, utterance in begun:
+            room.end(utterance, SENTENCE, level_dbfs=-20.0 if room is kitchen else -50.0)
+        until(lambda: hall.assist.actions)
+        assert holds(lambda: not kitchen.assist.actions, 0.3)
+        assert {one["node"] for one in claims(heard) if one["kind"] != "hearing"} >= {"hall"}
+        assert not [one for one in claims(heard) if one["node"] == "kitchen" and "id" in one]
+
+
+@needs_broker
+def test_a_sentence_of_a_wyoming_client_takes_no_part(tmp_path: Path, broker: Broker) -> None:
+    with (
+        Subscriber(broker.port) as heard,
+        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
+        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
+    ):
+        until(lambda: kitchen.house.rooms and hall.house.rooms)
+        kitchen.end("0" * 26, "turn on the light", source="wyoming")
+        until(heard.events)
+        assert "arbitrated" not in heard.events()[0]
+        assert holds(lambda: not claims(heard), 0.2)
+
+
+@needs_broker
+def test_without_the_broker_each_room_acts_and_says_so(
+    tmp_path: Path, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
+        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
+    ):
+        until(lambda: kitchen.house.rooms and hall.house.rooms)
+        broker.stop()
+        until(lambda: "kitchen" if not kitchen.publisher.status().connected else "")
+        kitchen.end(kitchen.begin(), SENTENCE)
+        until(lambda: kitchen.assist.actions)
+    assert "acts without asking hall: no connection to the broker" in caplog.text
