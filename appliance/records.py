@@ -178,6 +178,8 @@ class Transcription:
     """Model, if that may be another than the transcriber's bundle."""
     phrase: Phrase | None = None
     """The likeliest expected sentence, if one was found."""
+    candidates: tuple[Phrase, ...] = ()
+    """The likeliest expected sentences, the first one first; unlikely ones, too."""
     phrase_continues: bool = True
     """False if no longer expected sentence begins with `phrase`."""
     language_probability: float = math.nan

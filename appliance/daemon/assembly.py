@@ -6,13 +6,14 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from queue import Full
+from typing import Any
 
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import Reading, SegmenterSettings, Settings, node_name, page_url, store_folder
-from appliance.control import SOCKET_NAME, ControlServer
+from appliance.control import SOCKET_NAME, ControlError, ControlServer
 from appliance.daemon.backlog import Backlog, Task
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
@@ -25,6 +26,7 @@ from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.parts import Parts, report_backend
+from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
@@ -35,7 +37,14 @@ from appliance.fleet import FleetWorker, Link, OwnRoom, SatelliteTranscriber
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
 from appliance.house import House
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
-from appliance.mqtt import ANNOUNCED_FILE, Announcement, Publisher, Sources, subscriptions
+from appliance.mqtt import (
+    ANNOUNCED_FILE,
+    Announcement,
+    OutgoingMessage,
+    Publisher,
+    Sources,
+    subscriptions,
+)
 from appliance.records import (
     ApplianceState,
     ApplianceStats,
@@ -105,6 +114,7 @@ class _Assembly:
     sounding: threading.Event = field(default_factory=threading.Event)
     reload: threading.Event = field(default_factory=threading.Event)
     notices: dict[str, str] = field(default_factory=lambda: {"announcement": ""})
+    expectations: Expectations = field(default_factory=Expectations)
     listeners: tuple[Listener, ...] = ()
 
     def build(self, read: ReadConfiguration, installer: ModelInstaller, day: Day) -> Parts:
@@ -238,9 +248,30 @@ class _Assembly:
                 store_folder(settings.store) / ANNOUNCED_FILE,
                 lambda: self.home.wake() if self.home else None,
             ),
-            subscriptions=subscriptions(settings.history, self.node, self.store, self.mute),
+            subscriptions=subscriptions(
+                settings.history,
+                self.node,
+                self.store,
+                self.mute,
+                expect=self.expect,
+                send=self.send_answer,
+            ),
             rooms=self.house,
         )
+
+    def expect(
+        self, request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]
+    ) -> None:
+        """Expect sentences for a client of the broker. Raises ValueError."""
+        try:
+            self.phrases.expect(request, answer)
+        except ControlError as error:
+            raise ValueError(str(error)) from None
+
+    def send_answer(self, message: OutgoingMessage) -> None:
+        """Publish a late answer to a command. Any thread."""
+        if self.publisher:
+            self.publisher.send(message)
 
     def make_house(self) -> House:
         """Return what decides with other rooms which one acts on a sentence."""
@@ -271,6 +302,7 @@ class _Assembly:
         """Return what the control socket serves."""
         setting_commands = SettingCommands(self.settings, read, self.reload.set)
         model = self.model
+        self.phrases = PhraseCommands(setting_commands, model, self.expectations)
         return Controls(
             self.node,
             store=self.store,
@@ -278,13 +310,14 @@ class _Assembly:
             state=self.state,
             stats=self.stats,
             microphone=MicrophoneCommands(
-                self.state, self.submit, model.gates, model.bundle.window_s
+                self.state, self.submit, model.gates, model.bundle.window_s, self.phrases.make
             ),
             groups=(
                 LogCommands(self.store, self.node),
                 CorrectionCommands(self.store, self.node, setting_commands, self.report_correction),
                 ApplianceCommands(self.mute, self.day),
                 setting_commands,
+                self.phrases,
                 BrokerCommands(setting_commands),
                 ModelCommands(installer),
             ),
@@ -319,6 +352,7 @@ class _Assembly:
             self.listeners,
             on_decision=functools.partial(self.frames.mark, Sentinel.DECIDED),
             on_speculation=self.end_speculation,
+            expectations=self.expectations,
         )
         in_process = self.model.in_process
         self.backlog = self.opened.enter_context(

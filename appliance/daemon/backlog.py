@@ -23,7 +23,7 @@ from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
-from appliance.infer import Encoded
+from appliance.infer import Encoded, Phrases
 from appliance.records import Discarded, Transcription, Window
 
 log = logging.getLogger("roomscribe.daemon")
@@ -71,6 +71,8 @@ class Task:
     kind: Kind = Kind.REQUEST
     names: tuple[str, ...] = ()
     """Words that are likely in it, besides the names of the home."""
+    phrases: Phrases | None = None
+    """Sentences to expect in place of the usual ones."""
     ask_completeness: bool = False
     """Whether the result must tell if the text is a whole sentence."""
     wanted: bool = True

@@ -23,7 +23,8 @@ from appliance.control import ControlError
 from appliance.daemon.backlog import Task
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
 from appliance.errors import DeviceError
-from appliance.infer import Gates
+from appliance.infer import Gates, Phrases
+from appliance.mqtt import events
 from appliance.records import (
     SAMPLE_RATE,
     ApplianceState,
@@ -56,6 +57,8 @@ class _Test:
     request: Task | None = None
     """Set once all sound is there and its text is requested."""
     result: dict[str, Any] = field(default_factory=dict)
+    phrases: Phrases | None = None
+    """Sentences to expect in place of the usual ones."""
 
     @property
     def is_recorded(self) -> bool:
@@ -93,8 +96,11 @@ class MicrophoneCommands(CommandGroup):
         transcribe: Callable[[Task], bool],
         gates: GateSettings,
         window_s: float,
+        make_phrases: Callable[[str], Phrases] | None = None,
     ) -> None:
-        """`transcribe` queues a request of at most `window_s`; it returns False if it cannot."""
+        """`transcribe` queues a request of at most `window_s`; it returns False if it cannot.
+        `make_phrases` makes expected sentences from the text of a file."""
+        self._make_phrases = make_phrases
         self._state, self._transcribe, self._gates = state, transcribe, gates
         self._window_samples = int(window_s * SAMPLE_RATE)
         self._tests: tuple[_Test, ...] = ()
@@ -145,7 +151,7 @@ class MicrophoneCommands(CommandGroup):
         return {"devices": shown, "current": state.microphone if state.microphone_online else None}
 
     def _start_test(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
-        (seconds,) = take_arguments(request, "seconds")
+        seconds, phrases = take_arguments(request, "seconds", "phrases")
         if type(seconds) not in (int, float) or not 1 <= seconds <= LONGEST_TEST_S:
             raise bad_request(f"seconds: expected 1 to {LONGEST_TEST_S:.0f}")
         state = self._state()
@@ -158,6 +164,8 @@ class MicrophoneCommands(CommandGroup):
                 "too_many", f"{TESTS_AT_ONCE} tests of the microphone run; try again later"
             )
         test = _Test(round(seconds * SAMPLE_RATE), time.monotonic() + seconds + LATE_S)
+        if phrases is not None and self._make_phrases:
+            test.phrases = self._make_phrases(phrases)
         self._tests += (test,)
         return test.answer
 
@@ -177,21 +185,22 @@ class MicrophoneCommands(CommandGroup):
         length_s = len(sound) / SAMPLE_RATE
         start_s = time.monotonic() - length_s
         window = Window(new_id(), 1, True, sound, start_s, start_s + length_s, length_s)
-        test.request = Task(window, lambda result: self._finish(test, result))
+        test.request = Task(window, lambda result: self._finish(test, result), phrases=test.phrases)
         test.until_s = time.monotonic() + TEXT_WITHIN_S
         if silent or not self._transcribe(test.request):
             self._finish(test, None)
 
     def _finish(self, test: _Test, result: Transcription | Exception | None) -> None:
         """Answer with the text; None or an error: without it. Any thread."""
-        text = None
+        text, candidates = None, list[dict[str, Any]]()
         if isinstance(result, Transcription) and test.request:
             accepted, reason = Gates(self._gates).apply(test.request.window, result)
             text = "" if reason else accepted.text
+            candidates = [] if reason else list(map(events.phrase, result.candidates))
         elif test.result.get("digital_silence"):
             text = ""
         if test.answer.set_running_or_notify_cancel():
-            test.answer.set_result({**test.result, "words": text})
+            test.answer.set_result({**test.result, "words": text, "candidates": candidates})
 
 
 def _verdict(level: Loudness) -> str:

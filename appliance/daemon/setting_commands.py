@@ -82,7 +82,7 @@ class SettingCommands(CommandGroup):
         }  # fmt: skip
 
     def propose(self, wanted: Mapping[str, Any], before: Reading) -> Change:
-        """Return a change of `before`, the configuration as it is saved."""
+        """Return a change of `before`, the configuration as it is saved; None forgets a value."""
         overlay: Overlay = {}
         saved = {
             name: _value(name, before.settings)
@@ -91,7 +91,8 @@ class SettingCommands(CommandGroup):
         }
         for name, value in (saved | dict(wanted)).items():
             section, _, key = name.partition(".")
-            overlay.setdefault(section, {})[key] = value
+            if value is not None:
+                overlay.setdefault(section, {})[key] = value
         return Change(wanted, overlay, before, self.read(overlay))
 
     def save(self, change: Change) -> dict[str, Any]:

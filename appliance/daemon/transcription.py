@@ -23,9 +23,10 @@ from appliance.config import Settings
 from appliance.daemon import journal
 from appliance.daemon.backlog import Kind, Lease, Task
 from appliance.daemon.health import Health
+from appliance.daemon.phrase_commands import Expectations
 from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.fleet import open_satellite
-from appliance.infer import AnyTranscriber, Encoded, Gates, Progress, silence_ms
+from appliance.infer import AnyTranscriber, Encoded, Gates, Phrases, Progress, silence_ms
 from appliance.records import (
     Discarded,
     Listener,
@@ -68,13 +69,15 @@ class TaskTranscriber:
         *,
         on_decision: Callable[[], object] = lambda: None,
         on_speculation: Callable[[Task], object] = lambda _: None,
+        expectations: Expectations | None = None,
     ) -> None:
-        """`on_speculation` is called with each transcribed speculation, `on_decision` when a
-        speculation's `silence_ms` is known."""
+        """`expectations` are what clients expect; `on_speculation` is called with each transcribed
+        speculation, `on_decision` when a speculation's `silence_ms` is known."""
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._listeners = health, listeners
         self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
         self._on_decision, self.on_speculation = on_decision, on_speculation
+        self._expectations = expectations or Expectations()
         self._gates = Gates(transcriber.gates)
         self._expire_s = 0.0
 
@@ -109,7 +112,11 @@ class TaskTranscriber:
             if isinstance(begun, Encoded):
                 room = None if task.kind is Kind.REQUEST else ""
                 begun = replace(
-                    begun, speculative=task.ask_completeness, names=task.names, room=room
+                    begun,
+                    speculative=task.ask_completeness,
+                    names=task.names,
+                    room=room,
+                    phrases=task.phrases or self._expected(task),
                 )
             task.encoded = begun
         except Exception as error:
@@ -198,6 +205,7 @@ class TaskTranscriber:
             self._health.count("lost_store_refused")
             log.error("the store has refused for too long: the oldest transcript is lost")
         self.flush()
+        self._expectations.complete(window, result.text, result.candidates)
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
         """Let `flush` store the text of a window that another program sent. Any thread."""
@@ -230,6 +238,7 @@ class TaskTranscriber:
 
     def tidy(self) -> None:
         """Store waiting transcripts and delete old ones, while nobody speaks."""
+        self._expectations.poll()
         if self.flush() or time.monotonic() < self._expire_s:
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
@@ -252,6 +261,12 @@ class TaskTranscriber:
         )
         for listener in self._listeners:
             listener.on_discarded(discarded)
+
+    def _expected(self, task: Task) -> Phrases | None:
+        """Return what a client expects in a window of the microphone."""
+        if task.kind in (Kind.MICROPHONE, Kind.SPECULATION):
+            return self._expectations.phrases_for(task.window)
+        return None
 
     def _with_memory(self, task: Task, work: Callable[[], Made]) -> Made:
         return with_memory(work) if task.kind is Kind.MICROPHONE else work()

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         check_files as check_files,
         open_encoder as open_encoder,
         open_transcriber as open_transcriber,
+        phrases_file as phrases_file,
     )
+    from appliance.infer.phrases import Phrases as Phrases, parse_phrases as parse_phrases
     from appliance.infer.remote import (
         WINDOW_S as WINDOW_S,
         RemoteBackend as RemoteBackend,

@@ -5,10 +5,11 @@ Modules that compute are imported when a model is opened, see `transcriber`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from appliance.config import EncoderSettings, GateSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
@@ -55,7 +56,7 @@ def open_transcriber(
     cpu = Decoder(bundle, rules, chosen.threads, drafts)
     languages, language = choose_languages(bundle, tokenizer, chosen.language, chosen.languages)
     cpu.languages = languages
-    phrases, rescorer, vtln = None, None, None
+    phrases, make_phrases, rescorer, vtln = None, None, None, None
     encoder: Encoder
     decoder: AnyDecoder = cpu
     if on_npu:
@@ -63,6 +64,14 @@ def open_transcriber(
         encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
     else:
         spoken = chosen.languages if chosen.language == "auto" and chosen.languages else (language,)
+        make_phrases = functools.partial(
+            _make_phrases,
+            settings=settings,
+            bundle=bundle,
+            tokenizer=tokenizer,
+            decoder=cpu,
+            languages=spoken,
+        )
         phrases = _open_phrases(settings, bundle, tokenizer, cpu, spoken)
         rescorer = _open_rescorer(settings, bundle, tokenizer, cpu)
         encoder = open_encoder(bundle, settings.encoder)
@@ -86,6 +95,7 @@ def open_transcriber(
             vtln=vtln,
             rescorer=rescorer,
             phrases=phrases,
+            make_phrases=make_phrases,
             corrections=Corrections(settings.vocabulary.replace),
         )
     )
@@ -133,16 +143,41 @@ def _open_phrases(
 ) -> Phrases | None:
     """The expected sentences, with numbers in `languages`; None without any. Raises ConfigError."""
     from appliance.infer.phrases import Phrases, read_phrases
+
+    file = phrases_file(settings, bundle)
+    if file is None:
+        return None
+    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
+    network = read_phrases(file, names, settings.assist.phrase, languages)
+    return Phrases(network, bundle, tokenizer, decoder)
+
+
+def _make_phrases(
+    table: Mapping[str, Any],
+    *,
+    settings: Settings,
+    bundle: Bundle,
+    tokenizer: Tokenizer,
+    decoder: Decoder,
+    languages: Sequence[str],
+) -> Phrases:
+    """Return other expected sentences for the same decoder. Raises ConfigError."""
+    from appliance.infer.phrases import Phrases, build_network
+
+    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
+    network = build_network(table, settings.assist.phrase, languages, names)
+    return Phrases(network, bundle, tokenizer, decoder)
+
+
+def phrases_file(settings: Settings, bundle: Bundle) -> Path | None:
+    """Return the file of expected sentences in use; None without any."""
     from appliance.model import PHRASES_FILE
 
     name = settings.phrases.file
     own = name == "bundle"
     if not name or (own and PHRASES_FILE not in bundle.files):
         return None
-    file = bundle.folder / PHRASES_FILE if own else Path(name)
-    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
-    network = read_phrases(file, names, settings.assist.phrase, languages)
-    return Phrases(network, bundle, tokenizer, decoder)
+    return bundle.folder / PHRASES_FILE if own else Path(name)
 
 
 def _open_vtln(

@@ -50,6 +50,8 @@ WORSE_BY = 15.0
 free text, is dropped."""
 FLOOR = 0.02
 """A sentence of less confidence is not reported."""
+CANDIDATES = 3
+"""Likeliest sentences that a search reports."""
 HOME_SLOTS = {
     "area": (Tier.USED_PLACE, Tier.PLACE),
     "name": (Tier.CALLED, Tier.OTHER, Tier.ALIAS),
@@ -179,17 +181,28 @@ def read_phrases(
     except ValueError as error:  # TOML or UTF-8
         raise ConfigError(f"{path}: expected TOML in UTF-8, found: {error}") from None
     try:
-        return _network(table, address, languages, home)
+        return build_network(table, address, languages, home)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _network(
+def parse_phrases(text: str) -> dict[str, Any]:
+    """Return the tables of a file of sentences. Raises ConfigError."""
+    if len(text.encode()) > FILE_AT_MOST:
+        raise ConfigError(f"expected at most {FILE_AT_MOST >> 20} MB of sentences, found more")
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"expected TOML, found: {error}") from None
+
+
+def build_network(
     table: Mapping[str, Any],
     address: str,
     languages: Sequence[str],
     home: Mapping[str, Sequence[str]] | None,
 ) -> WordNetwork:
+    """Return the network of the tables [phrases] and [slots]; see `read_phrases`."""
     if extra := sorted(table.keys() - {"phrases", "slots"}):
         raise ConfigError(f"expected the tables [phrases] and [slots], found [{extra[0]}]")
     phrases, slots = table.get("phrases", {}), table.get("slots", {})
@@ -202,7 +215,7 @@ def _network(
     if address:
         network.add_free(network.add_words(START, address), first)
     if home is not None:
-        network.rebuild = functools.partial(_network, table, address, languages)
+        network.rebuild = functools.partial(build_network, table, address, languages)
         for slot in HOME_SLOTS.keys() - values.keys():
             values[slot] = [(name, spoken(name)) for name in home.get(slot, ())]
     for name, sentences in phrases.items():
@@ -460,6 +473,8 @@ class Phrases:
         """Most steps of the decoder for a window, each of one or several tokens."""
         self.evidence: Evidence | None = None
         """Of the sentence that the last `find` found, reported or not."""
+        self.candidates: tuple[Phrase, ...] = ()
+        """The likeliest sentences that the last `find` found, however unlikely."""
         self._kept = set(map(int, bundle.kept))
         self._renewed: WordNetwork | None = None
         for word in {word for words in network.words for word, _ in words}:
@@ -507,7 +522,7 @@ class Phrases:
         """
         if renewed := self._renewed:
             self._network, self._renewed, self._followers = renewed, None, {}
-        self.evidence = None
+        self.evidence, self.candidates = None, ()
         free = sum(written.logprobs)
         scores = self._search(free, -free / len(written.logprobs), should_continue)
         # add up the ways to write one sentence: case, punctuation
@@ -517,22 +532,26 @@ class Phrases:
             words = plain(self._tokenizer.detokenize(tokens))
             sentences[words] = float(np.logaddexp(sentences.get(words, -math.inf), score))
             lengths[words] = min(len(tokens), lengths.get(words, len(tokens)))
-        best = max(sentences, key=sentences.__getitem__, default="")
-        slots = self._network.parse(best.split())
-        if slots is None:
+        if not sentences:
             return None
         # its share among the sentences; and with the free text, if that is none of them
-        total = float(np.logaddexp.reduce(list(sentences.values())))
-        share = min(1.0, math.exp(sentences[best] - total))
+        within = with_free = float(np.logaddexp.reduce(list(sentences.values())))
         if plain(self._tokenizer.detokenize(written.tokens)) not in sentences:
-            total = float(np.logaddexp(total, free))
-        share_of_all = min(1.0, math.exp(sentences[best] - total))
-        mean = sentences[best] / (lengths[best] + 1)
-        lead = free - sentences[best]
-        confidence = self._bundle.phrase_confidence(share, share_of_all, mean, lead)
-        self.evidence = Evidence(best, share, mean, lead, confidence)
-        name = str(slots.pop(""))
-        return Phrase(best, name, slots, confidence) if confidence >= FLOOR else None
+            with_free = float(np.logaddexp(within, free))
+        found = []
+        for words in sorted(sentences, key=sentences.__getitem__, reverse=True)[:CANDIDATES]:
+            slots = self._network.parse(words.split())
+            if slots is None:
+                break
+            share = min(1.0, math.exp(sentences[words] - within))
+            share_of_all = min(1.0, math.exp(sentences[words] - with_free))
+            mean = sentences[words] / (lengths[words] + 1)
+            lead = free - sentences[words]
+            confidence = self._bundle.phrase_confidence(share, share_of_all, mean, lead)
+            self.evidence = self.evidence or Evidence(words, share, mean, lead, confidence)
+            found.append(Phrase(words, str(slots.pop("")), slots, confidence))
+        self.candidates = tuple(found)
+        return found[0] if found and found[0].confidence >= FLOOR else None
 
     def continues(self, phrase: Phrase) -> bool:
         """True if a longer sentence begins with the one that `find` found last."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from appliance.config import GateSettings
+from appliance.errors import ConfigError
 from appliance.infer.completeness import is_complete
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
@@ -59,6 +60,8 @@ class Encoded:
     """Utterance and index of the window, to recognise a later version of a speculative one."""
     mel: Mel | None = None
     """The encoder's input, if a second pass may need it."""
+    phrases: Phrases | None = None
+    """Sentences to expect in place of the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,8 @@ class TranscriberParts:
     vtln: VtlnRescorer | None = None
     rescorer: Rescorer | None = None
     phrases: Phrases | None = None
+    make_phrases: Callable[[Mapping[str, Any]], Phrases] | None = None
+    """Makes expected sentences from the tables of a file; None if the decoder cannot use them."""
     corrections: Corrections = field(default_factory=lambda: Corrections({}))
 
 
@@ -205,6 +210,7 @@ class Transcriber:
         self._decoder, self._tokenizer, self._drafts = parts.decoder, parts.tokenizer, parts.drafts
         self._vtln, self._rescorer = parts.vtln, parts.rescorer
         self._corrections = parts.corrections
+        self._make_phrases, self._home_names = parts.make_phrases, tuple[Name, ...]()
         self._language = parts.language or parts.bundle.language
         self._temperatures = TEMPERATURES if parts.fallback else TEMPERATURES[:1]
         self._spoken: dict[str, str] = {}
@@ -323,14 +329,16 @@ class Transcriber:
 
     def _find_phrase(self, best: _Candidate, progress: Progress) -> _Candidate:
         """Add the expected sentence that the text is likely to be."""
-        if not self.phrases or not best.encoded.whole or not best.result.text:
+        phrases = best.encoded.phrases or self.phrases
+        if not phrases or not best.encoded.whole or not best.result.text:
             return best
         begun_s = time.perf_counter()
-        phrase = self.phrases.find(best.decoded, progress.should_continue)
+        phrase = phrases.find(best.decoded, progress.should_continue)
         result = replace(
             best.result,
             phrase=phrase,
-            phrase_continues=phrase is None or self.phrases.continues(phrase),
+            phrase_continues=phrase is None or phrases.continues(phrase),
+            candidates=phrases.candidates,
             decode_ms=best.result.decode_ms + 1000 * (time.perf_counter() - begun_s),
         )
         return replace(best, result=result)
@@ -387,8 +395,20 @@ class Transcriber:
         slots in the expected sentences. Any thread."""
         if self._rescorer and (trouble := self._rescorer.vocabulary.set_names(names)):
             log.info("names of the home: %s", trouble)
+        self._home_names = tuple(names)
         if self.phrases:
             self.phrases.set_names(names)
+
+    def make_phrases(self, table: Mapping[str, Any]) -> Phrases:
+        """Return expected sentences from the tables [phrases] and [slots]. Any thread.
+
+        Raises ConfigError, also if this model's decoder cannot use expected sentences.
+        """
+        if self._make_phrases is None:
+            raise ConfigError("expected sentences need the decoder on the CPU ([decoder] backend)")
+        made = self._make_phrases(table)
+        made.set_names(self._home_names)
+        return made
 
     def close(self) -> None:
         """Free the encoder's device."""

@@ -8,6 +8,7 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.mqtt import events as events
+    from appliance.mqtt.client import OutgoingMessage as OutgoingMessage
     from appliance.mqtt.commands import subscriptions as subscriptions
     from appliance.mqtt.connection import client_id as client_id
     from appliance.mqtt.credentials import (

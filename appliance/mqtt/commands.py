@@ -1,4 +1,4 @@
-"""Commands over MQTT: `mute/set` and, if enabled, `command/history`.
+"""Commands over MQTT: `mute/set`, `command/expect` and, if enabled, `command/history`.
 
 Nothing in a message is trusted: whatever is not exactly as expected is refused. Everything runs in
 the publisher's thread. A request for the history is JSON,
@@ -11,6 +11,7 @@ the oldest first, with `late` true. If `more` is true, request the rest with the
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from appliance.config import HistorySettings
 from appliance.errors import StoreError
@@ -29,14 +30,15 @@ from appliance.store import Store
 log = logging.getLogger("roomscribe.mqtt")
 
 MUTE_SET, COMMANDS = "mute/set", "command/+"
+EXPECT, HISTORY = "command/expect", "command/history"
 RESPONSE = "response"
 """Topic of the answers; a request may name one below it."""
 WARN_EVERY_S = 60.0
 """Least time between two log lines about wrong messages."""
 BURST, ANSWERS_PER_S = 20.0, 5.0
 """Requests that are answered at once, and then per second."""
-REQUEST_BYTES = 1024
-"""Longest request."""
+REQUEST_BYTES, EXPECT_BYTES = 1024, 16_384
+"""Longest requests."""
 _ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
@@ -58,16 +60,7 @@ def parse_request(payload: bytes, most: int) -> HistoryRequest:
 
     Raises HistoryRequestError.
     """
-    if len(payload) > REQUEST_BYTES:
-        raise HistoryRequestError(f"expected at most {REQUEST_BYTES} bytes, found {len(payload)}")
-    try:
-        request = json.loads(payload)
-    except (ValueError, RecursionError):
-        request = None
-    if not isinstance(request, dict):
-        raise HistoryRequestError(
-            'expected a JSON object such as {"since": "2026-11-21T08:00:00Z"}'
-        )
+    request = _parse_object(payload, REQUEST_BYTES, '{"since": "2026-11-21T08:00:00Z"}')
     if request.keys() - {"since", "since_id", "limit"}:
         raise HistoryRequestError("expected no other keys than since, since_id and limit")
     if ("since" in request) == ("since_id" in request):
@@ -92,6 +85,19 @@ def encode_refusal(node: str, why: str) -> bytes:
     return events.encode({"schema": events.SCHEMA, "node": node, "status": "error", "error": why})
 
 
+def _parse_object(payload: bytes, most_bytes: int, example: str) -> dict[str, Any]:
+    """Return the JSON object in `payload`. Raises HistoryRequestError."""
+    if len(payload) > most_bytes:
+        raise HistoryRequestError(f"expected at most {most_bytes} bytes, found {len(payload)}")
+    try:
+        request = json.loads(payload)
+    except (ValueError, RecursionError):
+        request = None
+    if not isinstance(request, dict):
+        raise HistoryRequestError(f"expected a JSON object such as {example}")
+    return request
+
+
 def _parse_time(text: object) -> datetime:
     try:
         return events.parse_time(text)
@@ -107,6 +113,15 @@ def _parse_id(text: object) -> str:
     return text
 
 
+class Expect(Protocol):
+    """Expects sentences for a while."""
+
+    def __call__(
+        self, request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]
+    ) -> None:
+        """`answer` is called once, by any thread. Raises ValueError for a wrong request."""
+
+
 class MuteSwitch(Protocol):
     """Mutes and unmutes the microphone."""
 
@@ -120,10 +135,15 @@ def subscriptions(
     store: Store,
     mute: MuteSwitch,
     *,
+    expect: Expect | None = None,
+    send: Callable[[OutgoingMessage], object] = lambda _: None,
     burst: float = BURST,
     answers_per_s: float = ANSWERS_PER_S,
 ) -> Mapping[str, Callable[[ReceivedMessage], OutgoingMessage | None]]:
-    """Return the topics of the node to subscribe to, with their handlers."""
+    """Return the topics of the node to subscribe to, with their handlers.
+
+    `send` publishes a late answer; any thread may call it.
+    """
     warn = LimitedWarnings()
 
     def turn_mute(message: ReceivedMessage) -> None:
@@ -136,10 +156,21 @@ def subscriptions(
             warn(message, f"expected ON or OFF, found {preview(message.payload)}")
 
     wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
+    expecting = ExpectCommand(node, expect, send, warn) if expect else None
     if settings.enabled:
-        wanted[COMMANDS] = HistoryCommand(
+        history = HistoryCommand(
             settings, node, store, warn=warn, burst=burst, answers_per_s=answers_per_s
         )
+
+        def obey(message: ReceivedMessage) -> OutgoingMessage | None:
+            """Pass a command on; one subscription, because two would receive it twice."""
+            if expecting and message.topic == events.topic(node, EXPECT):
+                return expecting(message)
+            return history(message)
+
+        wanted[COMMANDS] = obey
+    elif expecting:
+        wanted[EXPECT] = expecting
     return wanted
 
 
@@ -167,6 +198,48 @@ class LimitedWarnings:
         return message.retained
 
 
+class ExpectCommand:
+    """Handles `command/expect`: the answer follows when somebody has spoken, or when time is up."""
+
+    def __init__(
+        self,
+        node: str,
+        expect: Expect,
+        send: Callable[[OutgoingMessage], object],
+        warn: LimitedWarnings,
+    ) -> None:
+        self._node, self._expect, self._send, self._warn = node, expect, send, warn
+
+    def __call__(self, message: ReceivedMessage) -> OutgoingMessage | None:
+        """Begin to expect, and return None; or return a refusal."""
+        if self._warn.refuse_retained(message):
+            return None
+        topic = events.topic(self._node, RESPONSE)
+        try:
+            topic = choose_response_topic(self._node, message)
+            request = _parse_object(message.payload, EXPECT_BYTES, '{"sentences": ["yes", "no"]}')
+            self._expect(request, functools.partial(self._answer, topic, message.correlation))
+        except ValueError as error:
+            self._warn(message, str(error))
+            payload = encode_refusal(self._node, str(error))
+            return OutgoingMessage(topic, payload, correlation=message.correlation)
+        return None
+
+    def _answer(self, topic: str, correlation: bytes | None, result: Mapping[str, Any]) -> None:
+        head = {"schema": events.SCHEMA, "node": self._node, "status": "ok"}
+        payload = events.encode(head | dict(result))
+        self._send(OutgoingMessage(topic, payload, correlation=correlation))
+
+
+def choose_response_topic(node: str, message: ReceivedMessage) -> str:
+    """Return the topic for the answer to a message. Raises HistoryRequestError."""
+    default = events.topic(node, RESPONSE)
+    topic = message.response_topic or default
+    if not re.fullmatch(rf"{re.escape(default)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}", topic):
+        raise HistoryRequestError(f"expected a response topic below {default}")
+    return topic
+
+
 class HistoryCommand:
     """Handles `command/...`: answers requests, with the correlation data of MQTT 5."""
 
@@ -183,7 +256,6 @@ class HistoryCommand:
         self._settings, self._node, self._store = settings, node, store
         self._warn = warn
         self._response = events.topic(node, RESPONSE)
-        self._pattern = re.compile(rf"{re.escape(self._response)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}")
         self._burst, self._answers_per_s = burst, answers_per_s
         self._allowed, self._counted_s = burst, time.monotonic()
 
@@ -194,13 +266,11 @@ class HistoryCommand:
         if not self._may_answer(time.monotonic()):
             self._warn(message, f"more than {self._answers_per_s:g} requests in a second")
             return None
-        topic = message.response_topic or self._response
+        topic = self._response
         try:
-            if not self._pattern.fullmatch(topic):
-                topic = self._response
-                raise HistoryRequestError(f"expected a response topic below {self._response}")
-            if message.topic != events.topic(self._node, "command/history"):
-                raise HistoryRequestError("unknown command; expected command/history")
+            topic = choose_response_topic(self._node, message)
+            if message.topic != events.topic(self._node, HISTORY):
+                raise HistoryRequestError(f"unknown command; expected {HISTORY}")
             request = parse_request(message.payload, self._settings.limit)
             payload = answer_request(self._store, self._node, request)
         except HistoryRequestError as error:

@@ -149,6 +149,7 @@ class LiveTopics:
         self._sources, self._store, self._outbox = sources, store, outbox
         self._troubles = found
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
+        self._answers: deque[OutgoingMessage] = deque(maxlen=100)
         self._speech = events.OFF
         self._last: bytes | None = None
         self._retained: dict[str, bytes] = {}
@@ -177,6 +178,15 @@ class LiveTopics:
         """Queue that a user has corrected a transcript."""
         self._queue.append((events.CORRECTION, events.encode(events.correction(made))))
 
+    def answer(self, message: OutgoingMessage) -> None:
+        """Queue a late answer to a command."""
+        self._answers.append(message)
+
+    def take_answers(self) -> Iterator[OutgoingMessage]:
+        """Yield the late answers and forget them. The thread of `publish`."""
+        while self._answers:
+            yield self._answers.popleft()
+
     def set_last(self, event: bytes) -> None:
         """Set the event to retain as `last`. The thread of `publish`."""
         self._last = event
@@ -184,6 +194,7 @@ class LiveTopics:
     def on_connected(self) -> None:
         """Drop what was missed during the outage, and publish the present state again."""
         self._queue.clear()
+        self._answers.clear()
         self.repeat()
 
     def repeat(self) -> None:
@@ -483,6 +494,11 @@ class Publisher(Listener):
         self._live.correction(correction)
         self._wake.set()
 
+    def send(self, message: OutgoingMessage) -> None:
+        """Publish a late answer to a command, if the broker is online."""
+        self._live.answer(message)
+        self._wake.set()
+
     def stop(self, flush_s: float = 2.0) -> None:
         """Make `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""
         self._stop_s = time.monotonic() + flush_s
@@ -586,6 +602,8 @@ class Publisher(Listener):
         else:
             self._troubles.clear(troubles.HOME_ASSISTANT)
         self._live.publish(now_s, self._connection.publish)
+        for message in self._live.take_answers():
+            self._connection.send(message)
         if not held:
             self._delivery.send_due(
                 now_s, lambda: self._live.publish_queued(self._connection.publish)

@@ -53,7 +53,8 @@ EVENTS = (
     "heard_in",
 )  # fmt: skip
 COMMANDS = (
-    "state", "stats", "history", "mute", "delete", "correct", "learn", "devices",
+    "state", "stats", "history", "mute", "delete", "correct", "learn", "phrases",
+    "phrases_save", "devices",
     "microphone_test", "settings", "configure", "broker", "models", "model_add",
     "model_cancel", "day",
 )  # fmt: skip

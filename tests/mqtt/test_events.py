@@ -355,7 +355,10 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
             )
             seen.add(name.replace("/", "-"))
             assert len(message.payload) < 8192, "Home Assistant's recorder drops long attributes"
-        incoming = {"mute-set", "history-request", "history-response"}
+        incoming = {
+            *("mute-set", "history-request", "history-response"),
+            *("expect-request", "expect-response"),
+        }
         with_other_rooms = {"act", "house-claim"}  # tests/house/test_house.py
         assert seen == set(SCHEMAS) - incoming - with_other_rooms | {"last"}
 

@@ -41,6 +41,9 @@ STATS = {
 }  # fmt: skip
 
 
+PHRASES = '[phrases]\nlight = ["turn (on|off) the light"]\n'
+
+
 class Feed:
     """A log in a list, and every command that was obeyed, in `asked`."""
 
@@ -56,13 +59,15 @@ class Feed:
             "vocabulary.words": ["Priscilla"],
         }  # fmt: skip
         names = (
-            "state", "stats", "mute", "history", "delete", "correct", "learn", "devices",
+            "state", "stats", "mute", "history", "delete", "correct", "learn", "phrases",
+            "phrases_save", "devices",
             "microphone_test", "settings", "configure", "broker", "models", "model_add",
             "model_cancel", "day",
         )  # fmt: skip
         self.broker: dict[str, Any] = {
             "host": "broker.lan", "port": 1883, "username": "ear", "tls": False, "password": True,
         }  # fmt: skip
+        self.phrases, self.own_phrases = PHRASES, False
         self.models = ["home-en", "tiny"]
         self.publish: Callable[[str, Mapping[str, Any]], object] = lambda name, data: None
         """Sends an event, while the feed is served."""
@@ -157,6 +162,15 @@ class Feed:
     def on_learn(self, **given: str) -> dict[str, Any]:
         return {"changed": given}
 
+    def on_phrases(self) -> dict[str, Any]:
+        return {"text": self.phrases, "file": "/etc/phrases.toml", "own": self.own_phrases}
+
+    def on_phrases_save(self, text: str | None) -> dict[str, Any]:
+        if text is not None and "[phrases]" not in text:
+            raise ControlError("refused", "expected the tables [phrases] and [slots], found [x]")
+        self.phrases, self.own_phrases = text or PHRASES, text is not None
+        return {"file": "/etc/phrases.toml"}
+
     def on_devices(self) -> dict[str, Any]:
         names = ("USB microphone", "Camera")
         shown = [
@@ -165,12 +179,16 @@ class Feed:
         ]
         return {"devices": shown, "current": names[0]}
 
-    def on_microphone_test(self, seconds: float) -> dict[str, Any]:
+    def on_microphone_test(self, seconds: float, phrases: str = "") -> dict[str, Any]:
         if self.appliance["status"] == "muted":
             raise ControlError("unavailable", "the microphone is closed")
         return {
             "rms_db": -51.0, "peak_db": -33.5, "clipped_share": 0.0, "digital_silence": False,
             "verdict": "too_quiet", "words": "turn on the light",
+            "candidates": [
+                {"phrase": f"turn {word} the light", "phrase_confidence": share}
+                for word, share in (("on", 0.91), ("off", 0.06), ("down", 0.004))
+            ],
         }  # fmt: skip
 
     def on_settings(self) -> dict[str, Any]:

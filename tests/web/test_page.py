@@ -202,6 +202,45 @@ def test_a_sentence_is_corrected_by_keyboard_alone_and_a_word_is_learnt_with_one
     ]  # fmt: skip
 
 
+def test_expected_sentences_are_edited_and_tried_before_they_are_saved(
+    found: Found, tab: Browser
+) -> None:
+    home, feed, _ = found
+    feed.asked.clear()
+    tab.enter(home, "settings")
+    tab.press("summary", "Expected sentences")
+    until(lambda: "turn (on|off) the light" in tab.value("phrases"), WITHIN_S)
+    tab.type("#phrases", "[x]")
+    tab.press("button", "Save sentences")
+    until(lambda: "expected the tables" in tab.text("#phrases-wrong").lower(), WITHIN_S)
+    text = '[phrases]\nlight = ["light please"]\n'
+    tab.type("#phrases", text)
+    assert not tab.text("#phrases-wrong")
+    tab.press("button", "Say it now")
+    until(lambda: len(tab.texts("ol.offers li")) == 3, WITHIN_S)
+    assert [" ".join(one.split()) for one in tab.texts("ol.offers li")] == [
+        "turn on the light 91 %", "turn off the light 6 %", "turn down the light 0 %",
+    ]  # fmt: skip
+    assert feed.asked[-1] == ("microphone_test", {"seconds": 5, "phrases": text})
+    tab.press("button", "Save sentences")
+    until(lambda: "Saved." in tab.texts("details [role=status]"), WITHIN_S)
+    assert feed.phrases == text
+    tab.press("button", "Use the original ones")
+    until(lambda: "turn (on|off) the light" in tab.value("phrases"), WITHIN_S)
+    assert not feed.own_phrases
+
+
+def test_the_expected_sentence_that_was_meant_is_offered(found: Found, tab: Browser) -> None:
+    home, feed, _ = found
+    one = feed.say("turn of the light", phrase="turn off the light", phrase_confidence=0.3)
+    tab.enter(home)
+    tab.press("button", f"Correct: {one['text']}")
+    tab.press("dialog button", "Use “turn off the light”")
+    tab.press("dialog button", "Save")
+    until(lambda: "Said: turn off the light" in tab.texts(".expected"), WITHIN_S)
+    tab.press("dialog button", "Done")
+
+
 def test_settings_are_chosen_and_a_mistake_stands_at_its_field(found: Found, tab: Browser) -> None:
     home, feed, _ = found
     tab.enter(home, "settings")
@@ -565,6 +604,9 @@ def test_axe_finds_nothing_wrong_in_either_theme(found: Found, tab: Browser) -> 
         for view in ("live", "history", "health", "settings"):
             tab.show(view)
             until(lambda: tab.text("main .card"), WITHIN_S)
+            if view == "settings":
+                tab.press("summary", "Expected sentences")
+                until(lambda: tab.value("phrases"), WITHIN_S)
             if wrong := faults(tab, source):
                 troubles[theme, view] = wrong
         tab.show("history")
@@ -612,9 +654,23 @@ def test_a_real_daemons_sentence_is_there_and_mute_closes_its_microphone(
             if tab.texts("dialog"):
                 tab.press("dialog button", "Done")
             tab.resize(PHONE)
+            node = heard.events()[0]["node"]
+            heard.publish(f"roomscribe/{node}/command/expect", b'{"sentences": "yes"}')
+            until(lambda: heard.payloads("response"), WITHIN_S)
+            assert (
+                "sentences: expected a list" in json.loads(heard.payloads("response")[0])["error"]
+            )
+            heard.publish(
+                f"roomscribe/{node}/command/expect", b'{"sentences": ["yes", "no"], "seconds": 60}'
+            )
+            time.sleep(0.5)
             microphone.speak(SPEECH / "02.flac")
             until(lambda: len(tab.texts(SENTENCES)) == 2, 30)
             assert tab.texts(SENTENCES) == heard.texts()[::-1]
+            until(lambda: len(heard.payloads("response")) == 2, WITHIN_S)
+            answer = json.loads(heard.payloads("response")[1])
+            assert (answer["status"], answer["text"]) == ("ok", heard.texts()[1])
+            assert {one["phrase"] for one in answer["answers"]} <= {"yes", "no"}
             tab.resize(DESK)
             tab.press("button", "Mute")
             until(lambda: tab.text(".pill") == "Muted", WITHIN_S)

@@ -35,9 +35,13 @@ export function correctSentence(one) {
     }
   }
 
+  const isExpected = one.phrase && one.phrase !== one.text.toLowerCase();
   const form = element("form", { onsubmit: (event) => (event.preventDefault(), save(input.value.trim())) },
     element("p", {}, "Heard: ", element("bdi", {}, one.text)),
     element("div", { class: "field" }, element("label", { for: "said" }, "What was really said"), input, wrong),
+    isExpected && element("div", { class: "row" },
+      button(`Use “${one.phrase}”`, () => ((input.value = one.phrase), input.focus()), { class: "plain" }),
+      element("span", { class: "soft small" }, "the most likely expected sentence")),
     element("div", { class: "row end" },
       one.correction && button("Remove correction", () => save(null), { class: "plain" }),
       button("Cancel", close), element("button", { type: "submit", class: "main" }, "Save")));

@@ -5,6 +5,7 @@ import { button, element, setText } from "./dom.js";
 import { Field } from "./field.js";
 import { keepMeter } from "./meter.js";
 import { Models } from "./models.js";
+import { Phrases } from "./phrases.js";
 import { count, megabytes, message, titles } from "./text.js";
 
 const COLUMNS = [["Microphone", "Model", "Words"], ["Room", "MQTT and Home Assistant", "Log"]];
@@ -60,7 +61,7 @@ export class Settings {
   #result = element("div", { class: "result", role: "status" });
 
   constructor() {
-    this.nodes = [this.#problem, this.#loading, this.#form];
+    this.nodes = [this.#problem, this.#loading, this.#form, new Phrases().node];
     this.#read();
   }
 
