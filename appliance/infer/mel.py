@@ -41,14 +41,17 @@ def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None =
     audio = np.zeros(frames * HOP, np.float32)
     audio[: len(samples)] = samples[: len(audio)]
     padded = np.pad(audio, N_FFT // 2, mode="reflect")
-    windows = sliding_window_view(padded, N_FFT)[::HOP][:frames]
-    power = np.empty((frames, N_FFT // 2 + 1), np.float32)
-    for start in range(0, frames, BLOCK):
+    used = min(frames, (len(samples) + N_FFT // 2) // HOP + 1)  # the others are zero throughout
+    windows = sliding_window_view(padded, N_FFT)[::HOP][:used]
+    power = np.empty((used, N_FFT // 2 + 1), np.float32)
+    for start in range(0, used, BLOCK):
         spectrum = np.fft.rfft(windows[start : start + BLOCK] * _hann(), axis=1)
         power[start : start + BLOCK] = spectrum.real**2 + spectrum.imag**2
     mel = np.log10(np.maximum(_filter(power, n_mels), FLOOR))
-    mel = np.maximum(mel, mel.max() - DYNAMIC_RANGE)
-    return np.ascontiguousarray(((mel + 4.0) / 4.0).T, dtype=np.float32)
+    lowest = max(np.log10(np.float32(FLOOR)), mel.max() - np.float32(DYNAMIC_RANGE))
+    scaled = np.full((frames, n_mels), (lowest + 4.0) / 4.0, np.float32)
+    scaled[:used] = ((np.maximum(mel, lowest) + 4.0) / 4.0).T
+    return scaled
 
 
 def warp(mel: Mel, factor: float) -> Mel:

@@ -115,3 +115,10 @@ def test_blocks_of_frames_change_no_bit(frames: int, monkeypatch: pytest.MonkeyP
     in_blocks = log_mel(sound, 80, frames)
     monkeypatch.setattr("appliance.infer.mel.BLOCK", frames)
     assert in_blocks.tobytes() == log_mel(sound, 80, frames).tobytes()
+
+
+@pytest.mark.parametrize("length", [0, 1, 199, 200, 201, 359, 360, 361, 47_999, 159_801])
+def test_the_end_of_a_short_sound_is_not_computed_and_is_the_same(length: int) -> None:
+    sound = noise(10.0)[:length]
+    padded = np.concatenate((sound, np.zeros(160_000 - length, np.float32)))
+    assert np.array_equal(log_mel(sound, 80, 1000), log_mel(padded, 80))
