@@ -191,6 +191,24 @@ def test_a_row_with_drafts_writes_the_same_tokens(
     assert [drafted.decode(states, COUNT).tokens for _ in range(3)] == 3 * [expected]
 
 
+def test_a_row_with_short_windows_encodes_the_speech_alone(
+    checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    subject = subject_of(checkpoint_folder, 4.0, tmp_path)
+    [row] = RowMaker(subject, tmp_path, 1, COUNT, speech_s=1.0).rows(["short"])
+    with RowProcess(row, encoder=True) as worker:
+        assert len(worker.warm_up()["tokens"]) == COUNT
+    whole, short = (
+        OurRunner(subject.bundle.folder, "balanced", 1, encoder=True, short=each)
+        for each in (False, True)
+    )
+    sound = np.random.default_rng(1).normal(0, 0.1, 16_000).astype(np.float32)
+    mel = whole.mel(sound)
+    silence = short.encode(short.mel(sound[:1] * 0))
+    assert np.array_equal(short.encode(mel)[75:], silence[75:])
+    assert not np.array_equal(whole.encode(mel)[75:], silence[75:])
+
+
 def test_rows_with_drafts_are_compared_with_the_one_without(
     checkpoint_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +239,7 @@ def test_table_names_the_rows_and_what_is_left_out(
     )  # fmt: skip
     run_benchmark(given, Settings())
     text = capsys.readouterr().out
-    assert "real weights; window 10 s, 3 tokens" in text
+    assert "real weights; window 10 s, speech 10 s, 3 tokens" in text
     assert "Roomscribe, CPU, conservative" in text
     assert "left out: Roomscribe, hybrid" in text
     assert "row / " not in text
@@ -255,6 +273,7 @@ def test_picture_is_drawn(checkpoint_folder: Path, tmp_path: Path) -> None:
     [
         ([], "--random-weights tiny"),
         (["--rows", "reference,fast"], "found fast"),
+        (["--random-weights", "tiny", "--speech", "11"], "at most the window's 10, found 11"),
         (["--random-weights", "tiny", "--recordings", "x"], "made-up weights"),
         (["--checkpoint", "HOME", "--tokens", "110"], "expected at most 108"),
         (["--random-weights", "tiny", "--json", "/no/such/place.json"], "/no/such: no such folder"),

@@ -55,6 +55,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
             options.threads,
             options.tokens,
             options.clock,
+            speech_s=options.speech,
             model=settings.model.bundle,
         )
         result = _measure(subject, maker.rows(keys), options)
@@ -73,6 +74,11 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
 def _check(options: argparse.Namespace) -> None:
     """Raise ConfigError for what would fail only after the measurement."""
     troubles = []
+    if options.speech is not None and not 0 < options.speech <= options.window:
+        troubles.append(
+            f"benchmark --speech: expected more than 0 s and at most the window's "
+            f"{options.window:g}, found {options.speech:g}"
+        )
     if options.picture and (trouble := report.check_package()):
         troubles.append(f"benchmark --picture: {trouble}: pip install 'roomscribe[benchmark]'")
     for name in ("json", "picture"):
@@ -114,6 +120,7 @@ def _measure(subject: Subject, rows: Sequence[Row], options: argparse.Namespace)
         repeats=options.repeats,
         tokens=options.tokens,
         clock=options.clock,
+        speech_s=options.speech or subject.bundle.window_s,
         speed=speed,
         rows=[replace(row, absent=row.absent or troubles.get(row.key, "")) for row in rows],
         measured=measured,

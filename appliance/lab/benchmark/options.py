@@ -27,6 +27,12 @@ def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=float, default=10.0, metavar="S", help="length of a window (default 10)"
     )
     parser.add_argument(
+        "--speech",
+        type=float,
+        metavar="S",
+        help="seconds of speech in the window, with silence behind it (default: all of it)",
+    )
+    parser.add_argument(
         "--threads", type=_count, default=1, metavar="N", help="CPU threads (default 1)"
     )
     parser.add_argument(

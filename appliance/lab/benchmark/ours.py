@@ -69,9 +69,11 @@ class OurRunner:
         *,
         encoder: bool,
         drafts: Drafts | None = None,
+        short: bool = False,
     ) -> None:
-        """Load the bundle; without `encoder` only the decoder is there."""
-        self._bundle = load_bundle(folder)
+        """Load the bundle; without `encoder` only the decoder is there. With `short` windows are
+        short, whether or not the bundle may have that."""
+        self._bundle = replace(load_bundle(folder), short_windows=short)
         self._rules = preset_guards(self._bundle, preset)
         self._encoder: Encoder | None = None
         if encoder:

@@ -51,6 +51,8 @@ class Result:
     tokens: int
     clock: str
     """wall or cpu."""
+    speech_s: float
+    """Seconds of sound in the window."""
     speed: float
     """Bytes a second that `threads` threads read from memory."""
     rows: Sequence[Row]
@@ -71,6 +73,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "random_weights": result.subject.random,
         "checkpoint_sha256": result.subject.checkpoint.sha256,
         "window_s": result.subject.bundle.window_s,
+        "speech_s": result.speech_s,
         "tokens": result.tokens,
         "threads": result.threads,
         "repeats": result.repeats,
@@ -172,7 +175,8 @@ def _head(result: Result) -> str:
     about = "RANDOM WEIGHTS (speed and memory only)" if subject.random else "real weights"
     known = machine()
     return (
-        f"{subject.name}, {about}; window {subject.bundle.window_s:g} s, {result.tokens} tokens, "
+        f"{subject.name}, {about}; window {subject.bundle.window_s:g} s, "
+        f"speech {result.speech_s:g} s, {result.tokens} tokens, "
         f"{result.threads} thread(s), {CLOCK_NAMES[result.clock]}, "
         f"medians of {result.repeats} interleaved rounds\n"
         + ", ".join(f"{name} {value}" for name, value in known.items())

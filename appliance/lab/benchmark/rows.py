@@ -43,6 +43,7 @@ LABELS = {
     "conservative": "Roomscribe, CPU, conservative",
     "balanced": "Roomscribe, CPU, balanced",
     "aggressive": "Roomscribe, CPU, aggressive",
+    "short": "Roomscribe, CPU, balanced, short windows",
     "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
     "repeated": "Roomscribe, CPU, balanced, a command said before",
     "unseen": "Roomscribe, CPU, balanced, a command never said before",
@@ -52,6 +53,8 @@ LABELS = {
 KEYS = tuple(LABELS)
 OURS = "balanced"
 """The row that the others are compared with, and its preset."""
+SHORT = "short"
+"""The row whose encoder computes no more than the speech."""
 DRAFTED = "repeated", "unseen"
 """The rows with drafts."""
 
@@ -133,11 +136,13 @@ class RowMaker:
         tokens: int,
         clock: str = "wall",
         *,
+        speech_s: float | None = None,
         model: str = "",
         ctranslate: str = CTRANSLATE,
         quantizer: str = QUANTIZER,
     ) -> None:
-        """`model`: the one in use, whose HEFs a Hailo runs. Then the packages that rows need."""
+        """`speech_s`: seconds of sound in the window. `model`: the one in use, whose HEFs a Hailo
+        runs. Then the packages that rows need."""
         self._subject, self._scratch = subject, scratch
         self._bundle = subject.bundle
         self._tokens, self._ct2_bytes, self._model = tokens, 0, model
@@ -149,6 +154,7 @@ class RowMaker:
             "threads": threads,
             "tokens": tokens,
             "clock": clock,
+            "speech_s": speech_s or subject.bundle.window_s,
             "bundle": self._bundle,
         }
 
@@ -193,7 +199,7 @@ class RowMaker:
         return Row(key, LABELS[key], plan, "", token_bytes, decoder_alone=alone)
 
     def _ours(self, key: str) -> Row:
-        preset, _, scan = (OURS, "", "") if key in DRAFTED else key.partition("-")
+        preset, _, scan = (OURS, "", "") if key in (SHORT, *DRAFTED) else key.partition("-")
         folder = self.rough_bundle() if scan else self._subject.bundle.folder
         # what no token of a text can be is scored at the prompt alone
         read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
@@ -202,7 +208,9 @@ class RowMaker:
         read += bytes_of_cross_cache(self._bundle, self._bundle.positions + 1)
         if key in DRAFTED and JOINT_FILE not in self._bundle.files:
             return Row(key, LABELS[key], absent=f"the model has no {JOINT_FILE}")
-        kind, more = ("drafts", {"seen": key == DRAFTED[0]}) if key in DRAFTED else ("ours", {})
+        kind, more = "ours", {"short": key == SHORT}
+        if key in DRAFTED:
+            kind, more = "drafts", {"seen": key == DRAFTED[0]}
         return self._row(key, kind, read, folder=str(folder), preset=preset, **more)
 
     def rough_bundle(self) -> Path:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from appliance.lab.benchmark import clock
 from appliance.lab.benchmark.clock import Runner
 from appliance.model import Bundle
-from appliance.records import HOP
+from appliance.records import FRAMES_PER_SECOND, HOP
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -51,7 +51,8 @@ def open_runner(plan: Plan, *, encoder: bool) -> Runner:
         case "ours":
             from appliance.lab.benchmark.ours import OurRunner
 
-            return OurRunner(Path(plan["folder"]), plan["preset"], threads, encoder=encoder)
+            folder, preset = Path(plan["folder"]), plan["preset"]
+            return OurRunner(folder, preset, threads, encoder=encoder, short=plan["short"])
         case "drafts":
             from appliance.lab.benchmark.ours import DraftRunner
 
@@ -85,7 +86,7 @@ class Worker:
         self._imports_mb = _memory_mb("VmRSS")
         clock.choose(plan["clock"])
         self._runner = open_runner(plan, encoder=encoder)
-        self._sound = _made_up_sound(self._bundle.frames)
+        self._sound = _made_up_sound(round(plan["speech_s"] * FRAMES_PER_SECOND))
         self._states = _made_up_states(self._bundle)
 
     def answer(self, request: Plan) -> Plan:
@@ -142,7 +143,7 @@ def _import_for(kind: str) -> None:
 
 
 def _made_up_sound(frames: int) -> NDArray[np.float32]:
-    """A window of quiet noise, (HOP frames,) float32."""
+    """Quiet noise, (HOP frames,) float32."""
     rng = np.random.Generator(np.random.PCG64(SOUND_SEED))
     return rng.standard_normal(HOP * frames, np.float32) * np.float32(0.05)
 
