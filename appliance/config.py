@@ -762,6 +762,11 @@ class WebSettings:
         "Empty: none.",
         form=TextForm("an address", pattern=f"({_ADDRESS})?"),
     )
+    playback: bool = key(
+        False,
+        "Users of the page can play the last sentence, at most 60 s after its end. Its sound is in "
+        "memory only.",
+    )
     path: str = key(
         "",
         "Folder of the page's password and sessions. Empty: /var/lib/roomscribe-web if the package "

@@ -27,6 +27,7 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.parts import Parts, report_backend
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
+from appliance.daemon.playback import Playback
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
@@ -154,11 +155,16 @@ class _Assembly:
         self.supervisor = CaptureSupervisor(
             settings.capture, self.health, self.mute, self.put, lose, source=factories.source
         )
-        self.mute.on_change = self.supervisor.apply_mute
+        self.mute.on_change = self.apply_mute
         self.open_control()
         self.health.on_change = self.report_change
         self.parts = self.finish()
         return self.parts
+
+    def apply_mute(self) -> None:
+        """Close or open the microphone, and discard what could be played."""
+        self.playback.discard()
+        self.supervisor.apply_mute()
 
     def finish(self) -> Parts:
         """Return the parts, which then have to be closed."""
@@ -302,6 +308,9 @@ class _Assembly:
         """Return what the control socket serves."""
         setting_commands = SettingCommands(self.settings, read, self.reload.set)
         model = self.model
+        self.playback = Playback(
+            self.store, enabled=self.settings.web.playback, is_muted=lambda: self.mute.on
+        )
         self.phrases = PhraseCommands(setting_commands, model, self.expectations)
         return Controls(
             self.node,
@@ -313,7 +322,8 @@ class _Assembly:
                 self.state, self.submit, model.gates, model.bundle.window_s, self.phrases.make
             ),
             groups=(
-                LogCommands(self.store, self.node),
+                LogCommands(self.store, self.node, self.playback.poll),
+                self.playback,
                 CorrectionCommands(self.store, self.node, setting_commands, self.report_correction),
                 ApplianceCommands(self.mute, self.day),
                 setting_commands,
@@ -354,6 +364,7 @@ class _Assembly:
             on_speculation=self.end_speculation,
             expectations=self.expectations,
         )
+        self.tasks.on_stored, self.tasks.on_idle = self.playback.keep, self.playback.poll
         in_process = self.model.in_process
         self.backlog = self.opened.enter_context(
             Backlog(self.settings, self.health, self.tasks.discard, in_process=in_process)

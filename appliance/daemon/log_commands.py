@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from appliance.daemon.command_group import (
@@ -23,8 +23,11 @@ HIGHEST_SEQ = (1 << 63) - 1
 class LogCommands(CommandGroup):
     """`history` and `delete`."""
 
-    def __init__(self, store: Store, node: str) -> None:
-        self._store, self._node = store, node
+    def __init__(
+        self, store: Store, node: str, on_delete: Callable[[], object] = lambda: None
+    ) -> None:
+        """`on_delete` is called after transcripts were deleted."""
+        self._store, self._node, self._on_delete = store, node, on_delete
         self.commands = {"history": self._history, "delete": self._delete}
 
     def _history(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,4 +57,5 @@ class LogCommands(CommandGroup):
                 raise bad_request("expected ids, or since and until")
             wanted = Wanted(ids=[id.encode("utf-8", "replace").decode() for id in ids])
         deleted = self._store.delete(wanted)
+        self._on_delete()
         return {"deleted": deleted.count, "gone": deleted.gone}

@@ -78,6 +78,10 @@ class TaskTranscriber:
         self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
         self._on_decision, self.on_speculation = on_decision, on_speculation
         self._expectations = expectations or Expectations()
+        self.on_stored: Callable[[Window], object] = lambda _: None
+        """Called with each window of the microphone whose transcript is stored."""
+        self.on_idle: Callable[[], object] = lambda: None
+        """Called about once a second while nothing is to be transcribed."""
         self._gates = Gates(transcriber.gates)
         self._expire_s = 0.0
 
@@ -205,6 +209,7 @@ class TaskTranscriber:
             self._health.count("lost_store_refused")
             log.error("the store has refused for too long: the oldest transcript is lost")
         self.flush()
+        self.on_stored(window)
         self._expectations.complete(window, result.text, result.candidates)
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
@@ -239,6 +244,7 @@ class TaskTranscriber:
     def tidy(self) -> None:
         """Store waiting transcripts and delete old ones, while nobody speaks."""
         self._expectations.poll()
+        self.on_idle()
         if self.flush() or time.monotonic() < self._expire_s:
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S

@@ -54,7 +54,7 @@ EVENTS = (
 )  # fmt: skip
 COMMANDS = (
     "state", "stats", "history", "mute", "delete", "correct", "learn", "phrases",
-    "phrases_save", "devices",
+    "phrases_save", "playback", "devices",
     "microphone_test", "settings", "configure", "broker", "models", "model_add",
     "model_cancel", "day",
 )  # fmt: skip
@@ -264,6 +264,7 @@ class _Session(_Guarded):
             "token": self.page.access.token(session),
             "node": self.page.node,
             "leaves": not self.is_ingress(),
+            "playback": self.page.settings.playback,
         })  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import socket
@@ -60,7 +61,7 @@ class Feed:
         }  # fmt: skip
         names = (
             "state", "stats", "mute", "history", "delete", "correct", "learn", "phrases",
-            "phrases_save", "devices",
+            "phrases_save", "playback", "devices",
             "microphone_test", "settings", "configure", "broker", "models", "model_add",
             "model_cancel", "day",
         )  # fmt: skip
@@ -161,6 +162,13 @@ class Feed:
 
     def on_learn(self, **given: str) -> dict[str, Any]:
         return {"changed": given}
+
+    def on_playback(self, transcript_id: str, offset: int) -> dict[str, Any]:
+        if transcript_id != self.log[-1]["id"]:
+            raise ControlError("unavailable", "The sound of this sentence is no longer there.")
+        part = bytes(2 * 8000) if offset < 16_000 else b""
+        data = base64.b64encode(part).decode()
+        return {"data": data, "samples": 16_000, "rate_hz": 16_000}
 
     def on_phrases(self) -> dict[str, Any]:
         return {"text": self.phrases, "file": "/etc/phrases.toml", "own": self.own_phrases}

@@ -241,6 +241,31 @@ def test_the_expected_sentence_that_was_meant_is_offered(found: Found, tab: Brow
     tab.press("dialog button", "Done")
 
 
+def test_the_last_sentence_is_played_if_that_is_on_and_while_it_is_recent(
+    tmp_path: Path, tab: Browser
+) -> None:
+    feed = Feed()
+    feed.say("an old one", timedelta(hours=1))
+    with (
+        serving(feed, tmp_path / SOCKET_NAME) as server,
+        page(tmp_path, playback=True) as home,
+    ):
+        tab.enter(home)
+        until(lambda: tab.texts(SENTENCES), WITHIN_S)
+        assert "Play last sentence" not in tab.text(".now")
+        one = feed.say("a new one")
+        server.announce_transcript()
+        tab.press("button", "Play last sentence")
+        until(lambda: [name for name, _ in feed.asked].count("playback") == 2, WITHIN_S)
+        assert feed.asked[-1] == ("playback", {"transcript_id": one["id"], "offset": 8000})
+        feed.say("in between")
+        tab.press("button", "Play last sentence")
+        until(lambda: "no longer there" in tab.text(".now .wrong"), WITHIN_S)
+        tab.press("button", "Mute")
+        until(lambda: tab.text(".pill") == "Muted", WITHIN_S)
+        assert "Play last sentence" not in tab.text(".now")
+
+
 def test_settings_are_chosen_and_a_mistake_stands_at_its_field(found: Found, tab: Browser) -> None:
     home, feed, _ = found
     tab.enter(home, "settings")

@@ -1,7 +1,9 @@
 // The microphone now, and the sentences as they come.
 
+import { session } from "./api.js";
 import { button, element, fillList, setAttribute, setText } from "./dom.js";
 import { keepMeter } from "./meter.js";
+import { isRecent, playSentence } from "./playback.js";
 import { demoNote, sentenceKey, sentenceRow } from "./sentence.js";
 import { clock, message, reason, seconds } from "./text.js";
 
@@ -29,6 +31,9 @@ export class Live {
   #lines = element("ul", { class: "sentences" });
   #empty = element("p", { class: "empty" }, "Say something. It will appear here.");
   #note = demoNote();
+  #recent = null;
+  #play = button("Play last sentence", () => this.#playLast(), { class: "plain", hidden: true });
+  #timer = setInterval(() => this.#showPlay(), 1000);
   #mute;
   #now;
 
@@ -44,7 +49,7 @@ export class Live {
       }
     });
     this.#now = element("section", { class: "card now", "aria-label": "Now" },
-      this.#light, element("div", {}, this.#heading, this.#last), this.#mute, this.#problem);
+      this.#light, element("div", {}, this.#heading, this.#last, this.#play), this.#mute, this.#problem);
     this.nodes = [
       this.#now,
       element("section", { class: "card", "aria-labelledby": "sentences" },
@@ -60,6 +65,8 @@ export class Live {
     setText(this.#heading, heading(live));
     const last = live.lines.find((one) => one.text !== undefined);
     setText(this.#last, last ? `The last sentence was ready ${seconds(last.latency_ms)} after its end.` : "Nothing heard yet.");
+    this.#recent = muted || !live.up ? null : live.lines.find((one) => one.text !== undefined && !one.source) || null;
+    this.#showPlay();
     setText(this.#mute, muted ? "Unmute" : "Mute");
     this.#mute.classList.toggle("main", muted);
     this.#mute.disabled = !live.up;
@@ -74,7 +81,22 @@ export class Live {
     this.#note.showFor(live.lines);
   }
 
+  #showPlay() {
+    this.#play.hidden = !session.playback || !this.#recent || !isRecent(this.#recent);
+  }
+
+  async #playLast() {
+    this.#problem.hidden = true;
+    try {
+      await playSentence(this.#recent.id);
+    } catch (error) {
+      this.#problem.replaceChildren(...message(error.message));
+      this.#problem.hidden = false;
+    }
+  }
+
   close() {
+    clearInterval(this.#timer);
     this.#meter = keepMeter(this.#now, this.#meter, false);
   }
 }
