@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from appliance import __version__, config
-from appliance.cli import fleet, hardware, log, model, mqtt, run, setup, transcribe, web
+from appliance.cli import fleet, hardware, log, model, mqtt, run, setup, transcribe, verify, web
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
@@ -55,7 +55,7 @@ GROUPS = {
     "every day": ("log", "mute", "transcribe", "web"),
     "MQTT": ("mqtt",),
     "several rooms": ("fleet",),
-    "for systemd and experts": ("run", "benchmark", "hardware-check"),
+    "for systemd and experts": ("run", "benchmark", "hardware-check", "verify"),
 }
 """All commands, as `roomscribe` without arguments shows them."""
 
@@ -289,6 +289,7 @@ def parser() -> argparse.ArgumentParser:
     _add_benchmark(add)
     _add_doctor(add)
     hardware.add_hardware_check(add)
+    verify.add_verify(add)
     return top
 
 

@@ -50,6 +50,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "fleet join": lambda _folder: ("--yes", "no-code"),
     "fleet invite": lambda _folder: ("kitchen",),
     "fleet check": lambda _folder: (),
+    "verify": lambda folder: ("--root", folder),
     "benchmark": lambda folder: ("--checkpoint", folder / "nothing"),
     "doctor": lambda folder: ("--recordings", folder / "nothing"),
     "hardware-check": lambda folder: ("--out", folder / "nowhere" / "report.json"),
