@@ -367,7 +367,13 @@ class _Assembly:
         self.tasks.on_stored, self.tasks.on_idle = self.playback.keep, self.playback.poll
         in_process = self.model.in_process
         self.backlog = self.opened.enter_context(
-            Backlog(self.settings, self.health, self.tasks.discard, in_process=in_process)
+            Backlog(
+                self.settings,
+                self.health,
+                self.tasks.discard,
+                in_process=in_process,
+                is_stored=self.tasks.is_stored,
+            )
         )
         # a server is the whole home's, and a window waits for the answer that it owes us
         here = not transcribed_elsewhere(self.settings)

@@ -197,17 +197,23 @@ class Backlog:
         discard: Callable[[Discarded], None],
         *,
         in_process: bool = True,
+        is_stored: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Open the spool and queue what it holds.
 
         `discard` is called with each window that gives no transcript. If not `in_process`, windows
-        are transcribed elsewhere, and no window can kill this process.
+        are transcribed elsewhere, and no window can kill this process. `is_stored` tells whether
+        the log has the transcript of a window: a process that died right after storing it left
+        the window in the spool. Without that check a deleted transcript could come back.
         """
         self._in_process = in_process
         self._spool, self._limit = Spool.open(settings, health), settings.spool.limit_mb << 20
         self._health, self._discard = health, discard
         self._news = threading.Condition()
         now_s = time.monotonic()
+        for kept in self._spool.windows():
+            if is_stored(kept.id):
+                self._spool.delete(kept.id)
         self._waiting = deque(
             _Waiting(kept.id, kept.utterance_id, kept.duration_s, now_s, kept.attempts)
             for kept in self._spool.windows()

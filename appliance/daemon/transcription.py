@@ -35,7 +35,7 @@ from appliance.records import (
     Window,
     utc_from_monotonic,
 )
-from appliance.store import Store
+from appliance.store import Store, Wanted
 from appliance.wyoming import open_transcriber as open_served
 
 log = logging.getLogger("roomscribe.daemon")
@@ -240,6 +240,12 @@ class TaskTranscriber:
                 listener.on_transcript(transcript)
         self._health.trouble("store", None)
         return 0
+
+    def is_stored(self, transcript_id: str) -> bool:
+        """Return True if the log has that transcript; False if it cannot be read."""
+        with suppress(StoreError):
+            return self._store.count(Wanted(ids=(transcript_id,))) > 0
+        return False
 
     def tidy(self) -> None:
         """Store waiting transcripts and delete old ones, while nobody speaks."""

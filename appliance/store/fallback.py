@@ -7,6 +7,7 @@ the file and deleted. If the process crashes before that, the next start merges 
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import threading
@@ -118,12 +119,15 @@ def fill_fallback(
     """Make the fallback continue the log's numbers, within a transaction.
 
     A new fallback also gets the log's newest transcripts, so that unpublished ones are published.
-    The table `taken` records their numbers for the merge.
+    The table `taken` records their numbers for the merge, and `taken_ids` their ids.
     """
     has_table = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'taken'").fetchone()
     if not has_table and connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None:
         connection.execute("CREATE TABLE taken (low INTEGER NOT NULL, high INTEGER NOT NULL)")
+        connection.execute("CREATE TABLE taken_ids (id TEXT PRIMARY KEY)")
         if snapshot.newest:
+            ids = ((row[1],) for row in snapshot.newest)
+            connection.executemany("INSERT OR IGNORE INTO taken_ids VALUES (?)", ids)
             taken = (snapshot.newest[0][0], snapshot.last)
             connection.execute("INSERT INTO taken VALUES (?, ?)", taken)
         with tables.indexed_at_once(connection):
@@ -191,6 +195,20 @@ def _merge_corrections(target: sqlite3.Connection, source: sqlite3.Connection) -
     corrected = "SELECT id, correction FROM transcripts WHERE correction IS NOT NULL"
     for id, text in source.execute(corrected).fetchall():
         tables.correct(target, id, text)
+
+
+def forget_deleted(target: sqlite3.Connection, source: sqlite3.Connection) -> int:
+    """Delete from the log what was deleted from the fallback after it had taken that over.
+
+    Return how many transcripts.
+    """
+    if not source.execute("SELECT 1 FROM sqlite_schema WHERE name = 'taken_ids'").fetchone():
+        return 0  # an older version's
+    gone = source.execute(
+        "SELECT id FROM taken_ids WHERE id NOT IN (SELECT id FROM transcripts)"
+    ).fetchall()
+    condition = "id IN (SELECT value FROM json_each(?))"
+    return tables.forget(target, condition, (json.dumps([row[0] for row in gone]),)) if gone else 0
 
 
 def _read_taken(source: sqlite3.Connection) -> tuple[int, int]:
@@ -382,13 +400,18 @@ class DatabaseWithFallback:
     def _merge_back(self, fallback: Database, real: Database) -> None:
         """Merge the fallback into the file, then delete it. Raises StoreError."""
         published = fallback.numbering.highest if self._has_subscriber else 0
-        count = fallback.read(
+        count, deleted = fallback.read(
             "read the log in memory",
             lambda source: real.write(
                 "store what was kept in memory",
-                lambda target: merge(target, source, real.numbering, published),
+                lambda target: (
+                    merge(target, source, real.numbering, published),
+                    forget_deleted(target, source),
+                ),
             ),
         )
+        if deleted:
+            real.vacuum(rewrite=True)
         fallback.close()
         try:
             repair.delete_set_aside_files(self._fallback_path)

@@ -11,7 +11,8 @@ fuzz      damaged configurations, recordings, messages and model bundles
 latency   from the last sample of speech to the subscriber, and where the time goes
 fleet     several rooms: workers and the server die, links are bad; --scene names one of its scenes
 soak      hours of sound as fast as they are digested; with --hours and --out, to be resumed
-model     every state of a model of the protocol, for a guarantee that can fail (docs/promises.md)
+model     every state of a model of the protocol, for a guarantee that can fail, and random steps
+          of the real parts, compared with the model (docs/promises.md)
 
 With no name all of them; the soak is short unless it is named. $ROOMSCRIBE_SHARED names a folder
 with recordings of real speech and noise for the soak.
@@ -197,12 +198,24 @@ def soak(given: argparse.Namespace) -> bool:
 
 
 def model(given: argparse.Namespace) -> bool:
-    """Search the protocol's model; a short run leaves that to the tests, unless it is named."""
+    """Search the protocol's model, and compare the code with it; a short run leaves that to the
+    tests, unless it is named."""
     if given.short and "model" not in given.ordeals:
         return True
     short = ["--short"] if given.short else []
     command = [sys.executable, "-m", "protocol.search", *short]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    kept = subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    times = "1" if given.short else "40"
+    machine = ROOT / "tests/protocol/test_machine.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(machine)]
+    done = subprocess.run(
+        [*command, "--timeout=3600"], cwd=ROOT, env=os.environ | {"ROOMSCRIBE_MODEL": times},
+        stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    print("the real code: " + (done.stdout.strip().splitlines() or ["no tests"])[-1], flush=True)
+    if done.returncode:
+        print(done.stdout)
+    return kept and done.returncode == 0
 
 
 ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {

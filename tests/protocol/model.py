@@ -3,13 +3,8 @@
 The appliance keeps each window in its spool (memory that outlives the process), transcribes it or
 has a worker do it, commits the transcript to the store, and publishes from the store with a cursor.
 The model is these rules and nothing else: no sound, no text, no time. `Model.actions` yields what
-may happen next, with a bounded number of faults: a process crashes or is restarted, messages are
-lost, duplicated, delayed or reordered, the broker or the fleet's server restarts, the disk refuses,
-the clock jumps, somebody deletes a sentence.
-
-`Rules` has one switch for each rule of the protocol: with any of them off, the search (search.py)
-must find a violation.
-
+may happen next, and `Model.faults_of` a bounded number of faults. `Rules` has one switch for each
+rule: with any of them off, the search (search.py) must find a violation.
 docs/promises.md says what the model leaves out. A timeout may happen here at any moment.
 """
 
@@ -34,6 +29,7 @@ class Rules:
     withdraw_speculation_from_spool: bool = True
     spool_until_stored: bool = True
     find_spool_at_start: bool = True
+    release_stored_at_start: bool = True
     set_aside_after_deaths: bool = True
     store_an_id_once: bool = True
     store_in_order: bool = True
@@ -221,6 +217,8 @@ class Model:
             yield f"window {s.committed} is released", s._replace(committed=0, spool=spool)
         elif s.texts and not s.refusing:
             window = s.texts[0] if self.rules.store_in_order else s.texts[-1]
+            if window in s.deleted:
+                raise ViolationError("deletion", f"the deleted transcript {window} comes back")
             known = window in s.rows and self.rules.store_an_id_once
             rows = s.rows if known else (*s.rows, window)
             stored = s._replace(texts=_without(s.texts, window), rows=rows, committed=window)
@@ -235,7 +233,8 @@ class Model:
             window = s.rows[number - 1]
             gone = window in s.deleted or window in s.expired
             if gone and self.rules.read_store_when_publishing:
-                yield f"deleted row {number} is passed over", s._replace(reached=number)
+                passed = s._replace(reached=number, cursor=s.cursor if s.flight else number)
+                yield f"deleted row {number} is passed over", passed
             elif window in s.deleted:
                 raise ViolationError("deletion", f"the deleted transcript {window} is published")
             else:
@@ -344,11 +343,10 @@ class Model:
 
     def _fleet_faults(self, s: State) -> Iterator[Action]:
         if s.stream or any(window for window, _ in s.workers):
-            idle = ((0, False),) * self.workers
+            idle = self.first().workers
             yield "the fleet's server restarts", s._replace(stream=(), workers=idle)
         for answer in set(s.answers):
-            rest = _without(s.answers, answer)
-            yield f"the text of {answer} is lost", s._replace(answers=rest)
+            yield f"the text of {answer} is lost", s._replace(answers=_without(s.answers, answer))
             double = tuple(sorted((*s.answers, answer)))
             yield f"the text of {answer} arrives twice", s._replace(answers=double)
         for at, (window, _) in enumerate(s.workers):
@@ -359,8 +357,8 @@ class Model:
     def _stopped(self, s: State, *, crashed: bool) -> State:
         """Return the state without the process: its memory is gone."""
         deaths = s.deaths
-        if crashed and s.lease and not self.workers:
-            deaths = _with(deaths, s.lease - 1, min(DEATHS + 1, deaths[s.lease - 1] + 1))
+        if s.lease and not self.workers:
+            deaths = _with(deaths, s.lease - 1, (deaths[s.lease - 1] + 1) * crashed)
         recent = s.recent if self.rules.recall_recent_at_start else 0
         return _unlinked(s)._replace(
             up=False, ahead=0, waiting=(), lease=0, sent=False, texts=(), committed=0,
@@ -368,6 +366,8 @@ class Model:
         )  # fmt: skip
 
     def _started(self, s: State) -> State:
+        stored = s.rows if self.rules.release_stored_at_start else ()
+        s = s._replace(spool=tuple(one for one in s.spool if one not in stored))
         waiting = tuple(sorted(s.spool)) if self.rules.find_spool_at_start else ()
         reached = s.cursor if self.rules.start_after_cursor else len(s.rows)
         heard = max(s.heard, *waiting, 0)
@@ -375,10 +375,8 @@ class Model:
 
 
 def _discard(s: State) -> State:
-    window = s.lease
-    return s._replace(
-        lease=0, sent=False, spool=_without(s.spool, window), discarded=(*s.discarded, window)
-    )
+    spool, discarded = _without(s.spool, s.lease), (*s.discarded, s.lease)
+    return s._replace(lease=0, sent=False, spool=spool, discarded=discarded)
 
 
 def _assign(s: State, at: int, window: int, *, answered: bool = False) -> State:

@@ -243,6 +243,18 @@ def test_what_somebody_deleted_meanwhile_does_not_come_back(rig: DiskRig) -> Non
     assert rig.numbers() == {"three": 3}
 
 
+def test_what_is_deleted_from_the_fallback_is_deleted_from_the_file(rig: DiskRig) -> None:
+    with rig.log() as (store, _):
+        kept, gone = (store.append(transcript(text)).transcript for text in ("one", "two"))
+    rig.read_only()
+    with rig.log() as (store, _):
+        assert store.delete(Wanted(ids=(gone.id,))).count == 1
+    rig.read_only(False)
+    with rig.log() as (store, _):
+        assert [row.transcript.id for row in store.read_after(0)] == [kept.id]
+    assert b"two" not in (rig.disk / "state" / FILE_NAME).read_bytes()
+
+
 def test_a_new_card_gets_what_no_broker_has(rig: DiskRig) -> None:
     with rig.log() as (store, _):
         store.append(transcript("one"))

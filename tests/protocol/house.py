@@ -1,0 +1,384 @@
+"""The real parts of the appliance in one thread, between a fake clock, broker and disk.
+
+Everything between the segmenter and the socket is the product's: backlog, spool, task transcriber,
+store with its fallback, publisher. A life of the process is an `Appliance`; a crash copies the
+files as they are at that moment, possibly with a torn last write, for the next life.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from protocol.fakes import TICK_S, Broker, Clock, Disk, FakeDatetime, FakeLink
+from rigs.publishing import STATE
+from rigs.transcriber import HEARD, FakeTranscriber
+
+from appliance.config import (
+    HomeAssistantSettings,
+    MqttSettings,
+    Settings,
+    SpoolSettings,
+    StoreSettings,
+)
+from appliance.daemon.backlog import DEATHS_IN_PROCESS, Backlog, Lease
+from appliance.daemon.health import Health
+from appliance.daemon.transcription import TaskTranscriber
+from appliance.errors import BrokerError, StoreError
+from appliance.infer import AnyTranscriber, Encoded
+from appliance.mqtt import connection, publisher
+from appliance.mqtt.publisher import Announcement, Publisher, Sources
+from appliance.records import Discarded, Listener, Transcript, Window
+from appliance.store import Store, Wanted, files, folders, runtime_folder, tables
+from appliance.store.fallback import FallbackLimits
+
+CLOCKED = (
+    "mqtt.outbox", "mqtt.connection", "mqtt.publisher", "daemon.backlog", "daemon.spool",
+    "daemon.transcription", "daemon.health", "store.database", "store.fallback", "store.store",
+    "store.tables", "store.repair", "records",
+)  # fmt: skip
+DATED = ("mqtt.outbox", "mqtt.publisher", "daemon.transcription", "store.tables", "store.repair")
+BOOTED = ("store.tables", "store.retention", "daemon.spool")
+HOME_ASSISTANT = "homeassistant/status"
+RETENTION_DAYS = 30
+
+
+class CrashError(BaseException):
+    """The process dies here."""
+
+
+class Writer(FakeTranscriber):
+    """Its text names the window, so that a text in the wrong place is found."""
+
+    silent = False
+    """Whether the next text is empty."""
+
+    def begin(self, window: Window) -> Encoded:
+        self.answer = replace(HEARD, text="" if self.silent else text_of(window.id))
+        return super().begin(window)
+
+
+def text_of(transcript_id: str) -> str:
+    """Return the text that the window of that id has."""
+    return f"text of {transcript_id}"
+
+
+class Journal(Listener):
+    """Notes what the appliance reports."""
+
+    def __init__(self, on_transcript: Callable[[Transcript], object]) -> None:
+        self._on_transcript = on_transcript
+
+    def on_transcript(self, transcript: Transcript) -> None:
+        self._on_transcript(transcript)
+
+
+class Appliance:
+    """One life of the process."""
+
+    def __init__(self, house: House) -> None:
+        settings = house.settings
+        self.health, self.writer = Health(), Writer()
+        self.store = Store.open_with_fallback(settings, lambda _: None, FallbackLimits())
+        self.transcriber = TaskTranscriber(
+            settings,
+            cast("AnyTranscriber", self.writer),
+            self.store,
+            self.health,
+            (Journal(house.on_transcript),),
+        )
+        self.backlog = Backlog(
+            settings, self.health, house.on_discarded, is_stored=self.transcriber.is_stored
+        )
+        self.publisher = Publisher(
+            settings.mqtt,
+            "kitchen",
+            self.store,
+            Sources(lambda: STATE),
+            announcement=Announcement(settings.homeassistant),
+        )
+        self.lease: Lease | None = None
+
+    @property
+    def unstored(self) -> list[str]:
+        """Ids of the transcripts that wait for the store."""
+        return [transcript.id for _, transcript in self.transcriber._waiting]
+
+
+class House:
+    """The appliance and what outlives its process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, home_assistant: bool = False) -> None:
+        memory = Path("/dev/shm")
+        self._folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+        self.clock, self.broker, self.disk = Clock(), Broker(), Disk()
+        self._install(patch)
+        self._life = 0
+        self._home_assistant = home_assistant
+        self.discarded: list[str] = []
+        """Utterances that were reported as discarded."""
+        self.reported: list[str] = []
+        """Ids of the transcripts that were reported as stored."""
+        self.appliance: Appliance | None = None
+        self._before_commit: tuple[dict[Path, bytes], Path] | None = None
+        self.start()
+        self.up.store.expire(self.now())  # as the first pause of a real one does
+
+    def _install(self, patch: pytest.MonkeyPatch) -> None:
+        FakeDatetime.clock, FakeLink.broker = self.clock, self.broker
+        for name in CLOCKED:
+            patch.setattr(sys.modules[f"appliance.{name}"], "time", self.clock)
+        for name in DATED:
+            patch.setattr(sys.modules[f"appliance.{name}"], "datetime", FakeDatetime)
+        for name in BOOTED:
+            patch.setattr(sys.modules[f"appliance.{name}"], "boot_id", self.clock.boot)
+        for module in (connection, publisher):  # the same pauses in each run
+            patch.setattr(module, "random", SimpleNamespace(SystemRandom=lambda: Random(0)))
+        patch.setattr(connection, "BrokerLink", FakeLink)
+        patch.setattr(connection, "accepts_connections", lambda *_: self.broker.up)
+        patch.setattr(tables, "transaction", self.disk.transaction)
+        patch.setattr(files, "probe", self.disk.check_room)
+        patch.setenv("RUNTIME_DIRECTORY", str(self._folder / "run"))
+        patch.setattr(folders, "is_in_memory", lambda _: True)
+
+    # folders and lives
+
+    @property
+    def state(self) -> Path:
+        return self._folder / f"state{self._life}"
+
+    @property
+    def spool(self) -> Path:
+        return self._folder / f"spool{self._life}"
+
+    @property
+    def settings(self) -> Settings:
+        plain = Settings()
+        return replace(
+            plain,
+            store=StoreSettings(path=str(self.state), retention_days=RETENTION_DAYS),
+            spool=SpoolSettings(path=str(self.spool)),
+            mqtt=MqttSettings(expiry_s=1_000_000_000),
+            homeassistant=HomeAssistantSettings(enabled=self._home_assistant),
+        )
+
+    def start(self) -> None:
+        """Start the process."""
+        self.appliance = Appliance(self)
+
+    @property
+    def up(self) -> Appliance:
+        """The running process."""
+        assert self.appliance is not None
+        return self.appliance
+
+    def stop(self, *, tear: float | None = None, power: bool = False) -> None:
+        """Let the process die now.
+
+        With `tear`, only this share of the last commit's bytes is in the files. With `power`, what
+        is in memory only is gone, too.
+        """
+        state, spool = _read(self.state), _read(self.spool)
+        fallback = _read(runtime_folder(self.settings) / "log")
+        if tear is not None and self._before_commit:
+            state = _torn(self._before_commit[0], state, tear)
+        old = self.appliance
+        self.appliance = None
+        if old:
+            _close(old)
+        self._life += 1
+        _write(self.state, state)
+        if power:
+            self.clock.boots += 1
+        else:
+            _write(self.spool, spool)
+            _write(runtime_folder(self.settings) / "log", fallback)
+        self.broker.break_connection()
+
+    def leave(self) -> None:
+        """Stop the process in order."""
+        up = self.up
+        if up.lease:
+            up.lease.leave()
+        up.backlog.complete(0)
+        up.backlog.close()
+        up.publisher._connection.close()
+        up.store.close()
+        self.appliance = None
+        self.broker.break_connection()
+
+    def close(self) -> None:
+        if self.appliance:
+            _close(self.appliance)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # what happens
+
+    def on_discarded(self, discarded: Discarded) -> None:
+        self.discarded.append(discarded.utterance_id)
+
+    def on_transcript(self, transcript: Transcript) -> None:
+        self.reported.append(transcript.id)
+
+    def tick(self, seconds: float = TICK_S) -> None:
+        """Let time pass, and the publisher do what is due."""
+        self.clock.advance(seconds)
+        if self.appliance:
+            self.step()
+
+    def step(self) -> None:
+        """Let the publisher do what is due, as Publisher.run does."""
+        up = self.up
+        with suppress(BrokerError, StoreError):
+            up.publisher._step(self.clock.now_s)
+        self.clock.advance(TICK_S)
+
+    def window(self, name: str) -> Window:
+        """Return a window with that id."""
+        now_s = self.clock.now_s
+        return Window(
+            utterance_id=f"utterance {name}",
+            index=1,
+            last=True,
+            samples=np.full(160, 7, np.int16),
+            start_s=now_s - 1.0,
+            speech_end_s=now_s,
+            voiced_s=0.9,
+            id=name,
+        )
+
+    def lease(self) -> None:
+        """Lease the oldest window; set it aside if it has killed too often."""
+        up = self.up
+        up.lease = up.backlog.take_window(0.0)
+        if up.lease and not up.lease.in_process:
+            up.lease.set_aside(f"{DEATHS_IN_PROCESS} processes died")
+            up.lease = None
+
+    def transcribe(self, *, crash: str = "", speech: bool = True) -> None:
+        """Transcribe the leased window, and store the text.
+
+        `crash` ends the process after the transaction ("committed") or within it ("torn").
+        """
+        up = self.up
+        lease, up.lease = up.lease, None
+        assert lease is not None
+        task = up.transcriber.leased_task(lease)
+        up.writer.silent = not speech
+        up.transcriber.encode(task)
+        with self.crashing(crash):
+            up.transcriber.decode(task)
+
+    def flush(self, *, crash: str = "") -> None:
+        """Store what waits."""
+        with self.crashing(crash):
+            self.up.transcriber.flush()
+
+    def crashing(self, crash: str) -> Any:
+        return _Crashing(self, crash)
+
+    def delete(self, transcript_id: str) -> None:
+        """Delete a transcript, as a person does."""
+        self.up.store.delete(Wanted(ids=[transcript_id]))
+
+    def rows(self) -> list[tuple[int, str]]:
+        """Numbers and ids in the store."""
+        return [(one.seq, one.transcript.id) for one in self.up.store.read_after(0, 10_000)]
+
+    def now(self) -> datetime:
+        """Return the wall clock's time."""
+        return FakeDatetime.now(UTC)
+
+    def spooled(self) -> set[str]:
+        """Ids of the windows in the spool's folder."""
+        if not self.spool.is_dir():
+            return set()
+        return {path.name[9:35] for path in self.spool.glob("*.window")}
+
+
+class _Crashing:
+    """Ends the process at the next `append` if it is told to."""
+
+    def __init__(self, house: House, crash: str) -> None:
+        self._house, self._crash = house, crash
+
+    def __enter__(self) -> None:
+        if not self._crash:
+            return
+        house, store = self._house, self._house.up.store
+        append = store.append
+
+        def dying(transcript: Transcript) -> None:
+            house._before_commit = (_read(house.state), house.state)
+            append(transcript)
+            raise CrashError
+
+        store.append = dying  # type: ignore[method-assign, assignment]
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, CrashError):
+            crash = self._crash
+            tear = float(crash.partition(" ")[2]) if crash.startswith("torn") else None
+            self._house.stop(tear=tear)
+            self._house._before_commit = None
+            return True
+        return False
+
+
+def _close(old: Appliance) -> None:
+    """Release what a dead process would not hold: locks and connections."""
+    with suppress(Exception):
+        old.backlog._spool.close()
+    database = old.store._database
+    current = getattr(database, "_current", database)
+    with suppress(sqlite3.Error):
+        current.close()
+    memory = getattr(database, "_memory", None)
+    if memory:
+        memory._let_go()
+
+
+def _read(folder: Path) -> dict[Path, bytes]:
+    if not folder.is_dir():
+        return {}
+    return {
+        Path(path.name): path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and not path.name.endswith("-shm")
+    }
+
+
+def _write(folder: Path, content: dict[Path, bytes]) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, data in content.items():
+        path = folder / name
+        path.write_bytes(data)
+        path.chmod(0o600)
+
+
+def _torn(before: dict[Path, bytes], after: dict[Path, bytes], share: float) -> dict[Path, bytes]:
+    """Return files of which only a share of the newly written pages is there, up to a sector."""
+    torn = dict(before)
+    for name, new in after.items():
+        old = before.get(name, b"")
+        changed = [at for at in range(0, len(new), 512) if new[at : at + 512] != old[at : at + 512]]
+        kept = changed[: int(len(changed) * share)]
+        size = len(old) if not kept else max(len(old), min(len(new), kept[-1] + 512))
+        content = bytearray(old.ljust(size, b"\0"))
+        for at in kept:
+            piece = new[at : at + 512]
+            content[at : at + len(piece)] = piece
+        torn[name] = bytes(content)
+    return torn

@@ -1,0 +1,142 @@
+"""The real store, spool, backlog and publisher do what the protocol's model does."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from protocol import seeded
+from protocol.machine import DeliveryMachine
+from rigs.needs import needs_memory
+
+pytestmark = needs_memory
+STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def budget(default: int) -> settings:
+    """`default` runs of the machine, or ROOMSCRIBE_MODEL times as many; the same ones each time."""
+    return settings(
+        max_examples=default * int(os.environ.get("ROOMSCRIBE_MODEL", "1")),
+        stateful_step_count=STEPS,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_the_appliance_keeps_to_the_model() -> None:
+    run_state_machine_as_test(DeliveryMachine, settings=budget(30))
+
+
+STEP: dict[str, Callable[[DeliveryMachine], None]] = {
+    "hear": lambda machine: machine.hear(),
+    "speculate": lambda machine: machine.speculate(),
+    "go on": lambda machine: machine.go_on_speaking(),
+    "lease": lambda machine: machine.lease(),
+    "write": lambda machine: machine.transcribe(speech=True),
+    "nothing": lambda machine: machine.transcribe(speech=False),
+    "flush": lambda machine: machine.flush(),
+    "crash": lambda machine: machine.crash(),
+    "crash after the commit": lambda machine: machine.crash_while_storing(tear=None),
+    "crash before the commit": lambda machine: machine.crash_while_storing(tear=0.0),
+    "crash in the commit": lambda machine: machine.crash_while_storing(tear=0.5),
+    "restart": lambda machine: machine.restart(),
+    "refuse": lambda machine: machine.disk_refuses(late=True),
+    "accept": lambda machine: machine.disk_accepts(),
+    "delete": lambda machine: machine.delete(which=0),
+    "expire": lambda machine: machine.retention_after_a_jump(old=True),
+    "wait": lambda machine: machine.wait(seconds=7.0),
+    "read": lambda machine: machine.broker_reads(),
+    "ack": lambda machine: machine.acknowledge(),
+    "lose ack": lambda machine: machine.acknowledgement_is_lost(),
+    "get": lambda machine: machine.subscriber_reads(),
+    "break": lambda machine: machine.connection_breaks(),
+    "broker": lambda machine: machine.broker_stops_or_starts(),
+    "swallow": lambda machine: machine.network_swallows(),
+}
+"""What may happen, by a short name."""
+
+
+def play(story: str, *, with_model: bool = True) -> None:
+    """Let the steps of a story happen, separated by commas, and check each of them."""
+    machine = DeliveryMachine()
+    if not with_model:
+        machine.states.clear()
+    try:
+        for step in story.split(", "):
+            STEP[step](machine)
+            machine.check()
+        machine._recover()
+    finally:
+        machine.close()
+
+
+STORIES = {
+    "a window that was stored when the process died is not stored again after its deletion":
+        "hear, lease, crash after the commit, delete",
+    "a transcript that is deleted from the fallback does not come back with the file":
+        "hear, lease, write, refuse, crash, accept, delete, restart",
+}  # fmt: skip
+"""What the machine has found wrong."""
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_fault_that_was_found_stays_mended(name: str) -> None:
+    play(STORIES[name])
+
+
+WINDOW = "hear, lease, write"
+SEEDED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
+    seeded.move_cursor_before_the_acknowledgement: ("once", f"{WINDOW}, break, wait, crash"),
+    seeded.count_qos_0_as_acknowledgement: ("once", f"broker, {WINDOW}, broker, wait, wait, crash"),
+    seeded.forget_what_was_in_flight: ("once", f"{WINDOW}, break, wait"),
+    seeded.wait_for_ever_for_an_acknowledgement: ("once", f"{WINDOW}, swallow"),
+    seeded.never_mark_as_late: ("once", f"{WINDOW}, read, get, break, wait, read, get"),
+    seeded.start_after_the_newest_row: ("once", f"broker, {WINDOW}, crash"),
+    seeded.publish_the_newest_first: ("order", f"{WINDOW}, {WINDOW}, {WINDOW}, read, ack"),
+    seeded.publish_from_a_cache: ("deletion", f"{WINDOW}, delete, break, wait"),
+    seeded.do_not_spool: ("owner", "hear, crash"),
+    seeded.leave_the_spool_at_the_start: ("delivery", "hear, crash"),
+    seeded.unspool_when_transcribed: ("owner", f"refuse, {WINDOW}"),
+    seeded.keep_the_lease_of_a_dead_process: ("delivery", "hear, lease, crash"),
+    seeded.leave_a_withdrawn_speculation: ("delivery", "speculate, go on"),
+    seeded.end_the_lease_before_the_commit: ("owner", "hear, lease, crash before the commit"),
+    seeded.store_the_newest_first:
+        ("order", f"refuse, {WINDOW}, {WINDOW}, {WINDOW}, accept, flush"),
+    seeded.retain_by_the_wall_clock: ("retention", f"broker, {WINDOW}, expire"),
+    seeded.drop_the_fallback: ("owner", f"refuse, crash, {WINDOW}, accept, crash"),
+    seeded.ignore_that_the_store_refuses: ("owner", f"refuse, {WINDOW}"),
+    seeded.forget_the_deaths: ("model", "hear, lease, crash, lease, crash, lease"),
+    seeded.count_the_deaths_of_the_innocent:
+        ("model", "hear, lease, crash before the commit, lease, crash before the commit, lease"),
+}  # fmt: skip
+"""The guarantee that a fault in the code violates, or `model` if only the model notices it; and the
+story that shows it."""
+
+
+@pytest.mark.parametrize("fault", SEEDED, ids=lambda fault: fault.__name__)
+def test_a_fault_in_the_code_is_found_and_named(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarantee, story = SEEDED[fault]
+    play(story)
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match=rf"^\[{guarantee}\]"):
+        play(story, with_model=guarantee == "model")
+
+
+def test_every_fault_of_the_list_has_its_story() -> None:
+    assert set(SEEDED) == set(seeded.FAULTS)
