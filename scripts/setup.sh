@@ -132,10 +132,10 @@ constraints() {
 
 # One environment, .venv: made anew for another Python, completed if pyproject.toml or the versions changed.
 make_environment() {
-    local kind=$1 base versions extras='' stamp=.venv/.set-up-$1
+    local kind=$1 base versions extras='[all]' stamp=.venv/.set-up-$1
     base=$(find_python) || exit 1
     versions=$(constraints "$base") || exit 1
-    [ "$kind" = dev ] && extras='[dev,benchmark]'
+    [ "$kind" = dev ] && extras='[all,dev,benchmark]'
     if [ "$("$base" -VV) in $PWD" != "$(cat .venv/.python 2>/dev/null)" ]; then
         need_space 1000 "$PWD"
         say "making the Python environment .venv"

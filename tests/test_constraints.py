@@ -10,6 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rigs.checkout import ROOT
 
+from appliance.cli.main import EXTRAS
+
 FOLDER = ROOT / "scripts" / "constraints"
 FILES = sorted(path.name for path in FOLDER.glob("*.txt"))
 
@@ -21,10 +23,31 @@ def pinned(text: str) -> dict[str, str]:
 
 
 def requirements() -> list[Requirement]:
-    """Return what scripts/setup.sh installs by name: the dependencies and two of the extras."""
+    """Return what scripts/setup.sh installs by name: the dependencies and most extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    return [Requirement(x) for x in project["dependencies"] + extras["dev"] + extras["benchmark"]]
+    installed = [*all_extras(extras), "dev", "benchmark"]
+    named = [Requirement(x) for extra in installed for x in extras[extra]]
+    named += map(Requirement, project["dependencies"])
+    return [one for one in named if one.name != project["name"]]
+
+
+def all_extras(extras: dict[str, list[str]]) -> list[str]:
+    """Return the extras that the extra `all` names."""
+    (each,) = extras["all"]
+    return sorted(Requirement(each).extras)
+
+
+def test_the_core_is_small_and_each_library_of_an_extra_is_named_in_the_error() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert len(project["dependencies"]) <= 10
+    named = {
+        Requirement(one).name.removesuffix("-py").replace("-", "_"): extra
+        for extra in all_extras(extras)
+        for one in extras[extra]
+    }
+    assert named == EXTRAS
 
 
 @pytest.mark.parametrize("file", FILES)

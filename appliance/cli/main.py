@@ -34,6 +34,17 @@ CHIPS_THREAD = "NPU"
 """Name of infer/hailo/npu's threads; one that still runs at the end waits for a chip that hangs."""
 RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm", "unicode_rbnf")
 """Libraries that the package roomscribe-satellite comes without."""
+EXTRAS = {
+    "nats": "fleet",
+    "onnx": "models",
+    "requests": "models",
+    "tornado": "page",
+    "tqdm": "models",
+    "unicode_rbnf": "numbers",
+    "websockets": "homeassistant",
+    "xxhash": "hailo",
+}
+"""Libraries that `pip install roomscribe` leaves out, and the extra that brings each."""
 LONGEST = 4000
 """Longest error that is printed, in letters."""
 
@@ -98,11 +109,8 @@ def _obey(
         return 130
     except Exception as error:
         library = str(getattr(error, "name", "")).partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and library in RUN_MODELS:
-            _complain(
-                f"this command needs the library {library}, which is not installed; `sudo apt "
-                "install roomscribe` brings it (roomscribe-satellite comes without)"
-            )
+        if isinstance(error, ModuleNotFoundError) and (fix := _way_to_get(library)):
+            _complain(f"this command needs the library {library}, which is not installed; {fix}")
             return ModelError.exit_status
         status = _unwritten() if isinstance(error, OSError) else None
         if status is None:
@@ -110,6 +118,16 @@ def _obey(
             _complain(f"unexpected {type(error).__name__}: {error}")
             return 70
         return status
+
+
+def _way_to_get(library: str) -> str:
+    """Return how to install a library that Roomscribe uses, or ""."""
+    packaged = config.__file__.startswith("/usr/lib/roomscribe/")
+    if library in EXTRAS and not packaged:
+        return f"`pip install 'roomscribe[{EXTRAS[library]}]'` brings it"
+    if library in RUN_MODELS:
+        return "`sudo apt install roomscribe` brings it (roomscribe-satellite comes without)"
+    return ""
 
 
 def _unwritten() -> int | None:

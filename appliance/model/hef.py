@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields as fields_of
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
@@ -224,6 +223,8 @@ def _check(file: Path, content: NDArray[np.uint8], version: int, length: int) ->
         kind, wanted, found = "CRC-32", f"{given[0]:08x}", f"{zlib.crc32(body):08x}"
     else:
         kind, wanted = "XXH3", f"{given[0]:016x}"
+        import xxhash
+
         found = xxhash.xxh3_64_hexdigest(body)
     if wanted != found:
         raise _refused(file, f"{kind} {wanted}", f"{found}: it is damaged")
