@@ -767,6 +767,11 @@ class WebSettings:
         "Users of the page can play the last sentence, at most 60 s after its end. Its sound is in "
         "memory only.",
     )
+    api: bool = key(
+        False,
+        "Programs with a token (`roomscribe web token`) can transcribe sound files with POST "
+        "/v1/audio/transcriptions, in the form of OpenAI's API.",
+    )
     path: str = key(
         "",
         "Folder of the page's password and sessions. Empty: /var/lib/roomscribe-web if the package "

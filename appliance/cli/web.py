@@ -22,7 +22,7 @@ DROP_IN = Path("/etc/systemd/system/roomscribe-web.socket.d/listen.conf")
 def add_web(
     names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
-    """`roomscribe web enable`, `disable`, `open`, `password` and `serve`"""
+    """`roomscribe web enable`, `disable`, `open`, `password`, `token` and `serve`"""
     web = names.add_parser("web", help="the local page: switch it on, log in, serve it")
     words = web.add_subparsers(metavar="WHAT", required=True)
     enable = words.add_parser(
@@ -59,6 +59,14 @@ def add_web(
         "--remove", action="store_true", help="remove the password, so that only links log in"
     )
     password.set_defaults(command=set_password)
+    token = words.add_parser(
+        "token",
+        parents=[common],
+        help="print a new token for programs",
+        description="Prints a new token for programs that use POST /v1/audio/transcriptions "
+        "(web.api), and makes the one before invalid. Only a hash of it is saved.",
+    )
+    token.set_defaults(command=print_token)
     serve = words.add_parser(
         "serve",
         parents=[common],
@@ -109,6 +117,16 @@ def print_link(_options: argparse.Namespace, settings: Settings) -> int:
     tunnel = f"ssh -L {web.port}:localhost:{web.port} {socket.gethostname()}"
     hint = "" if page_url(web) else f" From another machine, run `{tunnel}` first."
     print(f"The link works once, within ten minutes.{hint}", file=sys.stderr)
+    return 0
+
+
+def print_token(_options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe web token`. Raises StoreError."""
+    from appliance.web import Access
+
+    print(Access(settings.web).new_api_token())
+    if not settings.web.api:
+        print("roomscribe: Programs can use it once you set web.api = true.", file=sys.stderr)
     return 0
 
 

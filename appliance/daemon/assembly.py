@@ -31,6 +31,7 @@ from appliance.daemon.playback import Playback
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
+from appliance.daemon.sound_commands import SoundCommands
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import TaskTranscriber, open_transcriber
 from appliance.errors import StoreError
@@ -324,6 +325,7 @@ class _Assembly:
             groups=(
                 LogCommands(self.store, self.node, self.playback.poll),
                 self.playback,
+                SoundCommands(self.settings, model, self.submit),
                 CorrectionCommands(self.store, self.node, setting_commands, self.report_correction),
                 ApplianceCommands(self.mute, self.day),
                 setting_commands,

@@ -27,6 +27,7 @@ INSTALLED = Path("/var/lib/roomscribe-web")
 """The folder, if the package is installed."""
 USER = "roomscribe-web"
 PASSWORD_FILE, SECRET_FILE, ENDED_FILE = "password", "secret", "ended"
+API_FILE = "api-token"
 SIGNED = re.compile(r"\d{1,12}\.[0-9a-f]{32}")
 """The part of a session that is signed: when it expires, and 128 random bits."""
 LINK_S = 600.0
@@ -111,6 +112,22 @@ class Access:
             return hmac.compare_digest(_hash(password, bytes.fromhex(salt)), bytes.fromhex(saved))
         except (OSError, ValueError):
             return False
+
+    def new_api_token(self) -> str:
+        """Return a new token for programs, in place of the one before. Raises StoreError."""
+        self.prepare()
+        token = f"rs-{secrets.token_urlsafe(32)}"
+        self._write(API_FILE, hashlib.sha256(token.encode()).hexdigest())
+        return token
+
+    def is_api_token(self, token: str) -> bool:
+        """Return True for the token of programs."""
+        try:
+            saved = self._file(API_FILE).read_text(encoding="ascii")
+        except OSError:
+            return False
+        given = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+        return hmac.compare_digest(given, saved.strip())
 
     def new_link(self) -> str:
         """Return a token that logs in once, within ten minutes. Raises StoreError."""

@@ -21,6 +21,9 @@ ANSWER_S = 20.0
 """Longest wait for an answer, beside the length of a microphone test. Listing microphones takes
 15 s if the sound server hangs."""
 
+TEXT_S = 120.0
+"""Longest wait for the text of a sound: the microphone goes first."""
+
 
 class OfflineError(Exception):
     """The daemon does not answer; the message says what to do."""
@@ -43,7 +46,7 @@ class DaemonClient:
 
     async def call(self, command: str, /, **arguments: Any) -> Any:
         """Return the command's result. Raises OfflineError, CommandRefusedError."""
-        within_s = ANSWER_S
+        within_s = TEXT_S if command == "sound_text" else ANSWER_S
         if isinstance(arguments.get("seconds"), int | float):
             within_s += min(10.0, arguments["seconds"])
         async with self._connected() as (reader, writer):

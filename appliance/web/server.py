@@ -32,6 +32,7 @@ from appliance.web.access import SESSION_S, Access, is_local, password_missing
 from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
 from appliance.web.labels import fields, file_only
+from appliance.web.transcriptions import Models, Transcriptions
 
 log = logging.getLogger("roomscribe.web")
 
@@ -93,7 +94,7 @@ class Page:
         self.files = {name: (FOLDER / file).read_bytes() for name, (file, _) in FILES.items()}
         self.packed = {name: gzip.compress(data, mtime=0) for name, data in self.files.items()}
         self.streams = 0
-        self.attempts = 0
+        self.attempts = self.uploads = 0
         """Passwords that are being checked or wait for it."""
         self.hashing = asyncio.Lock()
         self.connections = SeenConnections()
@@ -111,6 +112,8 @@ class Page:
                 (r"/api/events", _Events),
                 (r"/api/keys", _Keys),
                 (r"/api/command", _Command),
+                (r"/v1/audio/transcriptions", Transcriptions),
+                (r"/v1/models", Models),
             ],
             default_handler_class=_NotFound,
             page=self,
