@@ -57,10 +57,12 @@ def key(
     choices: tuple[str, ...] = (),
     form: TextForm = ANY_TEXT,
     single: bool = False,
+    names: tuple[str, ...] = (),
 ) -> Any:
     """Return a dataclass field for a configuration key; `low` and `high` are inclusive.
 
-    `form` is that of each text in a list; `single`: one text may be written without a list.
+    `form` is that of each text in a list; `single`: one text may be written without a list;
+    `names`: the only names that a table may have.
     """
     metadata = {
         "description": description,
@@ -70,6 +72,7 @@ def key(
         "choices": choices,
         "form": form,
         "single": single,
+        "names": names,
     }
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -215,7 +218,8 @@ class CaptureSettings:
     device: str = key(
         "",
         "Microphone: part of its name in `roomscribe devices`. Empty: the default microphone. "
-        "none: this machine has no microphone and only transcribes for others.",
+        "none: this machine has no microphone and only transcribes for others. Or a stream: "
+        "rtsp://, http://, pulse:SOURCE or pipe://PATH.",
     )
     silence_s: float = key(
         10.0,
@@ -228,6 +232,13 @@ class CaptureSettings:
     recording: str = key(
         "", "Sound file (or - for standard input) to read instead of the microphone."
     )
+    reference: dict[str, str] = key(  # noqa: RUF009
+        {},
+        "What the room's loudspeakers play, to remove it from the sound: device = a sound card or "
+        "stream, as for the microphone. Written as a table: [capture.reference]. Empty: off.",
+        form=TextForm("a table with the key device"),
+        names=("device",),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -1178,6 +1189,9 @@ def _trouble_of_table(entry: Field[Any], value: Any) -> str:
     if not isinstance(value, dict) or len(value) > WORDS_AT_MOST:
         found = f"{len(value)} of them" if isinstance(value, dict) else _shown(value)
         return f"expected {entry.metadata['form'].description}, found {found}"
+    allowed = entry.metadata["names"]
+    if unknown := [name for name in value if allowed and name not in allowed]:
+        return f"unknown key {shorten(unknown[0])}; expected {', '.join(allowed)}"
     texts = (text for pair in value.items() for text in pair)
     return next(filter(None, (_trouble_of_one(entry, str, text) for text in texts)), "")
 

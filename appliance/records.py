@@ -59,6 +59,10 @@ class Frame:
     start_s: float
     after_gap: bool = False
     """True when samples were lost just before this frame (overflow, device trouble)."""
+    explained: bool = False
+    """True if it is what the loudspeakers play, by the reference."""
+    recorded_power: float | None = None
+    """Mean square before the loudspeakers' sound was removed; None if nothing was."""
 
     @property
     def end_s(self) -> float:
@@ -105,7 +109,8 @@ class Discarded:
     """Speech without a transcript, with the reason; never with its text."""
 
     reason: str
-    """too_short, no_speech, repetition, low_confidence, overload, failed or set_aside."""
+    """too_short, no_speech, reference (the loudspeakers'), repetition, low_confidence, overload,
+    failed or set_aside."""
     utterance_id: str
     duration_s: float
 
@@ -334,6 +339,22 @@ def utc_from_monotonic(moment_s: float) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
+class EchoState:
+    """What the echo canceller does with the reference."""
+
+    reduction_db: float | None = None
+    """By how much it makes the loudspeakers' sound softer; None while that is not known."""
+    delay_ms: int | None = None
+    """Time from the reference to the microphone; None while that is not known."""
+    drift_ppm: int | None = None
+    """Difference between the clocks of the reference and of the microphone."""
+    active: bool = False
+    """True while it changes the sound."""
+    problem: str = ""
+    """Why there is no reference, with the fix; empty when all is well."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApplianceState:
     """State of the appliance, as the topics `state` and `microphone` publish it."""
 
@@ -364,6 +385,8 @@ class ApplianceState:
     """Role in a fleet, and the connected server or ""; None without a fleet."""
     wyoming: str | None = ""
     """Address and port of the Wyoming server; None while it cannot listen, empty if it is off."""
+    echo: EchoState | None = None
+    """What the echo canceller does; None without a reference."""
 
     def news(self) -> tuple[object, ...]:
         """Return the fields that are published at once if they change; others wait for the next."""

@@ -9,8 +9,8 @@ PYTHONS=(3.11 3.12 3.13)
 PACKAGES=(python3 python3-venv mosquitto mosquitto-clients pulseaudio pulseaudio-utils
           libasound2-plugins libportaudio2)
 # for the tests: where one of these is not available, the tests that need it are skipped by name
-TEST_PACKAGES=(ffmpeg chromium chromium-driver fonts-dejavu-core avahi-daemon nats-server jq openssl
-               strace e2fsprogs gpg gpg-agent)
+TEST_PACKAGES=(ffmpeg libspeexdsp1 chromium chromium-driver fonts-dejavu-core avahi-daemon nats-server
+               jq openssl strace e2fsprogs gpg gpg-agent)
 # for `python -m figures.demo` and the like, and for what they start
 export PYTHONPATH=$PWD:$PWD/tests:$PWD/scripts
 

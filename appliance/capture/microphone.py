@@ -7,7 +7,8 @@ and watched for digital silence and distortion.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,11 @@ from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
-from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame
+from appliance.records import FULL_SCALE, SAMPLE_RATE, EchoState, Frame
+
+if TYPE_CHECKING:
+    from appliance.capture.echo import EchoCanceller
+    from appliance.capture.reference import Reference
 
 CLIPPED_AFTER_S, CLIPPED_AT_MOST_S = 5.0, 10.0
 """So much more clipped than clear sound is reported; it is taken back when the balance is even."""
@@ -69,7 +74,17 @@ class Microphone:
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
         self._levels = Levels(settings.silence_s)
         self.name = opened.name
+        self._reference, self._canceller = _open_reference(settings)
         self.description = stable_name(opened.name)
+
+    @property
+    def echo(self) -> EchoState | None:
+        """What the echo canceller does; None without a reference."""
+        if self._reference is None:
+            return None
+        if self._canceller is None:
+            return EchoState(problem=self._reference.problem)
+        return replace(self._canceller.state, problem=self._reference.problem)
 
     @property
     def silence(self) -> str:
@@ -107,7 +122,7 @@ class Microphone:
                     continue
                 if lost:
                     stream.framer.gap()
-                yield from stream.push(waiting)
+                yield from self._without_echo(stream.push(waiting))
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
             raise DeviceError(
@@ -118,11 +133,41 @@ class Microphone:
         """Makes `frames` end at once. Any thread."""
         self._recorder.interrupt()
 
+    def _without_echo(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        """The frames without what the loudspeakers play."""
+        if self._reference is None or self._canceller is None:
+            yield from frames
+            return
+        self._reference.poll()
+        for frame in frames:
+            yield from self._canceller.push(frame)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._recorder.kill()
+        if self._reference:
+            self._reference.close()
+
+
+def _open_reference(settings: CaptureSettings) -> tuple[Reference | None, EchoCanceller | None]:
+    """The reference that the settings name, and its canceller; imports neither without one.
+
+    Without libspeexdsp there is a reference with a problem, and no canceller.
+    """
+    device = settings.reference.get("device", "")
+    if not device:
+        return None, None
+    from appliance.capture.echo import EchoCanceller
+    from appliance.capture.reference import Reference
+
+    reference = Reference(device, settings.block_ms)
+    try:
+        return reference, EchoCanceller(reference.buffer)
+    except DeviceError as error:
+        reference.problem = str(error)
+        return reference, None
 
 
 class _Stream:
@@ -159,6 +204,11 @@ class Source(Protocol):
     @property
     def trouble(self) -> str:
         """What else is wrong with the sound, with the fix; empty when all is well."""
+        ...
+
+    @property
+    def echo(self) -> EchoState | None:
+        """What the echo canceller does; None without a reference."""
         ...
 
     def frames(self) -> Iterator[Frame]:

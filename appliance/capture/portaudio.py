@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from appliance.capture.devices import Device, choose, why_missing
+from appliance.capture.stream import Stream, is_stream
 from appliance.errors import DeviceError
 
 HEADER = struct.Struct("=BBId")
@@ -119,6 +120,8 @@ class _Recorder:
     def answer(self, request: dict[str, Any]) -> None:
         """Execute a request; send an error as the answer."""
         try:
+            if is_stream(request.get("device", "")):
+                self._record_stream(request["device"], request["block_ms"])
             portaudio = self._load()
             devices = _microphones(portaudio)
             if request["do"] == "list":
@@ -178,6 +181,21 @@ class _Recorder:
         except portaudio.PortAudioError as error:
             self._send(lost=_reason(error))
             os._exit(0)  # closing the stream might hang
+
+    def _record_stream(self, device: str, block_ms: int) -> NoReturn:
+        """Send blocks until the stream ends. Raises DeviceError if it cannot be opened."""
+        stream = Stream(device)
+        rate_hz, channels = stream.rate_hz, stream.channels
+        block = round(rate_hz * block_ms / 1000) * 2 * channels
+        self._send(opened={"name": stream.name, "rate_hz": rate_hz, "channels": channels})
+        try:
+            while True:
+                data = stream.read(block)
+                waiting_s = stream.waiting_bytes() / 2 / channels / rate_hz
+                self._write(Message(SOUND, data, time.monotonic() - waiting_s))
+        except DeviceError as error:
+            self._send(lost=str(error))
+            os._exit(0)
 
     def _send(self, **fields: object) -> None:
         self._write(Message(FIELDS, json.dumps(fields).encode(), time.monotonic()))

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from appliance.capture.devices import Device
 from appliance.capture.portaudio import SOUND, Inbox, Message
+from appliance.capture.stream import is_stream
 from appliance.errors import DeviceError
 
 PIPE_BYTES = 1 << 20
@@ -39,6 +40,8 @@ class RecorderLimits:
     """A process takes 0.1 s to start, on a busy machine sometimes several seconds."""
     open_s: float = 5.0
     """A Pi takes 1 s to list all of ALSA's devices; a sound server that hangs never answers."""
+    stream_s: float = 12.0
+    """A camera is asked over the network, and may have to wake first."""
     first_s: float = 4.0
     """A sound server may have to wake its device first, and then fills a buffer."""
     block_s: float = 2.5
@@ -129,6 +132,12 @@ class Recorder:
         self._block_within_s = self._limits.first_s
         return Opened(**answer["opened"])
 
+    def request_open(self, device: str, block_ms: int) -> None:
+        """Ask for the device `device` without waiting; `receive` yields the answer, then blocks.
+        Raises DeviceError."""
+        self.start()
+        self._send(do="open", device=device, block_ms=block_ms)
+
     def devices(self) -> list[Device]:
         """Return all microphones, perhaps none. Raises DeviceError."""
         return [Device(**found) for found in self._request(do="list")["devices"]]
@@ -144,6 +153,13 @@ class Recorder:
 
     def waiting(self) -> Iterator[Message]:
         """Yield the blocks that have arrived, without waiting. Raises EndError."""
+        for message in self.receive():
+            if message.kind != SOUND:
+                raise EndError(json.loads(message.data)["lost"])
+            yield message
+
+    def receive(self) -> Iterator[Message]:
+        """Yield the messages that have arrived, without waiting. Raises EndError."""
         while self._process and self._process.stdout:
             output = self._process.stdout.fileno()
             if not select.select([output], [], [], 0)[0]:
@@ -153,8 +169,6 @@ class Recorder:
                 raise EndError(self._end_reason())
             self._inbox.push(data)
         while (message := self._inbox.next()) is not None:
-            if message.kind != SOUND:
-                raise EndError(json.loads(message.data)["lost"])
             yield message
 
     def interrupt(self) -> None:
@@ -191,15 +205,14 @@ class Recorder:
     def _request(self, **request: object) -> dict[str, Any]:
         """Send a request and return the answer. Raises DeviceError, also if the answer is one."""
         self.start()
-        if self._process and self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._send(**request)
         try:
             limits = self._limits
-            answer = self._receive(limits.open_s if self._started else limits.start_s)
+            open_s = limits.stream_s if is_stream(str(request.get("device"))) else limits.open_s
+            answer = self._receive(open_s if self._started else limits.start_s)
             if "started" in answer:
                 self._started = True
-                answer = self._receive(limits.open_s)
+                answer = self._receive(open_s)
         except (StallError, EndError) as error:
             raise DeviceError(
                 f"microphone: PortAudio does not answer ({error}): start the sound server again, "
@@ -209,6 +222,11 @@ class Recorder:
             self._attempts += 1
             raise DeviceError(answer["error"])
         return answer
+
+    def _send(self, **request: object) -> None:
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def _receive(self, within_s: float) -> dict[str, Any]:
         """Return the next answer. Raises StallError, EndError; DeviceError if interrupted."""

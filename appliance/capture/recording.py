@@ -82,6 +82,7 @@ class Recording:
         self.description = legible(self._sound.description)
 
     silence = trouble = ""
+    echo = None
 
     @property
     def duration_s(self) -> float:

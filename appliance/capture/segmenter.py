@@ -38,6 +38,10 @@ BELOW_FLOOR_DB = 3.0
 """A level further below the floor shows that the floor is too high: nobody has paused lately."""
 SURELY_UNDER_SPEECH_DB = 25.0
 """... or this far below speech, whatever the floor: for 120 ms, that is between two words."""
+EXPLAINED = ratio_of(9.0)
+"""An utterance that cancellation makes softer by this is what the loudspeakers play. In trials,
+sentences of people beside a television of the same loudness lost at most 6 dB, its own at least 12.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class Segmenter:
         since."""
         self._continues = ""
         """Id of the utterance that the open one continues."""
+        self._explained_s = self._explained_ago_s = 0.0
+        """Speech of the loudspeakers since the last silence, and the time since its end."""
         self._floor = NoiseFloor()
         self._endpoint = Endpoint(settings, self._floor)
 
@@ -199,6 +205,7 @@ class Segmenter:
             found += self.flush(interrupted=True)
         detected, power = self._voice.push(frame), power_of(frame.samples)
         length_s = len(frame.samples) / SAMPLE_RATE
+        detected = self._leave_out_reference(frame, detected, length_s, found)
         self._floor.push(power, len(frame.samples))
         # the level may overrule the detector, but only once somebody has spoken
         judgement = detected
@@ -229,11 +236,32 @@ class Segmenter:
             found.append(self._close())
         elif not self._speculated and self._length - self._speech_until >= _samples(TAIL_MS):
             self._speculated = True
-            window = self._window(self._ending(), self._windows + 1, last=True)
+            ending = self._ending()
+            window = self._window(ending, self._windows + 1, last=True)
             # of later windows there is no verdict: the utterance is known to be speech
-            if window.index > 1 or not self._endpoint.verdict(window):
+            if window.index > 1 or not self._verdict(window, ending):
                 self._speculative = window
         return found
+
+    def _leave_out_reference(
+        self, frame: Frame, detected: Judgement, length_s: float, found: list[Window | Discarded]
+    ) -> Judgement:
+        """Return the judgement, as no speech for a frame that the reference explains. Once such
+        speech is over and opened no utterance, it is `discarded`."""
+        if not (frame.explained or self._explained_s):
+            return detected
+        if frame.explained:
+            if detected.opens or detected.speech:
+                self._explained_s += length_s
+                self._explained_ago_s = 0.0
+            detected = replace(detected, opens=False, speech=False, voiced_s=0.0, missed_s=0.0)
+        self._explained_ago_s += length_s
+        if self.speaking:
+            self._explained_s = 0.0
+        elif self._explained_s and self._explained_ago_s >= self._hang_over / SAMPLE_RATE:
+            found.append(Discarded("reference", new_id(), self._explained_s))
+            self._explained_s = 0.0
+        return detected
 
     def so_far(self) -> Window | None:
         """Return the window that a cut now would give, with an id of its own; None while nobody
@@ -244,7 +272,7 @@ class Segmenter:
         if len(frames) <= self._repeated:
             return None
         window = self._window(frames, self._windows + 1, last=False)
-        return None if window.index == 1 and self._endpoint.verdict(window) else window
+        return None if window.index == 1 and self._verdict(window, frames) else window
 
     def flush(self, *, interrupted: bool = False) -> list[Window | Discarded]:
         """Close the open utterance, if any: the source ended or (`interrupted`) was lost."""
@@ -330,7 +358,7 @@ class Segmenter:
         if self._speculative and np.array_equal(self._speculative.samples, window.samples):
             window = replace(window, id=self._speculative.id)
         self._speculative, self._speculated, self._wait = None, False, self._hang_over
-        reason = self._endpoint.verdict(window) if window.index == 1 else ""
+        reason = self._verdict(window, frames) if window.index == 1 else ""
         self._utterance_id, self._windows, self._speech_until, self._repeated = "", 0, 0, 0
         self._continues = ""
         if reason:
@@ -338,6 +366,17 @@ class Segmenter:
         if early:
             self._early = window.utterance_id, window.speech_end_s
         return window
+
+    def _verdict(self, window: Window, frames: list[JudgedFrame]) -> str:
+        """Return why an utterance of this one window is no speech of a person; "" if it is."""
+        recorded = left = 0.0
+        for judged in frames:
+            before = judged.frame.recorded_power
+            recorded += judged.power if before is None else before
+            left += judged.power
+        if recorded >= left * EXPLAINED:
+            return "reference"
+        return self._endpoint.verdict(window)
 
     def _ending(self) -> list[JudgedFrame]:
         """The frames of the last window, if the utterance ends now."""

@@ -14,7 +14,7 @@ from appliance.config import NO_DEVICE, CaptureSettings
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError
-from appliance.records import Frame
+from appliance.records import EchoState, Frame
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -76,6 +76,12 @@ class CaptureSupervisor:
         """The name of the open source; None without one."""
         source = self._source
         return source.description if source and not self._muted else None
+
+    @property
+    def echo(self) -> EchoState | None:
+        """What the echo canceller does; None without a reference or an open source."""
+        source = self._source
+        return source.echo if source and not self._muted else None
 
     @property
     def muted(self) -> bool:
@@ -195,6 +201,10 @@ class CaptureSupervisor:
                 log.info("listening to %s", source.description)
                 if not cleared:
                     self._health.on_change()
+        echo = source.echo
+        reference = echo.problem if echo else ""
+        if self._health.trouble("reference", reference or None) and reference:
+            log.warning("%s", reference)
         if self._health.trouble("sound", source.trouble or None) and source.trouble:
             log.warning("%s", source.trouble)
 
@@ -203,7 +213,8 @@ class CaptureSupervisor:
         with self._lock:
             self._source = None
         self._is_silent = True
-        self._health.trouble("sound", None)
+        for kind in ("sound", "reference"):
+            self._health.trouble(kind, None)
         self._lose()
 
     def _trouble(self, trouble: str) -> None:

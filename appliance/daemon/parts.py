@@ -108,6 +108,7 @@ class Parts:
             rooms=self.house.rooms if self.house else (),
             fleet=self._fleet_state(),
             listens=self.supervisor.listens,
+            echo=self.supervisor.echo,
         )
 
     def stats(self) -> ApplianceStats:

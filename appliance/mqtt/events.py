@@ -15,6 +15,7 @@ from appliance.records import (
     AssistReply,
     Correction,
     Discarded,
+    EchoState,
     HeardIn,
     Partial,
     Phrase,
@@ -150,9 +151,24 @@ def state(
         "outbox_depth": outbox_depth,
         "version": appliance.version,
         "uptime_s": rounded(appliance.uptime_s),
+        **_reference(appliance.echo),
         **wyoming,
         **rooms,
         **fleet,
+    }
+
+
+def _reference(echo: EchoState | None) -> dict[str, Any]:
+    """Return the field `reference`; nothing without a reference."""
+    if echo is None:
+        return {}
+    return {
+        "reference": {
+            "active": echo.active,
+            "reduction_db": echo.reduction_db,
+            "delay_ms": echo.delay_ms,
+            "drift_ppm": echo.drift_ppm,
+        }
     }
 
 

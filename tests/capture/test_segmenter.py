@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -443,3 +444,36 @@ def test_idle_memory_is_bounded() -> None:
 
 def test_of_equally_quiet_places_the_latest_is_cut() -> None:
     assert quietest(np.zeros(20), 5, 15) == 15
+
+
+def heard_with_reference(
+    explained: Callable[[int], bool], share: float = 1.0
+) -> list[Window | Discarded]:
+    """What comes of 1 s of speech and 1 s of silence whose frames the reference explains;
+    cancellation left so much of the power."""
+    segmenter = Segmenter(FakeVoice(), SegmenterSettings(), 10.0)
+    found = []
+    for number, samples in enumerate([*silence(10), *speech(33), *silence(33)]):
+        recorded = float(np.mean(samples.astype(float) ** 2)) / share
+        frame = Frame(samples, number * FRAME_S, False, explained(number), recorded)
+        found += segmenter.push(frame)
+    return [*found, *segmenter.flush()]
+
+
+def test_speech_that_the_reference_explains_opens_nothing_and_leaves_one_trace() -> None:
+    (lost,) = heard_with_reference(lambda _: True)
+    assert isinstance(lost, Discarded) and lost.reason == "reference"
+    assert lost.duration_s == pytest.approx(1.0, abs=0.05)
+
+
+def test_an_utterance_of_which_cancellation_left_little_is_what_the_loudspeakers_play() -> None:
+    (kept,) = heard_with_reference(lambda _: False, share=0.3)
+    assert isinstance(kept, Window)
+    (lost,) = heard_with_reference(lambda _: False, share=0.1)
+    assert isinstance(lost, Discarded) and lost.reason == "reference"
+
+
+def test_speech_ends_where_only_the_loudspeakers_go_on() -> None:
+    (window,) = heard_with_reference(lambda number: number >= 25)
+    assert isinstance(window, Window)
+    assert window.speech_end_s == pytest.approx(25 * FRAME_S, abs=0.01)

@@ -23,8 +23,17 @@ function summary({ up, state }) {
   return state.reasons.length ? "All is well. For your information:" : "All is well.";
 }
 
+/** Return what echo cancellation does, in words; undefined without a reference. */
+function echo(reference) {
+  if (!reference) return undefined;
+  if (reference.delay_ms === null) return "Waiting for sound";
+  const drop = reference.reduction_db === null ? "" : `${reference.reduction_db.toFixed(0)} dB softer, `;
+  return `${drop}${reference.delay_ms} ms delay`;
+}
+
 const stateFigures = (state) => figures([
   ["Microphone", state.microphone === "none" ? "None" : state.microphone],
+  ["Loudspeakers removed", echo(state.reference)],
   ["Model", state.model], ["Encoder", state.encoder], ["Version", state.version],
   ["Running for", duration(state.uptime_s)],
   ["Waiting for transcription", state.queue_depth], ["Waiting for the broker", state.outbox_depth],

@@ -3,8 +3,8 @@
 import { element } from "./dom.js";
 
 const REASONS = {
-  too_short: "too short", no_speech: "no speech", repetition: "repetition",
-  low_confidence: "too unsure", overload: "too much at once",
+  too_short: "too short", no_speech: "no speech", reference: "played by the loudspeakers",
+  repetition: "repetition", low_confidence: "too unsure", overload: "too much at once",
   failed: "the model failed", set_aside: "it crashed the appliance twice",
 };
 const FLAGS = {

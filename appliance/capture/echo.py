@@ -1,0 +1,371 @@
+"""Echo cancellation: removes from the microphone's sound what the room's loudspeakers play.
+
+The reference is that sound as it is sent to the loudspeakers. `Alignment` finds where it is in the
+microphone's sound; libspeexdsp subtracts it (an adaptive filter in the frequency domain, MDF) and
+suppresses what is left. While the reference is absent or silent, every frame passes unchanged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.capture.alignment import (
+    EARLY_S,
+    FOLLOW_LENGTH,
+    LATE_S,
+    LEAD,
+    SEARCH_S,
+    Alignment,
+)
+from appliance.capture.frames import SampleClock, power_of
+from appliance.errors import DeviceError
+from appliance.records import SAMPLE_RATE, EchoState, Frame, Samples
+
+LIBRARY = "libspeexdsp.so.1"
+BLOCK = SAMPLE_RATE // 100
+"""Samples that libspeexdsp processes at once: 10 ms."""
+FILTER_MS = 250
+"""Length of the filter. A longer one learns more slowly; 300 ms cost 2 ms more CPU per second."""
+(SET_NOISE_SUPPRESS, SET_ECHO_SUPPRESS, SET_ECHO_SUPPRESS_ACTIVE, SET_ECHO_STATE) = (18, 20, 22, 24)
+"""speex/speex_preprocess.h."""
+SET_SAMPLING_RATE = 24
+"""speex/speex_echo.h."""
+NOISE_DB, ECHO_DB, ECHO_WHILE_SPEAKING_DB = 0, -40, -15
+"""Suppression of noise (none), and of the echo that the filter leaves."""
+
+TAPS, PHASES = 32, 256
+"""Of the filter that reads the reference between two samples."""
+AUDIBLE = 20.0
+"""RMS from which the reference counts as sound: -64 dBFS, above the noise of a line input."""
+TAIL_S = 1.0
+"""The echo of the reference's last sound has died away after this."""
+HELD_FRAMES = 3
+"""Frames of the microphone that may wait for the reference (90 ms)."""
+BUFFER = 1 << 17
+"""Samples of the reference that are kept (8 s)."""
+
+SMOOTHING = 0.35
+"""Share of the newest frame in the powers that are compared: about 70 ms."""
+MOST_REDUCED_DB, LEAST_REDUCED_DB = 12.0, 3.0
+"""The reference explains sound that cancellation makes softer by this, at most and at least, ..."""
+REDUCED_SHARE = 0.5
+"""... and by this share of the usual reduction."""
+LEARNED_S = 3.0
+"""The first sound of the reference counts as explained for this long: nothing is known yet."""
+FORGOTTEN_DB_PER_S = 0.1
+"""The usual reduction is its recent maximum, which is lowered by this."""
+
+
+class ReferenceBuffer:
+    """The newest seconds of the reference, counted in samples. One thread."""
+
+    def __init__(self) -> None:
+        self._ring: Samples = np.zeros(BUFFER, np.int16)
+        self._clock = SampleClock()
+        self.count = 0
+        """Samples received, lost ones included."""
+        self.audible_until = -BUFFER
+        """Count at the end of the last block that was not silent."""
+        self.interruptions = 0
+        """How often the stream began again."""
+
+    def restart(self) -> None:
+        """The stream begins again, and its clock with it."""
+        self._clock = SampleClock()
+        self._ring[:] = 0
+        self.count, self.audible_until = 0, -BUFFER
+        self.interruptions += 1
+
+    def push(self, samples: Samples, end_s: float, *, lost: bool = False) -> None:
+        """Append samples (n,) int16 whose last one was played at `end_s`."""
+        if not len(samples):
+            return
+        began_s = self._clock.began_s
+        received_s = (self.count + len(samples)) / SAMPLE_RATE
+        if self._clock.follow(end_s, received_s, lost=lost) and self.count:
+            missing = round((self._clock.began_s - began_s) * SAMPLE_RATE)
+            self._clock.began_s = began_s
+            self._append(np.zeros(min(max(missing, 0), BUFFER), np.int16))
+        if power_of(samples) >= AUDIBLE**2:
+            self.audible_until = self.count + len(samples)
+        self._append(samples[-BUFFER:])
+
+    def position_at(self, time_s: float) -> float:
+        """Return the count of samples at a time of time.monotonic()."""
+        return (time_s - self._clock.began_s) * SAMPLE_RATE
+
+    def read(self, start: int, count: int) -> Samples:
+        """Return samples (count,) int16 from position `start`; zeros where there are none."""
+        indices = np.arange(start, start + count)
+        samples: Samples = self._ring[indices % BUFFER]
+        samples[(indices < max(0, self.count - BUFFER)) | (indices >= self.count)] = 0
+        return samples
+
+    def _append(self, samples: Samples) -> None:
+        self._ring[np.arange(self.count, self.count + len(samples)) % BUFFER] = samples
+        self.count += len(samples)
+
+
+class EchoCanceller:
+    """Removes the reference from a stream of frames. One thread; any thread reads `state`."""
+
+    def __init__(self, reference: ReferenceBuffer, filter_ms: int = FILTER_MS) -> None:
+        """Raises DeviceError without libspeexdsp."""
+        self._reference = reference
+        self._speex = _Speex(filter_ms)
+        self._alignment = Alignment()
+        self._held: deque[Frame] = deque()
+        self._position = 0
+        """Samples of the microphone up to the next frame."""
+        self._end_s: float | None = None
+        self._interruptions = reference.interruptions
+        self._past = _Past(int(max(SEARCH_S) * SAMPLE_RATE))
+        self._aligned = _Past(FOLLOW_LENGTH)
+        self._unchecked = 0
+        """Samples since the last search, or the last comparison of the two streams."""
+        self._processing = False
+        self._unlearned = int(LEARNED_S * SAMPLE_RATE)
+        self._gate = _Gate()
+
+    @property
+    def state(self) -> EchoState:
+        """What the canceller does now."""
+        if not self._alignment.locked:
+            return EchoState()
+        return EchoState(
+            reduction_db=round(self._gate.usual_db, 1) if self._gate.usual_db else None,
+            delay_ms=round(self._delay_s * 1000),
+            drift_ppm=round(self._alignment.rate * 1e6),
+            active=self._processing,
+        )
+
+    _delay_s = 0.0
+
+    def push(self, frame: Frame) -> Iterator[Frame]:
+        """Yield the frames that are ready, in their order; some wait for the reference."""
+        self._held.append(frame)
+        while self._held:
+            if self._must_wait():
+                return
+            yield self._process(self._held.popleft())
+
+    def _must_wait(self) -> bool:
+        """True while the reference for the oldest held frame has not come but may still come."""
+        if not self._alignment.locked or len(self._held) > HELD_FRAMES:
+            return False
+        end = self._position + self._alignment.shift + len(self._held[0].samples) + TAPS
+        late = end - self._reference.count
+        return self._is_audible() and 0 < late <= LATE_S * SAMPLE_RATE
+
+    def _is_audible(self) -> bool:
+        """True while the loudspeakers play, or their echo lasts."""
+        shift = self._alignment.shift if self._alignment.locked else self._expected_shift()
+        return self._position + shift < self._reference.audible_until + TAIL_S * SAMPLE_RATE
+
+    def _expected_shift(self) -> float:
+        """Return the shift that the times of both streams tell: within the search's range."""
+        now_s = self._held[0].start_s if self._held else self._end_s
+        return self._reference.position_at(now_s or 0.0) - self._position
+
+    def _process(self, frame: Frame) -> Frame:
+        """Return the frame without the reference's sound."""
+        self._resume(frame)
+        if self._end_s is None:
+            self._end_s = frame.start_s
+        expected = self._reference.position_at(frame.start_s) - self._position
+        shift = self._alignment.shift if self._alignment.locked else expected
+        until = self._reference.audible_until + TAIL_S * SAMPLE_RATE
+        audible = bool(self._reference.count) and self._position + shift < until
+        result = frame
+        if audible and self._alignment.locked:
+            self._delay_s = (expected - shift + LEAD) / SAMPLE_RATE
+            result = self._cancel(frame)
+        else:
+            self._processing = False
+        size = len(frame.samples)
+        self._position += size
+        self._alignment.advance(size)
+        self._end_s = frame.end_s
+        if audible:
+            if self._unlearned > 0:
+                self._unlearned -= size
+                result = replace(result, explained=True)
+            self._past.push(frame.samples)
+            self._unchecked += size
+            self._align(expected)
+        return result
+
+    def _resume(self, frame: Frame) -> None:
+        """Begin again if one of the streams was interrupted."""
+        gap_s = 0.0 if self._end_s is None else frame.start_s - self._end_s
+        interrupted = self._reference.interruptions != self._interruptions
+        if frame.after_gap or abs(gap_s) > LATE_S or interrupted:
+            self._interruptions = self._reference.interruptions
+            self._alignment.reset()
+            self._past.clear()
+            self._aligned.clear()
+            self._unchecked = 0
+
+    def _cancel(self, frame: Frame) -> Frame:
+        """Return the frame with the aligned reference removed."""
+        first = self._position + self._alignment.shift
+        whole = math.floor(first)
+        size = len(frame.samples)
+        spare = TAPS // 2
+        source = self._reference.read(whole - spare + 1, size + TAPS).astype(np.float32)
+        out, played = np.empty(size, np.int16), np.empty(size, np.int16)
+        for at in range(0, size, BLOCK):
+            share = first - whole + self._alignment.rate * at
+            step = math.floor(share)
+            taps = FRACTIONS[int((share - step) * PHASES)]
+            segment = source[at + step : at + step + BLOCK + TAPS - 1]
+            block = np.convolve(segment, taps, "valid")
+            played[at : at + BLOCK] = np.clip(np.rint(block), -32768, 32767)
+            self._speex.cancel(frame.samples, played, out, at)
+        self._aligned.push(played)
+        if not self._processing:  # what libspeexdsp returns is 10 ms later
+            self._processing = True
+            ramp = np.linspace(0, 1, BLOCK)
+            out[:BLOCK] = frame.samples[:BLOCK] * (1 - ramp) + out[:BLOCK] * ramp
+        power = power_of(frame.samples)
+        explained = self._gate.push(power, power_of(out), size / SAMPLE_RATE)
+        return replace(frame, samples=out, explained=explained, recorded_power=power)
+
+    def _align(self, expected: float) -> None:
+        """Search the delay, or follow it, once a second."""
+        alignment = self._alignment
+        if not alignment.locked:
+            length = alignment.search_length
+            if self._unchecked < SAMPLE_RATE or len(self._past) < length:
+                return
+            self._unchecked = 0
+            early, late = int(EARLY_S * SAMPLE_RATE), int(LATE_S * SAMPLE_RATE)
+            start = self._position - length + round(expected) - early
+            reference = self._reference.read(start, length + early + late)
+            sound = self._past.newest(length)
+            if alignment.search(sound, reference.astype(np.float32), round(expected)):
+                self._speex.reset()
+                self._gate.reset()
+                self._aligned.clear()
+        elif self._unchecked >= SAMPLE_RATE and len(self._aligned) >= FOLLOW_LENGTH:
+            self._unchecked = 0
+            sound = self._past.newest(FOLLOW_LENGTH)
+            alignment.follow(self._position, sound, self._aligned.newest(FOLLOW_LENGTH))
+
+
+class _Past:
+    """The newest samples of a stream."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: deque[Samples] = deque()
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, samples: Samples) -> None:
+        self._parts.append(samples)
+        self._length += len(samples)
+        while self._length - len(self._parts[0]) >= self._most:
+            self._length -= len(self._parts.popleft())
+
+    def newest(self, count: int) -> NDArray[np.float32]:
+        return np.concatenate(self._parts)[-count:].astype(np.float32)
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self._length = 0
+
+
+class _Gate:
+    """Decides which frames the reference explains."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._before = self._after = 0.0
+        self.usual_db = 0.0
+
+    def push(self, before: float, after: float, length_s: float) -> bool:
+        """Return True if the reference explains a frame with these powers before and after
+        cancellation."""
+        self._before += SMOOTHING * (before - self._before)
+        self._after += SMOOTHING * (after - self._after)
+        reduced_db = 10 * math.log10((self._before + 1) / (self._after + 1))
+        if reduced_db > self.usual_db:
+            self.usual_db += 0.1 * (reduced_db - self.usual_db)
+        else:
+            self.usual_db = max(0.0, self.usual_db - FORGOTTEN_DB_PER_S * length_s)
+        share_db = REDUCED_SHARE * self.usual_db
+        return reduced_db >= min(max(share_db, LEAST_REDUCED_DB), MOST_REDUCED_DB)
+
+
+def _fractions() -> NDArray[np.float32]:
+    """Return the taps (PHASES, TAPS) that read a signal at so many parts of a sample."""
+    at = np.arange(TAPS) - TAPS // 2 + 1
+    offsets = at[None, :] - (np.arange(PHASES) / PHASES)[:, None]
+    window = np.cos(np.pi * offsets / (TAPS + 2)) ** 2
+    taps: NDArray[np.float32] = (np.sinc(offsets) * window)[:, ::-1].astype(np.float32)
+    return taps
+
+
+FRACTIONS = _fractions()
+
+
+class _Speex:
+    """libspeexdsp's echo canceller."""
+
+    def __init__(self, filter_ms: int) -> None:
+        """Raises DeviceError if the library is not installed."""
+        try:
+            self._library = library = ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise DeviceError(
+                "capture.reference needs libspeexdsp: `sudo apt install libspeexdsp1`"
+            ) from error
+        library.speex_echo_state_init.restype = ctypes.c_void_p
+        library.speex_preprocess_state_init.restype = ctypes.c_void_p
+        taps = filter_ms * SAMPLE_RATE // 1000
+        self._filter = ctypes.c_void_p(library.speex_echo_state_init(BLOCK, taps))
+        rate = ctypes.c_int(SAMPLE_RATE)
+        library.speex_echo_ctl(self._filter, SET_SAMPLING_RATE, ctypes.byref(rate))
+        self._suppressor = ctypes.c_void_p(library.speex_preprocess_state_init(BLOCK, rate))
+        library.speex_preprocess_ctl(self._suppressor, SET_ECHO_STATE, self._filter)
+        for what, decibels in (
+            (SET_NOISE_SUPPRESS, NOISE_DB),
+            (SET_ECHO_SUPPRESS, ECHO_DB),
+            (SET_ECHO_SUPPRESS_ACTIVE, ECHO_WHILE_SPEAKING_DB),
+        ):
+            value = ctypes.byref(ctypes.c_int(decibels))
+            library.speex_preprocess_ctl(self._suppressor, what, value)
+
+    def cancel(self, sound: Samples, played: Samples, out: Samples, at: int) -> None:
+        """Write into `out` from `at` a block of the sound without what was played; 10 ms late."""
+        first = 2 * at
+        target = ctypes.c_void_p(out.ctypes.data + first)
+        self._library.speex_echo_cancellation(
+            self._filter,
+            ctypes.c_void_p(sound.ctypes.data + first),
+            ctypes.c_void_p(played.ctypes.data + first),
+            target,
+        )
+        self._library.speex_preprocess_run(self._suppressor, target)
+
+    def reset(self) -> None:
+        """Forget the room."""
+        self._library.speex_echo_state_reset(self._filter)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_suppressor"):
+            self._library.speex_preprocess_state_destroy(self._suppressor)
+            self._library.speex_echo_state_destroy(self._filter)

@@ -1,0 +1,199 @@
+"""Streams in place of a sound card: a camera or a web stream through ffmpeg, a pipe, PulseAudio.
+
+This runs in the recorder's process. A stream gives raw int16 samples on a descriptor; ffmpeg and
+parec are child processes, which the kernel ends together with the recorder. An address may hold a
+password, so ffmpeg reads it from a file in memory, and messages show it without user and query.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from appliance.errors import DeviceError
+
+NETWORK = ("rtsp", "rtsps", "http", "https")
+PULSE, PIPE = "pulse:", "pipe://"
+RATE_HZ = 16_000
+FIRST_S = 8.0
+"""A camera may take this long to send its first sound."""
+STALLED_S = 10.0
+"""ffmpeg gives up on a network connection that sends nothing for this long."""
+ANALYSED_S = 0.5
+"""Sound that ffmpeg reads before it starts; its default of 5 s would delay all sound."""
+PROTOCOLS = "file,http,https,tcp,tls,udp,rtp,crypto"
+SAMPLE_FORMAT = "48000:16:2"
+"""Snapcast's default: rate, bits, channels."""
+PREFIX = r"^(\[[^]]*\] |file:/proc/self/fd/\d+: )+"
+"""Before ffmpeg's messages."""
+VAGUE = "Impossible to open"
+CHILD = ("setpriv", "--pdeathsig", "KILL")
+
+
+def is_stream(device: str) -> bool:
+    """Return True if this is no name of a sound card."""
+    return device.startswith((PULSE, PIPE)) or urlsplit(device).scheme in NETWORK
+
+
+def public_name(device: str) -> str:
+    """Return the address without user, password and query; other names as they are."""
+    if not is_stream(device) or device.startswith(PULSE):
+        return device
+    parts = urlsplit(device)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def redact(text: str, device: str) -> str:
+    """Return the text without anything secret from the address."""
+    parts = urlsplit(device)
+    user = parts.netloc.rpartition("@")[0]
+    text = text.replace(device, public_name(device))
+    secrets = {
+        one for part in (user.partition(":")[2], parts.query) for one in (part, unquote(part))
+    }
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "...")
+    return re.sub(r"//[^/@\s]*@", "//", text)
+
+
+class Stream:
+    """An open stream of int16 samples. Close it with `close`."""
+
+    def __init__(self, device: str) -> None:
+        """Open it, and wait for a network stream's first sound. Raises DeviceError."""
+        self.name = public_name(device)
+        self.rate_hz, self.channels = float(RATE_HZ), 1
+        self._device = device
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = -1
+        if device.startswith(PIPE):
+            self._output = self._open_pipe()
+            return
+        self._errors = os.memfd_create("stream")
+        command, descriptors = self._pulse() if device.startswith(PULSE) else self._ffmpeg()
+        self._process = subprocess.Popen(
+            [*CHILD, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            pass_fds=descriptors,
+            bufsize=0,
+        )
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._output = self._process.stdout.fileno() if self._process.stdout else -1
+        if not device.startswith(PULSE):
+            self._wait_for_sound()
+
+    def read(self, size: int) -> bytes:
+        """Return `size` bytes, whole blocks of all channels. Raises DeviceError at the end."""
+        data = b""
+        while len(data) < size:
+            select.select([self._output], [], [])
+            try:
+                part = os.read(self._output, size - len(data))
+            except BlockingIOError:
+                continue
+            if not part:
+                raise DeviceError(f"the end of the stream ({self.end_reason()})")
+            data += part
+        return data
+
+    def waiting_bytes(self) -> int:
+        """Return how much sound can be read at once."""
+        import fcntl
+        import struct
+        import termios
+
+        return int(struct.unpack("i", fcntl.ioctl(self._output, termios.FIONREAD, b"\0" * 4))[0])
+
+    def end_reason(self) -> str:
+        """Return why the stream ended, without its password."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+        lines = os.pread(self._errors, 1 << 16, 0).decode(errors="replace").splitlines()
+        texts = [re.sub(PREFIX, "", line).strip(" .") for line in lines]
+        known = [text for text in texts if text and not text.startswith(VAGUE)]
+        return redact(known[-1] if known else "it ended", self._device)
+
+    def _wait_for_sound(self) -> None:
+        deadline_s = time.monotonic() + FIRST_S
+        while not self.waiting_bytes():
+            left_s = deadline_s - time.monotonic()
+            ready = left_s > 0 and select.select([self._output], [], [], left_s)[0]
+            if not ready or not self.waiting_bytes():
+                reason = self.end_reason() if ready else f"no sound within {FIRST_S:g} s"
+                raise DeviceError(
+                    f"{self.name} does not open ({reason}): check its address, user and password, "
+                    "and that it has sound"
+                )
+
+    def _ffmpeg(self) -> tuple[list[str], list[int]]:
+        """Return ffmpeg's command, which reads the address from a file in memory."""
+        program = shutil.which("ffmpeg")
+        if program is None:
+            raise DeviceError(f"{self.name} needs ffmpeg: `sudo apt install ffmpeg`")
+        address = self._device.replace("'", r"'\''")
+        listing = os.memfd_create("address")
+        wait_us = int(STALLED_S * 1e6)
+        options: dict[str, int | str] = {
+            "probesize": 65536,
+            "analyzeduration": int(ANALYSED_S * 1e6),
+        }
+        if urlsplit(self._device).scheme.startswith("rtsp"):
+            options |= {"rtsp_transport": "tcp", "timeout": wait_us}
+        else:
+            options |= {"rw_timeout": wait_us}
+        lines = ["ffconcat version 1.0", f"file '{address}'"]
+        lines += [f"option {name} {value}" for name, value in options.items()]
+        os.write(listing, "\n".join([*lines, ""]).encode())
+        os.lseek(listing, 0, os.SEEK_SET)
+        # fmt: off
+        return [
+            program, "-nostdin", "-v", "error", "-threads", "1",
+            "-fflags", "nobuffer", "-flags", "low_delay",
+            "-f", "concat", "-safe", "0", "-protocol_whitelist", PROTOCOLS,
+            "-i", f"file:/proc/self/fd/{listing}",
+            "-map", "0:a:0", "-ac", "1", "-ar", str(RATE_HZ),
+            "-c:a", "pcm_s16le", "-f", "s16le", "-flush_packets", "1", "pipe:1",
+        ], [listing]
+        # fmt: on
+
+    def _pulse(self) -> tuple[list[str], list[int]]:
+        """Return the command that reads a source of PulseAudio or PipeWire."""
+        program = shutil.which("parec")
+        if program is None:
+            raise DeviceError(f"{self.name} needs parec: `sudo apt install pulseaudio-utils`")
+        source = self._device.removeprefix(PULSE)
+        # fmt: off
+        return [
+            program, "--raw", "--format=s16le", f"--rate={RATE_HZ}", "--channels=1",
+            "--latency-msec=30", *([f"--device={source}"] if source else []),
+        ], []
+        # fmt: on
+
+    def _open_pipe(self) -> int:
+        """Return the descriptor of a named pipe; it stays open when its writer ends."""
+        parts = urlsplit(self._device)
+        form = parse_qs(parts.query).get("sampleformat", [SAMPLE_FORMAT])[0]
+        shape = re.fullmatch(r"(\d{4,6}):16:([1-8])", form)
+        if not shape:
+            raise DeviceError(
+                f"{self.name}: expected sampleformat=RATE:16:CHANNELS such as {SAMPLE_FORMAT}, "
+                f"found {form}"
+            )
+        self.rate_hz, self.channels = float(shape[1]), int(shape[2])
+        try:
+            if not stat.S_ISFIFO(Path(parts.path).stat().st_mode):
+                raise DeviceError(f"{self.name} is no pipe: make one with `mkfifo {parts.path}`")
+            return os.open(parts.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise DeviceError(f"{self.name} does not open ({error.strerror})") from error

@@ -1,0 +1,205 @@
+"""Streams as microphones and references: through ffmpeg, a pipe and PulseAudio."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rigs.checkout import TESTS
+from rigs.microphone import SINK, PulseMicrophone, missing as no_microphone
+from rigs.needs import needs_ffmpeg
+from rigs.waiting import holds
+
+from appliance.capture.microphone import Microphone
+from appliance.capture.recorder import Recorder
+from appliance.capture.reference import Reference
+from appliance.capture.stream import is_stream, public_name, redact
+from appliance.config import CaptureSettings
+from appliance.errors import DeviceError
+from appliance.records import Frame
+
+PASSWORD = "s3cret/tv"
+ADDRESS = "rtsp://admin:s3cret%2Ftv@camera.local:554/live?token=abc"
+AUTHORIZATION = "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode()
+RATE_HZ = 16_000
+
+
+def wave() -> Iterator[bytes]:
+    """An endless WAV file of a tone, 100 ms at a time."""
+    header = b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x01\0\x01\0"
+    yield (
+        header
+        + RATE_HZ.to_bytes(4, "little")
+        + (2 * RATE_HZ).to_bytes(4, "little")
+        + (b"\x02\0\x10\0data\xff\xff\xff\xff")
+    )
+    tone = (8000 * np.sin(np.arange(RATE_HZ // 10) * 2 * np.pi * 440 / RATE_HZ)).astype("<i2")
+    while True:
+        yield tone.tobytes()
+
+
+class Camera(BaseHTTPRequestHandler):
+    """A web stream with a password."""
+
+    blocks = 10_000
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") != AUTHORIZATION:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            for block in islice(wave(), self.blocks):
+                self.wfile.write(block)
+                time.sleep(0.095)
+
+    def log_message(self, *_: Any) -> None:
+        """Prints nothing."""
+
+
+@contextmanager
+def camera(blocks: int = 10_000) -> Iterator[int]:
+    """The port of a running stream that ends after so many blocks."""
+    handler = type("Camera", (Camera,), {"blocks": blocks})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def command_lines() -> str:
+    """The arguments of all processes of this machine."""
+    found = ""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += file.read_text(errors="replace") + "\n"
+    return found
+
+
+def test_streams_are_told_from_sound_cards_and_named_without_their_secrets() -> None:
+    assert [is_stream(name) for name in (ADDRESS, "pulse:", "pipe:///tmp/a")] == [True] * 3
+    assert not any(is_stream(name) for name in ("", "none", "USB PnP: Audio (hw:1,0)"))
+    assert public_name(ADDRESS) == "rtsp://camera.local:554/live"
+    message = f"{ADDRESS}: 401; {PASSWORD} of rtsp://admin:s3cret%2Ftv@camera.local; token=abc"
+    assert "s3cret" not in redact(message, ADDRESS) and "abc" not in redact(message, ADDRESS)
+
+
+@needs_ffmpeg
+def test_a_web_stream_is_a_microphone_and_its_password_is_in_no_process_list() -> None:
+    with camera() as port:
+        device = f"http://admin:s3cret%2Ftv@127.0.0.1:{port}/live?token=abc"
+        with Microphone(CaptureSettings(device=device)) as microphone:
+            assert microphone.name == f"http://127.0.0.1:{port}/live"
+            frames = list(islice(microphone.frames(), 20))
+            assert "ffmpeg" in command_lines()
+            assert "s3cret" not in command_lines() and "token=abc" not in command_lines()
+    loud = np.concatenate([frame.samples for frame in frames[5:]]).astype(float)
+    assert loud.std() == pytest.approx(8000 / 2**0.5, rel=0.02)
+
+
+@needs_ffmpeg
+def test_a_stream_that_ends_is_a_lost_microphone_and_can_be_opened_again() -> None:
+    with camera(blocks=12) as port:
+        settings = CaptureSettings(device=f"http://admin:s3cret%2Ftv@127.0.0.1:{port}/")
+        for _ in range(2):
+            heard: list[Frame] = []
+            with (
+                Microphone(settings) as microphone,
+                pytest.raises(DeviceError, match="the end of the stream") as lost,
+            ):
+                heard += microphone.frames()
+            assert "s3cret" not in str(lost.value)
+
+
+@needs_ffmpeg
+def test_a_wrong_password_is_one_line_without_it() -> None:
+    with camera() as port:
+        device = f"http://admin:s3cret-2@127.0.0.1:{port}/"
+        with Recorder() as recorder, pytest.raises(DeviceError, match="401") as wrong:
+            Microphone(CaptureSettings(device=device), recorder)
+    assert "s3cret" not in str(wrong.value) and "\n" not in str(wrong.value)
+    assert "check its address, user and password" in str(wrong.value)
+
+
+def test_a_pipe_is_a_microphone_and_outlives_its_writer(tmp_path: Path) -> None:
+    pipe = tmp_path / "snap"
+    os.mkfifo(pipe)
+    device = f"pipe://{pipe}?sampleformat=32000:16:2"
+    tone = np.repeat((9000 * np.sin(np.arange(16_000) / 8)).astype("<i2"), 2).tobytes()
+    with Microphone(CaptureSettings(device=device)) as microphone:
+        frames = microphone.frames()
+        for _ in range(2):
+            with pipe.open("wb") as writer:
+                writer.write(tone)
+            heard = np.concatenate([frame.samples for frame in islice(frames, 12)])
+            assert 5000 < np.abs(heard[2000:].astype(int)).max() < 10_000
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("pipe:///nowhere/there", "No such file"),
+        ("pipe:///etc/hostname", "is no pipe"),
+        ("pipe:///dev/null?sampleformat=cd", "expected sampleformat=RATE:16:CHANNELS"),
+    ],
+)
+def test_a_wrong_pipe_is_one_line(device: str, reason: str) -> None:
+    with Recorder() as recorder, pytest.raises(DeviceError, match=reason):
+        Microphone(CaptureSettings(device=device), recorder)
+
+
+def test_a_missing_reference_is_a_problem_and_delays_nothing() -> None:
+    reference = Reference("pipe:///nowhere/there", 30)
+
+    def is_reported() -> bool:
+        reference.poll()
+        return bool(reference.problem)
+
+    try:
+        assert holds(is_reported, 10)
+        assert "the television is not removed" in reference.problem
+    finally:
+        reference.close()
+
+
+def play(rig: PulseMicrophone) -> None:
+    """Two sentences, one after the other."""
+    for number in (1, 2):
+        rig.speak(TESTS / "speech" / f"{number:02}.flac")
+
+
+@pytest.mark.skipif(bool(no_microphone()), reason=no_microphone())
+def test_the_monitor_of_a_sound_server_is_a_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rig's microphone hears exactly what is played: nothing of it is left."""
+    with PulseMicrophone(tmp_path / "rig") as rig:
+        for name in ("ALSA_CONFIG_PATH", "PULSE_SERVER", "PULSE_COOKIE", "PULSE_RUNTIME_PATH"):
+            monkeypatch.setenv(name, rig.environment[name])
+        settings = CaptureSettings(reference={"device": f"pulse:{SINK}.monitor"})
+        with Microphone(settings) as microphone:
+            frames = microphone.frames()
+            next(frames)
+            talk = threading.Thread(target=play, args=(rig,))
+            talk.start()
+            found = [frame for frame in islice(frames, 200) if frame.explained]
+            talk.join()
+            echo = microphone.echo
+    assert echo and echo.problem == "" and echo.reduction_db is not None
+    assert echo.reduction_db > 10 and len(found) > 20, json.dumps(str(echo))
