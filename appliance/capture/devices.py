@@ -15,6 +15,9 @@ CARD_SUFFIX = re.compile(r"\s*\(hw:\d+,(\d+)\)$")
 """PortAudio appends this to the name of an ALSA card: numbers that change when you replug it."""
 NODES = "dev/snd/pcmC*D*c"
 NO_MATCH = 5
+PULSE, PIPE = "pulse:", "pipe://"
+STREAMS = (PULSE, PIPE, "rtsp://", "rtsps://", "http://", "https://")
+"""Beginnings of `capture.device` that name no sound card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,11 @@ class Device:
     rate_hz: float
     """Its preferred rate; mostly it has others."""
     default: bool
+
+
+def is_stream(device: str) -> bool:
+    """Return True if this is no name of a sound card."""
+    return device.startswith(STREAMS)
 
 
 def stable_name(name: str) -> str:

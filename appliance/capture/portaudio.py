@@ -26,8 +26,7 @@ from dataclasses import asdict
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from appliance.capture.devices import Device, choose, why_missing
-from appliance.capture.stream import Stream, is_stream
+from appliance.capture.devices import Device, choose, is_stream, why_missing
 from appliance.errors import DeviceError
 
 HEADER = struct.Struct("=BBId")
@@ -184,6 +183,8 @@ class _Recorder:
 
     def _record_stream(self, device: str, block_ms: int) -> NoReturn:
         """Send blocks until the stream ends. Raises DeviceError if it cannot be opened."""
+        from appliance.capture.stream import Stream  # 40 ms of imports
+
         stream = Stream(device)
         rate_hz, channels = stream.rate_hz, stream.channels
         block = round(rate_hz * block_ms / 1000) * 2 * channels

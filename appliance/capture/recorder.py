@@ -17,9 +17,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, Self
 
-from appliance.capture.devices import Device
+from appliance.capture.devices import Device, is_stream
 from appliance.capture.portaudio import SOUND, Inbox, Message
-from appliance.capture.stream import is_stream
 from appliance.errors import DeviceError
 
 PIPE_BYTES = 1 << 20

@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from appliance.capture.devices import PIPE, PULSE, is_stream
 from appliance.errors import DeviceError
 
-NETWORK = ("rtsp", "rtsps", "http", "https")
-PULSE, PIPE = "pulse:", "pipe://"
 RATE_HZ = 16_000
 FIRST_S = 8.0
 """A camera may take this long to send its first sound."""
@@ -35,11 +34,6 @@ PREFIX = r"^(\[[^]]*\] |file:/proc/self/fd/\d+: )+"
 """Before ffmpeg's messages."""
 VAGUE = "Impossible to open"
 CHILD = ("setpriv", "--pdeathsig", "KILL")
-
-
-def is_stream(device: str) -> bool:
-    """Return True if this is no name of a sound card."""
-    return device.startswith((PULSE, PIPE)) or urlsplit(device).scheme in NETWORK
 
 
 def public_name(device: str) -> str:

@@ -21,10 +21,11 @@ from rigs.microphone import SINK, PulseMicrophone, missing as no_microphone
 from rigs.needs import needs_ffmpeg
 from rigs.waiting import holds
 
+from appliance.capture.devices import is_stream
 from appliance.capture.microphone import Microphone
 from appliance.capture.recorder import Recorder
 from appliance.capture.reference import Reference
-from appliance.capture.stream import is_stream, public_name, redact
+from appliance.capture.stream import public_name, redact
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import Frame
