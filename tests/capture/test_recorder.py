@@ -92,10 +92,11 @@ def test_a_reader_that_found_nothing_is_asked_again_before_there_is_another() ->
 @pytest.mark.parametrize("program", ["time.sleep(60)", "opened(); time.sleep(60)"])
 def test_an_opening_or_a_reading_ends_at_once_when_interrupted(program: str) -> None:
     with fake(program) as one:
+        if program.startswith("opened"):
+            one.open("", 30)
         threading.Timer(0.3, one.interrupt).start()
         begun_s = time.monotonic()
         if program.startswith("opened"):
-            one.open("", 30)
             assert one.read() is None
         else:
             with pytest.raises(DeviceError, match="stopped"):
