@@ -52,5 +52,6 @@ if TYPE_CHECKING:
         read_config as read_config,
     )
     from appliance.convert.tensors import Weights as Weights
+    from appliance.convert.whisper import accept_short_windows as accept_short_windows
 
 __getattr__ = lazily(__name__, __file__)

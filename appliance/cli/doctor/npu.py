@@ -13,7 +13,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -274,11 +274,12 @@ def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
     """Run both encoders on the test sentence, or on the recordings in `folder`, each cut to the
     model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty folder."""
     from appliance.infer import Encoded, open_npu, open_transcriber, window_mel
-    from appliance.model import HEF_FILE
+    from appliance.model import HEF_FILE, load_bundle
 
     around.doing("loading the model")
-    transcriber = open_transcriber(on_cpu(around.settings))
-    bundle = transcriber.bundle
+    # the chip encodes whole windows, so the CPU must do so here, too
+    bundle = replace(load_bundle(around.settings.model.bundle), short_windows=False)
+    transcriber = open_transcriber(on_cpu(around.settings), bundle=bundle)
     spoken = list(_spoken(folder))
     around.doing("opening the NPU")
     npu = open_npu(bundle, bundle.folder / HEF_FILE, share=around.settings.encoder.share)

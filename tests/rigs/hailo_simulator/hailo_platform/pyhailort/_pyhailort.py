@@ -490,7 +490,10 @@ class Network:
         key = (self._graph, job.before, rounded)
         if key not in _results:
             session = self._session()
-            shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+            shapes = {
+                tensor.name: [size if isinstance(size, int) else -1 for size in tensor.shape]
+                for tensor in session.get_inputs()
+            }
             feeds = {}
             for edge, tensor in self._inputs.items():
                 values = np.frombuffer(job.inputs[edge].tobytes(), np.float32)
