@@ -28,7 +28,8 @@ class ShortWindows:
     sounds: int
     """Clips without speech."""
     changed_gates: int
-    """Clips of either kind that are discarded with one of the encoders and kept with the other."""
+    """Changes for the worse: clips of speech that only short windows discard, and clips without
+    that only they keep."""
     encode_ms: tuple[float, float]
     """Mean wall time of the encoder per clip, second pass included: whole windows, short ones."""
 
@@ -60,14 +61,15 @@ def measure_short_windows(
                 ]
                 spent_ms += [text.encode_ms for text in texts]
                 same = texts[0].text == texts[1].text
-                found.append((is_speech, same, kept[0] is kept[1]))
+                worse = kept[0] is is_speech and kept[1] is not is_speech
+                found.append((is_speech, same, worse))
     mean_ms = spent_ms / max(1, len(found))
     spoken = [same for is_speech, same, _ in found if is_speech]
     return ShortWindows(
         speech=len(spoken),
         same_text=sum(spoken),
         sounds=len(found) - len(spoken),
-        changed_gates=sum(not same_gates for *_, same_gates in found),
+        changed_gates=sum(worse for *_, worse in found),
         encode_ms=(float(mean_ms[0]), float(mean_ms[1])),
     )
 

@@ -71,7 +71,7 @@ def clips(recordings: Path) -> dict[str, list[Samples]]:
 
 def print_texts(bundle: Bundle, recordings: Path) -> None:
     """Print a line for each category."""
-    print(f"{'clips':28}{'number':>8}{'same text':>11}{'other gate':>12}{'encoder':>9}")
+    print(f"{'clips':28}{'number':>8}{'same text':>11}{'worse gate':>12}{'encoder':>9}")
     for category, sounds in sorted(clips(recordings).items()):
         spoken = category not in NOT_SPEECH
         found = measure_short_windows(bundle, sounds if spoken else [], [] if spoken else sounds)
