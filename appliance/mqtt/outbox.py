@@ -192,11 +192,18 @@ class Outbox:
         return True
 
     def mark_unsubscribed(self, message: int) -> bool:
-        """Make a message without subscribers and everything after it due again; False as above."""
-        ours = message in self._in_flight
-        if ours:
-            self.rewind()
-        return ours
+        """Make a message without subscribers and everything after it due again; False as above.
+
+        A client that subscribed meanwhile may have got what was sent after it, so that is repeated.
+        """
+        seq = self._in_flight.get(message)
+        if seq is None:
+            return False
+        last = max(self._in_flight.values())
+        if last > seq:
+            self._again = max(self._again, last)
+        self.rewind()
+        return True
 
     @property
     def is_probing(self) -> bool:

@@ -107,6 +107,26 @@ def test_the_outbox_is_full_until_there_is_room(store: Store) -> None:
     assert not outbox.full
 
 
+def test_what_was_sent_after_one_without_a_subscriber_is_sent_as_repeated(store: Store) -> None:
+    say(store, *range(3))
+    outbox = Outbox(store, 3600)
+    assert due(outbox) == ["0", "1", "2"]
+    outbox.mark_acknowledged(1, 0.0)
+    assert outbox.mark_unsubscribed(2), "a client subscribes just then, and gets the third one"
+    assert not outbox.mark_acknowledged(3, 0.0)
+    assert due(outbox) == ["1", "2"]
+    assert outbox.is_repeated(3)
+
+
+def test_a_single_one_without_a_subscriber_is_not_repeated(store: Store) -> None:
+    say(store, 0)
+    outbox = Outbox(store, 3600)
+    assert due(outbox) == ["0"]
+    assert outbox.mark_unsubscribed(1)
+    assert due(outbox) == ["0"]
+    assert not outbox.is_repeated(1)
+
+
 def refuse(outbox: Outbox, *numbers: int) -> None:
     """Take what is due and let the broker refuse it; it must be these numbers."""
     for number in numbers:

@@ -6,10 +6,13 @@ PYTHONPATH=tests python -m protocol.search --short  a smaller one, in less than 
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
+from protocol.claims import ClaimModel
 from protocol.model import DEATHS, Half, Model, State, ViolationError
 
 GUARANTEES = {
@@ -81,18 +84,28 @@ class Found(NamedTuple):
     """The shortest sequence of actions that leads there."""
 
 
-def explore(model: Model, states: int = 100_000_000) -> Found:
+class Searchable(Protocol):
+    """A model: its first state, and what may happen in each."""
+
+    def first(self) -> Any: ...
+    def actions(self, s: Any, /) -> Iterator[tuple[str, Any]]: ...
+    def faults_of(self, s: Any, /) -> Iterator[tuple[str, Any]]: ...
+    def check(self, s: Any, /, *, ended: bool) -> None: ...
+
+
+def explore(model: Model | Searchable, states: int = 100_000_000) -> Found:
     """Visit all states, or so many of them, breadth-first, until a guarantee is violated."""
     first = model.first()
+    judge = functools.partial(check, model) if isinstance(model, Model) else model.check
     parents: dict[int, tuple[int, str]] = {hash(first): (0, "")}
     level = [first]
     while level and len(parents) < states:
-        following: list[State] = []
+        following: list[Any] = []
         for state in level:
             key = hash(state)
             try:
                 after = list(model.actions(state))
-                check(model, state, ended=not after)
+                judge(state, ended=not after)
                 after.extend(model.faults_of(state))
             except ViolationError as found:
                 name, how = found.args
@@ -115,7 +128,16 @@ def _story(parents: dict[int, tuple[int, str]], key: int) -> tuple[str, ...]:
 
 def main() -> int:
     """Search all models; print a line for each, and the story of a violation. 1: there is one."""
-    for model in SHORT if "--short" in sys.argv[1:] else LONG:
+    short = "--short" in sys.argv[1:]
+    for rooms in (ClaimModel(2, faults=2), ClaimModel(3, faults=0))[: 1 if short else 2]:
+        claims = explore(rooms)
+        print(
+            f"which room acts: {rooms.rooms} rooms, {rooms.faults} faults: {claims.states} states"
+        )
+        if claims.guarantee:
+            print(f"violated: {claims.guarantee}: {claims.how}", *claims.story, sep="\n  ")
+            return 1
+    for model in SHORT if short else LONG:
         begun_s = time.monotonic()
         found = explore(model)
         print(
