@@ -25,6 +25,7 @@ from rigs.waiting import until
 from appliance.cli.setup.answers import Answers
 from appliance.cli.setup.broker import parse_address
 from appliance.cli.setup.meter import Meter, loudest
+from appliance.cli.setup.microphone import describe_reference
 from appliance.cli.setup.room import with_room
 from appliance.cli.setup.suggestion import (
     SHAPES,
@@ -326,3 +327,16 @@ def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> N
             terminal.enter()
             terminal.until("default: good")
             terminal.interrupt()
+
+
+@pytest.mark.parametrize(
+    ("reference", "line"),
+    [
+        ({"delay_ms": None, "reduction_db": None}, "no sound of the reference was found"),
+        ({"delay_ms": 40, "reduction_db": 24.6}, "25 dB softer, 40 ms after the reference"),
+    ],
+)
+def test_setup_shows_by_how_much_the_loudspeakers_become_softer(
+    reference: dict[str, float | None], line: str
+) -> None:
+    assert line in describe_reference(reference)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Answers, Context
@@ -116,11 +116,21 @@ def daemon_meter(context: Context, opened: ExitStack) -> list[Meter]:
     daemon = opened.enter_context(ControlClient(context.sockets))
     state = daemon.call("state")
     if state["microphone"] != "none":
+        if reference := state.get("reference"):
+            context.dialog.say(describe_reference(reference))
         daemon.subscribe("level")
         return [Meter(state["microphone"], daemon=daemon, in_use=True)]
     if state["status"] == "muted":
         context.dialog.say(MUTED)
     return []
+
+
+def describe_reference(reference: Mapping[str, Any]) -> str:
+    """Return what echo cancellation does, from the daemon's state."""
+    if reference["delay_ms"] is None:
+        return "Loudspeakers: no sound of the reference was found in the microphone yet."
+    reduction_db, delay_ms = reference["reduction_db"] or 0.0, reference["delay_ms"]
+    return f"Loudspeakers: {reduction_db:.0f} dB softer, {delay_ms} ms after the reference."
 
 
 def meters_table(meters: Sequence[Meter]) -> RenderableType:
