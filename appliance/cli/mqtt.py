@@ -54,7 +54,7 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe mqtt watch` until Ctrl-C. Raises BrokerError if the broker refuses."""
     from appliance.mqtt import BrokerProbe
 
-    settings = _with_password(options, settings)
+    settings = with_password(options, settings)
     node = _present_node(settings)
     topics = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
     while True:
@@ -79,7 +79,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     """
     from appliance.mqtt import BrokerProbe
 
-    settings = _with_password(options, settings)
+    settings = with_password(options, settings)
     node = options.node or node_name(settings)
     if not re.fullmatch("[a-z0-9_]{1,64}", node):
         hint = f"; did you mean {slug(node)}?" if slug(node) else ""
@@ -116,7 +116,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
     return 0 if kept else 1
 
 
-def _with_password(options: argparse.Namespace, settings: Settings) -> Settings:
+def with_password(options: argparse.Namespace, settings: Settings) -> Settings:
     """Return the settings with the daemon's password. Raises BrokerError if it is unreadable."""
     from appliance.cli.doctor.daemon import beside_daemon, password_is_hidden
 
@@ -173,5 +173,6 @@ def _show_state(state: dict[str, Any]) -> str:
 _SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "transcript": _show_transcript,
     "last": _show_transcript,
+    "act": _show_transcript,
     "state": _show_state,
 }

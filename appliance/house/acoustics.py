@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from appliance.capture import frame_powers
 from appliance.house.sketch import LONGEST_STEPS
-from appliance.records import Samples
+from appliance.records import SAMPLE_RATE, Window
 
 Powers = NDArray[np.float64]
 
+PRE_ROLL_S = 0.25
+"""The silence before speech is left out of the sketch: it is the same for all sentences."""
 FRAMES_PER_STEP = 3
 """Frames of 20 ms in a step of the sketch."""
 STEP_DB = 3.0
@@ -36,10 +38,12 @@ class Measurement:
     time of 0.6 s allows 10 dB. None if no sound is loud enough."""
 
 
-def measure_window(samples: Samples) -> Measurement:
-    """Return the measurement of samples (n,) int16."""
-    powers = np.maximum(frame_powers(samples), 1e-10)
-    return Measurement(_sketch(powers), _decay_db(10 * np.log10(powers)))
+def measure_window(window: Window) -> Measurement:
+    """Return the measurement of a window. The sketch ends where its speech does."""
+    powers = np.maximum(frame_powers(window.samples), 1e-10)
+    begin, end_s = round(PRE_ROLL_S * SAMPLE_RATE), window.speech_end_s - window.start_s
+    spoken = np.maximum(frame_powers(window.samples[begin : round(end_s * SAMPLE_RATE)]), 1e-10)
+    return Measurement(_sketch(spoken), _decay_db(10 * np.log10(powers)))
 
 
 def _sketch(powers: Powers) -> bytes:

@@ -34,6 +34,9 @@ SETTLED_S = 15.0
 """A connection this old has shown every room's Hearing of the present sentence."""
 START_S = 5.0
 """Longest wait for the first connection with a sentence that was spoken before our start."""
+RETURN_S = 0.5
+"""A room that has just connected may miss messages for this time. It waits as long for rooms that
+acted meanwhile, and they repeat that."""
 PRESENCE_S = 0.3
 """The broker sends which rooms are online within this time of a connection."""
 AGAIN_S = 6.0
@@ -147,10 +150,14 @@ class Arbiter:
         if self.rooms and self._is_connected:
             self._send(Withdrawal(self.node, utterance), now_s)
 
-    def claim(self, claim: Claim, now_s: float) -> None:
-        """This room has the text of a sentence, and would act on it."""
+    def claim(self, claim: Claim, now_s: float, *, acted: bool = False) -> None:
+        """This room has the text of a sentence, and would act on it; or it has `acted`, because no
+        other room was online. A room that returns then hears of it."""
         sentence = ClaimedSentence(claim, now_s)
         self._sentences[claim.id] = sentence
+        if acted:
+            sentence.state, sentence.decided_s = SentenceState.ACTED, now_s
+            return
         if claim.end_s < self._started_s and self._known and self._holds(now_s):
             sentence.state = SentenceState.HELD
         self._begin(sentence, now_s)
@@ -228,7 +235,10 @@ class Arbiter:
         for sentence in self._sentences.values():
             if sentence.state is SentenceState.ACTED and is_same_sentence(claim, sentence.claim):
                 missed_s = max(self.others.since_s.get(claim.node, -math.inf), self._connected_s)
-                if missed_s > sentence.decided_s and sentence.separation is Separation.NONE:
+                if (
+                    missed_s + RETURN_S > sentence.decided_s
+                    and sentence.separation is Separation.NONE
+                ):
                     self._send(Act(sentence.claim, (claim.id,)), now_s)
 
     # deciding
@@ -286,7 +296,7 @@ class Arbiter:
             return
         group = self.others.group(sentence.claim)
         is_best = all(sentence.claim.order < claim.order for claim, _ in group)
-        if is_best or now_s >= sentence.ready_s + TAKE_OVER_S:
+        if is_best or now_s >= self._take_over_s(sentence):
             sentence.state = SentenceState.ACTING
             self._send(Act(sentence.claim, tuple(claim.id for claim, _ in group)), now_s)
 
@@ -354,6 +364,8 @@ class Arbiter:
 
         After a connection, rooms that acted before it repeat that, so we wait for them.
         """
+        if sentence.claim.start_s < self._connected_s + RETURN_S:
+            return sentence.ready_s + RETURN_S
         if not self._is_settled(sentence):
             return sentence.ready_s + DECIDE_S
         if not self.others.hear(sentence.claim):
@@ -362,6 +374,10 @@ class Arbiter:
             min([sentence.ready_s, *(came_s for _, came_s in self.others.group(sentence.claim))])
             + DECIDE_S
         )
+
+    def _take_over_s(self, sentence: ClaimedSentence) -> float:
+        """Return when we act even if another room is better, because it does not."""
+        return max(sentence.ready_s + TAKE_OVER_S, self._decide_s(sentence))
 
     def _due_s(self, sentence: ClaimedSentence) -> float:
         if sentence.state is SentenceState.HELD:
@@ -374,7 +390,7 @@ class Arbiter:
                 sentence.claim.order < claim.order for claim, _ in self.others.group(sentence.claim)
             ]
             wait_s = self._decide_s(sentence) if all(ordered) else math.inf
-            due_s = min(due_s, wait_s, sentence.ready_s + TAKE_OVER_S)
+            due_s = min(due_s, wait_s, self._take_over_s(sentence))
         return due_s
 
     def _send(self, message: Message, now_s: float) -> None:

@@ -76,4 +76,4 @@ def is_same_sentence(one: Claim, other: Claim) -> bool:
     overlap_s = min(one.end_s, other.end_s) - max(one.start_s, other.start_s)
     if overlap_s <= 0 or abs(one.end_s - other.end_s) > SAME_END_S:
         return False
-    return is_same_sound(one.sketch, other.sketch)
+    return is_same_sound(one.sketch, other.sketch, other.end_s - one.end_s)

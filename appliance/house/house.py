@@ -64,6 +64,7 @@ class Assistant(Protocol):
 class _Spoken:
     transcript: Transcript
     command: tuple[Transcript, str] | None
+    acted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class House(Listener):
     def on_window(self, window: Window) -> None:
         """Measure a window that is being transcribed. The segmenter's thread."""
         if self.rooms:
-            self._measured[window.id] = measure_window(window.samples)
+            self._measured[window.id] = measure_window(window)
 
     def on_discarded(self, discarded: Discarded) -> None:
         """Tell the other rooms that an utterance gives no sentence."""
@@ -142,8 +143,11 @@ class House(Listener):
         command = self.assistant.find_command(transcript) if self.assistant else None
         if self._is_arbitrated(transcript):
             self._put(_Spoken(transcript, command))
-        elif command and self.assistant:
-            self.assistant.hand_over(*command)
+        else:
+            if command and self.assistant:
+                self.assistant.hand_over(*command)
+            if self._known and transcript.source == HEARD_HERE:
+                self._put(_Spoken(transcript, command, acted=True))
 
     def _is_arbitrated(self, transcript: Transcript) -> bool:
         """Return whether the rooms decide; the same at each call for one transcript."""
@@ -223,8 +227,9 @@ class House(Listener):
         transcript, key = spoken.transcript, short_id(spoken.transcript.id)
         now = datetime.now(UTC)
         if not -OLD < now - transcript.end < OLD:
-            self._hand_over(spoken)
-        elif self._muted():
+            if not spoken.acted:
+                self._hand_over(spoken)
+        elif self._muted() and not spoken.acted:
             log.info("muted: this room does not act on its last sentence")
             self._arbiter.withdraw(short_id(transcript.utterance_id), now_s)
         else:
@@ -241,7 +246,7 @@ class House(Listener):
                 sketch=measured.sketch,
                 last=transcript.windows is not None,
             )
-            self._arbiter.claim(claim, now_s)
+            self._arbiter.claim(claim, now_s, acted=spoken.acted)
 
     def _obey(self, decision: Decision) -> None:
         """Act on a sentence or not, and report which other rooms heard it."""

@@ -2,7 +2,8 @@
 
 Two rooms that hear one sentence have similar sketches, although one of them hears it more softly,
 muffled by a door and blurred by reverberation. Two people who talk at once have different ones. So
-rooms tell a sentence that both of them heard from two sentences that end together by chance.
+rooms tell a sentence that both of them heard from two sentences that end together by chance. Steps
+of two sketches belong together by their time, which the claims have.
 """
 
 from __future__ import annotations
@@ -12,32 +13,45 @@ import math
 STEP_S = 0.06
 """Seconds of sound per step; a step is a byte from 0 to 15."""
 LONGEST_STEPS = 40
-"""A sketch describes the last 2.4 s of a window at most."""
+"""A sketch describes the last 2.4 s of the speech at most."""
 LEAST_STEPS = 8
 """Shorter sketches are not compared: they could be of anything."""
-LAGS = 9
-"""The ends that two rooms find differ by at most this many steps: SAME_END_S of the arbiter."""
+LOUD = 8
+"""A step of this level is less than 24 dB softer than the loudest."""
 SAME = 0.5
 """Correlation from which on two sketches are of one sound."""
 
 
-def is_same_sound(one: bytes, other: bytes) -> bool:
-    """Return False if two sketches are of different sounds; True if one is too short to know."""
-    if min(len(one), len(other)) < LEAST_STEPS:
-        return True
-    return correlation(one, other) >= SAME
+def is_same_sound(one: bytes, other: bytes, apart_s: float) -> bool:
+    """Return False if two sketches are of different sounds; True if one is too short to know.
+
+    `other` ends `apart_s` later than `one`.
+    """
+    found = correlation(one, other, apart_s)
+    return found is None or found >= SAME
 
 
-def correlation(one: bytes, other: bytes) -> float:
-    """Return the highest correlation of two sketches whose ends may be apart, -1 to 1."""
-    best = -1.0
-    for lag in range(-LAGS, LAGS + 1):
-        left = one[: len(one) - lag] if lag > 0 else one
-        right = other[: len(other) + lag] if lag < 0 else other
+def correlation(one: bytes, other: bytes, apart_s: float) -> float | None:
+    """Return the correlation of two sketches where both have heard the same moments, -1 to 1.
+
+    None if too few steps are common.
+    """
+    lag, found = apart_s / STEP_S, list[float]()
+    for shift in {math.floor(lag), math.ceil(lag)}:
+        left = one[: len(one) + shift] if shift < 0 else one
+        right = other[: len(other) - shift] if shift > 0 else other
         common = min(len(left), len(right))
-        if common >= LEAST_STEPS:
-            best = max(best, _pearson(left[-common:], right[-common:]))
-    return best
+        left, right = left[len(left) - common :], right[len(right) - common :]
+        first = max(_first_loud(left), _first_loud(right))
+        last = common - max(_first_loud(left[::-1]), _first_loud(right[::-1]))
+        if last - first >= LEAST_STEPS:
+            found.append(_pearson(left[first:last], right[first:last]))
+    return max(found, default=None)
+
+
+def _first_loud(steps: bytes) -> int:
+    """Return the index of the first step of speech. The silence around it is alike in all."""
+    return next((at for at, level in enumerate(steps) if level >= LOUD), len(steps))
 
 
 def _pearson(one: bytes, other: bytes) -> float:

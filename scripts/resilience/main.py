@@ -1,7 +1,7 @@
 """Try to break Roomscribe's promises; print a line for each, status 1 if one is broken.
 
-    scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [fleet] [soak]
-        [model]
+    scripts/torture [--short] [kill] [disk] [broker] [power] [fuzz] [latency] [fleet] [house]
+        [soak] [model]
 
 kill      kill -9 at random moments of a stream of sentences, while the broker restarts at random
 disk      full, read-only, locked, deleted, damaged under the running daemon (as root)
@@ -10,6 +10,7 @@ power     the store's files as a power cut leaves them
 fuzz      damaged configurations, recordings, messages and model bundles
 latency   from the last sample of speech to the subscriber, and where the time goes
 fleet     several rooms: workers and the server die, links are bad; --scene names one of its scenes
+house     several rooms hear each sentence: who acts, with kills, broker restarts and partitions
 soak      hours of sound as fast as they are digested; with --hours and --out, to be resumed
 model     every state of a model of the protocol, for a guarantee that can fail, and random steps
           of the real parts, compared with the model (docs/promises.md)
@@ -185,6 +186,18 @@ def fleet(given: argparse.Namespace) -> bool:
     return whole
 
 
+def house(given: argparse.Namespace) -> bool:
+    """Several rooms hear each sentence, and one acts."""
+    from resilience import house as ordeal
+
+    if given.short:
+        outcome = ordeal.run(10, given.seed, kills=1, restarts=1)
+    else:
+        outcome = ordeal.run(500, given.seed, kills=50, restarts=20, partitions=20)
+    print(outcome, flush=True)
+    return not outcome.broken
+
+
 def soak(given: argparse.Namespace) -> bool:
     """Hours of sound through one daemon."""
     from resilience import soak as ordeal
@@ -226,6 +239,7 @@ ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "fuzz": fuzz,
     "latency": latency,
     "fleet": fleet,
+    "house": house,
     "soak": soak,
     "model": model,
 }

@@ -154,8 +154,10 @@ def test_without_a_connection_a_room_acts_alone_and_says_so() -> None:
     assert decided(arbiter) == [(True, "kitchen")]
     arbiter.set_connected(True, 103.0)
     assert echo(arbiter, 103.01) == ["Claim"]
-    arbiter.poll(103.1)
-    echo(arbiter, 103.11)
+    arbiter.poll(103.4)
+    assert decided(arbiter) == [], "another room may have acted meanwhile, and says so now"
+    arbiter.poll(103.5)
+    echo(arbiter, 103.51)
     again = arbiter.decisions[0]
     assert (again.acts, again.again, again.separation) == (True, True, Separation.NONE)
 
@@ -178,8 +180,17 @@ def test_a_sentence_of_before_the_start_waits_for_the_connection_if_there_is_a_h
     arbiter = Arbiter("kitchen", 103.0, ("hall",))
     arbiter.claim(claim("kitchen"), 103.1)
     arbiter.set_connected(True, 103.5)
-    arbiter.receive(Act(claim("hall"), ("sentence of kitchen",)), 103.85)
+    arbiter.receive(Act(claim("hall"), ("sentence of kitchen",)), 104.2)
     assert decided(arbiter) == [(False, "hall")]
+
+
+def test_a_room_that_was_alone_tells_one_that_returns_that_it_acted() -> None:
+    arbiter = connected(with_hall=False)
+    arbiter.claim(claim("kitchen"), 102.5, acted=True)
+    assert decided(arbiter) == []
+    arbiter.set_online("hall", True, 103.0)
+    arbiter.receive(claim("hall"), 103.2)
+    assert list(arbiter.outgoing) == [Act(claim("kitchen"), ("sentence of hall",))]
 
 
 def test_who_also_heard_it_is_reported_later_too() -> None:

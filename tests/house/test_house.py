@@ -60,9 +60,12 @@ def test_of_two_rooms_the_one_that_heard_better_acts_and_both_logs_know(
         until(lambda: kitchen.house.rooms == ("hall",) and hall.house.rooms == ("kitchen",))
         begun = [(room, room.begin()) for room in (kitchen, hall)]
         until(lambda: len(claims(heard)) == 2)
-        for room, utterance in begun:
-            level = -30.0 if room is hall else -45.0
-            room.end(utterance, SENTENCE, level_dbfs=level, confidence=0.9)
+        ends = [
+            room.end(utterance, SENTENCE, level_dbfs=-30.0 if room is hall else -45.0, report=False)
+            for room, utterance in begun
+        ]
+        for (room, _), spoken in zip(begun, ends, strict=True):
+            room.report(spoken)
         until(lambda: hall.assist.actions and acts(heard, "hall"))
         until(lambda: kitchen.heard_in and hall.heard_in)
         assert holds(lambda: not kitchen.assist.actions and not acts(heard, "kitchen"), 0.3)
@@ -78,12 +81,10 @@ def test_of_two_rooms_the_one_that_heard_better_acts_and_both_logs_know(
         assert better.transcript.heard_also == ("kitchen",)
         assert worse.transcript.heard_better_by == "hall"
         kinds = [(one["node"], one["kind"]) for one in claims(heard)]
-        assert sorted(kinds) == [
-            ("hall", "act"), ("hall", "claim"), ("hall", "hearing"),
-            ("kitchen", "claim"), ("kitchen", "hearing"),
-        ]  # fmt: skip
+        assert next(kind for kind in kinds if kind[1] == "act") == ("hall", "act")
+        assert len(kinds) == len({*kinds}), "each room publishes each kind once"
         sizes = [len(payload) for payload in heard.payloads("claim", "house")]
-        assert sum(sizes[:3]) + 3 * len("roomscribe/house/claim....") < 600
+        assert max(sizes) < 250
         check(claims(heard), acts(heard, "hall"))
     found = [one.getMessage() for one in caplog.records]
     assert sum("other rooms are online" in one for one in found) == 2

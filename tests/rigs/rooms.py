@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from rigs.publishing import STATE, transcript
 
-from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
+from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.house import House
-from appliance.mqtt import Announcement, Publisher, Sources
+from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import HeardIn, Transcript, new_id
 from appliance.store import Store
 
@@ -40,14 +40,24 @@ class Assist:
 class RealRoom:
     """A room; use with `with`."""
 
-    def __init__(self, node: str, folder: Path, port: int, **mqtt: Any) -> None:
+    def __init__(
+        self,
+        node: str,
+        folder: Path,
+        port: int,
+        *,
+        house: type[House] = House,
+        history: HistorySettings | None = None,
+        **mqtt: Any,
+    ) -> None:
+        """`history` lets it answer command/history."""
         self.node = node
         self.heard_in: list[HeardIn] = []
         self.muted = False
         folder.mkdir(exist_ok=True)
         self.store = Store.open(StoreSettings(path=str(folder)))
         self.assist = Assist(node)
-        self.house = House(
+        self.house = house(
             node,
             folder=folder,
             report=self._report,
@@ -62,6 +72,7 @@ class RealRoom:
             Sources(lambda: STATE),
             announcement=Announcement(HomeAssistantSettings(enabled=False)),
             rooms=self.house,
+            subscriptions=subscriptions(history, node, self.store, self) if history else None,
         )
         self._thread = threading.Thread(target=self.publisher.run, daemon=True)
 
@@ -72,14 +83,20 @@ class RealRoom:
         self.store.set_rooms(heard)
         self.heard_in.append(heard)
 
+    def set(self, on: bool, who: str = "") -> None:
+        """Mute it."""
+        self.muted = on
+
     def begin(self) -> str:
         """Somebody begins to speak; the utterance's id."""
         utterance = new_id()
         self.house.on_begin(utterance)
         return utterance
 
-    def end(self, utterance: str, text: str, *, ago_s: float = 0.5, **fields: Any) -> Transcript:
-        """The text of what was spoken until so long ago."""
+    def end(
+        self, utterance: str, text: str, *, ago_s: float = 0.5, report: bool = True, **fields: Any
+    ) -> Transcript:
+        """The text of what was spoken until so long ago, in the log, and reported."""
         now = datetime.now(UTC)
         end = now - timedelta(seconds=ago_s)
         spoken = transcript(
@@ -87,9 +104,14 @@ class RealRoom:
             **fields,
         )  # fmt: skip
         self.store.append(spoken)
+        if report:
+            self.report(spoken)
+        return spoken
+
+    def report(self, spoken: Transcript) -> None:
+        """Tell publisher and house what the log has."""
         self.publisher.on_transcript(spoken)
         self.house.on_transcript(spoken)
-        return spoken
 
     def __enter__(self) -> Self:
         self._thread.start()

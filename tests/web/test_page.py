@@ -21,6 +21,8 @@ from rigs.page import PASSWORD, Feed, Page, house, page, serving
 from rigs.waiting import until
 
 from appliance.control import SOCKET_NAME, ControlServer
+from appliance.mqtt import events
+from appliance.records import HeardIn
 from appliance.web.server import FILES
 
 pytestmark = needs_browser
@@ -117,6 +119,11 @@ def test_mute_closes_the_microphone_and_a_degraded_appliance_says_why(
     tab.press(".banner a")
     until(lambda: tab.texts(".reasons li") == ["No broker: start it"], WITHIN_S)
     assert "112" in tab.texts(".figures")[-1]
+    assert "Other rooms" not in tab.texts(".figures")[0]
+    feed.appliance |= {"rooms": ["hall", "office"]}
+    feed.publish("state", feed.state())
+    until(lambda: "hall, office" in tab.texts(".figures")[0], WITHIN_S)
+    del feed.appliance["rooms"]
 
 
 def test_the_history_is_searched_as_one_types_and_a_reload_keeps_the_place(
@@ -165,6 +172,26 @@ def test_what_is_deleted_is_asked_for_once_more_and_gone(found: Found, tab: Brow
     tab.press("dialog button", "Delete")
     until(lambda: len(tab.texts(".day")) == days - 1, WITHIN_S)
     assert len(feed.log) < before
+
+
+@pytest.mark.parametrize("view", ["live", "history"])
+def test_other_rooms_and_the_one_that_acted_are_shown(
+    found: Found, tab: Browser, view: str
+) -> None:
+    home, feed, _ = found
+    one, other = feed.say("turn on the lamp here"), feed.say("turn on the lamp there")
+    tab.enter(home, view)
+    until(lambda: other["text"] in tab.texts(SENTENCES), WITHIN_S)
+    for heard in (
+        HeardIn(one["id"], "", ("hall", "office")),
+        HeardIn(other["id"], "hall", ()),
+    ):
+        feed.publish("heard_in", events.heard_in(heard))
+    until(lambda: len(tab.texts(".expected")) == 2, WITHIN_S)
+    assert tab.texts(".expected") == [
+        "Acted on in hall, where it was heard better",
+        "Acted on here. Also heard in hall, office",
+    ]
 
 
 @pytest.mark.parametrize("view", ["live", "history"])

@@ -13,7 +13,7 @@ const SHOWN = 60; // lines of the live view
 const FIRST = 30; // of which so many are read at the start
 const VIEWS = { live: ["Live", Live], history: ["History", History], health: ["Health", Health], settings: ["Settings", Settings] };
 const STATUSES = { running: "Listening", degraded: "Action needed", muted: "Muted" };
-const EVENTS = "transcript,discarded,state,stats,speech,partial,correction";
+const EVENTS = "transcript,discarded,state,stats,speech,partial,correction,heard_in";
 
 function viewName() {
   const name = location.hash.slice(1).split("?")[0];
@@ -107,16 +107,18 @@ export class Frame {
     else if (name === "daemon") this.#connected(data);
     else if (name === "transcript") this.#add(data, (one) => one.seq !== data.seq);
     else if (name === "discarded") this.#add({ time: Date.now(), ...data, key: ++this.#discarded });
-    else if (name === "correction") this.#correct(data);
+    else if (name === "correction") this.#complete(data.transcript_id, { correction: data.text ?? undefined });
+    else if (name === "heard_in") this.#complete(data.transcript_id, { heard_better_by: data.heard_better_by, heard_also: data.heard_also });
     else if (name === "speech") this.#change({ speaking: data.speaking });
     else if (name === "partial") this.#change({ partial: data.text && !data.final ? data : null });
     else this.#change({ [name]: data });
   }
 
-  #correct({ transcript_id, text }) {
-    const lines = this.#live.lines.map((one) => (one.id === transcript_id ? { ...one, correction: text ?? undefined } : one));
+  /** Add to a sentence what became known later. */
+  #complete(id, fields) {
+    const lines = this.#live.lines.map((one) => (one.id === id ? { ...one, ...fields } : one));
     this.#change({ lines });
-    this.#view.correct?.(transcript_id, text ?? undefined);
+    this.#view.complete?.(id, fields);
   }
 
   #connected({ up, why = "" }) {

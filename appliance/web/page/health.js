@@ -36,6 +36,7 @@ const stateFigures = (state) => figures([
   ["Loudspeakers removed", echo(state.reference)],
   ["Model", state.model], ["Encoder", state.encoder], ["Version", state.version],
   ["Running for", duration(state.uptime_s)],
+  ["Other rooms", state.rooms?.join(", ")],
   ["Waiting for transcription", state.queue_depth], ["Waiting for the broker", state.outbox_depth],
 ]);
 

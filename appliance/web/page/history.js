@@ -87,11 +87,11 @@ export class History {
     if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
   }
 
-  /** Show a correction; undefined: it was removed. */
-  correct(id, text) {
+  /** Show what became known of a sentence later, such as a correction. */
+  complete(id, fields) {
     const one = this.#found?.transcripts.find((other) => other.id === id);
     if (!one) return;
-    one.correction = text;
+    Object.assign(one, fields);
     this.#show(this.#status.textContent);
   }
 

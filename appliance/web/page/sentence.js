@@ -9,7 +9,13 @@ const LIKELY = 0.5; // a less confident match is not shown
 const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
 
 /** What makes two rows of the same sentence differ. */
-export const sentenceKey = (one) => `s${one.seq} ${one.correction ?? ""}`;
+export const sentenceKey = (one) => `s${one.seq} ${one.heard_better_by ?? ""} ${one.heard_also ?? ""} ${one.correction ?? ""}`;
+
+/** Return which room acted on a sentence that several rooms heard; empty for one that only this room heard. */
+function otherRooms({ heard_better_by: better, heard_also: also }) {
+  if (better) return `Acted on in ${better}, where it was heard better`;
+  return also?.length ? `Acted on here. Also heard in ${also.join(", ")}` : "";
+}
 
 /** Return a sentence as a list's item, with a button to correct it; with `onDelete` also to delete it. */
 export function sentenceRow(one, onDelete) {
@@ -26,6 +32,7 @@ export function sentenceRow(one, onDelete) {
     one.correction && element("p", { class: "expected" }, "Said: ", element("q", { lang: one.language || null }, one.correction)),
     differs && element("p", { class: "expected" },
       "Matches: ", element("q", {}, one.phrase), one.phrase_confidence ? ` ${percent(one.phrase_confidence)}` : ""),
+    otherRooms(one) && element("p", { class: "expected" }, otherRooms(one)),
     element("div", { class: "about number" },
       element("span", {}, one.confidence === null ? "" : `${percent(one.confidence)} sure`),
       element("span", {}, `after ${seconds(one.latency_ms)}`),
