@@ -12,11 +12,11 @@ import math
 from appliance.records import Transcript
 
 WEIGHTS = {
-    "logprob": 1.0,
-    "confidence": 2.0,
-    "level_db": 0.1,
-    "snr_db": 0.02,
-    "decay_db": 0.05,
+    "logprob": 5.29,
+    "confidence": 1.75,
+    "level_db": 0.089,
+    "snr_db": 0.126,
+    "decay_db": 0.223,
 }
 """Weight of each property, per unit."""
 UNKNOWN = {"logprob": -0.6, "confidence": 0.4, "level_db": -40.0, "snr_db": 15.0, "decay_db": 10.0}

@@ -18,7 +18,7 @@ LEAST_STEPS = 8
 """Shorter sketches are not compared: they could be of anything."""
 LOUD = 8
 """A step of this level is less than 24 dB softer than the loudest."""
-SAME = 0.5
+SAME = 0.55
 """Correlation from which on two sketches are of one sound."""
 
 
