@@ -12,24 +12,20 @@ import math
 from appliance.records import Transcript
 
 WEIGHTS = {
-    "logprob": 5.29,
-    "confidence": 1.75,
-    "level_db": 0.089,
-    "snr_db": 0.126,
-    "decay_db": 0.223,
+    "confidence": 2.30,
+    "level_db": 0.102,
+    "snr_db": 0.142,
+    "decay_db": 0.246,
 }
 """Weight of each property, per unit."""
-UNKNOWN = {"logprob": -0.6, "confidence": 0.4, "level_db": -40.0, "snr_db": 15.0, "decay_db": 10.0}
+UNKNOWN = {"confidence": 0.4, "level_db": -40.0, "snr_db": 15.0, "decay_db": 10.0}
 """Value in place of one that is unknown: what a poorly heard sentence has."""
-LEAST_LOGPROB = -4.0
 DIGITS = 3
 
 
 def properties(transcript: Transcript, decay_db: float | None) -> dict[str, float]:
     """Return what the score is computed from, in the order of WEIGHTS."""
-    logprob = transcript.avg_logprob
     found = {
-        "logprob": max(LEAST_LOGPROB, logprob) if math.isfinite(logprob) else None,
         "confidence": transcript.confidence if math.isfinite(transcript.confidence) else None,
         "level_db": transcript.level_dbfs,
         "snr_db": transcript.snr_db,

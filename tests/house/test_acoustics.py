@@ -86,21 +86,18 @@ def test_reverberation_makes_the_level_fall_more_slowly() -> None:
     "better",
     [
         {"confidence": 0.9},
-        {"avg_logprob": -0.1},
         {"level_dbfs": -25.0},
         {"snr_db": 30.0},
     ],
     ids=str,
 )
 def test_each_property_counts(better: dict[str, float]) -> None:
-    plain = {"confidence": 0.5, "avg_logprob": -0.5, "level_dbfs": -35.0, "snr_db": 15.0}
+    plain = {"confidence": 0.5, "level_dbfs": -35.0, "snr_db": 15.0}
     assert score(transcript(**plain | better), 10.0) > score(transcript(**plain), 10.0)
     assert score(transcript(**plain), 20.0) > score(transcript(**plain), 10.0)
 
 
 def test_what_is_unknown_counts_as_poorly_heard() -> None:
-    unknown = transcript(avg_logprob=math.nan, confidence=math.nan)
+    unknown = transcript(confidence=math.nan)
     assert math.isfinite(score(unknown, None))
-    assert score(transcript(avg_logprob=-0.1, confidence=0.9, level_dbfs=-25.0), 20.0) > score(
-        unknown, None
-    )
+    assert score(transcript(confidence=0.9, level_dbfs=-25.0), 20.0) > score(unknown, None)
