@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,8 +92,8 @@ def test_reverberation_makes_the_level_fall_more_slowly() -> None:
     ],
     ids=str,
 )
-def test_each_property_counts(better: dict[str, float]) -> None:
-    plain = {"confidence": 0.5, "level_dbfs": -35.0, "snr_db": 15.0}
+def test_each_property_counts(better: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {"confidence": 0.5, "level_dbfs": -35.0, "snr_db": 15.0}
     assert score(transcript(**plain | better), 10.0) > score(transcript(**plain), 10.0)
     assert score(transcript(**plain), 20.0) > score(transcript(**plain), 10.0)
 
