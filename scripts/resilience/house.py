@@ -34,6 +34,8 @@ EVERY_S = 1.2
 SPEECH_S = 1.0
 DISTURBED_S = 4.0
 """A disturbance counts for sentences that begin so long before it, or within its effects."""
+UNDECIDED_S = 2.0
+"""Rooms have decided about a sentence within this time of its beginning."""
 READY_S = 20.0
 
 
@@ -249,13 +251,16 @@ class Ordeal:
 
         return end
 
-    def _disturb(self, name: str, seconds: float) -> None:
+    def _disturb(self, name: str, seconds: float, *nodes: str) -> None:
+        """Count a disturbance. `nodes` cannot communicate at once, and do not know it yet."""
         self.disturbances[name] += 1
         now_s = time.monotonic()
         self._until_s = max(self._until_s, now_s + seconds + DISTURBED_S)
         for spoken in self.sentences.values():
             if now_s - spoken.begun_s < DISTURBED_S:
                 spoken.disturbed = True
+                if now_s - spoken.begun_s < UNDECIDED_S:
+                    spoken.separated |= set(nodes)
 
     def kills(self) -> None:
         """kill -9 of a room, which starts again."""
@@ -266,7 +271,7 @@ class Ordeal:
 
     def restarts(self) -> None:
         """A restart of the broker."""
-        self._disturb("restarts", 20.0)
+        self._disturb("restarts", 20.0, *NODES)
         self.broker.stop()
         time.sleep(self.chance.uniform(0.1, 1.0))
         self.broker.start()
@@ -275,7 +280,7 @@ class Ordeal:
         """Nothing passes between a room and the broker, and nobody is told."""
         room = self.rooms[self.chance.choice(NODES)]
         seconds = self.chance.uniform(2.0, 5.0)
-        self._disturb("partitions", seconds + 32.0)
+        self._disturb("partitions", seconds + 32.0, room.node)
         room.proxy.freeze()
         later(seconds, room.proxy.thaw)
 
