@@ -173,8 +173,8 @@ class Transcription:
     encode_ms: float
     decode_ms: float
     confidence: float
-    """Probability that the text is right word for word, 0..1, by the model's calibration; without
-    one the geometric mean probability of the tokens."""
+    """Probability that the text is right word for word, 0..1, by the model's calibration; NaN if
+    the model has none (`roomscribe model fit`)."""
     flags: tuple[str, ...] = ()
     complete: bool | None = None
     """Whether the text is a whole sentence, according to the decoder; None if it does not know, or
@@ -191,6 +191,14 @@ class Transcription:
     """Probability of `language` among the possible ones; NaN if there is only one."""
     recommended: Mapping[str, float] = field(default_factory=dict)
     """Values of another machine's model for keys of [gates] that leave them to the bundle."""
+
+
+def likelihood(one: Transcription | Transcript) -> float:
+    """Return the confidence of a text, 0..1; if it was not measured, the geometric mean probability
+    of its tokens, which is too high for most models; NaN if that is unknown, too."""
+    if math.isfinite(one.confidence):
+        return one.confidence
+    return math.exp(min(0.0, one.avg_logprob)) if math.isfinite(one.avg_logprob) else math.nan
 
 
 @dataclass(frozen=True, slots=True)

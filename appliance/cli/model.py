@@ -1,6 +1,6 @@
-"""`roomscribe model`: download, build, list, verify, choose and export models.
+"""`roomscribe model`: download, build, list, verify, fit, choose and export models.
 
-Each command imports the heavy packages that it needs. Over 500 lines because all ten commands are
+Each command imports the heavy packages that it needs. Over 500 lines because all commands are
 here with their options, work and texts.
 """
 
@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance.cli import model_fit
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.system import acting_as_owner, shorten
@@ -82,6 +83,7 @@ def add_model(
         "Stops when standard input ends. systemd runs this when you add a model on the page.",
     )
     sub.set_defaults(command=serve)
+    model_fit.add_fit(new).set_defaults(command=fit)
     _add_export(new)
     _add_pack(new)
     for sub in below.choices.values():
@@ -141,6 +143,11 @@ def _add_add(new: Add) -> None:
         "(default: the checkpoint's, else en)",
     )  # fmt: skip
     sub.add_argument("--no-use", action="store_true", help="do not choose it")
+    sub.add_argument(
+        "--no-fit",
+        action="store_true",
+        help="do not fit it at the end, which takes minutes; `model fit` does it later",
+    )
     sub.set_defaults(command=add)
 
 
@@ -306,6 +313,8 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
     )
     _build(request, _say)
     _choose_new(request.bundle_name, options, settings)
+    for line in () if options.no_fit else model_fit.fit_added(request.bundle_name, settings):
+        _say(line)
     return 0
 
 
@@ -344,7 +353,7 @@ def _build(
     )
 
 
-def serve(_options: argparse.Namespace, _settings: Settings) -> int:
+def serve(_options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe model serve`; return 1 if the model could not be added."""
     from appliance.convert import AUTO, AddRequest, UnreachableError
     from appliance.infer import find_chip
@@ -360,12 +369,19 @@ def serve(_options: argparse.Namespace, _settings: Settings) -> int:
             raise ConfigError(f"model: expected one of {known}, found {shorten(name)}")
         request = AddRequest(name, hef=AUTO, chip_present=find_chip())
         _build(request, progress.note, progress)
+        for line in model_fit.fit_added(name, settings, progress):
+            print(line, file=sys.stderr)
     except RoomscribeError as error:
         offline = isinstance(error.__cause__, UnreachableError)
         progress.write(error=OFFLINE if offline else str(error))
         return 1
     progress.write(added=name)
     return 0
+
+
+def fit(options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe model fit`."""
+    return model_fit.fit(options, settings, model_in_use(settings))
 
 
 def _connection() -> socket.socket:
@@ -617,7 +633,7 @@ def pack(options: argparse.Namespace, _settings: Settings) -> int:
     return 0
 
 
-ELSEWHERE = (fetch, export, pack)
+ELSEWHERE = (fetch, fit, export, pack)
 """Commands that write into a folder of the user, not into the models folder."""
 RESTART = "The daemon uses it after `sudo systemctl restart roomscribe`."
 

@@ -160,7 +160,7 @@ def printable(text: str) -> str:
 def _show_transcript(event: dict[str, Any]) -> str:
     flags = "".join(f" [{flag}]" for flag in event["flags"])
     late = ", late" if event["late"] else ""
-    sure = percent(event["confidence"])
+    sure = "confidence unknown" if event["confidence"] is None else percent(event["confidence"])
     return f"{event['text']!r}  {sure}, {event['latency_ms']} ms{late}{flags}"
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Collection
@@ -32,7 +33,7 @@ from appliance.homeassistant.connection import (
     as_list,
     as_table,
 )
-from appliance.records import HEARD_HERE, AssistReply, Transcript
+from appliance.records import HEARD_HERE, AssistReply, Transcript, likelihood
 from appliance.system import shorten, write_whole
 
 log = logging.getLogger("roomscribe.homeassistant")
@@ -63,6 +64,8 @@ PLACE_SLOTS = ("area", "floor")
 """Slots of expected sentences, and of Home Assistant's, that name a place."""
 OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
 """Home Assistant's own conversation agent, in older and newer releases."""
+UNMEASURED = 0.95
+"""Mean probability of the tokens that is enough where a model's confidence was not measured."""
 DOUBTFUL = (
     "low_confidence", "demo_model", "repetition", "known_hallucination", "cut_at_window",
     "interrupted", "token_limit",
@@ -111,11 +114,18 @@ def _one_apart(one: str, other: str) -> bool:
     return one[same + skip_one :] == other[same + skip_other :]
 
 
+def least_confidence(transcript: Transcript, settings: AssistSettings) -> float:
+    """Return the confidence that a transcript needs: more if its model's was not measured."""
+    if math.isfinite(transcript.confidence):
+        return settings.confidence
+    return max(settings.confidence, UNMEASURED)
+
+
 def expected_command(transcript: Transcript, settings: AssistSettings) -> str:
     """Return the command in the expected sentence, or "" if that is not sure enough or does not
     begin with the address phrase."""
     expected = transcript.phrase
-    if expected is None or not expected.confidence >= settings.confidence:
+    if expected is None or not expected.confidence >= least_confidence(transcript, settings):
         return ""
     return command(expected.sentence, settings.phrase)
 
@@ -155,7 +165,7 @@ def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> 
     flags = set(transcript.flags) - ({"low_confidence"} if expected else set())
     if doubtful := next((flag for flag in DOUBTFUL if flag in flags), ""):
         return doubtful
-    if not expected and not transcript.confidence >= settings.confidence:  # NaN if it is unknown
+    if not expected and not likelihood(transcript) >= least_confidence(transcript, settings):
         return "confidence"
     age_s = (now - transcript.end).total_seconds()
     return "" if -AHEAD_S <= age_s <= LATE_S else "late"

@@ -12,8 +12,16 @@ if TYPE_CHECKING:
         Products as Products,
         find_trouble as find_trouble,
     )
-    from appliance.infer.completeness import silence_ms as silence_ms
-    from appliance.infer.decoder import Decoder as Decoder, preset_guards as preset_guards
+    from appliance.infer.completeness import (
+        SURE_LOGPROB as SURE_LOGPROB,
+        silence_ms as silence_ms,
+    )
+    from appliance.infer.decoder import (
+        Decoded as Decoded,
+        Decoder as Decoder,
+        choose_guards as choose_guards,
+        preset_guards as preset_guards,
+    )
     from appliance.infer.drafts import Drafts as Drafts
     from appliance.infer.encoder import Backend as Backend, Encoder as Encoder
     from appliance.infer.gates import (
@@ -31,14 +39,21 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.errors import NpuError as NpuError
     from appliance.infer.hailo.npu import open_npu as open_npu
     from appliance.infer.joining import is_unspaced as is_unspaced
+    from appliance.infer.languages import choose_languages as choose_languages
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
     from appliance.infer.opening import (
         check_files as check_files,
+        fill_gates as fill_gates,
         open_encoder as open_encoder,
         open_transcriber as open_transcriber,
         phrases_file as phrases_file,
     )
-    from appliance.infer.phrases import Phrases as Phrases, parse_phrases as parse_phrases
+    from appliance.infer.phrases import (
+        Phrases as Phrases,
+        build_network as build_network,
+        in_words as in_words,
+        parse_phrases as parse_phrases,
+    )
     from appliance.infer.remote import (
         WINDOW_S as WINDOW_S,
         RemoteBackend as RemoteBackend,
@@ -65,6 +80,8 @@ if TYPE_CHECKING:
         Model as Model,
         Progress as Progress,
         Transcriber as Transcriber,
+        TranscriberParts as TranscriberParts,
     )
+    from appliance.infer.vtln import VtlnRescorer as VtlnRescorer
 
 __getattr__ = lazily(__name__, __file__)

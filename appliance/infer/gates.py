@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from appliance.config import GateSettings
 from appliance.infer.joining import OverlapJoiner, plain
-from appliance.records import Transcription, Window
+from appliance.records import Transcription, Window, likelihood
 
 LOOP_REPEATS = 5
 LOOP_TOKENS = 12
@@ -263,7 +263,7 @@ def _is_no_speech(transcription: Transcription, gates: GateSettings, voiced_s: f
 
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
     """True for a transcription to flag as low_confidence: kept, but not safe to act on."""
-    return transcription.confidence < gates.low_confidence
+    return likelihood(transcription) < gates.low_confidence
 
 
 def is_invented(text: str, *, doubtful: bool) -> bool:

@@ -77,7 +77,7 @@ def open_transcriber(
         encoder = open_encoder(bundle, settings.encoder)
         vtln = _open_vtln(settings, bundle, encoder, cpu)
     trouble = warn_of_trouble(bundle, products)
-    gates = _gates_of(settings.gates, bundle)
+    gates = fill_gates(settings.gates, bundle)
     if languages:  # others read here which languages may be spoken, and which one if it is one
         single = "" if chosen.language == "auto" else language
         bundle = replace(bundle, language=single, languages=tuple(languages.tokens))
@@ -112,8 +112,8 @@ def check_files(settings: Settings) -> None:
         read_phrases(Path(settings.phrases.file))
 
 
-def _gates_of(gates: GateSettings, bundle: Bundle) -> GateSettings:
-    """The gates with the bundle's limits where the configuration leaves them to it."""
+def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
+    """Return the gates with the bundle's limits where the configuration leaves them to it."""
     left = {
         name: getattr(bundle, name)
         for name in ("no_speech_sure", "no_speech_lone", "low_confidence")

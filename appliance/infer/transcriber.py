@@ -285,7 +285,7 @@ class Transcriber:
                 encoded.states, encoded.duration_s, temperature, language=before
             )
             decode_ms += 1000 * (time.perf_counter() - begun_s)
-            result = self._describe(decoded, encoded, decode_ms)
+            result = self.describe(decoded, encoded, decode_ms)
             if not is_failed(result, self.gates):
                 break
         if drafts:
@@ -345,7 +345,7 @@ class Transcriber:
 
     def _rewritten(self, best: _Candidate, decoded: Decoded, took_ms: float) -> _Candidate:
         """The candidate with other tokens, which took `took_ms` more of the decoder."""
-        result = self._describe(decoded, best.encoded, best.result.decode_ms + took_ms)
+        result = self.describe(decoded, best.encoded, best.result.decode_ms + took_ms)
         result = replace(result, complete=best.result.complete)
         return replace(best, decoded=decoded, result=result)
 
@@ -360,7 +360,8 @@ class Transcriber:
         if len(self._spoken) > ROOMS:
             del self._spoken[next(iter(self._spoken))]
 
-    def _describe(self, decoded: Decoded, encoded: Encoded, decode_ms: float) -> Transcription:
+    def describe(self, decoded: Decoded, encoded: Encoded, decode_ms: float) -> Transcription:
+        """Return the transcription of a decode that took `decode_ms`."""
         text = self._tokenizer.detokenize(decoded.tokens).strip()
         flags = {"demo_model": self.bundle.demo_model, "token_limit": not decoded.ended}
         result = Transcription(

@@ -47,7 +47,8 @@ class VtlnRescorer:
             return first, 0.0
         likely, chosen, encode_ms = first, states, 0.0
         cache = self._decoder.restart()
-        for factor in (None, 1 - self._vtln.warp, 1 + self._vtln.warp):
+        warped = (1 - self._vtln.warp, 1 + self._vtln.warp) if self._vtln.warp else ()
+        for factor in (None, *warped):
             if not should_continue():
                 break
             if factor:

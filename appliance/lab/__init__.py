@@ -9,6 +9,7 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.lab.benchmark.main import run_benchmark as run_benchmark
     from appliance.lab.benchmark.options import add_benchmark_arguments as add_benchmark_arguments
+    from appliance.lab.fit.main import FitRequest as FitRequest, fit_model as fit_model
     from appliance.lab.hailo.calibration import recorded_mels as recorded_mels
     from appliance.lab.hailo.export import export_for_hailo as export_for_hailo
     from appliance.lab.packs import write_pack as write_pack

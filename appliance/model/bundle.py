@@ -173,7 +173,7 @@ class Vtln:
     """Vocal tract length normalisation and beam search for doubtful texts."""
 
     warp: float
-    """Warp factors to try are 1 plus and minus this."""
+    """Warp factors to try are 1 plus and minus this; 0: only the beam search."""
     below: float
     """Mean natural log-probability of the tokens below which a text is doubtful."""
     beam: int = 1
@@ -270,10 +270,8 @@ class Bundle:
 
     def confidence(self, logprobs: Sequence[float]) -> float:
         """Return how likely a text is right word for word, 0..1, by the natural log-probabilities
-        of its tokens; without a calibration, the geometric mean of their probabilities."""
-        if self.calibration is not None:
-            return self.calibration.confidence(logprobs)
-        return math.exp(min(0.0, sum(logprobs)) / max(1, len(logprobs)))
+        of its tokens; NaN without a calibration."""
+        return math.nan if self.calibration is None else self.calibration.confidence(logprobs)
 
     def phrase_confidence(
         self, share: float, share_of_all: float, mean: float, lead: float
@@ -292,8 +290,8 @@ class Bundle:
 
     @property
     def low_confidence(self) -> float:
-        """Confidence below which a text is flagged; without a calibration, Whisper's limit: a mean
-        log-probability of -1 (openai/whisper, transcribe.py)."""
+        """Confidence below which a text is flagged; without a calibration, Whisper's limit for the
+        tokens' mean probability: a log-probability of -1 (openai/whisper, transcribe.py)."""
         return math.exp(-1.0) if self.calibration is None else self.calibration.low
 
 
@@ -623,7 +621,7 @@ def _parse_vtln(table: _Table) -> Vtln | None:
         return None
     values = table.table("vtln")
     return Vtln(
-        warp=values.number("warp", 0.01, 0.3),
+        warp=values.number("warp", 0.0, 0.3),
         below=values.number("below", -1000.0, 0.0),
         beam=values.whole("beam", 1, 16) if "beam" in values else 1,
     )

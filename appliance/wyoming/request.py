@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from appliance.capture import Framer, Resampler, Segmenter, VoiceDetector
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer import Gates, Model, is_unspaced
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window, likelihood
 
 log = logging.getLogger("roomscribe.wyoming")
 
@@ -311,13 +311,13 @@ class TranscriptionRequest:
         self.new_texts.append(piece)
 
     def _is_unsure(self, result: Transcription) -> bool:
-        """Return True for a text below the least confidence, and log that. An unknown confidence
-        (NaN) passes."""
+        """Return True for a text below the least confidence, and log that. A text whose
+        probability is unknown passes."""
         unsure = "low_confidence" in result.flags
         if self._least_confidence >= 0:
-            unsure = result.confidence < self._least_confidence
+            unsure = likelihood(result) < self._least_confidence
         if unsure:
-            confidence = 100 * result.confidence
+            confidence = 100 * likelihood(result)
             log.info("a request is answered as empty: confidence %.0f %% is too low", confidence)
         return unsure
 

@@ -86,7 +86,7 @@ def action(event: Record, confidence: float) -> list[str]:
     if event["phrase_confidence"] >= confidence:
         return alike(event["phrase"])
     same = alike(event["text"]) == alike(event["phrase"])
-    sure = event["confidence"] >= confidence and "low_confidence" not in event["flags"]
+    sure = (event["confidence"] or 0.0) >= confidence and "low_confidence" not in event["flags"]
     return alike(event["text"]) if same and sure else []
 
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 from figures.model import alike, cut, quiet, read, said_texts, to_int16, with_noise
-from numpy.typing import NDArray
 
 from appliance.config import Settings
 from appliance.infer.gates import judge
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
+from appliance.lab.fit.statistics import BINS, calibration_error, logistic, ranking
 from appliance.model.bundle import Calibration, enter_files
 from appliance.records import Window
 
@@ -34,9 +34,6 @@ LOW = 0.5
 """Below it a text is wrong more often than right: it is marked low_confidence."""
 SURE = 0.7
 """Home Assistant's blueprint acts from here on."""
-RIDGE = 1e-3
-"""Keeps the fit finite where one feature parts right from wrong."""
-BINS = 10
 SEED = 7
 
 
@@ -121,20 +118,6 @@ def fitted(heard: Sequence[Heard]) -> Calibration:
     return Calibration(offset, mean, total, LOW)
 
 
-def logistic(
-    features: NDArray[np.float64], right: NDArray[np.float64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Coefficients (k,) of a logistic regression of `right` (n,) on (n, k), by Newton's method."""
-    weights = weights * (len(right) / weights.sum())
-    found = np.zeros(features.shape[1])
-    for _ in range(100):
-        odds = 1 / (1 + np.exp(-features @ found))
-        slope = features.T @ (weights * (odds - right)) + RIDGE * found
-        bend = (features.T * (weights * odds * (1 - odds))) @ features + RIDGE * np.eye(len(found))
-        found -= np.linalg.solve(bend, slope)
-    return found
-
-
 def show(
     name: str, heard: Sequence[Heard], calibration: Calibration | None, *, bins: bool = False
 ) -> None:
@@ -148,7 +131,7 @@ def show(
     low, sure = found < LOW, found >= SURE
     print(
         f"{name:40s} kept {len(heard):4d}, right {right.sum():4d}; "
-        f"error {distance(found, right):.3f}, area {area(found, right):.3f}; "
+        f"error {calibration_error(found, right):.3f}, area {ranking(found, right):.3f}; "
         f"below {LOW}: {(low & ~right).sum()} of {(~right).sum()} wrong, "
         f"{(low & right).sum()} of {right.sum()} right; "
         f"from {SURE} on: {(sure & ~right).sum()} wrong, {(sure & right).sum()} right"
@@ -168,20 +151,6 @@ def probability(one: Heard, calibration: Calibration | None) -> float:
         return one.confidence
     count = max(1, round(one.total / one.mean)) if one.mean else 1
     return calibration.confidence([one.mean] * count)
-
-
-def distance(found: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
-    """Mean distance of confidence and share of right texts over BINS equal bins, by their sizes."""
-    places = (found * BINS).astype(int).clip(0, BINS - 1)
-    parts = [places == at for at in range(BINS)]
-    gaps = [abs(found[part].sum() - right[part].sum()) for part in parts]
-    return float(sum(gaps) / len(found))
-
-
-def area(found: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
-    """How often a right text has more confidence than a wrong one; nan where there are not both."""
-    good, bad = found[right][:, None], found[~right][None]
-    return float(((good > bad) + 0.5 * (good == bad)).mean()) if good.size and bad.size else np.nan
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from figures.confidence import distance, logistic
 from figures.model import alike, cut, quiet, read, said_texts, to_int16
 
 from appliance.config import PhrasesSettings, Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.phrases import Evidence
 from appliance.infer.transcriber import Transcriber
+from appliance.lab.fit.statistics import calibration_error, logistic
 from appliance.model.bundle import LEADS, PhraseCalibration, enter_files, log_odds
 from appliance.records import Window
 
@@ -165,7 +165,7 @@ def show(name: str, heard: Sequence[Heard]) -> None:
     texts = sum(one.text for one in spoken)
     columns = "".join(f"  {cell:>13}" for cell in cells)
     sure = [(one.found.confidence, one.spoken and one.sentence) for one in heard if one.found]
-    error = distance(*np.array(sure or [(0.0, False)]).T)
+    error = calibration_error(*np.array(sure or [(0.0, False)]).T)
     print(f"{name:28} {len(spoken):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}  {error:.2f}")
 
 

@@ -37,6 +37,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "model verify": lambda folder: ("home-en", folder / "nothing"),
     "model remove": lambda folder: (folder.name,),
     "model use": lambda folder: (folder / "nothing",),
+    "model fit": lambda folder: (folder / "nothing",),
     "model export": lambda folder: (folder / "nothing", "--for", "hailo"),
     "model pack": lambda folder: (folder / "nothing",),
     "model serve": lambda _folder: (),

@@ -47,6 +47,15 @@ OTHER = 12345
 """Number of another user."""
 
 
+def _unfitted(arguments: tuple[str | Path, ...]) -> tuple[str | Path, ...]:
+    """The arguments; `add` without its fit, unless that is asked for."""
+    if arguments[:1] != ("add",):
+        return arguments
+    if "--fit" in arguments:
+        return tuple(each for each in arguments if each != "--fit")
+    return (*arguments, "--no-fit")
+
+
 @dataclass
 class Desk:
     """A user's place: a hub, a models folder and a folder with a checkpoint."""
@@ -58,13 +67,13 @@ class Desk:
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`roomscribe model ARGUMENTS`"""
         environment = self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
-        return roomscribe("model", *arguments, environment=environment)
+        return roomscribe("model", *_unfitted(arguments), environment=environment)
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """The same, not waited for."""
         environment = self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
         return subprocess.Popen(
-            [sys.executable, "-m", "appliance", "model", *map(str, arguments)],
+            [sys.executable, "-m", "appliance", "model", *map(str, _unfitted(arguments))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -178,6 +178,16 @@ def test_the_blueprint_can_insist_on_the_sentence_alone() -> None:
     assert not runs("please turn on the light", given={"whole": True})
 
 
+@pytest.mark.parametrize(
+    ("logprob", "least", "run"), [(-0.04, 70, True), (-0.06, 70, False), (-0.04, 96, False)]
+)
+def test_a_model_that_was_not_fitted_needs_a_higher_probability(
+    logprob: float, least: int, run: bool
+) -> None:
+    given = {"confidence": least}
+    assert runs(SENTENCES[0], confidence=None, avg_logprob=logprob, given=given) is run
+
+
 def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
     said = SENTENCES[0]
     assert runs(said, before=None)

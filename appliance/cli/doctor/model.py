@@ -68,6 +68,8 @@ def bundle(around: Surroundings) -> Outcome:
         f"{found.name}, {', '.join(found.languages[:3])}{'...' if found.languages[3:] else ''}, "
         f"{found.window_s:g} s windows, {len(found.files)} files, {size_mb:.1f} MB, all intact"
     )
+    if found.calibration is None:
+        line += f"; its confidence is not measured: `sudo roomscribe model fit {found.name}`"
     if found.demo_model:
         line += "; this is a demonstration model: `roomscribe model add tiny` adds a real one"
     return ok(line)
