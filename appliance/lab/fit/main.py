@@ -49,7 +49,7 @@ from appliance.lab.short_windows import measure_short_windows
 from appliance.model import MANIFEST, PACKAGED, Bundle, Vtln, library, load_bundle, read_json
 from appliance.system import write_whole
 
-WITH_PHRASES = ("plain",)
+WITH_PHRASES = ("plain", "noise 5 dB")
 """Conditions under which expected sentences are searched for."""
 HOPELESS = 24
 """Sentences in quiet of which at least one must be right."""
