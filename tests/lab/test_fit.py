@@ -25,7 +25,7 @@ from appliance.lab.fit.choices import (
     fit_endings,
     fit_phrases,
 )
-from appliance.lab.fit.listening import Again, Listener, Sentence, Text
+from appliance.lab.fit.listening import Again, FoundSentence, SentenceListener, Text
 from appliance.lab.fit.main import (
     FitRequest,
     fit_model,
@@ -164,7 +164,7 @@ def replace_times(one: Again, took_ms: float) -> Again:
 
 
 def test_expected_sentences_are_calibrated_in_every_list() -> None:
-    good, bad = Sentence(True, 0.97, -0.1, -1.0), Sentence(False, 0.5, -2.0, 4.0)
+    good, bad = FoundSentence(True, 0.97, -0.1, -1.0), FoundSentence(False, 0.5, -2.0, 4.0)
     fitted, figures = fit_phrases([[(good, True)] * 30, [(bad, False)] * 30])
     assert fitted is not None
     assert fitted.confidence(0.97, -0.1, -1.0) > 0.9
@@ -247,7 +247,7 @@ def measurements(truth: Calibration) -> Iterator[tuple[str, object]]:
 def test_a_sentence_is_heard_as_it_is_spoken(unfitted: Path) -> None:
     clip = shipped_clips()[0]
     texts = [clip.text, "stop the music"]
-    with Listener(load_bundle(unfitted), ONE_THREAD, texts, texts[1:]) as listener:
+    with SentenceListener(load_bundle(unfitted), ONE_THREAD, texts, texts[1:]) as listener:
         heard = listener.hear(clip, CONDITIONS[0], phrases=True)
         again = listener.hear_again(clip, CONDITIONS[0])
     assert heard is not None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from appliance.errors import ModelError
-from appliance.lab.fit.listening import BEAM, WARP, Again, Sentence, Text
+from appliance.lab.fit.listening import BEAM, WARP, Again, FoundSentence, Text
 from appliance.lab.fit.statistics import calibration_error, logistic, ranking
 from appliance.model import LEADS, Calibration, Endings, PhraseCalibration, Vtln, log_odds
 
@@ -94,7 +94,7 @@ def _regress(examples: Sequence[Example]) -> Calibration:
 
 
 def fit_phrases(
-    lists: Sequence[Sequence[tuple[Sentence, bool]]],
+    lists: Sequence[Sequence[tuple[FoundSentence, bool]]],
 ) -> tuple[PhraseCalibration | None, dict[str, Any]]:
     """Return the calibration of expected sentences, each list counting the same; None without
     enough of them. Each has a sentence that was found and whether it may be right."""

@@ -65,7 +65,7 @@ class Text(NamedTuple):
         return self.total / max(1, self.length)
 
 
-class Sentence(NamedTuple):
+class FoundSentence(NamedTuple):
     """The likeliest expected sentence."""
 
     right: bool
@@ -81,9 +81,9 @@ class Heard(NamedTuple):
     prior: float
     """Natural log-probability without sound that the text ends where it does; minus infinity if it
     is unknown."""
-    listed: Sentence | None = None
+    listed: FoundSentence | None = None
     """Found in a list that contains the commands."""
-    other: Sentence | None = None
+    other: FoundSentence | None = None
     """Found in a list without the sentence, but with similar ones."""
 
 
@@ -99,7 +99,7 @@ class Again(NamedTuple):
     """What each took."""
 
 
-class Listener:
+class SentenceListener:
     """Transcribes sentences with a bundle as the microphone's path does. One thread."""
 
     def __init__(
@@ -205,13 +205,13 @@ class Listener:
         count = len(decoded.tokens) + 1
         return Text(is_same(result.text, spoken), decoded.avg_logprob * count, count, kept)
 
-    def _find(self, phrases: Phrases | None, decoded: Decoded, spoken: str) -> Sentence | None:
+    def _find(self, phrases: Phrases | None, decoded: Decoded, spoken: str) -> FoundSentence | None:
         if phrases is None:
             return None
         phrases.find(decoded)
         if (found := phrases.evidence) is None:
             return None
-        return Sentence(is_same(found.sentence, spoken), found.share, found.mean, found.lead)
+        return FoundSentence(is_same(found.sentence, spoken), found.share, found.mean, found.lead)
 
 
 def _open_phrases(

@@ -29,7 +29,7 @@ from appliance.lab.fit.choices import (
     fit_endings,
     fit_phrases,
 )
-from appliance.lab.fit.listening import Again, Heard, Listener, Sentence, Text
+from appliance.lab.fit.listening import Again, FoundSentence, Heard, SentenceListener, Text
 from appliance.lab.fit.measurements import Measurements
 from appliance.lab.fit.speech import (
     CONDITIONS,
@@ -109,8 +109,8 @@ def fit_model(request: FitRequest, settings: Settings, show: Show) -> dict[str, 
     with Measurements(folder, identity) as measured:
         commands = sorted({clip.text for clip in shipped[: len(shipped) * 2 // 3]})
         near = similar_sentences(commands)
-        with Listener(bundle, settings, sorted({*commands, *near}), near) as listener:
-            session = _Session(listener, measured, clips, show)
+        with SentenceListener(bundle, settings, sorted({*commands, *near}), near) as listener:
+            session = _Fit(listener, measured, clips, show)
             facts = session.fit(corrections)
         facts["short_windows"], facts["fitted"]["short_windows"] = _short_windows(
             bundle, measured, clips
@@ -201,11 +201,11 @@ def _weight(clip: Clip, text: Text) -> float:
     return clip.weight * (WRONG if clip.weight == 1.0 and not text.right else 1.0)
 
 
-class _Session:
+class _Fit:
     """One fit: what is measured, and the choices made of it."""
 
     def __init__(
-        self, listener: Listener, measured: Measurements, clips: Sequence[Clip], show: Show
+        self, listener: SentenceListener, measured: Measurements, clips: Sequence[Clip], show: Show
     ) -> None:
         self._listener, self._measured, self._clips = listener, measured, clips
         self._show = show
@@ -256,7 +256,7 @@ class _Session:
             )
             if found:
                 text, prior, *sentences = found
-                listed, other = (Sentence(*one) if one else None for one in sentences)
+                listed, other = (FoundSentence(*one) if one else None for one in sentences)
                 self._heard.append((clip, condition, Heard(Text(*text), prior, listed, other)))
 
     def _again(self, clip: Clip, condition: Condition) -> Again | None:
@@ -291,7 +291,7 @@ class _Session:
             final.append((clip, text))
         return final
 
-    def _found_sentences(self) -> list[list[tuple[Sentence, bool]]]:
+    def _found_sentences(self) -> list[list[tuple[FoundSentence, bool]]]:
         """The sentences that were found in each list, in each condition."""
         parts = [
             [(found, found.right) for _, one, h in self._heard
