@@ -47,12 +47,14 @@ def add_hardware_check(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "hardware-check",
         help="write a report on this machine, for a bug report",
-        description="Runs `roomscribe doctor`, and `roomscribe benchmark` with random weights of "
-        "whisper-tiny's size, and writes the results into a JSON file: hardware, versions and "
-        "measurements. It contains no audio, transcripts or passwords; addresses and names are "
-        "replaced by placeholders such as <node>. Check the file before you share it. First stop "
-        "the service (sudo systemctl stop roomscribe) and other programs. It takes about ten "
-        "minutes on a Raspberry Pi 5. The exit status is 0 if the report was written.",
+        description="Runs `roomscribe doctor`, which sends 40 sentences of synthetic voices through "
+        "the encoders of NPU and CPU, and `roomscribe benchmark` with random weights of "
+        "whisper-tiny's size. Prints a summary, and writes it with all results into a JSON file: "
+        "hardware, versions and measurements. It contains no audio, transcripts or passwords; "
+        "addresses and names are replaced by placeholders such as <node>. Check the file before "
+        "you share it. First stop the service (sudo systemctl stop roomscribe) and other programs. "
+        "It takes about ten minutes on a Raspberry Pi 5. Without a Hailo it measures the CPU only. "
+        "The exit status is 0 if the report was written.",
     )
     sub.add_argument(
         "--out",
@@ -66,7 +68,7 @@ def add_hardware_check(add: Callable[..., argparse.ArgumentParser]) -> None:
         type=Path,
         metavar="FOLDER",
         help="folder of sound files for the comparison of NPU and CPU, with a transcripts.tsv if "
-        "possible (default: one sentence)",
+        "possible (default: sentences that come with the package)",
     )
     sub.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default: 7)")
     sub.add_argument("--no-benchmark", action="store_true", help="run only the doctor")
@@ -82,6 +84,7 @@ def hardware_check(
         with writing(options.out) as file:
             found = make_report(command, options)
             hidden = redact(found, private_texts(options.config))
+            hidden = {"summary": summarize(hidden)} | hidden
             file.write_text(json.dumps(hidden, indent=1, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
         raise ConfigError(
@@ -90,23 +93,82 @@ def hardware_check(
     for check in found["doctor"].get("checks", []):
         if check["status"] == "failed":
             print_progress(f"failed: {check['name']}: {check['found']}")
+    print("\n".join(hidden["summary"]))
     print_progress(f"Wrote {options.out}. Check it before you share it.")
     return 0
 
 
 def make_report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Return the results of doctor and benchmark, still with names and addresses."""
+    from appliance.cli.doctor.comparison import SHIPPED
+
     found: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
     found["machine"] = describe_machine()
     print_progress("running roomscribe doctor")
     found["heat"] = [read_heat("at the start")]
-    found["doctor"] = run_doctor(command, options.config, options.recordings)
+    speech = options.recordings or (SHIPPED if SHIPPED.is_dir() else None)
+    found["doctor"] = run_doctor(command, options.config, speech)
     found["heat"].append(read_heat("after the doctor"))
     if not options.no_benchmark:
         print_progress(f"running roomscribe benchmark, {options.repeats} rounds")
         found["benchmark"] = run_benchmark(command, options.repeats)
         found["heat"].append(read_heat("after the benchmark"))
     return found
+
+
+def summarize(report: dict[str, Any]) -> list[str]:
+    """Return the report's main points as lines that a person can read."""
+    machine, heat = report["machine"], report["heat"]
+    checks = {check["name"]: check for check in report["doctor"].get("checks", [])}
+    compared = [check["figures"] for check in checks.values() if check.get("figures")]
+    rows = [
+        ("board", f"{machine['model']}, {machine['processor']}, {machine['cores']} cores, "
+                  f"{machine['memory_mb']} MB, pages of {machine['page_bytes']} bytes"),
+        ("software", f"{machine['system']}, kernel {machine['kernel']}, "
+                     f"Python {machine['python']}, Hailo driver {machine['hailo_driver'] or 'none'}"),
+    ]  # fmt: skip
+    for name in ("device", "HailoRT", "chip", "HEF"):
+        if name in checks:
+            rows.append((name, _line(checks[name])))
+            if name == "device" and checks[name]["status"] == "skipped":
+                break
+    if compared:
+        rows += _compared_rows(max(compared, key=lambda figures: int(figures["windows"])))
+    elif checks:
+        reason = checks.get("self-test on the NPU", {}).get("found", "not tested")
+        rows.append(("NPU and CPU", f"not compared: {reason}"))
+    first, last = heat[0], heat[-1]
+    rows.append(("heat", f"processor {first['soc_c']} C, then {last['soc_c']} C; "
+                         f"throttled {last['throttled'] or 'unknown'}"))  # fmt: skip
+    bad = [name for name, check in checks.items() if check["status"] == "failed"]
+    rows.append(("failed checks", ", ".join(bad) or ("none" if checks else "the doctor failed")))
+    return [f"{name:16}{text}" for name, text in rows]
+
+
+def _line(check: dict[str, Any]) -> str:
+    return str(check["found"]) if check["status"] != "failed" else f"FAILED: {check['found']}"
+
+
+def _compared_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a comparison of NPU and CPU (`doctor/comparison.py`)."""
+    stages = (("mel", "mel_ms"), ("encoder on the NPU", "npu_ms"), ("on the CPU", "cpu_ms"),
+              ("decoder", "npu_decode_ms"))  # fmt: skip
+    before, after = figures["chip_before"], figures["chip_after"]
+    return [
+        ("product", figures["product"] or "unknown"),
+        ("NPU and CPU", f"{figures['windows']} sentences with model {figures['model']}: cosine "
+                        f"{figures['cosine_mean']:.4f} (least {figures['cosine_min']:.4f}), "
+                        f"{figures['texts_equal']} texts equal, {figures['texts_empty_on_npu']} "
+                        "empty with the NPU only"),
+        ("word errors", ", ".join(f"{name} {figures[key]:.1%}" for name, key in
+                                  (("NPU", "word_npu_errors"), ("CPU", "word_cpu_errors"))
+                                  if key in figures) or "unknown: no texts"),
+        ("latency", "; ".join(f"{name} p50 {figures[key]['p50']} ms, p95 {figures[key]['p95']} ms"
+                              for name, key in stages)),
+        ("chip", f"{before['temperature_c']} C, then {after['temperature_c']} C; "
+                 f"zone {after['zone']}; throttled {after['throttled']}"),
+        ("memory", f"{figures['memory_mb']} MB at most"),
+    ]  # fmt: skip
 
 
 def run_doctor(

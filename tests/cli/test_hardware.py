@@ -5,17 +5,24 @@ from __future__ import annotations
 import functools
 import json
 import platform
+import re
+import shutil
 import stat
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.checkout import HOME_EN, SPEECH
 from rigs.command import errors, roomscribe
 from rigs.daemon import write_config
+from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.cli import hardware, main
+from appliance.cli.doctor.model import TEXT
 from appliance.lab.benchmark.rows import KEYS
+from appliance.lab.recordings import listed_texts
+from appliance.model.bundle import load_bundle
 
 DOCTOR = """#!/bin/sh
 case "$1" in
@@ -84,6 +91,40 @@ def test_it_runs_its_own_doctor_and_prints_what_failed(tmp_path: Path, config: P
     checks = json.loads(out.read_text(encoding="utf-8"))["doctor"]["checks"]
     assert {one["name"]: one["status"] for one in checks}["self-test on the CPU"] == "ok"
     assert "failed: broker: " in done.stderr
+    assert "NPU and CPU     not compared: this machine has no Hailo" in done.stdout
+
+
+def test_with_a_hailo_the_report_compares_npu_and_cpu(tmp_path: Path) -> None:
+    simulator = Simulator(tmp_path / "machine")
+    simulator.plug(latency_ms=1)
+    bundle = with_hef(load_bundle(HOME_EN), tmp_path / "home-en")
+    config = write_config(tmp_path, 9, model={"bundle": bundle.folder})
+    talk = tmp_path / "talk"
+    talk.mkdir()
+    for name in ("03.flac", "08.flac", "transcripts.tsv"):
+        shutil.copy(SPEECH / name, talk)
+    out = tmp_path / "report.json"
+    done = roomscribe(
+        "hardware-check", "--no-benchmark", "--config", config, "--out", out,
+        "--recordings", talk, environment=simulator.environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    read = json.loads(out.read_text(encoding="utf-8"))
+    summary = "\n".join(read["summary"])
+    assert done.stdout.splitlines() == read["summary"]
+    for expected in (
+        r"^HailoRT +Python binding 4.23.0, driver 4.23.0$",
+        r"^product +HAILO8 AI ACC M.2 M KEY MODULE$",
+        r"^NPU and CPU +2 sentences with model home-en: cosine 1.0000 .*2 texts equal, 0 empty",
+        r"^word errors +NPU [\d.]+%, CPU [\d.]+%$",
+        r"^latency +mel p50 [\d.]+ ms, .*encoder on the NPU p50 ",
+        r"^chip +51.5 C, then 51.5 C; zone 0; throttled False$",
+        r"^memory +\d+ MB at most$",
+    ):
+        assert re.search(expected, summary, re.MULTILINE), (expected, summary)
+    for spoken in listed_texts(talk).values():  # type: ignore[union-attr]
+        assert spoken == TEXT or spoken not in out.read_text(encoding="utf-8")
+    assert "HLDDLBB" not in out.read_text(encoding="utf-8")
 
 
 def test_an_output_that_cannot_be_written_fails_before_anything_is_measured(

@@ -243,6 +243,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
                 "cure": finding.outcome.fix,  # the earlier name of `fix`
                 "seconds": round(finding.seconds, 3),
             }
+            | ({"figures": finding.outcome.figures} if finding.outcome.figures else {})
             for finding in findings
         ],
     }

@@ -1,7 +1,7 @@
 """Check the NPU: driver, library, chip, its users, the HEF, and its results against the CPU's.
 
 A chip that another program uses is not opened: only values that can be read while a model runs are
-read. The comparison sends the same windows through both encoders, and through the decoder. It was
+read. `comparison` sends the same windows through both encoders, and through the decoder. It was
 only run against a simulator, never on a real Hailo.
 """
 
@@ -10,29 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import statistics
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from appliance.cli.doctor import machine
-from appliance.cli.doctor.model import FILE, TEXT, on_cpu, spoken_window, without_model, words
+from appliance.cli.doctor import comparison, machine
+from appliance.cli.doctor.model import without_model
 from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
-    from appliance.infer import Encoded
     from appliance.system import Holder
-
-LEAST_COSINE = 0.9
-"""Between the states of a window. Hailo's INT8 encoders promise a signal-to-noise ratio of 15 dB,
-which gives 0.98; states of another network are near 0. Never compared on a real chip."""
-SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".mp3")
-
 
 PCI_VENDORS, HAILO = "sys/bus/pci/devices/*/vendor", "0x1e60"
 LIBRARIES = (
@@ -98,7 +84,14 @@ def library(around: Surroundings) -> Outcome:
         if version == versions["Python binding"]:
             break
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return ok(found) if len(set(versions.values())) == 1 else failed(found, UPGRADE)
+    if len(set(versions.values())) > 1:
+        return failed(found, UPGRADE)
+    if known := hailo.newest_known(versions["Python binding"]):
+        found += (
+            f"; newer than {known}, the newest that Roomscribe was compared with: if the self-test "
+            "below passes, it works; please send the report of `roomscribe hardware-check`"
+        )
+    return ok(found)
 
 
 def chip(around: Surroundings) -> Outcome:
@@ -187,7 +180,7 @@ def self_test(around: Surroundings, folder: Path | None = None) -> Outcome:
     if why := _not_testable(around):
         return skipped(why)
     try:
-        return judge(compare(around, folder))
+        return comparison.run(around, folder)
     except NpuError as error:
         if error.cause == "busy" and around.daemon:
             return skipped(_busy(str(around.daemon)))
@@ -250,126 +243,6 @@ def _library_versions(root: Path) -> list[str]:
     names = (file.name for pattern in LIBRARIES for file in root.glob(pattern))
     found = (re.search(r"\.so\.(\d+\.\d+\.\d+)$", name) for name in names)
     return sorted({match[1] for match in found if match})
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One window through both encoders."""
-
-    cosine: float
-    """Of the angle between both encoders' states; 1 is equal."""
-    noise_db: float
-    """Ratio of the CPU's states to the difference; more is better."""
-    same_text: bool
-    cpu_errors: int
-    """Wrong words in the text; 0 if the right text is unknown."""
-    npu_errors: int
-    words: int
-    """Words of the right text; 0 if it is unknown."""
-    cpu_ms: float
-    npu_ms: float
-
-
-def compare(around: Surroundings, folder: Path | None) -> list[Compared]:
-    """Run both encoders on the test sentence, or on the recordings in `folder`, each cut to the
-    model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty folder."""
-    from appliance.infer import Encoded, open_npu, open_transcriber, window_mel
-    from appliance.model import HEF_FILE, load_bundle
-
-    around.doing("loading the model")
-    # the chip encodes whole windows, so the CPU must do so here, too
-    bundle = replace(load_bundle(around.settings.model.bundle), short_windows=False)
-    transcriber = open_transcriber(on_cpu(around.settings), bundle=bundle)
-    spoken = list(_spoken(folder))
-    around.doing("opening the NPU")
-    npu = open_npu(bundle, bundle.folder / HEF_FILE, share=around.settings.encoder.share)
-    found: list[Compared] = []
-    try:
-        for file, text in spoken:
-            around.doing(f"comparing the encoders, window {len(found) + 1} of {len(spoken)}")
-            window = spoken_window(bundle.window_s, file)
-            mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
-            begun_s = time.perf_counter()
-            states = npu.encode(mel)
-            npu_ms = 1000 * (time.perf_counter() - begun_s)
-            both = transcriber.encode(window), Encoded(states, window.duration_s, npu.chip, npu_ms)
-            cpu_text, npu_text = (words(transcriber.decode(encoded).text) for encoded in both)
-            found.append(_one(*both, cpu_text, npu_text, words(text)))
-    finally:
-        npu.close()
-    return found
-
-
-def judge(found: list[Compared]) -> Outcome:
-    """Return the outcome for the compared windows."""
-    cosines = [window.cosine for window in found]
-    word_count = sum(window.words for window in found)
-    line = (
-        f"{len(found)} windows: cosine {statistics.mean(cosines):.4f} (min {min(cosines):.4f}), "
-        f"at least {min(window.noise_db for window in found):.0f} dB above the difference, "
-        f"{sum(window.same_text for window in found)} texts equal; "
-    )
-    if word_count:
-        cpu = sum(window.cpu_errors for window in found) / word_count
-        npu = sum(window.npu_errors for window in found) / word_count
-        line += f"word errors on the CPU {cpu:.1%}, on the NPU {npu:.1%}; "
-    line += (
-        f"encoder p50 {statistics.median(window.npu_ms for window in found):.0f} ms, "
-        f"on the CPU {statistics.median(window.cpu_ms for window in found):.0f} ms"
-    )
-    if min(cosines) >= LEAST_COSINE:
-        return ok(line)
-    return failed(
-        f"{line}; the cosine should be {LEAST_COSINE} or more",
-        "the HEF is damaged or belongs to another model: run `roomscribe model add NAME --hef "
-        "auto`; until then, set [encoder] backend = cpu",
-    )
-
-
-def word_errors(right: list[str], written: list[str]) -> int:
-    """Return how many words to change, remove or add (Levenshtein)."""
-    row = list(range(len(written) + 1))
-    for number, word in enumerate(right, 1):
-        before, row[0] = row[0], number
-        for i, other in enumerate(written, 1):
-            before, row[i] = row[i], min(row[i] + 1, row[i - 1] + 1, before + (word != other))
-    return row[-1]
-
-
-def _one(
-    cpu: Encoded, npu: Encoded, cpu_text: list[str], npu_text: list[str], right: list[str]
-) -> Compared:
-    """Compare both encoders on one window; the texts are words, `right` empty if unknown."""
-    cpu_states, npu_states = (encoded.states.astype(np.float64).ravel() for encoded in (cpu, npu))
-    lengths = float(np.linalg.norm(cpu_states) * np.linalg.norm(npu_states))
-    difference = float(np.linalg.norm(cpu_states - npu_states))
-    return Compared(
-        cosine=float(cpu_states @ npu_states) / lengths if lengths else 0.0,
-        noise_db=min(
-            99.0, 20 * float(np.log10(np.linalg.norm(cpu_states) / max(difference, 1e-12)))
-        ),
-        same_text=cpu_text == npu_text,
-        cpu_errors=word_errors(right, cpu_text) if right else 0,
-        npu_errors=word_errors(right, npu_text) if right else 0,
-        words=len(right),
-        cpu_ms=cpu.encode_ms,
-        npu_ms=npu.encode_ms,
-    )
-
-
-def _spoken(folder: Path | None) -> Iterator[tuple[Path, str]]:
-    """Return sound files with their right texts, empty if unknown."""
-    from appliance.lab import listed_texts
-
-    if folder is None:
-        yield FILE, TEXT
-        return
-    texts = listed_texts(folder) or {}
-    files = sorted(file for file in folder.glob("*") if file.suffix.lower() in SOUND_FILES)
-    if not files:
-        raise ConfigError(f"--recordings: expected sound files in {folder}, found none")
-    for file in files:
-        yield file, texts.get(file.name, "")
 
 
 MODEL = ("[model]", "[encoder]", "[decoder]", BUNDLE)

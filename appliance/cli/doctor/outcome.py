@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from appliance.cli.doctor.daemon import DaemonProcess
 from appliance.config import Settings
@@ -25,6 +26,8 @@ class Outcome:
     """One line; the reason if the check was skipped."""
     fix: str = ""
     """What to do; empty unless the check failed."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Measurements by name, for JSON; never texts that somebody spoke."""
 
 
 def ok(found: str) -> Outcome:

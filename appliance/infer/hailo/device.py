@@ -1,12 +1,13 @@
 """The chip through HailoRT's Python binding: its identity, a network on it, its readings.
 
 The only importer of hailo_platform. Written against its published sources, 4.19 to 4.23 (Hailo-8,
-8L) and 5.x (Hailo-10H), and run against a simulator of them alone: never on a real chip.
+8L) and 5.0 to 5.4 (Hailo-10H), and run against a simulator of them alone: never on a real chip.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -26,6 +27,9 @@ CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAIL
 OLDEST = (4, 19)
 """4.18 has InferModel, too, but copies bindings flat (infer_model_api.cpp): after the first job it
 writes the outputs into memory that it has freed, and the bound buffers keep those of the first."""
+NEWEST = {4: (4, 23, 0), 5: (5, 4, 0)}
+"""Of each line, the newest version whose sources this was compared with. 4.24 is published as a
+package only."""
 PACKAGES = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all)"
 READY_WITHIN_MS = 200
 GREEN, ORANGE, RED = 0, 1, 2
@@ -43,6 +47,8 @@ class Identity:
     chip: str
     """hailo8, hailo8l or hailo10h."""
     firmware: str
+    product: str = ""
+    """The board's product name as the chip has it; empty on boards without one."""
 
 
 def load_binding() -> Any:
@@ -76,6 +82,14 @@ def load_binding() -> Any:
     return hailo_platform
 
 
+def newest_known(version: str) -> str:
+    """Return the newest version of the line that is known, like "4.23.0", if `version` is newer;
+    otherwise empty."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    known = NEWEST.get(numbers[0], max(NEWEST.values())) if numbers else numbers
+    return ".".join(map(str, known)) if numbers > known else ""
+
+
 def identify(binding: Any) -> Identity:
     """Return the identity of the first chip; works beside a running model. Raises NpuError."""
     situation = situation_of("asking the chip what it is", binding)
@@ -94,7 +108,8 @@ def identify(binding: Any) -> Identity:
     name = str(board.device_architecture).rsplit(".", 1)[-1]
     if name not in CHIPS:
         raise NpuError("unknown chip", f"expected one of {', '.join(CHIPS)}, found {name}")
-    return Identity(ids[0], CHIPS[name], str(board.firmware_version))
+    product = str(getattr(board, "product_name", "")).strip("\0 ")
+    return Identity(ids[0], CHIPS[name], str(board.firmware_version), product)
 
 
 def find_chip() -> str | None:

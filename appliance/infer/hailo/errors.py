@@ -1,7 +1,7 @@
 """HailoRT's errors in plain words, and what the system knows of a Hailo without HailoRT.
 
 Most of HailoRT's errors have one class; the status number tells them apart. Numbers are those of
-hailort.h, 4.19 to 5.2, which agree; paths of device nodes and of the driver are those of Hailo's
+hailort.h, 4.19 to 5.4, which agree; paths of device nodes and of the driver are those of Hailo's
 published driver sources, 4.18 to 5.3. The fixes come from sources and users' reports: none was
 tried on a machine with a Hailo.
 """
@@ -309,7 +309,8 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     ),
     81: (
         "memory",
-        "{doing}: no memory for DMA is left; give Linux more: cma=512M on the command line",
+        "{doing}: no memory for DMA is left (from HailoRT 5.4 on, or something else of the chip's); "
+        "give Linux more: cma=512M on the command line",
     ),
     82: ("queue full", f"{{doing}}: the chip takes no more work; {REPEATED}"),
     85: _VERSIONS,
@@ -332,5 +333,9 @@ PLAIN: dict[int | None, tuple[str, str]] = {
         "{doing}: the chip is no longer connected; look at the cable and its power",
     ),
     97: ("busy", "{doing}: the chip is not to be had for now; it will be tried again"),
+    98: (
+        "usb",
+        "{doing}: the USB connection to the chip failed; use another port or cable, without a hub",
+    ),
 }
 """Cause and text of a status; the situation is filled in."""

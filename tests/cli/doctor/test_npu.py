@@ -15,8 +15,8 @@ from rigs.checkout import HOME_EN, SPEECH
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
 from appliance.cli.doctor import npu
+from appliance.cli.doctor.comparison import KNOWN_DEFECT, Compared, judge, word_errors
 from appliance.cli.doctor.daemon import DaemonProcess
-from appliance.cli.doctor.npu import Compared, judge, word_errors
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
@@ -109,6 +109,35 @@ def test_versions_that_differ_are_a_fault_with_both(
     assert npu.library(around).found.endswith("libhailort 4.22.0")
     library.with_name("libhailort.so.4.23.0").touch()
     assert npu.library(around).status == "ok"
+
+
+def test_a_version_newer_than_the_compared_ones_is_reported(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug(version="4.24.0", driver="4.24.0")
+    simulator.forget()
+    found = npu.library(around)
+    assert found.status == "ok"
+    assert "newer than 4.23.0" in found.found
+    assert npu.self_test(around).status == "ok"
+
+
+def test_empty_texts_of_the_npu_are_a_fault_and_a_known_defect_is_named(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug(deaf=True)
+    found = npu.self_test(around)
+    assert found.status == "failed"
+    assert "1 texts are empty with the NPU's encoder only" in found.found
+    assert found.figures["texts_empty_on_npu"] == 1
+    deaf = Compared(0.97, 15.0, False, 0, 5, 5, 80.0, 31.0, is_empty=True)
+    known = judge([deaf], known=KNOWN_DEFECT)
+    assert "Hailo-Application-Code-Examples#369" in known.found
+    assert "model add tiny" in known.fix
+    other = replace(deaf, is_empty=False)
+    assert "only 0 texts are equal" in judge([deaf, other, other], known=KNOWN_DEFECT).found
+    equal = replace(other, same_text=True)
+    assert judge([deaf, equal, equal], known=KNOWN_DEFECT).status == "ok"
 
 
 def test_a_binding_that_cannot_be_imported_fails(

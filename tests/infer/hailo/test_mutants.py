@@ -14,6 +14,9 @@ pytestmark = pytest.mark.timeout(600)
 NPU, DECODER = "tests/infer/hailo/test_npu.py", "tests/infer/hailo/test_decoder.py"
 ENCODER, PIPELINE = "tests/infer/test_encoder.py", "tests/daemon/test_pipeline.py"
 EQUAL = "test_every_version_and_chip_gives_the_states_of_the_cpu[4.23.0-HAILO8L-HAILO8L-hailo8l]"
+EQUAL_5_4 = (
+    "test_every_version_and_chip_gives_the_states_of_the_cpu[5.4.0-HAILO10H-HAILO10H-hailo10h]"
+)
 LOGITS = "test_the_logits_are_those_of_the_cpu[home]"
 TOKENS = "test_the_tokens_are_those_of_the_cpu_where_the_sequence_is_long_enough[0.0-rules0-home]"
 LOST = "test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back[a failed job]"
@@ -380,6 +383,21 @@ MUTANTS = {
         "\"decoding\")\n        except RoomscribeError:\n            pass",
         DECODER, "test_closing_frees_the_chip_whatever_happened",
         r"AssertionError: assert False .*all\(",
+    ),
+    "reads the board's name, which 5.4 gives up": Mutant(
+        "infer.hailo.device", '"product_name"', '"board_name"',
+        NPU, EQUAL_5_4,
+        "NpuError: .*'board_name' is deprecated",
+    ),
+    "takes every version for a known one": Mutant(
+        "infer.hailo.device", "if numbers > known", "if not known",
+        NPU, "test_a_version_newer_than_the_compared_ones_is_recognised[4.24.0-4.23.0]",
+        "AssertionError: assert '' == '4.23.0'",
+    ),
+    "has no words for a broken USB connection": Mutant(
+        "infer.hailo.errors", "\n    98: (", "\n    1098: (",
+        NPU, "test_statuses_of_5_4_are_messages_with_their_fix[5.4.0-98-usb-USB connection]",
+        "AssertionError: assert .*'unknown' == ",
     ),
 } | {
     f"has no words for status {status}": Mutant(

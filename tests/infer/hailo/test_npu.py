@@ -17,7 +17,13 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import device, errors
-from appliance.infer.hailo.device import NpuModel, find_chip, identify, load_binding
+from appliance.infer.hailo.device import (
+    NpuModel,
+    find_chip,
+    identify,
+    load_binding,
+    newest_known,
+)
 from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
 from appliance.infer.hailo.npu import LIMITS, Npu, NpuLimits, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
@@ -42,7 +48,9 @@ def refusal(bundle: Bundle) -> NpuError:
         ("4.19.0", "HAILO8", "HAILO8", "hailo8"),
         ("4.20.1", "HAILO8", "HAILO8L", "hailo8"),
         ("4.23.0", "HAILO8L", "HAILO8L", "hailo8l"),
+        ("4.24.0", "HAILO8L", "HAILO8L", "hailo8l"),
         ("5.2.0", "HAILO10H", "HAILO10H", "hailo10h"),
+        ("5.4.0", "HAILO10H", "HAILO10H", "hailo10h"),
     ],
 )
 def test_every_version_and_chip_gives_the_states_of_the_cpu(  # noqa: PLR0917
@@ -127,10 +135,34 @@ def test_every_status_is_a_message_with_its_fix(
     assert re.search(FIX, str(error))
 
 
+@pytest.mark.parametrize(
+    ("version", "status", "cause", "words"),
+    [("5.4.0", 81, "memory", "something else"), ("5.4.0", 98, "usb", "USB connection")],
+)
+def test_statuses_of_5_4_are_messages_with_their_fix(  # noqa: PLR0917
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path,
+    version: str, status: int, cause: str, words: str,
+) -> None:  # fmt: skip
+    simulator.plug(version=version, driver=version, chip="HAILO10H", refuse_status=status)
+    simulator.forget()
+    error = refusal(with_hef(hef_bundle, tmp_path / "b", "HAILO10H"))
+    assert error.cause == cause and words in str(error)
+    assert re.search(FIX, str(error))
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("4.19.0", ""), ("4.23.0", ""), ("4.24.0", "4.23.0"), ("4.23.1", "4.23.0"), ("5.4.0", ""),
+     ("5.5.0", "5.4.0"), ("6.0.0", "5.4.0"), ("unknown", "")],
+)  # fmt: skip
+def test_a_version_newer_than_the_compared_ones_is_recognised(version: str, known: str) -> None:
+    assert newest_known(version) == known
+
+
 def test_messages_of_different_statuses_differ() -> None:
     statuses = (
         *(2, 3, 4, 6, 7, 8, 13, 15, 16, 18, 26, 36, 47, 62, 63, 69),
-        *(73, 74, 76, 77, 78, 81, 82, 87, 89, 91, 92, 93, 96),
+        *(73, 74, 76, 77, 78, 81, 82, 87, 89, 91, 92, 93, 96, 98),
     )
     situation = Situation("encoding", "4.23.0")
     said = {str(explain(RuntimeError(str(status)), situation)) for status in statuses}

@@ -41,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "empty_nbytes": False,
     "round_int8": False,
     "nan_jobs": [],
+    "deaf": False,
     "temperature_c": 51.5,
     "power_w": 1.6,
     "zone": 0,
@@ -74,12 +75,15 @@ STATUS_NAMES = {
     76: "HAILO_INVALID_DRIVER_VERSION",
     77: "HAILO_RPC_FAILED",
     78: "HAILO_INVALID_SERVICE_VERSION",
+    81: "HAILO_RESOURCE_EXHAUSTED",
     82: "HAILO_QUEUE_IS_FULL",
     87: "HAILO_DRIVER_TIMEOUT",
     89: "HAILO_CONNECTION_REFUSED",
     91: "HAILO_HEF_FILE_CORRUPTED",
     92: "HAILO_HEF_NOT_SUPPORTED",
     93: "HAILO_HEF_NOT_COMPATIBLE_WITH_DEVICE",
+    96: "HAILO_DEVICE_NOT_CONNECTED",
+    98: "HAILO_LIBUSB_FAILURE",
 }
 RUNS = {
     "HAILO8": {"HAILO8", "HAILO8L"},
@@ -138,6 +142,10 @@ def fail(status: int) -> None:
 def get_status_message(status: int) -> str:
     if status == 36 and version() < (4, 19):
         return "HAILO_DRIVER_FAIL"
+    if status == 81 and version() < (5, 4):
+        return "HAILO_OUT_OF_HOST_CMA_MEMORY"
+    if status == 98 and version() < (5, 4):
+        return ""
     return STATUS_NAMES.get(status, "")
 
 
@@ -444,6 +452,9 @@ def _run(job: Job, stop: threading.Event, gone: threading.Event, network: Networ
     results = None if status else network.compute(job)
     if results and network.last and _is_told(job.number, "stale_jobs"):
         results = network.last
+    if results and setting("deaf"):  # nearly the states of silence, whatever was said
+        network.first = network.first or results
+        results = {name: network.first[name] + 1e-3 * results[name] for name in results}
     network.last = results
     pause_s = setting("latency_ms") / 1000
     if _is_told(job.number, "hang_jobs"):
@@ -483,6 +494,8 @@ class Network:
         self._outputs = {edge.name: edge.tensor for edge in model.outputs}
         self.last: dict[str, np.ndarray] | None = None
         """What the job before left."""
+        self.first: dict[str, np.ndarray] | None = None
+        """States of the zeros that each network is opened with."""
 
     def compute(self, job: Job) -> dict[str, np.ndarray]:
         """The arrays of the outputs, by the names of the edges."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections import deque
 from datetime import timedelta
 from enum import IntEnum
@@ -113,13 +114,24 @@ class DeviceArchitectureTypes(IntEnum):
         return self.name
 
 
+class BoardInformation:
+    def __init__(self) -> None:
+        self.firmware_version = f"{_pyhailort.setting('version')} (release,app)"
+        self.device_architecture = DeviceArchitectureTypes[_pyhailort.setting("chip")]
+        self.serial_number, self.part_number = "HLDDLBB241500000", "HM218B1C2FAE"
+        self.product_name = f"{_pyhailort.setting('chip')} AI ACC M.2 M KEY MODULE"
+
+    @property
+    def board_name(self) -> str:
+        if _pyhailort.version() >= (5, 4):
+            text = "'board_name' is deprecated. Use 'product_name' instead."
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return str(_pyhailort.setting("chip"))
+
+
 class Control:
-    def identify(self) -> Any:
-        version = _pyhailort.setting("version")
-        return SimpleNamespace(
-            firmware_version=f"{version} (release,app)",
-            device_architecture=DeviceArchitectureTypes[_pyhailort.setting("chip")],
-        )
+    def identify(self) -> BoardInformation:
+        return BoardInformation()
 
     def get_chip_temperature(self) -> Any:
         value = _pyhailort.setting("temperature_c")
