@@ -47,8 +47,8 @@ def add_hardware_check(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "hardware-check",
         help="write a report on this machine, for a bug report",
-        description="Runs `roomscribe doctor`, which sends 40 sentences of synthetic voices through "
-        "the encoders of NPU and CPU, and `roomscribe benchmark` with random weights of "
+        description="Runs `roomscribe doctor`, which sends 40 sentences of synthetic voices "
+        "through the encoders of NPU and CPU, and `roomscribe benchmark` with random weights of "
         "whisper-tiny's size. Prints a summary, and writes it with all results into a JSON file: "
         "hardware, versions and measurements. It contains no audio, transcripts or passwords; "
         "addresses and names are replaced by placeholders such as <node>. Check the file before "
@@ -121,11 +121,12 @@ def summarize(report: dict[str, Any]) -> list[str]:
     machine, heat = report["machine"], report["heat"]
     checks = {check["name"]: check for check in report["doctor"].get("checks", [])}
     compared = [check["figures"] for check in checks.values() if check.get("figures")]
+    driver = machine["hailo_driver"] or "none"
     rows = [
         ("board", f"{machine['model']}, {machine['processor']}, {machine['cores']} cores, "
                   f"{machine['memory_mb']} MB, pages of {machine['page_bytes']} bytes"),
         ("software", f"{machine['system']}, kernel {machine['kernel']}, "
-                     f"Python {machine['python']}, Hailo driver {machine['hailo_driver'] or 'none'}"),
+                     f"Python {machine['python']}, Hailo driver {driver}"),
     ]  # fmt: skip
     for name in ("device", "HailoRT", "chip", "HEF"):
         if name in checks:

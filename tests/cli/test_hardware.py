@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs.checkout import HOME_EN, SPEECH
+from rigs.checkout import SPEECH
 from rigs.command import errors, roomscribe
 from rigs.daemon import write_config
-from rigs.hailo_simulator.control import Simulator, with_hef
+from rigs.hailo_simulator.control import Simulator
 
 from appliance.cli import hardware, main
 from appliance.cli.doctor.model import TEXT
 from appliance.lab.benchmark.rows import KEYS
 from appliance.lab.recordings import listed_texts
-from appliance.model.bundle import load_bundle
+from appliance.model.bundle import Bundle
 
 DOCTOR = """#!/bin/sh
 case "$1" in
@@ -94,11 +94,10 @@ def test_it_runs_its_own_doctor_and_prints_what_failed(tmp_path: Path, config: P
     assert "NPU and CPU     not compared: this machine has no Hailo" in done.stdout
 
 
-def test_with_a_hailo_the_report_compares_npu_and_cpu(tmp_path: Path) -> None:
+def test_with_a_hailo_the_report_compares_npu_and_cpu(tmp_path: Path, hef_bundle: Bundle) -> None:
     simulator = Simulator(tmp_path / "machine")
     simulator.plug(latency_ms=1)
-    bundle = with_hef(load_bundle(HOME_EN), tmp_path / "home-en")
-    config = write_config(tmp_path, 9, model={"bundle": bundle.folder})
+    config = write_config(tmp_path, 9, model={"bundle": hef_bundle.folder})
     talk = tmp_path / "talk"
     talk.mkdir()
     for name in ("03.flac", "08.flac", "transcripts.tsv"):
@@ -115,7 +114,7 @@ def test_with_a_hailo_the_report_compares_npu_and_cpu(tmp_path: Path) -> None:
     for expected in (
         r"^HailoRT +Python binding 4.23.0, driver 4.23.0$",
         r"^product +HAILO8 AI ACC M.2 M KEY MODULE$",
-        r"^NPU and CPU +2 sentences with model home-en: cosine 1.0000 .*2 texts equal, 0 empty",
+        r"^NPU and CPU +2 sentences with model small: cosine 1.0000 .*2 texts equal, 0 empty",
         r"^word errors +NPU [\d.]+%, CPU [\d.]+%$",
         r"^latency +mel p50 [\d.]+ ms, .*encoder on the NPU p50 ",
         r"^chip +51.5 C, then 51.5 C; zone 0; throttled False$",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from appliance.cli.doctor.npu import word_errors as count_errors
+from appliance.cli.doctor.comparison import word_errors as count_errors
 
 
 def words(text: str) -> list[str]:

@@ -20,7 +20,7 @@ from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
-    from appliance.infer import Encoded, Transcriber
+    from appliance.infer import Transcriber
     from appliance.model import Bundle
     from appliance.records import Mel, States
 
@@ -134,9 +134,7 @@ def summarize(found: Sequence[Compared]) -> dict[str, Any]:
     return figures
 
 
-def judge(
-    found: list[Compared], figures: dict[str, Any] | None = None, known: str = ""
-) -> Outcome:
+def judge(found: list[Compared], figures: dict[str, Any] | None = None, known: str = "") -> Outcome:
     """Return the outcome for the compared windows. `known`: a defect of this model on this chip."""
     figures = figures or summarize(found)
     line = (

@@ -309,7 +309,7 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     ),
     81: (
         "memory",
-        "{doing}: no memory for DMA is left (from HailoRT 5.4 on, or something else of the chip's); "
+        "{doing}: no memory for DMA is left (since HailoRT 5.4: or something else); "
         "give Linux more: cma=512M on the command line",
     ),
     82: ("queue full", f"{{doing}}: the chip takes no more work; {REPEATED}"),

@@ -510,7 +510,8 @@ class Network:
             feeds = {}
             for edge, tensor in self._inputs.items():
                 values = np.frombuffer(job.inputs[edge].tobytes(), np.float32)
-                feeds[tensor] = values.reshape(shapes[tensor])
+                sizes = [size if isinstance(size, int) else -1 for size in shapes[tensor]]
+                feeds[tensor] = values.reshape(sizes)
             if rounded:
                 feeds = {name: _round(values) for name, values in feeds.items()}
             results = session.run(list(self._outputs.values()), feeds)
