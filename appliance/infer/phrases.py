@@ -24,16 +24,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from appliance.errors import ConfigError
-from appliance.infer.decoder import Decoded, Decoder
-from appliance.infer.network import SHARED_ROWS
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model import Bundle
 from appliance.records import Name, Phrase, Tier
+
+if TYPE_CHECKING:
+    from appliance.infer.decoder import Decoded, Decoder
 
 SENTENCES_AT_MOST = 20_000
 VALUES_AT_MOST = 20_000
@@ -464,6 +465,9 @@ class Phrases:
         self, network: WordNetwork, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
     ) -> None:
         """Raises ConfigError for a word that the bundle cannot write."""
+        from appliance.infer.network import SHARED_ROWS  # loads ONNX Runtime
+
+        self._rows_at_most = SHARED_ROWS
         self._network, self._bundle, self._tokenizer = network, bundle, tokenizer
         self._decoder = decoder
         self._cased = tokenizer.cased
@@ -606,7 +610,7 @@ class Phrases:
         """A token and those that must follow it, up to where sentences part or end; and the items
         there."""
         chain = [token]
-        while len(chain) < SHARED_ROWS:
+        while len(chain) < self._rows_at_most:
             followers, whole = self._follow(items)
             if whole or len(followers) != 1:
                 break
