@@ -9,7 +9,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,12 +75,16 @@ def run(around: Surroundings, folder: Path | None) -> Outcome:
     """Compare both encoders on the test sentence, or on the recordings in `folder`, each cut to
     the model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty
     folder."""
-    from appliance.infer import NpuError, device, open_npu, open_transcriber
+    from appliance.infer import NpuError, device, open_encoder, open_npu, open_transcriber
     from appliance.model import HEF_FILE
 
     around.doing("loading the model")
-    transcriber = open_transcriber(on_cpu(around.settings))
+    settings = on_cpu(around.settings)
+    transcriber = open_transcriber(settings)
     bundle = transcriber.bundle
+    if bundle.short_windows:  # a chip encodes whole windows, silence included
+        whole = replace(bundle, short_windows=False)
+        transcriber.encoder = open_encoder(whole, settings.encoder)
     spoken = _spoken(folder)
     around.doing("opening the NPU")
     npu = open_npu(bundle, bundle.folder / HEF_FILE, share=around.settings.encoder.share)
