@@ -75,16 +75,13 @@ def run(around: Surroundings, folder: Path | None) -> Outcome:
     """Compare both encoders on the test sentence, or on the recordings in `folder`, each cut to
     the model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty
     folder."""
-    from appliance.infer import NpuError, device, open_encoder, open_npu, open_transcriber
-    from appliance.model import HEF_FILE
+    from appliance.infer import NpuError, device, open_npu, open_transcriber
+    from appliance.model import HEF_FILE, load_bundle
 
     around.doing("loading the model")
-    settings = on_cpu(around.settings)
-    transcriber = open_transcriber(settings)
-    bundle = transcriber.bundle
-    if bundle.short_windows:  # a chip encodes whole windows, silence included
-        whole = replace(bundle, short_windows=False)
-        transcriber.encoder = open_encoder(whole, settings.encoder)
+    # a chip encodes whole windows, so the CPU must do so here, too
+    bundle = replace(load_bundle(around.settings.model.bundle), short_windows=False)
+    transcriber = open_transcriber(on_cpu(around.settings), bundle=bundle)
     spoken = _spoken(folder)
     around.doing("opening the NPU")
     npu = open_npu(bundle, bundle.folder / HEF_FILE, share=around.settings.encoder.share)
