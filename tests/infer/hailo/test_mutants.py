@@ -387,7 +387,7 @@ MUTANTS = {
     "reads the board's name, which 5.4 gives up": Mutant(
         "infer.hailo.device", '"product_name"', '"board_name"',
         NPU, EQUAL_5_4,
-        "NpuError: .*'board_name' is deprecated",
+        "DeprecationWarning: 'board_name' is deprecated",
     ),
     "takes every version for a known one": Mutant(
         "infer.hailo.device", "if numbers > known", "if not known",
