@@ -784,6 +784,11 @@ class WebSettings:
         "Programs with a token (`roomscribe web token`) can transcribe sound files with POST "
         "/v1/audio/transcriptions, in the form of OpenAI's API.",
     )
+    metrics_token_file: str = key(
+        "",
+        "File with a token, at least 16 letters, readable for the user of the page; whoever sends "
+        "it may read /metrics for Prometheus. Empty: no metrics.",
+    )
     path: str = key(
         "",
         "Folder of the page's password and sessions. Empty: /var/lib/roomscribe-web if the package "

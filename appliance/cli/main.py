@@ -37,6 +37,7 @@ RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm", "unicode_rbnf")
 EXTRAS = {
     "nats": "fleet",
     "onnx": "models",
+    "prometheus_client": "metrics",
     "requests": "models",
     "tornado": "page",
     "tqdm": "models",

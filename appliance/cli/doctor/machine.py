@@ -27,6 +27,7 @@ from appliance.infer import lacking_runtime, transcribed_elsewhere
 from appliance.system import THROTTLED, one_line, soc_temperature_c
 
 PACKAGE = "roomscribe"
+WATCHDOG = "dev/watchdog0"
 MODULES = {
     "numpy": "numpy",
     "onnxruntime": "onnxruntime",
@@ -257,11 +258,30 @@ def _installed(package: str, module: str) -> str:
     return str(getattr(there, "__version__", ""))
 
 
+def watchdog(around: Surroundings) -> Outcome:
+    """Check whether the hardware's watchdog restarts a machine that hangs."""
+    if not (around.root / WATCHDOG).exists():
+        return skipped("this machine has no hardware watchdog")
+    command = ["systemctl", "show", "--property=RuntimeWatchdogUSec", "--value"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return skipped("systemd does not run here")
+    within = done.stdout.strip()
+    if within in ("", "0", "infinity"):
+        return skipped(
+            "off. To restart the machine when it hangs, write RuntimeWatchdogSec=1min below "
+            "[Manager] in /etc/systemd/system.conf.d/watchdog.conf, then reboot"
+        )
+    return ok(f"the hardware restarts the machine if it hangs for {within}")
+
+
 CHECKS = (
     Check(CONFIGURATION, configuration, "correct the file, or remove it to use the defaults"),
     Check("Python", python, INSTALL),
     Check("libraries", libraries, INSTALL, within_s=60),
     Check("memory", memory, "run the doctor again; if it fails again, check /proc/meminfo"),
     Check("clock", clock, "run `timedatectl`"),
+    Check("watchdog", watchdog, "run `systemctl show -p RuntimeWatchdogUSec`"),
     Check("power", pi_power, "run `vcgencmd get_throttled`"),
 )

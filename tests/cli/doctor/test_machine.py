@@ -19,6 +19,7 @@ from appliance.cli.doctor.machine import (
     pi_power,
     python,
     version_of,
+    watchdog,
 )
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import Settings
@@ -174,3 +175,16 @@ def test_vcgencmd_is_run_if_the_firmware_has_no_file(
 
 def test_elsewhere_there_is_no_such_check(tmp_path: Path) -> None:
     assert pi_power(Surroundings(Settings(), root=tmp_path)).status == "skipped"
+
+
+def test_the_watchdog_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = Surroundings(Settings(), root=tmp_path)
+    assert watchdog(around).found == "this machine has no hardware watchdog"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/watchdog0").touch()
+    program = tmp_path / "systemctl"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for said, expected in (("1min", "hangs for 1min"), ("0", "RuntimeWatchdogSec=1min")):
+        program.write_text(f"#!/bin/sh\necho {said}\n", encoding="utf-8")
+        program.chmod(0o755)
+        assert expected in watchdog(around).found
