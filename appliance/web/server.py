@@ -5,6 +5,8 @@ subscription there. So a fault of this process loses no sentence, and it may end
 
 Every request must name a host of this machine (DNS rebinding) and, except for the files, needs a
 login. A command must be a POST of JSON from the page's own origin with the session's token.
+
+Over 500 lines because every request's guard and each path's handler are here, to be read together.
 """
 
 from __future__ import annotations
