@@ -31,7 +31,8 @@ class Checkout:
             wanted = statuses.get(name.replace("-", "_"), "0")
             file = scripts / name
             file.write_text(
-                f"#!/bin/sh\necho {name} >> {self.calls}\nset -- {wanted}\n"
+                f'#!/bin/sh\n[ "$1" != --roots ] || exit 0  # a preparation, no part\n'
+                f"echo {name} >> {self.calls}\nset -- {wanted}\n"
                 f"nth=$(grep -c '^{name}$' {self.calls})\n"
                 'shift $((nth < $# ? nth - 1 : $# - 1))\nexit "$1"\n'
             )
