@@ -1,6 +1,7 @@
 """What it costs that another room's machine transcribes, and how many rooms one server carries.
 
     scripts/measure fleet [trip] [latency] [throughput] [return] [idle] [load]
+    scripts/measure fleet --simulate ROOMS [--service-ms MS] [--per-hour N] | --check
 
 trip        the same windows by the model in this process and by a worker on loopback, in turn: how
             much longer the worker takes, window by window
@@ -12,6 +13,8 @@ return      no worker at all, then one: from its first word on the bus to the ne
 idle        bytes that pass between an idle satellite and its server
 load        200 simulated satellites, one real server: with two real workers, then with two that
             answer at once and the server held to 1/20 of a core (as root), to find where it ends
+--simulate  what one appliance, a house and a site of ROOMS rooms need, by fleet_simulation.py;
+--check     compares that simulation with the measured points
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from typing import Any
 
 import nats
 import numpy as np
+from figures import fleet_simulation
 from nats.js import errors
 from resilience.rooms import House, Speaking, all_told
 from rigs.daemon import daemon, write_config
@@ -183,13 +187,37 @@ def main() -> None:
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURES", help="which; default: all")
     parser.add_argument("--sentences", type=int, default=20, help="latency: how many")
+    parser.add_argument("--simulate", type=int, metavar="ROOMS", help="rooms of a site, 1 to 20000")
+    parser.add_argument("--service-ms", type=float, default=60.0, help="a worker's time per window")
+    parser.add_argument("--per-hour", type=float, default=60.0, help="sentences of a room per hour")
+    parser.add_argument("--check", action="store_true", help="the simulation and what was measured")
     given = parser.parse_args()
+    if given.simulate is not None or given.check:
+        print_simulation(parser, given)
+        return
     unknown = set(given.figures) - set(FIGURES)
     if unknown:
         parser.error(f"no {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     for name in given.figures or FIGURES:
         for line in FIGURES[name](given):
             print(f"{name}: {line}", flush=True)
+
+
+def print_simulation(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Prints what the simulation found."""
+    for name, value, most in (
+        ("--simulate", given.simulate, 20_000),
+        ("--service-ms", given.service_ms, 10_000),
+        ("--per-hour", given.per_hour, 1200),
+    ):
+        if value is not None and not 1 <= value <= most:
+            parser.error(f"{name}: expected 1 to {most}, found {value:g}")
+    if given.check:
+        for line in fleet_simulation.compare():
+            print(line, flush=True)
+    if given.simulate is not None:
+        for line in fleet_simulation.simulate(given.simulate, given.service_ms, given.per_hour):
+            print(line, flush=True)
 
 
 def trip(_given: argparse.Namespace) -> Iterator[str]:
