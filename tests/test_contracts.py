@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -220,3 +221,12 @@ def test_a_changed_sentence_of_the_log_is_noticed(samples: Path) -> None:
     (samples / contracts.LOG).write_bytes(gzip.compress(raw.replace(b"Licht im", b"Licht am")))
     with pytest.raises(AssertionError):
         check_log(samples)
+
+
+def test_the_schema_of_the_control_socket_has_every_documented_command() -> None:
+    page = (ROOT / "docs" / "control.md").read_text("utf-8")
+    table = page.partition("## Commands")[2].partition("## Events")[0]
+    rows = re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \|", table)
+    documented = {name for row in rows for name in re.findall(r"\w+", row)}
+    request = json.loads(LINE.read_text("utf-8"))["oneOf"][0]["properties"]
+    assert documented == set(request["command"]["enum"])
