@@ -14,7 +14,6 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from tornado.httputil import HTTPFile, HTTPInputError, parse_body_arguments
 from tornado.web import RequestHandler, stream_request_body
 
@@ -224,6 +223,7 @@ class Transcriptions(_Api):
 
 def decode(data: bytes) -> tuple[Any, int]:
     """Return a sound file as (n,) int16 mono, and its rate in Hz. Raises ApiError."""
+    import numpy as np
     import soundfile
 
     descriptor = os.memfd_create("sound")  # never a file; and libsndfile needs no callbacks then
@@ -249,6 +249,8 @@ def decode(data: bytes) -> tuple[Any, int]:
 
 def _mix(sound: Any) -> Any:
     """Return (n, channels) float32 as (n,) int16."""
+    import numpy as np  # not in the memory of a page that nobody sends sound to
+
     return (np.clip(np.nan_to_num(sound).mean(axis=1), -1.0, 1.0) * 32767).astype("<i2")
 
 

@@ -47,6 +47,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "web open": lambda _folder: (),
     "web password": lambda _folder: ("--no-such-option",),
     "web serve": lambda _folder: ("--idle", "0"),
+    "web token": lambda _folder: ("--no-such-option",),
     "fleet status": lambda _folder: (),
     "fleet join": lambda _folder: ("--yes", "no-code"),
     "fleet invite": lambda _folder: ("kitchen",),

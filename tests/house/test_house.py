@@ -15,6 +15,8 @@ from rigs.needs import module, needs_broker
 from rigs.rooms import RealRoom
 from rigs.waiting import holds, until
 
+from appliance.house import arbiter
+
 jsonschema = module("jsonschema")
 
 SENTENCE = "computer turn on the light"
@@ -49,8 +51,13 @@ def test_alone_a_room_acts_at_once_and_publishes_what_it_always_did(
 
 @needs_broker
 def test_of_two_rooms_the_one_that_heard_better_acts_and_both_logs_know(
-    tmp_path: Path, broker: Broker, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    broker: Broker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(arbiter, "DECIDE_S", 3.0)  # a busy machine delays one of the two claims
+    monkeypatch.setattr(arbiter, "TAKE_OVER_S", 3.0)
     caplog.set_level(logging.INFO, "roomscribe.house")
     with (
         Subscriber(broker.port) as heard,

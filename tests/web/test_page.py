@@ -589,7 +589,7 @@ def test_the_keyboard_keeps_its_place_after_mute_and_after_a_question(
     feed.say("to be kept")
     active = "return document.activeElement.innerText || document.activeElement.ariaLabel"
     tab.enter(home)
-    tab.run("document.querySelector('.now button').focus()")
+    tab.run("document.querySelector('.now > button').focus()")
     tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
     until(lambda: tab.text(".now strong") == "Microphone muted", WITHIN_S)
     assert tab.run(active) == "Unmute"

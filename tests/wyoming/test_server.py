@@ -96,7 +96,8 @@ def test_a_text_of_too_little_confidence_is_answered_as_empty(
 ) -> None:
     transcriber = FakeTranscriber()
     transcriber.gates = replace(transcriber.gates, low_confidence=0.5)
-    transcriber.answer = replace(HEARD, confidence=confidence)
+    logprob = math.nan if math.isnan(confidence) else HEARD.avg_logprob
+    transcriber.answer = replace(HEARD, confidence=confidence, avg_logprob=logprob)
     with running(transcriber, keep=True, confidence=limit) as house, Talk(house.port) as talk:
         talk.speak(SPEECH)
         events = talk.events("transcript-stop")
