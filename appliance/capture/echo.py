@@ -133,6 +133,8 @@ class EchoCanceller:
         self._processing = False
         self._unlearned = int(LEARNED_S * SAMPLE_RATE)
         self._gate = _Gate()
+        self._delay_s = 0.0
+        """From the reference to the microphone, when a frame was last processed."""
 
     @property
     def state(self) -> EchoState:
@@ -146,8 +148,6 @@ class EchoCanceller:
             active=self._processing,
         )
 
-    _delay_s = 0.0
-
     def push(self, frame: Frame) -> Iterator[Frame]:
         """Yield the frames that are ready, in their order; some wait for the reference."""
         self._held.append(frame)
@@ -160,29 +160,22 @@ class EchoCanceller:
         """True while the reference for the oldest held frame has not come but may still come."""
         if not self._alignment.locked or len(self._held) > HELD_FRAMES:
             return False
-        end = self._position + self._alignment.shift + len(self._held[0].samples) + TAPS
+        shift = self._alignment.shift
+        end = self._position + shift + len(self._held[0].samples) + TAPS
         late = end - self._reference.count
-        return self._is_audible() and 0 < late <= LATE_S * SAMPLE_RATE
+        return self._is_audible(shift) and 0 < late <= LATE_S * SAMPLE_RATE
 
-    def _is_audible(self) -> bool:
+    def _is_audible(self, shift: float) -> bool:
         """True while the loudspeakers play, or their echo lasts."""
-        shift = self._alignment.shift if self._alignment.locked else self._expected_shift()
-        return self._position + shift < self._reference.audible_until + TAIL_S * SAMPLE_RATE
-
-    def _expected_shift(self) -> float:
-        """Return the shift that the times of both streams tell: within the search's range."""
-        now_s = self._held[0].start_s if self._held else self._end_s
-        return self._reference.position_at(now_s or 0.0) - self._position
+        until = self._reference.audible_until + TAIL_S * SAMPLE_RATE
+        return bool(self._reference.count) and self._position + shift < until
 
     def _process(self, frame: Frame) -> Frame:
         """Return the frame without the reference's sound."""
         self._resume(frame)
-        if self._end_s is None:
-            self._end_s = frame.start_s
         expected = self._reference.position_at(frame.start_s) - self._position
         shift = self._alignment.shift if self._alignment.locked else expected
-        until = self._reference.audible_until + TAIL_S * SAMPLE_RATE
-        audible = bool(self._reference.count) and self._position + shift < until
+        audible = self._is_audible(shift)
         result = frame
         if audible and self._alignment.locked:
             self._delay_s = (expected - shift + LEAD) / SAMPLE_RATE
