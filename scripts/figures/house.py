@@ -41,6 +41,7 @@ from appliance.house.sketch import SAME, correlation, is_same_sound
 from appliance.infer.gates import judge
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
+from appliance.lab.fit.statistics import logistic
 from appliance.records import SAMPLE_RATE, Discarded
 
 Sound = NDArray[np.float64]
@@ -184,12 +185,8 @@ def fit(pairs: Sequence[Pair]) -> dict[str, float]:
     )
     spread = np.sqrt(np.mean(differences**2, axis=0)) + 1e-9
     scaled = differences / spread
-    weights = np.zeros(len(names))
-    for _ in range(50):
-        odds = 1 / (1 + np.exp(scaled @ weights))
-        gradient = scaled.T @ odds - weights
-        curvature = (scaled * (odds * (1 - odds))[:, None]).T @ scaled + np.eye(len(names))
-        weights += np.linalg.solve(curvature, gradient)
+    ones = np.ones(len(scaled))
+    weights = logistic(scaled, ones, ones, ridge=1.0)
     return {name: float(value) for name, value in zip(names, weights / spread, strict=True)}
 
 
