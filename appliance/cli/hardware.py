@@ -100,7 +100,7 @@ def hardware_check(
 
 def make_report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Return the results of doctor and benchmark, still with names and addresses."""
-    from appliance.cli.doctor.comparison import SHIPPED
+    from appliance.lab import SHIPPED
 
     found: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
     found["machine"] = describe_machine()

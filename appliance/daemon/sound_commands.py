@@ -32,7 +32,7 @@ from appliance.daemon.command_group import (
 )
 from appliance.infer import AnyTranscriber, Gates
 from appliance.mqtt import events
-from appliance.records import SAMPLE_RATE, Discarded, Transcription, Window, new_id
+from appliance.records import FULL_SCALE, SAMPLE_RATE, Discarded, Transcription, Window, new_id
 
 SOUNDS_AT_ONCE, LONGEST_S = 8, 60.0
 IDLE_S = 15.0
@@ -69,7 +69,7 @@ class _Upload:
     def push(self, samples: np.ndarray[Any, np.dtype[np.int16]], *, last: bool = False) -> None:
         """Cut (n,) int16 at the sound's rate into windows."""
         self.received += len(samples)
-        scaled = samples.astype(np.float32).reshape(-1, 1) / np.float32(1 << 15)
+        scaled = samples.astype(np.float32).reshape(-1, 1) / np.float32(FULL_SCALE)
         found = self.resampler.push(scaled, last=last)
         start_s = self.began_s + self.framed / SAMPLE_RATE
         self.framed += len(found)

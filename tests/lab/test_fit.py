@@ -36,7 +36,6 @@ from appliance.lab.fit.main import (
 from appliance.lab.fit.measurements import FILE, Measurements
 from appliance.lab.fit.speech import (
     CONDITIONS,
-    SHIPPED,
     Condition,
     cut_windows,
     is_same,
@@ -45,6 +44,7 @@ from appliance.lab.fit.speech import (
     recorded_clips,
     shipped_clips,
 )
+from appliance.lab.recordings import SHIPPED
 from appliance.model.bundle import PACKAGED, Calibration, load_bundle
 from appliance.system import lock
 

@@ -28,9 +28,8 @@ LEAST_COSINE = 0.9
 """Between the states of a window. Hailo's INT8 encoders promise a signal-to-noise ratio of 15 dB,
 which gives 0.98; states of another network are near 0. Never compared on a real chip."""
 SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".opus", ".mp3")
-SHIPPED = Path(__file__).resolve().parents[2] / "lab/fit/speech"
-"""Sentences of synthetic voices that come with the package; MOST of them are compared."""
 MOST = 40
+"""So many of the package's sentences are compared."""
 BASE_D_MODEL = 512
 """Width of whisper-base."""
 KNOWN_DEFECT = (
@@ -222,8 +221,8 @@ def _timed(action: Callable[[], T]) -> tuple[T, float]:
 
 
 def _spoken(folder: Path | None) -> list[tuple[Path, str]]:
-    """Return sound files with their right texts, empty if unknown; of SHIPPED, MOST of them."""
-    from appliance.lab import listed_texts
+    """Return sound files with their right texts, empty if unknown; MOST of the package's."""
+    from appliance.lab import SHIPPED, listed_texts
 
     if folder is None:
         return [(FILE, TEXT)]

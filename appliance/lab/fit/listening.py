@@ -40,7 +40,7 @@ from appliance.lab.fit.speech import (
     words,
 )
 from appliance.model import Bundle, Vtln
-from appliance.records import Window
+from appliance.records import SAMPLE_RATE, Window
 
 WARP, BEAM = 0.12, 4
 """Of the second pass: the values of the built-in model, and those for beam search alone."""
@@ -188,7 +188,7 @@ class SentenceListener:
 
     @property
     def _longest(self) -> int:
-        return int(self.bundle.window_s * 16_000)
+        return int(self.bundle.window_s * SAMPLE_RATE)
 
     def _window(self, clip: Clip, condition: Condition) -> Window | None:
         sound = place_sound(read_sound(clip.file), condition, clip.file.name)

@@ -20,12 +20,11 @@ from appliance.capture import Framer, Recording, Segmenter, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.errors import ConfigError
 from appliance.infer import in_words
-from appliance.lab.recordings import listed_texts
-from appliance.records import SAMPLE_RATE, Frame, Samples, Window
+from appliance.lab.recordings import SHIPPED, listed_texts
+from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples, Window
 
 Sound = NDArray[np.float32]
 
-SHIPPED = Path(__file__).resolve().parent / "speech"
 BEFORE_S, AFTER_S = 1.0, 2.0
 """Room tone around each sentence."""
 TONE = 5e-4
@@ -115,7 +114,9 @@ def read_sound(file: Path) -> Sound:
     """Return a recording. Raises AudioError."""
     with Recording(str(file), real_time=False) as recording:
         blocks = [frame.samples for frame in recording.frames()]
-    return np.concatenate([np.zeros(0, np.int16), *blocks]).astype(np.float32) / np.float32(32768)
+    return np.concatenate([np.zeros(0, np.int16), *blocks]).astype(np.float32) / np.float32(
+        FULL_SCALE
+    )
 
 
 def place_sound(sound: Sound, condition: Condition, name: str) -> Sound:
