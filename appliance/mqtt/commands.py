@@ -42,7 +42,7 @@ REQUEST_BYTES, EXPECT_BYTES = 1024, 16_384
 _ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
-class HistoryRequestError(ValueError):
+class CommandRequestError(ValueError):
     """A malformed request; the message says what was expected, never what was found."""
 
 
@@ -58,16 +58,16 @@ class HistoryRequest:
 def parse_request(payload: bytes, most: int) -> HistoryRequest:
     """Return the request in `payload`, for at most `most` transcripts.
 
-    Raises HistoryRequestError.
+    Raises CommandRequestError.
     """
     request = _parse_object(payload, REQUEST_BYTES, '{"since": "2026-11-21T08:00:00Z"}')
     if request.keys() - {"since", "since_id", "limit"}:
-        raise HistoryRequestError("expected no other keys than since, since_id and limit")
+        raise CommandRequestError("expected no other keys than since, since_id and limit")
     if ("since" in request) == ("since_id" in request):
-        raise HistoryRequestError("expected one of since and since_id")
+        raise CommandRequestError("expected one of since and since_id")
     limit = request.get("limit", most)
     if type(limit) is not int or limit < 1:
-        raise HistoryRequestError("limit: expected a whole number of 1 or more")
+        raise CommandRequestError("limit: expected a whole number of 1 or more")
     since = _parse_time(request["since"]) if "since" in request else _parse_id(request["since_id"])
     return HistoryRequest(since, min(limit, most))
 
@@ -86,15 +86,15 @@ def encode_refusal(node: str, why: str) -> bytes:
 
 
 def _parse_object(payload: bytes, most_bytes: int, example: str) -> dict[str, Any]:
-    """Return the JSON object in `payload`. Raises HistoryRequestError."""
+    """Return the JSON object in `payload`. Raises CommandRequestError."""
     if len(payload) > most_bytes:
-        raise HistoryRequestError(f"expected at most {most_bytes} bytes, found {len(payload)}")
+        raise CommandRequestError(f"expected at most {most_bytes} bytes, found {len(payload)}")
     try:
         request = json.loads(payload)
     except (ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
-        raise HistoryRequestError(f"expected a JSON object such as {example}")
+        raise CommandRequestError(f"expected a JSON object such as {example}")
     return request
 
 
@@ -102,12 +102,12 @@ def _parse_time(text: object) -> datetime:
     try:
         return events.parse_time(text)
     except ValueError as error:
-        raise HistoryRequestError(f"since: {error}") from None
+        raise CommandRequestError(f"since: {error}") from None
 
 
 def _parse_id(text: object) -> str:
     if not isinstance(text, str) or not _ID.fullmatch(text):
-        raise HistoryRequestError(
+        raise CommandRequestError(
             "since_id: expected the id of a transcript, 26 letters and digits"
         )
     return text
@@ -232,11 +232,11 @@ class ExpectCommand:
 
 
 def choose_response_topic(node: str, message: ReceivedMessage) -> str:
-    """Return the topic for the answer to a message. Raises HistoryRequestError."""
+    """Return the topic for the answer to a message. Raises CommandRequestError."""
     default = events.topic(node, RESPONSE)
     topic = message.response_topic or default
     if not re.fullmatch(rf"{re.escape(default)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}", topic):
-        raise HistoryRequestError(f"expected a response topic below {default}")
+        raise CommandRequestError(f"expected a response topic below {default}")
     return topic
 
 
@@ -270,10 +270,10 @@ class HistoryCommand:
         try:
             topic = choose_response_topic(self._node, message)
             if message.topic != events.topic(self._node, HISTORY):
-                raise HistoryRequestError(f"unknown command; expected {HISTORY}")
+                raise CommandRequestError(f"unknown command; expected {HISTORY}")
             request = parse_request(message.payload, self._settings.limit)
             payload = answer_request(self._store, self._node, request)
-        except HistoryRequestError as error:
+        except CommandRequestError as error:
             self._warn(message, str(error))
             payload = encode_refusal(self._node, str(error))
         except StoreError as error:
