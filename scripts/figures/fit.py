@@ -70,7 +70,7 @@ def damage(folder: Path, share: float) -> None:
     """Add noise to the token embedding, of `share` of its standard deviation."""
     file = folder / "embedding.bin"
     kind = np.float32 if load_bundle(folder).quantize == "none" else np.float16
-    weights = np.fromfile(file, kind)
+    weights = np.fromfile(file, kind).astype(np.float64)
     noise = np.random.default_rng(SEED).standard_normal(len(weights))
     (weights + share * weights.std() * noise).astype(kind).tofile(file)
     enter_files(folder, (file.name,))

@@ -189,7 +189,7 @@ def first_part(sound: Sound) -> Sound:
     """Return the sentence's beginning: up to the softest place between 40 and 75 % of it."""
     step = SAMPLE_RATE // 50
     powers = (sound[: len(sound) // step * step].reshape(-1, step) ** 2).mean(axis=1)
-    powers = np.convolve(powers, np.ones(3) / 3, "same")
+    smooth = np.convolve(powers, np.ones(3) / 3, "same")
     first, last = int(len(powers) * 0.4), max(int(len(powers) * 0.75), int(len(powers) * 0.4) + 1)
-    cut = (first + int(np.argmin(powers[first:last]))) * step
+    cut = (first + int(np.argmin(smooth[first:last]))) * step
     return sound[:cut]
