@@ -43,15 +43,16 @@ need_host() {
         --no-install-recommends "${missing[@]}" >/dev/null; } || cannot_run "${missing[*]} cannot be installed"
 }
 
-# take_turn NAME: waits until no other script has the turn NAME, and keeps it until this script and
+# take_turn NAME FOLDER: waits until no other script has the turn NAME, and keeps it until this script and
 # its children have ended. Without it, a script of another checkout, whose recipe for a root differs,
-# would replace that root while it is in use.
+# would replace that root while it is in use. Removes the $CACHE/FOLDER.XXXXXX of scripts that were killed.
 take_turn() {
     local file=$CACHE/turn-$1
     mkdir -p "$CACHE"
     exec 8>> "$file"
     flock -n 8 || { say "${0##*/} waits for $(cat "$file")"; flock 8; }
     echo "${0##*/} (process $$ in $PWD, started at $(date +%T))" > "$file"
+    rm -rf --one-file-system "$CACHE/${2:-none}".??????
 }
 
 # Lets this machine run programs of another architecture, through qemu, until it is restarted.
@@ -60,7 +61,7 @@ need_foreign() {
     [ "$1" != "$(dpkg --print-architecture)" ] || return 0
     [ "$1" = arm64 ] || cannot_run "no emulation of $1 is known here"
     need_host qemu-user-static
-    [ -e $binfmt/register ] || mount -t binfmt_misc binfmt_misc $binfmt || cannot_run "no binfmt_misc"
+    [ -e $binfmt/register ] || mount -t binfmt_misc binfmt_misc $binfmt || cannot_run "this kernel has no binfmt_misc, which runs programs of $1"
     [ -e $binfmt/qemu-aarch64 ] || printf '%s' ':qemu-aarch64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:/usr/bin/qemu-aarch64-static:F' \
         > $binfmt/register || cannot_run "qemu cannot be registered in binfmt_misc"
 }
