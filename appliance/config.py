@@ -527,6 +527,12 @@ class GateSettings:
         "model recommends.",
         low=-1.0, high=1.0,
     )  # fmt: skip
+    act_confidence: float = key(
+        -1.0,
+        "Other transcripts with a lower confidence get the flag unsure_to_act, and nothing acts on "
+        "them. 0: off, -1: what `roomscribe model fit` found for the model.",
+        low=-1.0, high=1.0,
+    )  # fmt: skip
     avg_logprob: float = key(
         -1.0,
         "If the mean log-probability of the tokens is lower, the text of a window that may be no "

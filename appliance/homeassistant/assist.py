@@ -66,8 +66,10 @@ OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
 """Home Assistant's own conversation agent, in older and newer releases."""
 UNMEASURED = 0.95
 """Mean probability of the tokens that is enough where a model's confidence was not measured."""
+UNSURE = frozenset({"low_confidence", "unsure_to_act"})
+"""Flags of a text's confidence, which do not count for an expected sentence."""
 DOUBTFUL = (
-    "low_confidence", "demo_model", "repetition", "known_hallucination", "cut_at_window",
+    *sorted(UNSURE), "demo_model", "repetition", "known_hallucination", "cut_at_window",
     "interrupted", "token_limit",
 )  # fmt: skip
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
@@ -162,7 +164,7 @@ def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> 
     if (transcript.window, transcript.windows) != (1, 1):
         return "long"
     expected = bool(expected_command(transcript, settings))
-    flags = set(transcript.flags) - ({"low_confidence"} if expected else set())
+    flags = set(transcript.flags) - (UNSURE if expected else set())
     if doubtful := next((flag for flag in DOUBTFUL if flag in flags), ""):
         return doubtful
     if not expected and not likelihood(transcript) >= least_confidence(transcript, settings):

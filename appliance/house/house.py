@@ -43,8 +43,10 @@ ACT_EXPIRY_S = 10
 """The broker discards an `act` that it could not deliver within this time."""
 SURE = 0.7
 """Confidence from which the blueprints act by default."""
-DOUBTFUL = frozenset({
-    "low_confidence", "demo_model", "repetition", "known_hallucination", "cut_at_window",
+UNSURE = frozenset({"low_confidence", "unsure_to_act"})
+"""Flags of a text's confidence, which do not count for an expected sentence."""
+DOUBTFUL = UNSURE | frozenset({
+    "demo_model", "repetition", "known_hallucination", "cut_at_window",
     "interrupted", "token_limit",
 })  # fmt: skip
 EMPTY = Measurement(b"", None)
@@ -313,7 +315,7 @@ class _Recent(OrderedDict[str, Value]):
 def is_doubtful(transcript: Transcript) -> bool:
     """Return True if the blueprints would not act on a transcript by default."""
     if transcript.phrase and transcript.phrase.confidence >= SURE:
-        return bool(DOUBTFUL - {"low_confidence"} & set(transcript.flags))
+        return bool((DOUBTFUL - UNSURE) & set(transcript.flags))
     unsure = math.isfinite(transcript.confidence) and transcript.confidence < SURE
     return unsure or not DOUBTFUL.isdisjoint(transcript.flags)
 

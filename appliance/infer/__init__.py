@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         open_encoder as open_encoder,
         open_transcriber as open_transcriber,
         phrases_file as phrases_file,
+        second_pass_encoder as second_pass_encoder,
     )
     from appliance.infer.phrases import (
         Phrases as Phrases,

@@ -20,7 +20,7 @@ from appliance.infer.transcriber import AnyDecoder, Transcriber, TranscriberPart
 if TYPE_CHECKING:
     from appliance.infer.arithmetic import Products
     from appliance.infer.decoder import Decoder
-    from appliance.infer.encoder import Encoder
+    from appliance.infer.encoder import CpuEncoder, Encoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
@@ -116,7 +116,7 @@ def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
     """Return the gates with the bundle's limits where the configuration leaves them to it."""
     left = {
         name: getattr(bundle, name)
-        for name in ("no_speech_sure", "no_speech_lone", "low_confidence")
+        for name in ("no_speech_sure", "no_speech_lone", "low_confidence", "act_confidence")
         if getattr(gates, name) < 0
     }
     return replace(gates, **left)
@@ -184,15 +184,24 @@ def _open_vtln(
     settings: Settings, bundle: Bundle, encoder: Encoder, decoder: Decoder
 ) -> VtlnRescorer | None:
     """The second pass for doubtful windows, if the bundle asks for it. Raises ModelError."""
-    from appliance.infer.encoder import CpuEncoder
     from appliance.infer.vtln import VtlnRescorer
+
+    if not bundle.vtln or not (again := second_pass_encoder(bundle, settings.encoder, encoder)):
+        return None
+    return VtlnRescorer(bundle, bundle.vtln, again, decoder)
+
+
+def second_pass_encoder(
+    bundle: Bundle, settings: EncoderSettings, encoder: Encoder
+) -> CpuEncoder | None:
+    """Return the encoder of a second pass: `encoder` if it is the CPU's, otherwise another one on
+    the CPU, because a chip is for one thread; None if the bundle has none. Raises ModelError."""
+    from appliance.infer.encoder import CpuEncoder
     from appliance.model import ENCODER_FILE
 
-    if not bundle.vtln or ENCODER_FILE not in bundle.files:
-        return None
-    if not isinstance(encoder, CpuEncoder):  # a chip is for one thread
-        encoder = CpuEncoder(bundle, settings.encoder.threads)
-    return VtlnRescorer(bundle, bundle.vtln, encoder, decoder)
+    if isinstance(encoder, CpuEncoder):
+        return encoder
+    return CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

@@ -119,6 +119,9 @@ class Calibration:
     total: float
     low: float
     """Confidence below which a text is flagged."""
+    act: float = 0.0
+    """Confidence from which on so few texts were wrong that something may act on them; 0 if that
+    was not measured."""
 
     def confidence(self, logprobs: Sequence[float]) -> float:
         """Return the probability for tokens with these natural log-probabilities."""
@@ -293,6 +296,11 @@ class Bundle:
         """Confidence below which a text is flagged; without a calibration, Whisper's limit for the
         tokens' mean probability: a log-probability of -1 (openai/whisper, transcribe.py)."""
         return math.exp(-1.0) if self.calibration is None else self.calibration.low
+
+    @property
+    def act_confidence(self) -> float:
+        """Confidence below which nothing should act on a text; 0 if it is not known."""
+        return 0.0 if self.calibration is None else self.calibration.act
 
 
 def load_bundle(path_or_name: str | Path) -> Bundle:
@@ -603,6 +611,7 @@ def _parse_calibration(table: _Table) -> Calibration | None:
         mean=values.number("mean", 0.0, 1000.0),
         total=values.number("total", 0.0, 1000.0),
         low=values.number("low", 0.0, 1.0),
+        act=values.number("act", 0.0, 1.0, absent=0.0),
     )
 
 

@@ -168,6 +168,12 @@ LABELS = {
     "gates.low_confidence": _advanced(
         TEXTS, "Mark as unsure below", "Confidence of the text. 0 is off.", blank=MODELS_OWN
     ),
+    "gates.act_confidence": _advanced(
+        TEXTS,
+        "Act on a text from",
+        "Confidence that Assist and the blueprints need, besides their own limit. 0 is off.",
+        blank=MODELS_OWN,
+    ),
     "gates.avg_logprob": _advanced(
         TEXTS, "Doubtful text below", "Average log-probability of its tokens."
     ),

@@ -23,12 +23,12 @@ def write(root: Path, evening: Record, note: str = "") -> None:
         page.write_text(put(page.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
-def put(page: str, text: str) -> str:
-    """Return a page with the text between its markers. Raises ValueError where it has none."""
-    wanted = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+def put(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
+    """Return a page with the text between two markers. Raises ValueError where it has none."""
+    wanted = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if len(wanted.findall(page)) != 1:
-        raise ValueError(f"expected one {BEGIN} with {END} behind it")
-    return wanted.sub(lambda _: f"{BEGIN}\n{text}\n{END}", page)
+        raise ValueError(f"expected one {begin} with {end} behind it")
+    return wanted.sub(lambda _: f"{begin}\n{text}\n{end}", page)
 
 
 def about(evening: Record) -> str:

@@ -2,9 +2,12 @@
 
     scripts/measure short_windows [--bundle home-en] [--shape tiny] [--recordings FOLDER]
 
-The texts are compared for the sentences of tests/speech and, with --recordings (default:
-$ROOMSCRIBE_SHARED/data/audio), for the speech, noise and music of that folder's MANIFEST.tsv. Clips
-of more than SHORTEN_S are cut there, because a window that is full is not short.
+The texts are compared in the same way as `roomscribe model fit` does: windows are cut as the
+microphone's path cuts them, and the bundle's second pass counts. The package's sentences decide;
+those of tests/speech and, with --recordings (default: $ROOMSCRIBE_SHARED/data/audio), the speech,
+noise and music of that folder's MANIFEST.tsv are for information. Clips of more than SHORTEN_S are
+cut there, because a window that is full is not short; speech that does not become one window is
+left out.
 
 Time is the CPU time of the encoder for one window with so many seconds of speech; memory is the
 process's with the encoder loaded and used, with whole windows and with short ones. With --shape
@@ -23,18 +26,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from figures.model import NOT_SPEECH, read, to_int16
+from figures.model import NOT_SPEECH, Sound, read, to_int16
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
 
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.mel import window_mel
 from appliance.lab.benchmark.subject import make_subject
-from appliance.lab.short_windows import measure_short_windows
+from appliance.lab.fit.speech import PLAIN, only_window, shipped_clips
+from appliance.lab.short_windows import measure_short_windows, noise_window
 from appliance.model import Bundle, load_bundle
-from appliance.records import SAMPLE_RATE, Samples
+from appliance.records import SAMPLE_RATE
 from appliance.system import resident_mb
 
 SHORTEN_S = 6.0
+DECIDES = "the package's (they decide)"
 LENGTHS_S = (2.0, 3.0, 5.0)
 ROUNDS = 9
 
@@ -58,26 +63,32 @@ def main() -> None:
         print_times(str(make_subject(options.shape, None, 10.0, Path(scratch)).bundle.folder))
 
 
-def clips(recordings: Path) -> dict[str, list[Samples]]:
-    """Clips of at most SHORTEN_S by their category."""
+def clips(recordings: Path) -> dict[str, list[tuple[str, Sound]]]:
+    """Clips of at most SHORTEN_S by their category; those of DECIDES decide."""
     found = defaultdict(list)
-    files = [(sentence.file, "tests/speech") for sentence in sentences()]
+    files = [(clip.file, DECIDES) for clip in shipped_clips()]
+    files += [(sentence.file, "tests/speech") for sentence in sentences()]
     if recordings.is_dir():
         files += [(file, row["category"]) for file, row in manifest(recordings)]
     for file, category in files:
-        found[category].append(to_int16(read(file))[: int(SHORTEN_S * SAMPLE_RATE)])
+        found[category].append((file.name, read(file)[: int(SHORTEN_S * SAMPLE_RATE)]))
     return found
 
 
 def print_texts(bundle: Bundle, recordings: Path) -> None:
     """Print a line for each category."""
-    print(f"{'clips':28}{'number':>8}{'same text':>11}{'worse gate':>12}{'encoder':>9}")
-    for category, sounds in sorted(clips(recordings).items()):
-        spoken = category not in NOT_SPEECH
-        found = measure_short_windows(bundle, sounds if spoken else [], [] if spoken else sounds)
-        same = f"{found.same_text}" if spoken else "-"
-        share = found.encode_ms[1] / found.encode_ms[0]
-        print(f"{category:28}{len(sounds):8}{same:>11}{found.changed_gates:12}{share:9.2f}")
+    print(f"{'clips':30}{'windows':>8}{'same text':>11}{'worse gate':>12}{'encoder':>9}")
+    for category, sounds in clips(recordings).items():
+        if category in NOT_SPEECH:
+            noises = [noise_window(to_int16(sound), bundle) for _, sound in sounds]
+            found, same = measure_short_windows(bundle, [], noises), "-"
+        else:
+            cut = [only_window(sound, PLAIN, name, bundle.window_s) for name, sound in sounds]
+            found = measure_short_windows(bundle, [window for window in cut if window])
+            same = str(found.same_text)
+        share = found.encode_ms[1] / (found.encode_ms[0] or 1)
+        number = found.speech + found.sounds
+        print(f"{category:30}{number:8}{same:>11}{found.changed_gates:12}{share:9.2f}", flush=True)
 
 
 def print_times(bundle: str) -> None:

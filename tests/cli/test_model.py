@@ -129,6 +129,19 @@ def test_one_command_downloads_builds_verifies_and_chooses(desk: Desk) -> None:
     ]
 
 
+def test_a_new_model_is_fitted_and_one_that_knows_nothing_is_used_without_a_fit(desk: Desk) -> None:
+    """Its weights are random: every text is wrong."""
+    added = desk.run("add", REPOSITORY, "--fit")
+    assert added.returncode == 0, added.stderr
+    assert "listening: 0 of 600" in added.stdout
+    assert "this model cannot be calibrated: none of 24 sentences in quiet" in added.stdout
+    assert "its confidence stays unmeasured: fit it with `roomscribe model fit" in added.stdout
+    assert desk.in_use() == "whisper-home"
+    assert load_bundle(desk.models / "whisper-home").calibration is None
+    fitted = desk.run("fit", "whisper-home")
+    assert "nothing was changed" in one_line(fitted)
+
+
 def test_an_interrupted_download_leaves_no_model_and_continues(desk: Desk) -> None:
     size = (desk.checkpoint / "model.safetensors").stat().st_size
     desk.hub.misbehave("model.safetensors", *[Fault(break_after=size // 2), Fault(break_after=0)])

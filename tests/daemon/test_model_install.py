@@ -60,6 +60,8 @@ def test_a_model_is_added_and_what_is_done_is_told(desk: Desk) -> None:
     assert told[-1] is None
     assert (desk.models / "tiny" / "bundle.json").is_file()
     assert {one.name for one in told if one} == {"tiny"}
+    fit = "fitting its confidence to its errors: listening"
+    assert any(one.doing.startswith(fit) for one in told if one)
 
 
 def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> None:

@@ -95,6 +95,7 @@ def test_the_phrase_is_whatever_it_is(phrase: str, text: str, wanted: str) -> No
         ({"confidence": math.nan, "avg_logprob": -0.04}, ""),
         ({"confidence": math.nan, "avg_logprob": -0.06}, "confidence"),
         ({"flags": ("low_confidence",)}, "low_confidence"),
+        ({"flags": ("unsure_to_act",)}, "unsure_to_act"),
         ({"flags": ("demo_model",)}, "demo_model"),
         ({"flags": ("clipped", "repetition")}, "repetition"),
         ({"flags": ("interrupted",)}, "interrupted"),
@@ -133,7 +134,11 @@ def test_the_expected_sentence_is_the_command_if_it_is_sure(
 
 @pytest.mark.parametrize(
     ("flags", "why"),
-    [(("low_confidence",), ""), (("demo_model", "low_confidence"), "demo_model")],
+    [
+        (("low_confidence",), ""),
+        (("unsure_to_act",), ""),
+        (("demo_model", "low_confidence"), "demo_model"),
+    ],
 )
 def test_the_confidence_of_the_expected_sentence_counts(flags: tuple[str, ...], why: str) -> None:
     sure = expecting("computer turn on the kitchen light")

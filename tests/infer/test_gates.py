@@ -172,6 +172,19 @@ def test_marks_follow_one_another() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("confidence", "flags"),
+    [(0.4, ("low_confidence",)), (0.6, ("unsure_to_act",)), (0.89, ("unsure_to_act",)), (0.9, ())],
+)
+def test_nothing_acts_on_a_text_below_the_confidence_that_the_fit_found(
+    confidence: float, flags: tuple[str, ...]
+) -> None:
+    heard = replace(result("stop the music"), confidence=confidence)
+    limits = replace(GATES, low_confidence=0.5, act_confidence=0.9)
+    assert gates.find_flags(heard, limits) == flags
+    assert "unsure_to_act" not in gates.find_flags(heard, replace(limits, act_confidence=0.0))
+
+
 def transcription(
     text: str = "turn on the light",
     tokens: tuple[int, ...] = (1, 2, 3, 4),
@@ -340,16 +353,23 @@ def test_the_configured_gates_reach_the_transcriber() -> None:
         no_speech_prob=0.11,
         no_speech_lone=0.12,
         low_confidence=0.0,
+        act_confidence=0.14,
         avg_logprob=-0.13,
         compression_ratio=1.4,
     )
-    assert len(fields(configured)) == 6, "a new key belongs into this test"
+    assert len(fields(configured)) == 7, "a new key belongs into this test"
     with open_transcriber(Settings(gates=configured)) as transcriber:
         assert transcriber.gates == configured
     lone = replace(configured, no_speech_lone=0.0)
     with open_transcriber(Settings(gates=lone)) as transcriber:
         assert transcriber.gates == lone
-    left = replace(configured, no_speech_sure=-1.0, no_speech_lone=-1.0, low_confidence=-1.0)
+    left = replace(
+        configured,
+        no_speech_sure=-1.0,
+        no_speech_lone=-1.0,
+        low_confidence=-1.0,
+        act_confidence=-1.0,
+    )
     with open_transcriber(Settings(gates=left)) as transcriber:
         bundle = transcriber.bundle
         assert transcriber.gates == replace(
@@ -357,4 +377,5 @@ def test_the_configured_gates_reach_the_transcriber() -> None:
             no_speech_sure=bundle.no_speech_sure,
             no_speech_lone=bundle.no_speech_lone,
             low_confidence=bundle.low_confidence,
+            act_confidence=bundle.act_confidence,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from figures.model import read, to_int16
+from figures.model import read
 from rigs.checkout import HOME_EN
 from rigs.recordings import sentences
 
@@ -20,9 +20,15 @@ from appliance.errors import ModelError
 from appliance.infer.encoder import SILENT_MEL, CpuEncoder, positions_of_sound
 from appliance.infer.mel import warp, window_mel
 from appliance.infer.opening import open_transcriber
-from appliance.lab.short_windows import FEWEST, ShortWindows, measure_short_windows
+from appliance.lab.fit.speech import PLAIN, only_window
+from appliance.lab.short_windows import (
+    FEWEST,
+    ShortWindows,
+    measure_short_windows,
+    noise_window,
+)
 from appliance.model.bundle import ENCODER_FILE, Bundle, load_bundle
-from appliance.records import SAMPLE_RATE, Mel, Samples
+from appliance.records import SAMPLE_RATE, Mel, Samples, Window
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +36,12 @@ def home_en() -> Bundle:
     return load_bundle(HOME_EN)
 
 
-def speech(count: int) -> list[Samples]:
-    return [to_int16(read(sentence.file)) for sentence in sentences()[:count]]
+def speech(count: int) -> list[Window]:
+    cut = [
+        only_window(read(sentence.file), PLAIN, sentence.file.name, 10.0)
+        for sentence in sentences()[:count]
+    ]
+    return [window for window in cut if window]
 
 
 def noise(duration_s: float) -> Samples:
@@ -74,13 +84,15 @@ def test_behind_the_sound_are_the_states_of_a_silent_window(home_en: Bundle) -> 
 
 
 def test_texts_and_gates_of_the_built_in_model_stay_the_same(home_en: Bundle) -> None:
-    found = measure_short_windows(home_en, speech(8), [noise(2.0), noise(1.0) // 50])
+    noises = [noise_window(each, home_en) for each in (noise(2.0), noise(1.0) // 50)]
+    found = measure_short_windows(home_en, speech(8), noises)
     assert (found.speech, found.same_text, found.sounds, found.changed_gates) == (8, 8, 2, 0)
     assert found.encode_ms[1] < found.encode_ms[0]
 
 
 def test_a_model_whose_texts_change_may_not_have_short_windows(bundle: Bundle) -> None:
-    found = measure_short_windows(bundle, [noise(0.1 * each) for each in range(1, 6)])
+    clips = [noise_window(noise(0.1 * each), bundle) for each in range(1, 6)]
+    found = measure_short_windows(bundle, clips)
     assert found.speech == 5 and not found.safe
 
 

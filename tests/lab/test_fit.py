@@ -9,16 +9,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import soundfile
 from rigs.command import OBEYING_MODES, errors, roomscribe
 
+from appliance.cli.model_fit import fit_added
 from appliance.config import Settings
+from appliance.convert import ProgressDisplay
 from appliance.errors import ConfigError, ModelError
 from appliance.lab.fit.choices import (
     Example,
+    choose_act_confidence,
     choose_second_pass,
     doubtful_below,
     fit_calibration,
@@ -27,6 +31,7 @@ from appliance.lab.fit.choices import (
 )
 from appliance.lab.fit.listening import Again, FoundSentence, SentenceListener, Text
 from appliance.lab.fit.main import (
+    NOISES,
     FitRequest,
     fit_model,
     read_corrections,
@@ -128,6 +133,20 @@ def test_likelihoods_never_count_against_a_text() -> None:
     assert found.total >= 0
 
 
+def test_a_confidence_for_acting_lets_few_wrong_texts_through() -> None:
+    rng = np.random.default_rng(6)
+    confidences = rng.random(4000)
+    right = rng.random(4000) < confidences
+    weights = np.ones(4000)
+    act = choose_act_confidence(confidences, right, weights)
+    assert 0.9 < act < 0.97
+    assert (~right[confidences >= act]).mean() <= 0.03
+    heavier = choose_act_confidence(confidences, right, np.where(right, 1.0, 3.0))
+    assert heavier > act
+    few = choose_act_confidence(confidences[:20], right[:20], weights[:20])
+    assert few >= 0.5, "20 texts prove nothing; the best of them is taken"
+
+
 def test_endings_take_few_beginnings_for_whole_and_few_sentences_for_open() -> None:
     rng = np.random.default_rng(2)
     whole, beginnings = rng.normal(-1.5, 0.8, 200), rng.normal(-7, 2, 200)
@@ -203,13 +222,19 @@ def test_similar_sentences_are_none_of_the_others() -> None:
     assert not set(found) & set(texts)
 
 
-def test_a_fit_writes_what_it_measured(unfitted: Path) -> None:
-    """The measurements are given, as if the fit had been interrupted just before its end."""
+@pytest.fixture
+def nearly_fitted(unfitted: Path) -> Path:
+    """The same, and the measurements as if a fit had been interrupted just before its end."""
     with pytest.raises(KeyboardInterrupt):
         fit_model(FitRequest(unfitted), ONE_THREAD, stopped_after(0))
     with (unfitted / FILE).open("a") as file:
         for key, value in measurements(Calibration(3.0, 8.0, 0.1, 0.5)):
             file.write(f"{json.dumps([key, value])}\n")
+    return unfitted
+
+
+def test_a_fit_writes_what_it_measured(nearly_fitted: Path) -> None:
+    unfitted = nearly_fitted
     assert math.isnan(load_bundle(unfitted).confidence([-0.1]))
     fit_model(FitRequest(unfitted), ONE_THREAD, silent)
     after = load_bundle(unfitted)
@@ -221,11 +246,37 @@ def test_a_fit_writes_what_it_measured(unfitted: Path) -> None:
     assert after.endings is not None
     assert after.phrase_calibration is not None
     assert after.short_windows
+    assert 0.5 <= after.act_confidence < 1
     fitted = json.loads((unfitted / "bundle.json").read_text())["fitted"]
     assert fitted["clips"] == 120
     assert 0.7 < fitted["area"] < 1
-    assert fitted["short_windows"]["same_text"] == 40
+    assert fitted["short_windows"]["same_text"] == 120
     assert not (unfitted / FILE).exists()
+
+
+class Display:
+    """Keeps what a page would show."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_model_that_was_added_is_fitted_and_the_page_follows(
+    nearly_fitted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(nearly_fitted.parent))
+    display = Display()
+    lines = fit_added(nearly_fitted.name, ONE_THREAD, cast("ProgressDisplay", display))
+    assert [line.partition(":")[0] for line in lines] == [
+        "confidence", "acting on a text", "expected sentences", "end of a sentence", "second pass",
+    ]  # fmt: skip
+    assert lines[-1] == "second pass: on; short windows: on"
+    assert load_bundle(nearly_fitted).calibration
+    assert display.notes[0] == "fitting its confidence to its errors: listening, 0 %"
+    assert len(display.notes) > 5
 
 
 def measurements(truth: Calibration) -> Iterator[tuple[str, object]]:
@@ -241,7 +292,9 @@ def measurements(truth: Calibration) -> Iterator[tuple[str, object]]:
             yield f"{clip.file} {condition.name}", [text, prior, phrase, phrase]
             yield f"{clip.file} {condition.name} again", [text, better, 9.0, 9.0]
         yield f"{clip.file} beginning", float(rng.normal(-8))
-    yield "short windows", [True, 40, 40, 0]
+        yield f"{clip.file} short", [True, False]
+    for number in range(NOISES):
+        yield f"noise {number} short", [True, False]
 
 
 def test_a_sentence_is_heard_as_it_is_spoken(unfitted: Path) -> None:

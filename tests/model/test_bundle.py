@@ -70,9 +70,18 @@ def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
     bundle = load_bundle(folder)
     score = 2.0 - 3.0 * 0.2 - 0.5 * 0.4
     assert bundle.confidence([-0.1, -0.3]) == pytest.approx(1 / (1 + math.exp(-score)))
-    assert bundle.low_confidence == 0.4
+    assert (bundle.low_confidence, bundle.act_confidence) == (0.4, 0.0)
     assert bundle.confidence([-math.inf]) < 1e-300
     assert 0 < bundle.confidence([-9.0] * 100) < 1e-9
+
+
+def test_a_calibration_may_state_from_which_confidence_on_something_may_act(folder: Path) -> None:
+    numbers = {"offset": 2.0, "mean": 3.0, "total": 0.5, "low": 0.4}
+    edit(folder, calibration=numbers | {"act": 0.91})
+    assert load_bundle(folder).act_confidence == 0.91
+    edit(folder, calibration=numbers | {"act": 2})
+    with pytest.raises(ModelError, match=r"calibration\.act: expected a number from 0 to 1"):
+        load_bundle(folder)
 
 
 def test_a_phrase_is_as_sure_as_its_share_where_no_recordings_were_compared(folder: Path) -> None:

@@ -236,6 +236,7 @@ def test_the_blueprint_takes_a_sentence_that_the_appliance_expected_and_is_sure_
     doubtful: dict[str, Any] = {"confidence": 0.01, "flags": ["low_confidence"]}
     assert runs("torn of a height", **expected, **doubtful)
     assert runs("torn of a height", **expected, **doubtful, given={"whole": True})
+    assert runs("torn of a height", **expected, **doubtful | {"flags": ["unsure_to_act"]})
     assert not runs("torn of a height", **doubtful)
     assert not runs("torn of a height", **expected | {"phrase_confidence": 0.69}, **doubtful)
     assert not runs("torn of a height", **expected | {"phrase_confidence": None}, **doubtful)
@@ -249,7 +250,7 @@ def test_the_blueprint_takes_a_sentence_that_the_appliance_expected_and_is_sure_
     )
 
 
-DOUBTS = ["demo_model", "low_confidence", "repetition", "known_hallucination"]
+DOUBTS = ["demo_model", "low_confidence", "unsure_to_act", "repetition", "known_hallucination"]
 
 
 @pytest.mark.parametrize("name", [SENTENCE, ASSIST])

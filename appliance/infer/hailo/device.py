@@ -1,7 +1,8 @@
 """The chip through HailoRT's Python binding: its identity, a network on it, its readings.
 
 The only importer of hailo_platform. Written against its published sources, 4.19 to 4.23 (Hailo-8,
-8L) and 5.0 to 5.4 (Hailo-10H), and run against a simulator of them alone: never on a real chip.
+8L) and 5.0 to 5.2 (Hailo-10H), and what 5.4 changed for this code (docs/hailo.md). Run against a
+simulator of them alone: never on a real chip.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ OLDEST = (4, 19)
 """4.18 has InferModel, too, but copies bindings flat (infer_model_api.cpp): after the first job it
 writes the outputs into memory that it has freed, and the bound buffers keep those of the first."""
 NEWEST = {4: (4, 23, 0), 5: (5, 4, 0)}
-"""Of each line, the newest version whose sources this was compared with. 4.24 is published as a
-package only."""
+"""Of each line, the newest version that this was compared with, 5.4 in part (docs/hailo.md). 4.24
+is published as a package only."""
 PACKAGES = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all)"
 READY_WITHIN_MS = 200
 GREEN, ORANGE, RED = 0, 1, 2

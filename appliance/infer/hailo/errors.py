@@ -1,9 +1,9 @@
 """HailoRT's errors in plain words, and what the system knows of a Hailo without HailoRT.
 
 Most of HailoRT's errors have one class; the status number tells them apart. Numbers are those of
-hailort.h, 4.19 to 5.4, which agree; paths of device nodes and of the driver are those of Hailo's
-published driver sources, 4.18 to 5.3. The fixes come from sources and users' reports: none was
-tried on a machine with a Hailo.
+hailort.h, 4.19 to 5.2, which agree, and two that 5.4 changed; paths of device nodes and of the
+driver are those of Hailo's published driver sources, 4.18 to 5.3. The fixes come from sources and
+users' reports: none was tried on a machine with a Hailo.
 """
 
 from __future__ import annotations

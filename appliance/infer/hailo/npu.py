@@ -1,7 +1,7 @@
 """A Hailo chip that runs the encoder and, if requested, the decoder: open, encode, close.
 
-Written against the published sources of HailoRT 4.19 to 5.4, and tested on a simulator that refuses
-what they refuse; never run on a real chip.
+Written against the published sources of HailoRT 4.19 to 5.2 (and what 5.4 changed), and tested on a
+simulator that refuses what they refuse; never run on a real chip.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from appliance.errors import ModelError
 from appliance.lab.fit.listening import BEAM, WARP, Again, FoundSentence, Text
-from appliance.lab.fit.statistics import calibration_error, logistic, ranking
+from appliance.lab.fit.statistics import Numbers, Truths, calibration_error, logistic, ranking
 from appliance.model import LEADS, Calibration, Endings, PhraseCalibration, Vtln, log_odds
 
 LOW = 0.5
@@ -21,6 +21,8 @@ ENOUGH = 15
 SEPARATE = 0.7
 """Least area under the ROC curve of a confidence that is worth having."""
 FOLDS = 5
+WRONG_ACTS = 0.03
+"""Share of the texts that may act that may be wrong."""
 WHOLE_LOST, OPEN_TAKEN = 0.02, 0.06
 """Share of whole sentences that `endings` may call incomplete, and of beginnings that it may call
 complete."""
@@ -67,12 +69,28 @@ def fit_calibration(examples: Sequence[Example]) -> tuple[Calibration, dict[str,
             f"ones (area under the ROC curve {area:.2f}, at least {SEPARATE} is needed); nothing "
             "was changed"
         )
-    return _regress(examples), {
+    act = choose_act_confidence(expected, right, weights)
+    acting = expected >= act
+    return replace(_regress(examples), act=act), {
         "texts": len(right),
         "wrong": int((~right).sum()),
         "calibration_error": round(calibration_error(expected, right, weights), 3),
         "area": round(area, 3),
+        "acting": [int((acting & right).sum()), int((acting & ~right).sum())],
     }
+
+
+def choose_act_confidence(expected: Numbers, right: Truths, weights: Numbers) -> float:
+    """Return the least confidence from which on at most WRONG_ACTS of the texts are wrong, by their
+    weights and with one wrong text added as a margin; if no confidence is enough for that, the one
+    with the smallest share."""
+    order = np.argsort(-expected)
+    weights = weights[order]
+    wrong = np.cumsum(weights * ~right[order])
+    share = (wrong + 1) / (np.cumsum(weights) + 1)
+    enough = np.flatnonzero(share <= WRONG_ACTS)
+    last = int(enough[-1] if len(enough) else np.argmin(share))
+    return max(LOW, math.floor(1000 * float(expected[order[last]])) / 1000)
 
 
 def _confidence(calibration: Calibration, one: Example) -> float:

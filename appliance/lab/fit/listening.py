@@ -27,6 +27,7 @@ from appliance.infer import (
     fill_gates,
     judge,
     open_encoder,
+    second_pass_encoder,
     window_mel,
 )
 from appliance.lab.fit.speech import (
@@ -35,6 +36,7 @@ from appliance.lab.fit.speech import (
     cut_windows,
     first_part,
     is_same,
+    only_window,
     place_sound,
     read_sound,
     words,
@@ -125,10 +127,12 @@ class SentenceListener:
             language=language,
         )
         self._transcriber = Transcriber(parts)
-        self._second = {
-            warp: VtlnRescorer(bundle, Vtln(warp, ALWAYS, BEAM), self._encoder, self._decoder)
+        again = second_pass_encoder(bundle, settings.encoder, self._encoder)
+        self._second = [
+            VtlnRescorer(bundle, Vtln(warp, ALWAYS, BEAM), again, self._decoder)
             for warp in (0.0, WARP)
-        }
+            if again
+        ]
         self._phrases = [
             _open_phrases(texts, bundle, tokenizer, self._decoder) for texts in (listed, others)
         ]
@@ -162,14 +166,15 @@ class SentenceListener:
         return float(self._decoder.end_prior(decoded.tokens))
 
     def hear_again(self, clip: Clip, condition: Condition) -> Again | None:
-        """Return what two kinds of second pass make of a sentence; None as for `hear`."""
-        window = self._window(clip, condition)
+        """Return what two kinds of second pass make of a sentence; None as for `hear`, and if the
+        bundle has no encoder for it."""
+        window = self._window(clip, condition) if self._second else None
         if window is None:
             return None
         encoded, decoded = self._decode(window)
         mel = window_mel(window.samples, self.bundle.n_mels, self.bundle.frames)
         texts, times = [], []
-        for rescorer in self._second.values():
+        for rescorer in self._second:
             begun_s = time.perf_counter()
             found, _ = rescorer.rescore(decoded, mel, encoded.states, encoded.duration_s)
             times.append(1000 * (time.perf_counter() - begun_s))
@@ -191,9 +196,8 @@ class SentenceListener:
         return int(self.bundle.window_s * SAMPLE_RATE)
 
     def _window(self, clip: Clip, condition: Condition) -> Window | None:
-        sound = place_sound(read_sound(clip.file), condition, clip.file.name)
-        windows = cut_windows(sound, self.bundle.window_s)
-        return windows[0] if len(windows) == 1 else None
+        sound = read_sound(clip.file)
+        return only_window(sound, condition, clip.file.name, self.bundle.window_s)
 
     def _decode(self, window: Window) -> tuple[Encoded, Decoded]:
         encoded = self._transcriber.encode(window)

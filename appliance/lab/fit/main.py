@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,23 @@ from appliance.lab.fit.speech import (
     CONDITIONS,
     HARDER,
     PEOPLE,
+    PLAIN,
     Clip,
     Condition,
     is_same,
     noise_sound,
+    only_window,
     read_sound,
     recorded_clips,
     shipped_clips,
-    to_samples,
     words,
 )
-from appliance.lab.short_windows import measure_short_windows
+from appliance.lab.short_windows import (
+    Comparison,
+    ShortWindowsTrial,
+    count_changes,
+    noise_window,
+)
 from appliance.model import MANIFEST, PACKAGED, Bundle, Vtln, library, load_bundle, read_json
 from appliance.system import write_whole
 
@@ -60,8 +66,8 @@ WRONG = 2.0
 with the same log-probabilities a model is right half as often (in odds)."""
 TRIED = 60
 """Doubtful texts that decide whether there is a second pass."""
-SHORT_WINDOWS, NOISES = 40, 8
-"""Sentences and noises that decide on short windows."""
+SHORT_WINDOWS, NOISES = 150, 8
+"""Most sentences, and noises, that decide on short windows."""
 SEED = 5
 Show = Callable[[str, int, int], object]
 """Called with the present step, what is done of it, and how much it is."""
@@ -112,8 +118,9 @@ def fit_model(request: FitRequest, settings: Settings, show: Show) -> dict[str, 
         with SentenceListener(bundle, settings, sorted({*commands, *near}), near) as listener:
             session = _Fit(listener, measured, clips, show)
             facts = session.fit(corrections)
+        vtln = Vtln(**facts["vtln"]) if facts["vtln"] else None
         facts["short_windows"], facts["fitted"]["short_windows"] = _short_windows(
-            bundle, measured, clips
+            replace(bundle, vtln=vtln), measured, clips, show
         )
         facts["fitted"] |= {
             "version": __version__,
@@ -128,23 +135,39 @@ def fit_model(request: FitRequest, settings: Settings, show: Show) -> dict[str, 
 
 
 def _short_windows(
-    bundle: Bundle, measured: Measurements, clips: Sequence[Clip]
+    bundle: Bundle, measured: Measurements, clips: Sequence[Clip], show: Show
 ) -> tuple[bool, dict[str, Any]]:
-    """Return whether the encoder may take short windows, and the figures."""
+    """Return whether the encoder may take short windows, and the figures. `bundle` has the second
+    pass that was chosen."""
+    chosen = clips[:: -(-len(clips) // SHORT_WINDOWS)]
+    try:
+        trial = ShortWindowsTrial(bundle)
+    except ModelError:  # an encoder of an older version, or for a chip
+        return False, {"clips": 0, "same_text": 0, "changed_gates": 0}
 
-    def measure() -> list[object]:
-        chosen = clips[:: max(1, len(clips) // SHORT_WINDOWS)]
-        sounds = [noise_sound(number) for number in range(NOISES)]
-        try:
-            found = measure_short_windows(
-                bundle, [to_samples(read_sound(clip.file)) for clip in chosen], sounds
-            )
-        except ModelError:  # an encoder of an older version, or for a chip
-            return [False, 0, 0, 0]
-        return [found.safe, found.speech, found.same_text, found.changed_gates]
+    def compare(item: Clip | int) -> object:
+        if isinstance(item, int):
+            return trial.compare(noise_window(noise_sound(item), bundle), is_speech=False)[:2]
+        window = only_window(read_sound(item.file), PLAIN, item.file.name, bundle.window_s)
+        return trial.compare(window, is_speech=True)[:2] if window else None
 
-    safe, *counts = measured.take("short windows", measure)
-    return bool(safe), dict(zip(("clips", "same_text", "changed_gates"), counts, strict=True))
+    speech: list[Any] = []
+    sounds: list[Any] = []
+    with trial:
+        for number, clip in enumerate(chosen):
+            show("short windows", number, len(chosen))
+            speech.append(measured.take(f"{clip.file} short", functools.partial(compare, clip)))
+        for number in range(NOISES):
+            key = f"noise {number} short"
+            sounds.append(measured.take(key, functools.partial(compare, number)))
+    found = count_changes(
+        [Comparison(*one) for one in speech if one], [Comparison(*one) for one in sounds if one]
+    )
+    return found.safe, {
+        "clips": found.speech,
+        "same_text": found.same_text,
+        "changed_gates": found.changed_gates,
+    }
 
 
 def write_facts(folder: Path, before: bytes, facts: dict[str, Any]) -> None:

@@ -62,6 +62,7 @@ CONDITIONS = (
     Condition("room", 25.0, 2.0),
     Condition("far", 12.0, -6.0, 0.6),
 )
+PLAIN = CONDITIONS[0]
 HARDER = (Condition("noise 0 dB", 0.0), Condition("far noise", 3.0, -10.0, 0.7))
 """For models that make few errors otherwise."""
 _SHORT = (("what's", "what is"), ("it's", "it is"), ("i'm", "i am"), ("we're", "we are"))
@@ -173,6 +174,13 @@ def cut_windows(sound: Sound, window_s: float) -> list[Window]:
     samples = to_samples(sound)
     found = [one for frame in frames_of(samples) for one in segmenter.push(frame)]
     return [one for one in (*found, *segmenter.flush()) if isinstance(one, Window)]
+
+
+def only_window(sound: Sound, condition: Condition, name: str, window_s: float) -> Window | None:
+    """Return the window that the microphone's path makes of a sound under a condition; None if it
+    does not make exactly one. `name` as for `place_sound`."""
+    windows = cut_windows(place_sound(sound, condition, name), window_s)
+    return windows[0] if len(windows) == 1 else None
 
 
 def frames_of(samples: Samples) -> Sequence[Frame]:

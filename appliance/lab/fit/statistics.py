@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
+Truths = NDArray[np.bool_]
 
 RIDGE = 1e-3
 """Keeps the regression finite where one feature separates right from wrong."""
@@ -25,9 +26,7 @@ def logistic(features: Numbers, right: Numbers, weights: Numbers, ridge: float =
     return found
 
 
-def calibration_error(
-    found: Numbers, right: NDArray[np.bool_], weights: Numbers | None = None
-) -> float:
+def calibration_error(found: Numbers, right: Truths, weights: Numbers | None = None) -> float:
     """Return the expected calibration error: the mean distance of probability and share of right
     texts over BINS equal bins, by their sizes."""
     weights = np.ones(len(found)) if weights is None else weights
@@ -37,7 +36,7 @@ def calibration_error(
     return float(sum(gaps) / max(1e-9, weights.sum()))
 
 
-def ranking(found: Numbers, right: NDArray[np.bool_]) -> float:
+def ranking(found: Numbers, right: Truths) -> float:
     """Return the area under the ROC curve: how often a right text has more than a wrong one; NaN
     without both."""
     good, bad = found[right][:, None], found[~right][None]
