@@ -66,6 +66,8 @@ class AddRequest:
     quantize: str = "int8"
     language: str = ""
     """Code or English name; "": the checkpoint's."""
+    latin: bool = False
+    """Leave out tokens of other letters."""
     hef: str = NONE
     """auto, none, a chip, or a file."""
     chip_present: str | None = None
@@ -125,7 +127,7 @@ def make_bundle(
         read_hef(request.hef_file)
     own_decoder = _own_decoder(request, hef)
     window_s = request.window_s or (hef.window_s if hef else None)
-    plan = partial(_plan, window_s=window_s, language=request.language)
+    plan = partial(_plan, window_s=window_s, request=request)
 
     def check(folder: Path) -> None:
         config, _ = plan(folder)
@@ -142,6 +144,7 @@ def make_bundle(
         source=source,
         licence=licence,
         language=request.language,
+        latin=request.latin,
         quantize=request.quantize,
     )
     yield f"building {staging.name}"
@@ -197,12 +200,12 @@ def _check_window(window_s: float | None) -> None:
 
 
 def _plan(
-    checkpoint: Path, window_s: float | None, language: str
+    checkpoint: Path, window_s: float | None, request: AddRequest
 ) -> tuple[WhisperConfig, Decoding]:
     """Return sizes and decoding rules; needs no weights. Raises ModelError for a contradiction."""
     config = read_config(checkpoint / CONFIG_FILE)
     window_positions(config, window_s or window_of(config))
-    return config, read_decoding(checkpoint, config, language)
+    return config, read_decoding(checkpoint, config, request.language, latin=request.latin)
 
 
 def _require_memory(

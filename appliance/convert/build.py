@@ -64,6 +64,8 @@ class Recipe:
     demo_model: bool = False
     language: str = ""
     """Code or English name; "": the one that the checkpoint names, or English."""
+    latin: bool = False
+    """Leave out tokens of other letters: fewer are scored for each token."""
     padded_positions: int = 0
     """Encoder positions to pad to by default; 0: as many as the model was trained with."""
     repetition_penalty: float = 1.0
@@ -122,7 +124,9 @@ def build_bundle(
             f"{out}: expected a bundle to replace or nothing, found something else; move it away"
         )
     checkpoint = load_checkpoint(checkpoint_folder)
-    decoding = read_decoding(checkpoint_folder, checkpoint.config, recipe.language)
+    decoding = read_decoding(
+        checkpoint_folder, checkpoint.config, recipe.language, latin=recipe.latin
+    )
     bundle = _describe(checkpoint, decoding, recipe, out)
     int8, zero_points = bundle.quantize == "int8", bundle.zero_points
     positions = bundle.positions
@@ -230,6 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     for option in ("description", "source", "licence"):
         parser.add_argument(f"--{option}", default="")
     parser.add_argument("--language", default="", help="of the prompt (default: the checkpoint's)")
+    parser.add_argument("--latin", action="store_true", help="leave out tokens of other letters")
     parser.add_argument(
         "--demo", dest="demo_model", action="store_true", help="mark as a demonstration model"
     )

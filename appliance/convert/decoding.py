@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.convert.latin import OTHERS, other_letters
 from appliance.convert.shapes import (
     ADDED_FILE,
     CONFIG_FILE,
@@ -76,8 +77,11 @@ class Decoding:
     suppressed_first: tuple[int, ...]
 
 
-def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> Decoding:
-    """What the files in `folder` say; `language` (code or English name) goes before it.
+def read_decoding(
+    folder: Path, config: WhisperConfig, language: str = "", *, latin: bool = False
+) -> Decoding:
+    """What the files in `folder` say; `language` (code or English name) goes before it. With
+    `latin`, tokens of other letters are suppressed, and languages that need them are left out.
 
     Raises ModelError for what cannot be, and for a language that the model does not know.
     """
@@ -89,10 +93,15 @@ def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> De
     languages = tuple(sorted(known)) if multilingual and known else (ENGLISH,)
     chosen, source = rules.language(language, languages)
     prompt = [START, f"<|{chosen}|>", rules.task()] if multilingual else [START]
+    if latin and chosen in OTHERS:
+        raise ModelError(f"--latin: {chosen} is written in other letters, too; leave --latin out")
     tokens = _find_tokens(folder, vocabulary, special, [*prompt, NO_TIMESTAMPS], config.vocab_size)
     suppressed = set(rules.ids("suppress_tokens"))
     if tokens.end_of_text in suppressed:
         raise rules.trouble("suppress_tokens", "a list without end-of-text", tokens.end_of_text)
+    if latin:
+        languages = tuple(code for code in languages if code not in OTHERS)
+        suppressed |= other_letters(vocabulary)
     not_text = set(range(tokens.first_special, config.vocab_size)) - {tokens.end_of_text}
     return Decoding(
         vocabulary=vocabulary,

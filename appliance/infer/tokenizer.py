@@ -7,12 +7,11 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 from appliance.errors import ModelError
-from appliance.model import VOCABULARY_FILE, Bundle
+from appliance.model import VOCABULARY_FILE, Bundle, byte_of_letter
 
 SPLIT = re.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+", re.UNICODE
@@ -112,21 +111,9 @@ def _read(file: Path) -> dict[str, int]:
 def _to_bytes(token: str, number: int) -> bytes:
     """Return the bytes that a token's letters stand for."""
     try:
-        return bytes(_byte_of_letter()[letter] for letter in token)
+        return bytes(byte_of_letter()[letter] for letter in token)
     except KeyError as error:
         raise ModelError(
             f"vocabulary: expected token {number} in byte letters, found {token!r}; "
             "add the model again, from complete files"
         ) from error
-
-
-@cache
-def _byte_of_letter() -> dict[str, int]:
-    """Return the byte of each of GPT-2's letters (openai/gpt-2, encoder.py, bytes_to_unicode).
-
-    Printable Latin-1 stands for itself; the other 68 bytes are the letters from U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         read_hef as read_hef,
         verify_hef as verify_hef,
     )
+    from appliance.model.letters import byte_of_letter as byte_of_letter
     from appliance.model.library import (
         StagingFolder as StagingFolder,
         choose as choose,

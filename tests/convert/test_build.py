@@ -246,6 +246,14 @@ def test_whispers_own_vocabulary_and_generation_config_are_understood(tmp_path: 
     assert {1, 2, 7, 50258, 50362, 50364, 51864} <= set(bundle.suppressed)
     assert len(bundle.languages) == 99 and bundle.guards.positions == 1500
     assert Tokenizer.open(bundle).detokenize([2425, 11, 1002, 50257]) == " Hello, world"
+    build_bundle(folder, tmp_path / "latin", Recipe("latin", 10.0, language="de", latin=True))
+    latin = load_bundle(tmp_path / "latin")
+    left_out = set(latin.suppressed) - set(bundle.suppressed)
+    assert 7800 < len(left_out) < 7900 and len(latin.kept) == len(bundle.kept) - len(left_out)
+    written = {piece: Tokenizer.open(latin).detokenize([piece]) for piece in left_out}
+    assert not any(text.isascii() for text in written.values())
+    assert (latin.prompt, latin.tokens) == (bundle.prompt, bundle.tokens)
+    assert {"en", "de", "vi"} <= set(latin.languages) and "ru" not in latin.languages
 
 
 def test_the_command_builds_a_bundle_and_says_its_size(

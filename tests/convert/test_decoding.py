@@ -14,8 +14,10 @@ from rigs.models import sized
 from rigs.vocabularies import letters_of, published_ranks
 
 from appliance.convert.decoding import Decoding, read_decoding, read_vocabulary
+from appliance.convert.latin import other_letters
 from appliance.errors import ModelError
 from appliance.infer.tokenizer import Tokenizer
+from appliance.lab.benchmark.subject import OTHER_LETTERS
 
 MULTILINGUAL = 51_865
 TEXT = 40
@@ -76,8 +78,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, language: str = "", size: int = MULTILINGUAL) -> Decoding:
-    return read_decoding(folder, sized(8, (1, 1), 2, size, 50, 20), language)
+def read(
+    folder: Path, language: str = "", size: int = MULTILINGUAL, *, latin: bool = False
+) -> Decoding:
+    return read_decoding(folder, sized(8, (1, 1), 2, size, 50, 20), language, latin=latin)
 
 
 def refusal(folder: Path, language: str = "", size: int = MULTILINGUAL) -> str:
@@ -295,6 +299,31 @@ def test_end_of_text_can_always_be_written(folder: Path) -> None:
 def test_forced_tokens_that_are_no_pairs_are_refused(folder: Path, value: object) -> None:
     write(folder / "generation_config.json", {"forced_decoder_ids": value})
     assert "forced_decoder_ids: expected pairs of place and token id" in refusal(folder)
+
+
+LATIN = ["light", " K\u00fcche", "\u1ebfn", "21 \u00b0C\u2026"]
+OTHER = ["\u0441\u0432\u0435\u0442", " \u03a9", "\u3042", "b\u0441"]
+PARTS = ["\u3042".encode()[:2], bytes([0xD0]), "\u0441b".encode()[1:]]
+
+
+def test_latin_leaves_out_tokens_of_other_letters_and_their_languages(folder: Path) -> None:
+    pieces = [*(text.encode() for text in (*LATIN, *OTHER)), *PARTS]
+    pieces += [bytes([65 + i]) for i in range(TEXT - len(pieces))]
+    vocabulary = {letters_of(piece): i for i, piece in enumerate(pieces)}
+    added = {name.replace("<|fr|>", "<|ru|>"): number for name, number in ADDED.items()}
+    write(folder / "tokenizer.json", tokenizer_json(vocabulary, added))
+    usual, latin = read(folder), read(folder, latin=True)
+    assert set(latin.suppressed) - set(usual.suppressed) == {4, 5, 6, 7}
+    assert latin.vocabulary == usual.vocabulary
+    assert (usual.languages, latin.languages) == (("de", "en", "ru"), ("de", "en"))
+    with pytest.raises(ModelError, match="--latin: ru is written in other letters"):
+        read(folder, "ru", latin=True)
+
+
+def test_one_token_in_six_of_whispers_has_other_letters() -> None:
+    ranks = published_ranks(shared("data/whisper/openai/multilingual.tiktoken"))
+    table = {letters_of(data): i for i, data in ranks.items() if data}
+    assert len(other_letters(table)) == OTHER_LETTERS
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
@@ -45,6 +45,7 @@ LABELS = {
     "aggressive": "Roomscribe, CPU, aggressive",
     "short": "Roomscribe, CPU, balanced, short windows",
     "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
+    "balanced-latin": "Roomscribe, CPU, balanced, tokens of Latin letters only",
     "repeated": "Roomscribe, CPU, balanced, a command said before",
     "unseen": "Roomscribe, CPU, balanced, a command never said before",
     "hybrid": "Roomscribe, hybrid: HEF encoder, INT8 CPU decoder",
@@ -53,6 +54,7 @@ LABELS = {
 KEYS = tuple(LABELS)
 OURS = "balanced"
 """The row that the others are compared with, and its preset."""
+INT4 = "int4"
 SHORT = "short"
 """The row whose encoder computes no more than the speech."""
 DRAFTED = "repeated", "unseen"
@@ -200,10 +202,10 @@ class RowMaker:
 
     def _ours(self, key: str) -> Row:
         preset, _, scan = (OURS, "", "") if key in (SHORT, *DRAFTED) else key.partition("-")
-        folder = self.rough_bundle() if scan else self._subject.bundle.folder
+        folder = self.other_bundle(scan) if scan else self._subject.bundle.folder
         # what no token of a text can be is scored at the prompt alone
         read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
-        if scan:
+        if scan == INT4:
             read += BEST * self._bundle.d_model * HALF_BYTES
         read += bytes_of_cross_cache(self._bundle, self._bundle.positions + 1)
         if key in DRAFTED and JOINT_FILE not in self._bundle.files:
@@ -213,12 +215,15 @@ class RowMaker:
             kind, more = "drafts", {"seen": key == DRAFTED[0]}
         return self._row(key, kind, read, folder=str(folder), preset=preset, **more)
 
-    def rough_bundle(self) -> Path:
-        """The bundle that scans the vocabulary with 4 bits."""
-        window_s = self._subject.bundle.window_s
-        recipe = Recipe("benchmark", window_s, quantize="int8", vocabulary_scan="int4")
+    def other_bundle(self, kind: str) -> Path:
+        """The bundle that scans the vocabulary with 4 bits, or has Latin letters only."""
+        recipe = Recipe("benchmark", self._subject.bundle.window_s, quantize="int8")
+        if kind == INT4:
+            recipe = replace(recipe, vocabulary_scan=INT4)
+        else:
+            recipe = replace(recipe, latin=True)
         return self._made(
-            "bundle-int4", lambda folder: build_bundle(self._subject.folder, folder, recipe)
+            f"bundle-{kind}", lambda folder: build_bundle(self._subject.folder, folder, recipe)
         )
 
     def _exported(self, key: str) -> Row:

@@ -48,6 +48,10 @@ def _sized(d_model: int, layers: int, heads: int) -> WhisperConfig:
 SHAPES = {"tiny": _sized(384, 4, 6), "base": _sized(512, 6, 8)}
 """openai/whisper-tiny's and whisper-base's sizes (their config.json)."""
 TEXT_TOKENS, LANGUAGES = 50_257, 99
+OTHER_LETTERS = 7_876
+"""Text tokens of the multilingual vocabulary with letters of other scripts than Latin."""
+ALPHA = "\u00ce\u00b1"
+"""The Greek letter in byte letters."""
 SPACE = 220
 """Whisper suppresses it at the first step (generation_config.json, begin_suppress_tokens)."""
 SEED = 20
@@ -111,10 +115,14 @@ def _weight(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
 
 
 def _pieces() -> dict[str, int]:
-    """TEXT_TOKENS pieces in byte letters: numbers written with 16 letters."""
+    """TEXT_TOKENS pieces in byte letters: numbers written with 16 letters, the last OTHER_LETTERS
+    of them with a Greek letter."""
     letters = "abcdefghijklmnop"
+    first = TEXT_TOKENS - OTHER_LETTERS
     return {
-        "".join(letters[int(digit, 16)] for digit in f"{number:x}"): number
+        ALPHA * (number >= first) + "".join(letters[int(digit, 16)] for digit in f"{number:x}"): (
+            number
+        )
         for number in range(TEXT_TOKENS)
     }
 
