@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -426,7 +427,11 @@ def _end_with(reader: socket.socket) -> None:
 
 
 class _JsonProgress:
-    """A ProgressDisplay that writes a JSON line for each percent of the current step."""
+    """A ProgressDisplay that writes a JSON line for each percent of the current step.
+
+    While nobody reads, because the page is closed, the socket fills: then lines of progress are
+    left out, long before there is no room for the last line.
+    """
 
     def __init__(self) -> None:
         self._doing, self._done, self._total, self._share = "", 0, 0, -1
@@ -447,14 +452,19 @@ class _JsonProgress:
         share = 100 * self._done // self._total if self._total else 0
         if share != self._share:
             self._share = share
-            self.write(doing=self._doing, done=self._done, total=self._total)
+            self._show(doing=self._doing, done=self._done, total=self._total)
 
     def end(self) -> None:
         """End the step."""
 
     def note(self, line: str) -> None:
         """Begin a step of unknown length."""
-        self.write(doing=line, done=0, total=0)
+        self._show(doing=line, done=0, total=0)
+
+    def _show(self, **line: object) -> None:
+        with suppress(OSError):
+            if select.select([], [sys.stdout.fileno()], [], 0)[1]:  # a quarter is used at most
+                self.write(**line)
 
 
 def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,7 @@ from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.waiting import until
 
+from appliance.cli.model import _JsonProgress
 from appliance.daemon.model_install import InstallProgress, ModelInstaller
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
@@ -62,6 +66,30 @@ def test_a_model_is_added_and_what_is_done_is_told(desk: Desk) -> None:
     assert {one.name for one in told if one} == {"tiny"}
     fit = "fitting its confidence to its errors: listening"
     assert any(one.doing.startswith(fit) for one in told if one)
+
+
+def test_a_closed_page_delays_nothing_and_hears_of_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+
+    def report() -> None:
+        progress = _JsonProgress()
+        for number in range(1000):
+            progress.note(f"fitting its confidence to its errors: listening, {number} %")
+        progress.write(added="tiny")
+
+    with ours, theirs, ours.makefile("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        thread = threading.Thread(target=report, daemon=True)
+        thread.start()
+        thread.join(20.0)
+        monkeypatch.undo()
+        assert not thread.is_alive()
+        lines = theirs.recv(1 << 20, socket.MSG_DONTWAIT).decode().splitlines()
+    assert len(lines) < 250
+    assert json.loads(lines[0])["doing"].endswith(" 0 %")
+    assert json.loads(lines[-1]) == {"added": "tiny"}
 
 
 def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> None:
