@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.devices import Device, stable_name
+from appliance.capture.devices import Device, is_stream, stable_name
 from appliance.capture.frames import Framer, Resampler, SampleClock, is_clipped
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from appliance.capture.echo import EchoCanceller
     from appliance.capture.reference import Reference
 
+STREAM_FIX = "it is opened again; are the camera or the server, and the network, on?"
 CLIPPED_AFTER_S, CLIPPED_AT_MOST_S = 5.0, 10.0
 """So much more clipped than clear sound is reported; it is taken back when the balance is even."""
 
@@ -73,6 +74,7 @@ class Microphone:
         opened = self._recorder.open(settings.device, settings.block_ms)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
         self._levels = Levels(settings.silence_s)
+        self._is_stream = is_stream(settings.device)
         self.name = opened.name
         self._reference, self._canceller = _open_reference(settings)
         self.description = stable_name(opened.name)
@@ -125,8 +127,9 @@ class Microphone:
                 yield from self._without_echo(stream.push(waiting))
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
+            fix = STREAM_FIX if self._is_stream else error.fix
             raise DeviceError(
-                f"microphone {self.name!r}: expected sound, found {error}: {error.fix}"
+                f"microphone {self.name!r}: expected sound, found {error}: {fix}"
             ) from error
 
     def stop(self) -> None:

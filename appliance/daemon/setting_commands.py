@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance import config
+from appliance.capture import is_stream
 from appliance.config import MqttSettings, Reading, Settings
 from appliance.control import ControlError
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
@@ -169,6 +170,8 @@ def _mistake(name: str, value: Any) -> str:
         return "may not be set here: write it into roomscribe.toml, or run `sudo roomscribe setup`"
     if isinstance(value, str) and not is_text(value):
         return "expected text, found half a letter"
+    if name == "capture.device" and isinstance(value, str) and is_stream(value):
+        return "expected a sound card: write a stream into roomscribe.toml"
     if name == "model.bundle" and "/" in value:
         return "expected the name of an installed model, found a path"
     if name == "model.bundle" and value and value not in (installed := installed_bundles()):
@@ -187,5 +190,13 @@ def _value(name: str, settings: Settings) -> Any:
 
 
 def _shown(name: str, reading: Reading) -> dict[str, Any]:
-    """Return a key's value and the file that it comes from; null: it is the default."""
-    return {"value": _value(name, reading.settings), "from": reading.origins.get(name)}
+    """Return a key's value and the file that it comes from; null: it is the default.
+
+    A stream is shown without its password.
+    """
+    value = _value(name, reading.settings)
+    if name == "capture.device" and is_stream(value):
+        from appliance.capture import public_name
+
+        value = public_name(value)
+    return {"value": value, "from": reading.origins.get(name)}

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rigs import rtsp
 from rigs.checkout import TESTS
 from rigs.microphone import SINK, PulseMicrophone, missing as no_microphone
 from rigs.needs import needs_ffmpeg
@@ -136,6 +137,28 @@ def test_a_wrong_password_is_one_line_without_it() -> None:
             Microphone(CaptureSettings(device=device), recorder)
     assert "s3cret" not in str(wrong.value) and "\n" not in str(wrong.value)
     assert "check its address, user and password" in str(wrong.value)
+
+
+@needs_ffmpeg
+def test_an_rtsp_camera_is_a_microphone_that_can_be_opened_again() -> None:
+    """It asks for a digest and breaks the connection off, as when it starts again."""
+    with rtsp.Camera("admin", PASSWORD, seconds=0.7) as found:
+        settings = CaptureSettings(device=f"rtsp://admin:s3cret%2Ftv@127.0.0.1:{found.port}/live")
+        for _ in range(2):
+            heard: list[Frame] = []
+            with Microphone(settings) as microphone:
+                assert microphone.name == f"rtsp://127.0.0.1:{found.port}/live"
+                assert "s3cret" not in command_lines()
+                with pytest.raises(DeviceError, match="it is opened again") as lost:
+                    heard += microphone.frames()
+            assert "s3cret" not in str(lost.value)
+            loud = np.concatenate([frame.samples for frame in heard[2:20]]).astype(float)
+            assert loud.std() == pytest.approx(8000 / 2**0.5, rel=0.02)
+        assert found.plays == 2
+        wrong = CaptureSettings(device=f"rtsp://admin:s3cret-2@127.0.0.1:{found.port}/live")
+        with Recorder() as recorder, pytest.raises(DeviceError, match="401") as refused:
+            Microphone(wrong, recorder)
+        assert "s3cret" not in str(refused.value)
 
 
 def test_a_pipe_is_a_microphone_and_outlives_its_writer(tmp_path: Path) -> None:

@@ -261,6 +261,7 @@ def test_configure_reads_the_configuration_once_as_it_is_and_once_as_it_would_be
         ("model.bundle", "../x", "expected the name of an installed model, found a path"),
         ("model.bundle", "enormous", "expected an installed model (home-en), found enormous"),
         ("capture.device", "\ud800", "expected text, found half a letter"),
+        ("capture.device", "rtsp://a:b@c/1", "expected a sound card: write a stream into"),
         ("capture.device", "a\nb", "expected text without control characters"),
         ("vocabulary.words", "Zoë", "expected"),
         ("vocabulary.words", ["x" * 65], "expected words or names of 1 to 64 letters"),
@@ -340,6 +341,13 @@ def test_a_reload_says_what_is_wrong_with_the_configuration(house: Appliance) ->
         "voice.close_score",
     ]
     assert house.reloads == 1
+
+
+def test_a_camera_is_shown_without_its_password(house: Appliance) -> None:
+    with (house.folder / "roomscribe.toml").open("a", encoding="utf-8") as file:
+        file.write('[capture]\ndevice = "rtsp://admin:secret@camera/1?token=abc"\n')
+    shown = ask(house, "settings")["settings"]["capture.device"]["value"]
+    assert shown == "rtsp://camera/1"
 
 
 def test_keys_that_may_be_set_name_no_file_and_nobody_who_may_come_in() -> None:
