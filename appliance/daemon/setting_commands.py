@@ -172,9 +172,15 @@ def _mistake(name: str, value: Any) -> str:
         return "expected text, found half a letter"
     if name == "capture.device" and isinstance(value, str) and is_stream(value):
         return "expected a sound card: write a stream into roomscribe.toml"
-    if name == "model.bundle" and "/" in value:
+    return _mistaken_model(value) if name == "model.bundle" and value else ""
+
+
+def _mistaken_model(value: str) -> str:
+    """Return why this is no installed model; "" if it is."""
+    if "/" in value:
         return "expected the name of an installed model, found a path"
-    if name == "model.bundle" and value and value not in (installed := installed_bundles()):
+    installed = installed_bundles()
+    if value not in installed:
         return f"expected an installed model ({', '.join(installed)}), found {shorten(value)}"
     return ""
 

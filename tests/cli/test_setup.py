@@ -24,8 +24,8 @@ from rigs.waiting import until
 
 from appliance.cli.setup.answers import Answers
 from appliance.cli.setup.broker import parse_address
+from appliance.cli.setup.loudspeakers import describe_reference
 from appliance.cli.setup.meter import Meter, loudest
-from appliance.cli.setup.microphone import describe_reference
 from appliance.cli.setup.room import with_room
 from appliance.cli.setup.suggestion import (
     SHAPES,
@@ -102,6 +102,9 @@ def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
         (("--node", "!!!"), 78, "--node: '!!!' cannot be a room's name"),
         (("--model", "./none"), 78, "none"),
         (("--device", "no such microphone"), 69, "--device: no microphone has"),
+        (("--device", "rtsp://a:b@camera/1"), 69, "setup takes sound cards only"),
+        (("--reference", "pipe:///nowhere"), 69, "--reference: pipe:///nowhere does not open"),
+        (("--reference", "rtsp://a:b@camera/1"), 69, "a password on the command line"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_nothing_is_written(
@@ -113,6 +116,19 @@ def test_a_wrong_option_is_one_line_and_nothing_is_written(
     assert (done.returncode, len(errors(done))) == (status, 1), done.stderr
     assert line in errors(done)[0]
     assert config.read_text() == before
+
+
+def test_a_reference_is_tried_written_and_taken_back(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    pipe = tmp_path / "snap"
+    os.mkfifo(pipe)
+    arguments = ("setup", "--config", config, "--yes", "--broker", "none", "--reference")
+    done = roomscribe(*arguments, f"pipe://{pipe}")
+    assert (done.returncode, f"Loudspeakers: pipe://{pipe}" in done.stdout) == (0, True)
+    written = tomllib.loads(config.read_text())
+    assert written["capture"] == {"reference": {"device": f"pipe://{pipe}"}}
+    assert roomscribe(*arguments, "none").returncode == 0
+    assert tomllib.loads(config.read_text())["capture"] == {"reference": {}}
 
 
 @program("setpriv", package="util-linux")
@@ -326,6 +342,9 @@ def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> N
             assert len(re.findall(r"\n\r* +microphone +level", terminal.shown)) == 1
             terminal.enter()
             terminal.until("default: good")
+            terminal.until(
+                "from one of these: pulse:roomscribe_rig.monitor. `sudo roomscribe setup"
+            )
             terminal.interrupt()
 
 

@@ -49,6 +49,8 @@ class Answers:
     """The microphone's name; empty: the default one."""
     mqtt: MqttSettings
     model: str
+    reference: str = ""
+    """The sound that the loudspeakers play, as capture.reference names it; empty: none."""
     password: str = ""
     """The broker's, to be written beside the configuration; empty: it stays as it is."""
 
@@ -59,6 +61,9 @@ class Answers:
             for name, key in KEYS.items()
             if getattr(self, name) != getattr(before, name)
         }
+        if self.reference != before.reference:
+            device = {"device": self.reference} if self.reference else {}
+            found["capture.reference"] = device
         for key in MQTT_KEYS:
             if getattr(self.mqtt, key) != getattr(before.mqtt, key):
                 found[f"mqtt.{key}"] = getattr(self.mqtt, key)
@@ -73,4 +78,5 @@ def configured_answers(settings: Settings, model: str) -> Answers:
         device=settings.capture.device,
         mqtt=settings.mqtt,
         model=model,
+        reference=settings.capture.reference.get("device", ""),
     )

@@ -52,6 +52,12 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--device", metavar="NAME", help="microphone, as `roomscribe devices` shows it"
     )
     sub.add_argument(
+        "--reference",
+        metavar="NAME",
+        help="what the room's loudspeakers play: a line input, or pulse:NAME.monitor of the sound "
+        "server; none: no echo cancellation",
+    )
+    sub.add_argument(
         "--broker", metavar="HOST[:PORT]", help="the MQTT broker; none: publish nothing"
     )
     sub.add_argument("--username", metavar="NAME", help="user name at the broker")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Answers, Context
+from appliance.cli.setup.loudspeakers import ask_reference
 from appliance.cli.setup.meter import EVERY_S, Meter
 from appliance.control import ControlClient
 from appliance.errors import DaemonError, DeviceError
@@ -22,13 +23,23 @@ MUTED = "The microphone is muted. `roomscribe mute off` switches it on."
 
 
 def ask_microphone(context: Context, answers: Answers) -> Answers:
+    """Ask for the microphone, and take the reference that belongs to it.
+
+    Raises DeviceError for a wrong --device where nobody is asked, and for a wrong --reference.
+    """
+    return ask_reference(context, ask_device(context, answers))
+
+
+def ask_device(context: Context, answers: Answers) -> Answers:
     """Show the level of each microphone and ask for one of them.
 
     Raises DeviceError for a wrong --device where nobody is asked.
     """
+    from appliance.capture import public_name
+
     wanted = context.options.device
     if wanted is None and not context.dialog.interactive:
-        context.dialog.say(answers.device or "the default microphone")
+        context.dialog.say(public_name(answers.device) or "the default microphone")
         return answers
     with ExitStack() as opened:
         meters = open_meters(context, answers, opened)
@@ -72,6 +83,13 @@ def take_option(context: Context, answers: Answers, wanted: str, names: Sequence
 
     Raises DeviceError if there is none, or more than one.
     """
+    from appliance.capture import is_stream
+
+    if is_stream(wanted):
+        raise DeviceError(
+            "--device: setup takes sound cards only. Write the stream into "
+            f"{context.file}: [capture] device"
+        )
     whole = [name for name in names if name.casefold() == wanted.casefold()]
     found = whole or [name for name in names if wanted.casefold() in name.casefold()]
     if wanted and len(found) != 1:
@@ -116,21 +134,11 @@ def daemon_meter(context: Context, opened: ExitStack) -> list[Meter]:
     daemon = opened.enter_context(ControlClient(context.sockets))
     state = daemon.call("state")
     if state["microphone"] != "none":
-        if reference := state.get("reference"):
-            context.dialog.say(describe_reference(reference))
         daemon.subscribe("level")
         return [Meter(state["microphone"], daemon=daemon, in_use=True)]
     if state["status"] == "muted":
         context.dialog.say(MUTED)
     return []
-
-
-def describe_reference(reference: Mapping[str, Any]) -> str:
-    """Return what echo cancellation does, from the daemon's state."""
-    if reference["delay_ms"] is None:
-        return "Loudspeakers: no sound of the reference was found in the microphone yet."
-    reduction_db, delay_ms = reference["reduction_db"] or 0.0, reference["delay_ms"]
-    return f"Loudspeakers: {reduction_db:.0f} dB softer, {delay_ms} ms after the reference."
 
 
 def meters_table(meters: Sequence[Meter]) -> RenderableType:
