@@ -121,7 +121,7 @@ class Arbiter:
     def set_connected(self, connected: bool, now_s: float) -> None:
         """The connection to the broker begins or ends."""
         self._unanswered.clear()
-        self.others.reconnect()
+        self.others.reconnect(now_s)
         self.outgoing.clear()
         if not connected:
             self._connected_s = math.inf
@@ -135,9 +135,9 @@ class Arbiter:
         if node == self.node:
             return
         if online:
-            self.others.since_s[node] = now_s
+            self.others.join(node, now_s)
         else:
-            self.others.leave(node)
+            self.others.leave(node, now_s)
         self.poll(now_s)
 
     def hear(self, utterance: str, start_s: float, now_s: float) -> None:
@@ -275,11 +275,10 @@ class Arbiter:
             self._begin(sentence, now_s)
         if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
             return
-        if not self.rooms:
-            self._decide(sentence, SentenceState.ACTED, now_s)
+        separation = self._separation(now_s) if self.rooms else Separation.NONE
+        if not self.rooms and self.others.may_be_closing(now_s):
             return
-        separation = self._separation(now_s)
-        if separation is not Separation.NONE:
+        if not self.rooms or separation is not Separation.NONE:
             sentence.separation = separation
             self._decide(sentence, SentenceState.ACTED, now_s)
             return
@@ -384,6 +383,8 @@ class Arbiter:
             return min(self._connected_s + PRESENCE_S, self._started_s + START_S)
         if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
             return math.inf
+        if not self.rooms:
+            return self.others.closing_until_s
         due_s = self._unanswered[0][1] + ANSWER_S if self._unanswered else math.inf
         if sentence.state is SentenceState.WAITING:
             ordered = [

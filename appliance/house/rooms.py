@@ -9,6 +9,11 @@ from appliance.house.claims import Act, Claim, is_same_sentence
 
 OPEN_S = 30.0
 """A room that hears speech for longer than this without any claim is not waited for."""
+CLOSING_S = 2.0
+"""A broker that stops closes one connection after the other, and tells rooms that are still
+connected that the others are offline. That counts for nothing if our connection ends so soon."""
+CLOSED_S = 0.2
+"""A broker that stops has closed all connections within this time."""
 
 
 class OtherRooms:
@@ -18,24 +23,34 @@ class OtherRooms:
         """`nodes` may be online."""
         self.since_s: dict[str, float] = dict.fromkeys(nodes, -math.inf)
         """Since when each room is online; -inf for one that may be."""
+        self._left_s: dict[str, float] = {}
+        """When rooms went offline."""
         self.hearers: dict[tuple[str, str], float] = {}
         """When rooms began to hear what they have not claimed yet."""
         self._claims: dict[str, tuple[Claim, float]] = {}
         """Claims and when they came."""
         self.acts: list[tuple[Act, float]] = []
 
-    def reconnect(self) -> None:
-        """Forget who is online and what was missed, at the begin of our connection."""
+    def reconnect(self, now_s: float) -> None:
+        """Forget who is online and what was missed: our connection begins or ends."""
         self.hearers.clear()
-        self.since_s = dict.fromkeys(self.since_s, -math.inf)
+        closed = [node for node, left_s in self._left_s.items() if now_s - left_s < CLOSING_S]
+        self.since_s = dict.fromkeys([*self.since_s, *closed], -math.inf)
+        self._left_s.clear()
+
+    def join(self, node: str, now_s: float) -> None:
+        """Note that a room is online."""
+        self.since_s[node] = now_s
+        self._left_s.pop(node, None)
 
     def drop_unconfirmed(self) -> None:
         """Take rooms that have not said that they are online for offline."""
         self.since_s = {node: since_s for node, since_s in self.since_s.items() if since_s > -1e9}
 
-    def leave(self, node: str) -> None:
+    def leave(self, node: str, now_s: float) -> None:
         """Note that a room is offline."""
-        self.since_s.pop(node, None)
+        if self.since_s.pop(node, None) is not None:
+            self._left_s[node] = now_s
         for key in [key for key in self.hearers if key[0] == node]:
             del self.hearers[key]
 
@@ -72,6 +87,16 @@ class OtherRooms:
         ids = {claim.id, *(other.id for other, _ in self.group(claim))}
         known, _ = self._claims.get(act.claim.id, (act.claim, 0.0))
         return not ids.isdisjoint(act.over) or is_same_sentence(known, claim)
+
+    def may_be_closing(self, now_s: float) -> bool:
+        """Return True if rooms went offline just now: the broker may be closing all connections,
+        ours next."""
+        return now_s < self.closing_until_s
+
+    @property
+    def closing_until_s(self) -> float:
+        """When it is certain that rooms that went offline did so on their own."""
+        return max(self._left_s.values(), default=-math.inf) + CLOSED_S
 
     def forget(self, before_s: float) -> None:
         """Forget what is older than that."""

@@ -36,6 +36,8 @@ DISTURBED_S = 4.0
 """A disturbance counts for sentences that begin so long before it, or within its effects."""
 UNDECIDED_S = 2.0
 """Rooms have decided about a sentence within this time of its beginning."""
+STORED_S = 1.5
+"""A room that runs has a sentence in its log within this time; a killed one gets it again."""
 READY_S = 20.0
 
 
@@ -47,6 +49,8 @@ class Spoken:
     best: str
     begun_s: float
     disturbed: bool = False
+    stored: set[str] = field(default_factory=set)
+    """Rooms that have it in their log."""
     acted: list[str] = field(default_factory=list)
     """Rooms that handed it to Assist."""
     separated: set[str] = field(default_factory=set)
@@ -177,6 +181,8 @@ class Room:
             found = json.loads(line)
             if "rooms" in found:
                 self.rooms = found["rooms"]
+            elif "stored" in found:
+                self._ordeal.sentences[found["stored"]].stored.add(self.node)
             elif "acted" in found:
                 self._ordeal.sentences[found["acted"]].acted.append(self.node)
             elif "decided" in found:
@@ -246,8 +252,12 @@ class Ordeal:
 
     def _ending(self, node: str, key: str, level: float, ends_s: float) -> Callable[[], None]:
         def end() -> None:
-            if not self.rooms[node].tell(f"end {key} {level:.1f} {ends_s:.3f} yes"):
-                later(0.5, end)  # the window waits in the spool
+            self.rooms[node].tell(f"end {key} {level:.1f} {ends_s:.3f} yes")
+            later(STORED_S, again)
+
+        def again() -> None:
+            if node not in self.sentences[key].stored:
+                end()  # the window waits in the spool
 
         return end
 

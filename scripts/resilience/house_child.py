@@ -3,8 +3,8 @@
     python -m resilience.house_child NODE FOLDER PORT
 
 It reads `begin KEY` and `end KEY LEVEL MOMENT PHRASE` line by line, and writes a JSON line for each
-decision and each action. MOMENT is the end of the speech on time.monotonic()'s clock, which all
-processes share.
+sentence that is in the log, each decision and each action. MOMENT is the end of the speech on
+time.monotonic()'s clock, which all processes share. A sentence that it has is ignored.
 """
 
 from __future__ import annotations
@@ -58,19 +58,23 @@ def main() -> None:
     room.assist = ReportingAssist(node)
     room.house.assistant = room.assist
     utterances: dict[str, str] = {}
+    stored: set[str] = set()
     with room:
         write(ready=True)
         for line in sys.stdin:
             match line.split():
                 case ["begin", key]:
                     utterances[key] = room.begin()
-                case ["end", key, level, moment_s, phrase]:
+                case ["end", key, level, moment_s, phrase] if key not in stored:
+                    stored.add(key)
                     utterance = utterances.pop(key, None) or room.begin()
                     text = f"computer {key}" if phrase == "yes" else f"talk {key}"
-                    room.end(
-                        utterance, text, ago_s=time.monotonic() - float(moment_s),
+                    spoken = room.end(
+                        utterance, text, ago_s=time.monotonic() - float(moment_s), report=False,
                         level_dbfs=float(level), confidence=0.9,
                     )  # fmt: skip
+                    write(stored=key)
+                    room.report(spoken)
                 case ["rooms"]:
                     write(rooms=room.house.rooms)
 

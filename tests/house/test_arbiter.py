@@ -15,6 +15,7 @@ from appliance.house.arbiter import (
     Separation,
 )
 from appliance.house.claims import Act, Claim, Hearing
+from appliance.house.rooms import CLOSED_S
 
 
 def claim(node: str = "hall", score: float = 0.0, *, end_s: float = 102.0, **changes: int) -> Claim:
@@ -102,13 +103,36 @@ def test_without_evidence_that_the_better_one_acts_the_worse_one_takes_over() ->
     assert decided(arbiter) == [(True, "kitchen")]
 
 
-def test_if_the_better_one_goes_offline_the_worse_one_acts_at_once() -> None:
+def test_if_the_better_one_goes_offline_the_worse_one_acts() -> None:
     arbiter = connected()
     arbiter.receive(claim("hall", 0.6), 102.4)
     arbiter.claim(claim("kitchen", 0.5), 102.5)
     echo(arbiter, 102.51)
     arbiter.set_online("hall", False, 102.52)
+    assert decided(arbiter) == [], "the broker may be closing all connections"
+    due_s = arbiter.due_s(102.52)
+    assert due_s == pytest.approx(102.52 + CLOSED_S)
+    arbiter.poll(due_s)
+    assert [one.separation for one in arbiter.decisions] == [Separation.NONE]
     assert decided(arbiter) == [(True, "kitchen")]
+
+
+@pytest.mark.parametrize("claimed_s", [102.5, 103.0])
+def test_a_broker_that_closes_all_connections_leaves_each_room_alone_and_says_so(
+    claimed_s: float,
+) -> None:
+    arbiter = connected()
+    if claimed_s < 102.6:
+        arbiter.receive(claim("hall", 0.6), 102.4)
+        arbiter.claim(claim("kitchen", 0.5), claimed_s)
+        echo(arbiter, 102.51)
+    arbiter.set_online("hall", False, 102.52)
+    arbiter.set_connected(False, 102.6)
+    if claimed_s > 102.6:
+        arbiter.claim(claim("kitchen", 0.5), claimed_s)
+    assert [one.separation for one in arbiter.decisions] == [Separation.OFFLINE]
+    arbiter.set_connected(True, 103.2)
+    assert arbiter.rooms == ["hall"]
 
 
 def test_of_two_acts_the_one_that_the_broker_passed_first_counts() -> None:
