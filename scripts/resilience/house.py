@@ -9,6 +9,7 @@ sentence, its level and the moment when it is ready are drawn.
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -38,6 +39,8 @@ UNDECIDED_S = 2.0
 """Rooms have decided about a sentence within this time of its beginning."""
 STORED_S = 1.5
 """A room that runs has a sentence in its log within this time; a killed one gets it again."""
+DECIDING_S = 0.8
+"""A room has decided about a sentence so long after it is in the log."""
 READY_S = 20.0
 
 
@@ -49,8 +52,10 @@ class Spoken:
     best: str
     begun_s: float
     disturbed: bool = False
-    stored: set[str] = field(default_factory=set)
-    """Rooms that have it in their log."""
+    stored_s: dict[str, float] = field(default_factory=dict)
+    """Rooms that have it in their log, and since when."""
+    silenced: set[str] = field(default_factory=set)
+    """Rooms that were killed between that moment and their decision."""
     acted: list[str] = field(default_factory=list)
     """Rooms that handed it to Assist."""
     separated: set[str] = field(default_factory=set)
@@ -95,8 +100,14 @@ class Outcome:
 
     @property
     def nowhere(self) -> list[Spoken]:
-        """Sentences on which no room acted."""
-        return [one for one in self.sentences if not one.acted]
+        """Sentences on which no room acted, though one could."""
+        idle = [one for one in self.sentences if not one.acted]
+        return [one for one in idle if one not in self.silenced]
+
+    @property
+    def silenced(self) -> list[Spoken]:
+        """Sentences on which no room acted because all were killed before they could."""
+        return [one for one in self.sentences if not one.acted and one.silenced >= set(one.rooms)]
 
     @property
     def broken(self) -> bool:
@@ -117,7 +128,8 @@ class Outcome:
             f"{what or 'no disturbances'}\n"
             f"    acted on more than once by rooms that could communicate: {len(self.doubled)}; by "
             f"rooms of which one could not: {len(self.doubled_apart)}; `act` more than once: "
-            f"{len(self.doubled_acts)}; acted on nowhere: {len(self.nowhere)}\n"
+            f"{len(self.doubled_acts)}; acted on nowhere: {len(self.nowhere)}; "
+            f"killed before it could act: {len(self.silenced)}\n"
             f"    undisturbed: {len(calm)}, the best room acted on {best}; acting waited "
             f"{_range(alone)} if one room heard it, {_range(several)} if several did\n"
             f"    per sentence and room: {sum(self.messages.values()) / parts:.1f} messages, "
@@ -182,7 +194,7 @@ class Room:
             if "rooms" in found:
                 self.rooms = found["rooms"]
             elif "stored" in found:
-                self._ordeal.sentences[found["stored"]].stored.add(self.node)
+                self._ordeal.sentences[found["stored"]].stored_s[self.node] = time.monotonic()
             elif "acted" in found:
                 self._ordeal.sentences[found["acted"]].acted.append(self.node)
             elif "decided" in found:
@@ -256,7 +268,7 @@ class Ordeal:
             later(STORED_S, again)
 
         def again() -> None:
-            if node not in self.sentences[key].stored:
+            if node not in self.sentences[key].stored_s:
                 end()  # the window waits in the spool
 
         return end
@@ -277,6 +289,10 @@ class Ordeal:
         room = self.rooms[self.chance.choice(NODES)]
         self._disturb("kills", 18.0)
         room.kill()
+        for spoken in self.sentences.values():
+            since_s = time.monotonic() - spoken.stored_s.get(room.node, -math.inf)
+            if since_s < DECIDING_S and room.node not in spoken.waited_ms:
+                spoken.silenced.add(room.node)
         later(self.chance.uniform(0.1, 1.0), room.start)
 
     def restarts(self) -> None:
