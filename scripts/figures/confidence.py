@@ -5,7 +5,8 @@
 
 Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text). Recordings go through voice
 detector, segmenter and gates as the microphone's would; a text is right when it is so word for
-word, numbers in words. The fit is a logistic regression on the mean and the sum of the tokens'
+word, numbers in words. If a pause cuts a recording into several windows, their texts are right when
+they are so together. The fit is a logistic regression on the mean and the sum of the tokens'
 log-probabilities; each folder counts as much as any other, and is heard as it is and in pink noise
 at 15 and 5 dB. --write puts it into the bundle. Fit and report on different recordings.
 """
@@ -27,7 +28,7 @@ from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
 from appliance.lab.fit.statistics import BINS, calibration_error, logistic, ranking
 from appliance.model.bundle import Calibration, enter_files
-from appliance.records import Window
+from appliance.records import Transcription, Window
 
 NOISES_DB = (15, 5)
 LOW = 0.5
@@ -98,15 +99,17 @@ def listen(
         group = f"{folder.name}/{name.split('/')[0]}" if "/" in name else folder.name
         for sound in (plain, *(with_noise(rng, plain, snr_db) for snr_db in noises_db)):
             stream = np.concatenate((quiet(rng, 1), sound, quiet(rng, 2)))
+            kept: list[Transcription] = []
             for window in cut(to_int16(stream), settings, transcriber.bundle.window_s):
                 if not isinstance(window, Window):
                     continue
                 result = transcriber.transcribe(window)
                 if not judge(result, transcriber.gates, window.voiced_s):
-                    count = len(result.tokens) + result.ended
-                    total = result.avg_logprob * count
-                    right = alike(spoken) == alike(result.text)
-                    yield Heard(group, result.avg_logprob, total, result.confidence, right)
+                    kept.append(result)
+            right = alike(spoken) == alike(" ".join(result.text for result in kept))
+            for result in kept:
+                total = result.avg_logprob * (len(result.tokens) + result.ended)
+                yield Heard(group, result.avg_logprob, total, result.confidence, right)
 
 
 def fitted(heard: Sequence[Heard]) -> Calibration:

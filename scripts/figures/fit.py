@@ -14,7 +14,8 @@ calibration stands the one that the bundle is shipped with, for the same texts. 
 texts from the confidence on that the fit found for acting, and those of at least 0.8.
 
 What is done is kept in --folder (default: build/fit), so that an interrupted measurement continues;
---again starts from the beginning. --write puts the table into docs/figures.md.
+--again starts from the beginning, --listen keeps the fits and listens to the recordings again.
+--write puts the table into docs/figures.md.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ def main() -> int:
     shipped = load_bundle(bundle).calibration
     only, report, every = options.only, options.report, options.every
 
+    if options.listen:
+        for name in results.found.keys() & {"as shipped", "shipped", "damaged"}:
+            folder = bundle if name == "as shipped" else results.folder / name
+            results.found[name] |= heard_by(folder, report, shipped)
+        results.save()
+
     def fit(name: str, damage: float) -> None:
         folder = results.folder / name
         results.take(name, lambda: fitted(prepare(folder, bundle, damage), report, shipped, every))
@@ -97,6 +104,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, help="fit to each so many-th sentence only")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/fit")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--listen", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     options.report = [folder for folder in options.report if folder.is_dir()]
@@ -115,7 +123,7 @@ def identity(bundle: Path, options: argparse.Namespace) -> Facts:
         "model": weights_checksum(bundle),
         "damage": options.damage,
         "every": options.every,
-        "report": [str(folder) for folder in options.report],
+        "report": [name_of(folder) for folder in options.report],
     }
 
 
@@ -130,7 +138,12 @@ class Results:
             shutil.rmtree(folder, ignore_errors=True)
             before = {}
         folder.mkdir(parents=True, exist_ok=True)
-        self.found: Facts = before or {"identity": known, "about": about(ROOT)}
+        self.found: Facts = before or {"identity": known}
+        self.found["about"] = about(ROOT)  # the same code, whatever the commit
+        self.save()
+
+    def save(self) -> None:
+        """Write the file."""
         write_json(self._file, self.found, indent=1)
 
     def take(self, name: str, measure: Callable[[], Facts]) -> None:
@@ -140,7 +153,7 @@ class Results:
             begun_s = time.process_time()
             self.found[name] = measure()
             self.found[name]["cpu_s"] = round(time.process_time() - begun_s)
-            write_json(self._file, self.found, indent=1)
+            self.save()
 
 
 def prepare(folder: Path, bundle: Path, damage: float) -> Path:
@@ -189,10 +202,14 @@ def heard_by(folder: Path, report: Sequence[Path], shipped: Calibration | None) 
     with open_transcriber(settings) as transcriber:
         act = transcriber.bundle.act_confidence
         for each in report:
-            name = "tests/speech" if each == SPEECH else f"{each.parent.name}/{each.name}"
-            sets[name] = list(listen(settings, transcriber, each))
+            sets[name_of(each)] = list(listen(settings, transcriber, each))
     sets["all"] = [one for part in sets.values() for one in part]
     return {"sets": {name: row(part, act, shipped) for name, part in sets.items()}}
+
+
+def name_of(recordings: Path) -> str:
+    """Return the name of a folder of recordings in the table."""
+    return f"{recordings.parent.name}/{recordings.name}"
 
 
 def row(heard: Sequence[Heard], act: float, shipped: Calibration | None) -> Facts:
