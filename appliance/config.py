@@ -1148,7 +1148,7 @@ def page_url(web: WebSettings) -> str:
     """Return the page's address for other machines; empty if it is off or only local."""
     host = {"0.0.0.0": "", "::": ""}.get(web.listen, web.listen)
     host = host or f"{socket.gethostname().split('.')[0]}.local"
-    if not web.enabled or web.url or host.startswith(("/", "127.", "::1")):
+    if not web.enabled or web.url or web.ingress or host.startswith(("/", "127.", "::1")):
         return web.url if web.enabled else ""
     return f"http://{f'[{host}]' if ':' in host else host}:{web.port}/"
 

@@ -24,7 +24,19 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from appliance import __version__, config
-from appliance.cli import fleet, hardware, log, model, mqtt, run, setup, transcribe, verify, web
+from appliance.cli import (
+    container,
+    fleet,
+    hardware,
+    log,
+    model,
+    mqtt,
+    run,
+    setup,
+    transcribe,
+    verify,
+    web,
+)
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
@@ -67,7 +79,7 @@ GROUPS = {
     "every day": ("log", "mute", "transcribe", "web"),
     "MQTT": ("mqtt",),
     "several rooms": ("fleet",),
-    "for systemd and experts": ("run", "benchmark", "hardware-check", "verify"),
+    "for systemd and experts": ("run", "container", "benchmark", "hardware-check", "verify"),
 }
 """All commands, as `roomscribe` without arguments shows them."""
 
@@ -305,6 +317,7 @@ def parser() -> argparse.ArgumentParser:
     model.add_model(names, common)
     web.add_web(names, common)
     fleet.add_fleet(names, common)
+    container.add_container(names, common)
     _add_benchmark(add)
     _add_doctor(add)
     hardware.add_hardware_check(add)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ from appliance.system import free_memory, shorten
 
 SOCKET = Path("/run/roomscribe-models")
 """Exists where the package is installed and the page is on."""
+VARIABLE = "ROOMSCRIBE_MODELS_SOCKET"
+"""Names another socket, in a container."""
 LINE_BYTES = 65_536
 
 
@@ -44,8 +47,8 @@ class InstallProgress:
 class ModelInstaller:
     """Installs one model at a time. One thread. It outlives a reload of the configuration."""
 
-    def __init__(self, path: Path = SOCKET) -> None:
-        self.path = path
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(os.environ.get(VARIABLE) or SOCKET)
         self._socket: socket.socket | None = None
         self._inbox = b""
         self._last: InstallProgress | None = None

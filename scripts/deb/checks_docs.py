@@ -22,6 +22,7 @@ from rigs.checkout import ROOT
 
 CHECKOUT = "runs in a checkout: scripts/test-deb, test-fresh and CI run it"
 INTERNET = "needs the internet"
+CONTAINERS = "needs Podman or Docker: scripts/test-image runs the image"
 ANOTHER_MACHINE = "needs another machine"
 HAILO = "needs a Hailo"
 SKIPPED = {
@@ -31,6 +32,7 @@ SKIPPED = {
     r"sudo apt install git$": INTERNET,
     r"sudo wget ": INTERNET,
     r"ssh ": ANOTHER_MACHINE,
+    r"(sudo )?(podman|docker) ": CONTAINERS,
     r"sudo roomscribe fleet join --yes roomscribe-1\.": ANOTHER_MACHINE,
     r"sudo roomscribe fleet join --serve --cluster ": ANOTHER_MACHINE,
     r"sudo apt install hailo": HAILO,

@@ -1,4 +1,4 @@
-# Sourced by scripts/build-deb, build-repo, test-deb and test-vm: Debian trixie roots, made once by
+# Sourced by scripts/build-deb, build-image, build-repo, test-deb, test-image and test-vm: Debian trixie roots, made once by
 # debootstrap and kept in a cache outside the checkout. How the host reaches its packages (mirror,
 # proxy, certificates) is copied from the host's own apt.
 #   $ROOMSCRIBE_BUILD_CACHE   the cache (default: $XDG_CACHE_HOME/roomscribe-build)
@@ -12,6 +12,7 @@ BUILD_PACKAGES=(debhelper dh-python python3 python3-argparse-manpage python3-num
 LINT_PACKAGES=(lintian)
 REPOSITORY_PACKAGES=(apt-utils gnupg)
 TOOLS_PACKAGES=(systemd-container)
+IMAGE_PACKAGES=(apparmor buildah podman crun flac mosquitto mosquitto-clients python3)
 TEST_PACKAGES=(mosquitto mosquitto-clients nats-server bash-completion man-db sudo jq netcat-openbsd)
 # these bring libraries that the package must bring by itself: libsndfile1, numpy
 LATER_PACKAGES=(alsa-utils pulseaudio pulseaudio-utils libasound2-plugins python3-pytest python3-safetensors)
@@ -98,6 +99,27 @@ in_root() {
         for name in http_proxy https_proxy no_proxy; do [ -n "${!name:-}" ] && set -- "$name=${!name}" "$@"; done
         exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
             DEBIAN_FRONTEND=noninteractive SYSTEMD_OFFLINE=1 "$@"' _ "$root" "$@"
+}
+
+# in_system ROOT FOLDER COMMAND...: runs a command in a copy of ROOT that is a real root (pivot_root), as containers
+# need it, with FOLDER at /work and namespaces that vanish with it. NET=no: without a network.
+in_system() {
+    local root=$1 folder=$2 namespaces=(-m -C -p -f --kill-child --propagation private); shift 2
+    [ "${NET:-}" != no ] || namespaces+=(-n)
+    ROOT=$root FOLDER=$folder unshare "${namespaces[@]}" bash -ec '
+        cd "$FOLDER"
+        mkdir -p .upper .work .root
+        mount -t overlay overlay -o "lowerdir=$ROOT,upperdir=.upper,workdir=.work" .root
+        mkdir -p .root/work .root/.old
+        mount --bind . .root/work
+        cd .root
+        mount -t proc proc proc; mount -t sysfs sysfs sys; mount --rbind /dev dev
+        mount -t tmpfs tmpfs run; mount -t tmpfs tmpfs tmp; mount -t cgroup2 cgroup2 sys/fs/cgroup
+        [ "${NET:-}" != no ] || PATH=/usr/sbin:/sbin:$PATH ip link set lo up
+        pivot_root . .old
+        umount -l /.old
+        cd /
+        exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 "$@"' _ "$@"
 }
 
 # trixie_root NAME ARCHITECTURE [COMMAND...]: makes $CACHE/NAME-ARCHITECTURE once, as a copy of the

@@ -53,6 +53,8 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "fleet invite": lambda _folder: ("kitchen",),
     "fleet check": lambda _folder: (),
     "verify": lambda folder: ("--root", folder),
+    "container run": lambda _folder: ("--no-such-option",),
+    "container check": lambda _folder: (),
     "benchmark": lambda folder: ("--checkpoint", folder / "nothing"),
     "doctor": lambda folder: ("--recordings", folder / "nothing"),
     "hardware-check": lambda folder: ("--out", folder / "nowhere" / "report.json"),

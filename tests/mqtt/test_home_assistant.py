@@ -218,6 +218,7 @@ def test_the_devices_page_links_to_the_appliances_own_where_others_can_reach_tha
         (WebSettings(enabled=True, listen="/run/page.sock"), ""),
         (WebSettings(enabled=True, url="https://page.example/"), "https://page.example/"),
         (WebSettings(url="https://page.example/"), ""),
+        (WebSettings(enabled=True, listen="0.0.0.0", ingress="172.30.32.2"), ""),
         (WebSettings(enabled=True, listen="fd00::7"), "http://[fd00::7]:8099/"),
         (
             WebSettings(enabled=True, listen="0.0.0.0"),

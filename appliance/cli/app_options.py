@@ -1,0 +1,134 @@
+"""The configuration of a Home Assistant app, made from the options that its users see.
+
+The supervisor writes the options into options.json and tells its apps the broker
+(developers.home-assistant.io/docs/apps/communication). All other keys come from /config/
+roomscribe.toml, if the user has put one into the app's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from appliance.cli.config_file import read_text, set_keys
+from appliance.errors import ConfigError
+from appliance.system import write_whole
+
+log = logging.getLogger("roomscribe.container")
+
+KEYS = {
+    "node": "appliance.node",
+    "area": "homeassistant.area",
+    "microphone": "capture.device",
+    "words": "vocabulary.words",
+    "assist_phrase": "assist.phrase",
+    "partials": "mqtt.partials",
+    "retention_days": "store.retention_days",
+    "wyoming": "wyoming.enabled",
+    "log_level": "journal.level",
+    "mqtt_host": "mqtt.host",
+    "mqtt_port": "mqtt.port",
+    "mqtt_username": "mqtt.username",
+}
+"""The key of roomscribe.toml that each option sets. home_names and mqtt_password: see below."""
+SUPERVISOR = "http://supervisor"
+INGRESS = "172.30.32.2"
+"""Address from which the supervisor forwards its users' requests."""
+PORT = 8099
+OWN_FILE = Path("/config/roomscribe.toml")
+ANSWER_S = 10.0
+
+
+def write_app_config(
+    folder: Path,
+    private: Path,
+    state: Path,
+    supervisor: str = SUPERVISOR,
+    own_file: Path = OWN_FILE,
+) -> Path:
+    """Return a configuration in `private`, made from the options in `folder`.
+
+    Secrets are written into files beside it. Raises ConfigError, StoreError.
+    """
+    options = _read_options(folder / "options.json")
+    token = os.environ.get("SUPERVISOR_TOKEN", "")
+    given = {name: value for name, value in options.items() if value not in (None, "", [])}
+    changes = {KEYS[name]: given[name] for name in KEYS if name in given}
+    changes |= {
+        "web.enabled": True,
+        "web.listen": "0.0.0.0",
+        "web.port": PORT,
+        "web.ingress": INGRESS,
+        "web.path": str(state / "page"),
+    }
+    password = options.get("mqtt_password")
+    if "mqtt.host" not in changes:
+        broker = _find_broker(supervisor, token)
+        password = broker.get("password")
+        changes |= _broker_keys(broker)
+    if password and changes.get("mqtt.username"):
+        changes["mqtt.password_file"] = _write_secret(private / "mqtt-password", str(password))
+    if token and options.get("home_names", True):
+        changes["homeassistant.url"] = f"{supervisor}/core"
+        changes["homeassistant.token_file"] = _write_secret(private / "token", token)
+    try:
+        text = set_keys(read_text(own_file), changes)
+    except ValueError as error:
+        raise ConfigError(f"{own_file}: not valid TOML: {error}") from error
+    file = private / "roomscribe.toml"
+    write_whole(file, text, 0o600)
+    return file
+
+
+def _read_options(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: expected the options of the app, found {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: expected a JSON object, found another value")
+    return found
+
+
+def _find_broker(supervisor: str, token: str) -> dict[str, Any]:
+    """Return the supervisor's MQTT service; empty if there is none."""
+    request = urllib.request.Request(
+        f"{supervisor}/services/mqtt", headers={"Authorization": f"Bearer {token}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            found = json.load(answer)["data"]
+            return {"host": str(found["host"]), "port": int(found["port"]), **found}
+    except urllib.error.HTTPError as error:
+        error.close()
+        why = "Home Assistant has no broker"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = f"the supervisor does not say where the broker is ({error})"
+    log.warning(
+        "%s: sentences are only in the log. Install the app Mosquitto broker, or enter another "
+        "broker in the options; then restart this app.",
+        why,
+    )
+    return {}
+
+
+def _broker_keys(broker: Mapping[str, Any]) -> dict[str, Any]:
+    if not broker:
+        return {"mqtt.enabled": False}
+    return {
+        "mqtt.host": str(broker["host"]),
+        "mqtt.port": int(broker["port"]),
+        "mqtt.tls": bool(broker.get("ssl")),
+        "mqtt.username": str(broker.get("username") or ""),
+    }
+
+
+def _write_secret(file: Path, text: str) -> str:
+    write_whole(file, text + "\n", 0o600)
+    return str(file)

@@ -1,0 +1,334 @@
+"""What an image must do: scripts/test-image runs this in a root with podman, without a network.
+
+/work has the image, recordings and room for storage. Prints one line for each check; the exit
+status is 0 if all passed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+WORK = Path("/work")
+USER = 10300
+PASSWORD, TOKEN = "sesame", "supervisors-token"
+INGRESS = "172.30.32.2"
+NODE = "kitchen"
+SPOKEN = "03.flac"
+RATE_HZ, BLOCK_S = 16_000, 0.1
+WITHIN_S = 180.0
+"""Emulated processors are slow."""
+STRICT = (
+    *("--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
+    *("--network", "host", "--cgroups", "disabled", "--log-driver", "k8s-file"),
+)
+CONFIG = f"""
+[appliance]
+node = "{NODE}"
+[capture]
+device = "pipe:///sound/microphone?sampleformat={RATE_HZ}:16:1"
+[mqtt]
+host = "127.0.0.1"
+username = "roomscribe"
+password_file = "/run/secrets/mqtt-password"
+[web]
+enabled = true
+listen = "0.0.0.0"
+"""
+
+
+class CheckError(Exception):
+    """A check failed; the message says what it found."""
+
+
+def expect(found: object, wanted: object, what: str) -> None:
+    """Raise CheckError unless `found` is `wanted`."""
+    if found != wanted:
+        raise CheckError(f"{what}: expected {wanted!r}, found {found!r}")
+
+
+def wait(what: str, ready: Callable[[], object], within_s: float = WITHIN_S) -> None:
+    """Wait until `ready` returns something true. Raises CheckError."""
+    deadline_s = time.monotonic() + within_s
+    while not ready():
+        if time.monotonic() > deadline_s:
+            raise CheckError(f"{what} did not come within {within_s:.0f} s")
+        time.sleep(0.3)
+
+
+def podman(*arguments: str, given: str = "", status: int | None = 0) -> str:
+    """Return what podman prints. Raises CheckError for another exit status."""
+    done = subprocess.run(
+        ["podman", "--root", "/work/storage", "--runroot", "/run/podman", *arguments],
+        capture_output=True, text=True, input=given, check=False,
+    )  # fmt: skip
+    if status is not None and done.returncode != status:
+        raise CheckError(
+            f"podman {' '.join(arguments)}: expected status {status}, found {done.returncode}: "
+            f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    return done.stdout.strip()
+
+
+def inside(name: str, *command: str, given: str = "", status: int | None = 0) -> str:
+    """Return what a command prints in the container."""
+    return podman("exec", "-i", name, *command, given=given, status=status)
+
+
+@contextmanager
+def broker() -> Iterator[Path]:
+    """A Mosquitto with a password; yields the file with all messages: topic, tab, text."""
+    folder = WORK / "broker"
+    folder.mkdir()
+    (folder / "conf").write_text(f"listener 1883 127.0.0.1\npassword_file {folder}/passwords\n")
+    subprocess.run(
+        ["mosquitto_passwd", "-b", "-c", folder / "passwords", "roomscribe", PASSWORD], check=True
+    )
+    heard = folder / "heard"
+    subscribe = ["mosquitto_sub", "-u", "roomscribe", "-P", PASSWORD, "-t", "roomscribe/#"]
+    with (
+        heard.open("wb") as output,
+        subprocess.Popen(["mosquitto", "-c", folder / "conf"], stderr=subprocess.DEVNULL) as server,
+    ):
+        time.sleep(1)
+        with subprocess.Popen([*subscribe, "-F", "%t\t%p"], stdout=output) as subscriber:
+            try:
+                yield heard
+            finally:
+                subscriber.kill()
+                server.terminate()
+
+
+class Microphone:
+    """A named pipe that always has sound: silence, or a recording."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        folder.chmod(0o755)
+        self._pipe = folder / "microphone"
+        os.mkfifo(self._pipe)
+        os.chown(self._pipe, USER, USER)
+        self._waiting: list[bytes] = []
+        threading.Thread(target=self._play, daemon=True).start()
+
+    def speak(self, name: str) -> None:
+        """Play a recording of /work/speech."""
+        self._waiting.append(
+            subprocess.run(
+                ["flac", "-d", "-s", "-c", "--force-raw-format", "--endian=little",
+                 "--sign=signed", WORK / "speech" / name],
+                capture_output=True, check=True,
+            ).stdout
+        )  # fmt: skip
+
+    def _play(self) -> None:
+        size = int(RATE_HZ * BLOCK_S) * 2
+        pipe = os.open(self._pipe, os.O_RDWR)
+        sound, due_s = b"", time.monotonic()
+        while True:
+            if not sound and self._waiting:
+                sound = self._waiting.pop(0)
+            block, sound = sound[:size], sound[size:]
+            os.write(pipe, block.ljust(size, b"\0"))
+            due_s = max(due_s + BLOCK_S, time.monotonic() - 1)
+            time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def texts(heard: Path) -> list[str]:
+    """Return the texts of the transcripts that the subscriber has received."""
+    lines = (line.partition("\t") for line in heard.read_text("utf-8").splitlines())
+    return [json.loads(text)["text"] for topic, _, text in lines if topic.endswith("/transcript")]
+
+
+def spoken_text() -> str:
+    """Return the text of SPOKEN."""
+    lines = (WORK / "speech/transcripts.tsv").read_text("utf-8").splitlines()
+    (found,) = (line.split("\t")[2] for line in lines if line.startswith(SPOKEN))
+    return found
+
+
+def hears(name: str, microphone: Microphone, heard: Path) -> None:
+    """Have a sentence said, and check the text that comes over MQTT."""
+    before = len(texts(heard))
+    wait(
+        "a daemon that answers",
+        lambda: inside(name, "roomscribe", "container", "check", status=None).startswith("running"),
+    )
+    microphone.speak(SPOKEN)
+    wait("a transcript", lambda: len(texts(heard)) > before)
+    expect(texts(heard)[-1], spoken_text(), "the transcript")
+
+
+def processes(name: str) -> dict[str, int]:
+    """Return the process id of each of our commands in the container, by its first words."""
+    script = (
+        "import pathlib\n"
+        "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        " try: print(p.name, (p/'cmdline').read_text().replace(chr(0), ' '))\n"
+        " except OSError: pass"
+    )
+    found = {}
+    for line in inside(name, "python3", "-Ic", script).splitlines():
+        number, _, command = line.partition(" ")
+        _, _, words = command.partition("/usr/bin/roomscribe ")
+        if words:
+            found[" ".join(words.split()[:2]).strip()] = int(number)
+    return found
+
+
+def status_of(path: str, source: str = "127.0.0.1", headers: dict[str, str] | None = None) -> int:
+    """Return the page's status for a request from an address."""
+    connection = http.client.HTTPConnection("127.0.0.1", 8099, 60, (source, 0))
+    try:
+        connection.request("GET", path, headers=headers or {})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def check_container(image: str, microphone: Microphone, heard: Path) -> None:
+    """The image as docs/containers.md runs it."""
+    settings = WORK / "etc"
+    settings.mkdir()
+    (settings / "roomscribe.toml").write_text(CONFIG)
+    podman("secret", "create", "mqtt-password", "-", given=PASSWORD)
+    run = (
+        *(
+            "run",
+            *STRICT,
+            "-v",
+            "state:/var/lib/roomscribe",
+            "-v",
+            f"{settings}:/etc/roomscribe:ro",
+        ),
+        *("-v", "/work/sound:/sound", "--secret", f"mqtt-password,uid={USER},mode=0400"),
+    )
+    podman(*run, "-d", "--name", "room", image)
+    hears("room", microphone, heard)
+    report("a recording through the microphone's pipe arrives over MQTT")
+    expect(inside("room", "id", "-u"), str(USER), "the user")
+    written = inside("room", "python3", "-Ic", "open('/usr/x', 'w')", status=None)
+    expect(written, "", "the output")
+    inside("room", "python3", "-Ic", "open('/usr/x', 'w')", status=1)
+    inside("room", "python3", "-Ic", "open('/etc/roomscribe/x', 'w')", status=1)
+    report("it runs as an ordinary user in a read-only root")
+    inside("room", "roomscribe", "web", "password", given="open sesame 1\n")
+    wait("the page", lambda: status_of("/") == 200)
+    expect(status_of("/api/session"), 401, "the page without a login")
+    report("the page starts with the first request, and wants its password")
+    before = processes("room")
+    inside("room", "python3", "-Ic", f"import os; os.kill({before['run']}, 9)")
+    wait("another daemon", lambda: processes("room").get("run", before["run"]) != before["run"])
+    hears("room", microphone, heard)
+    report("a killed daemon is started again")
+    podman("stop", "-t", "20", "room")
+    expect(podman("inspect", "room", "--format", "{{.State.ExitCode}}"), "0", "the exit status")
+    podman("rm", "room")
+    log = podman(*run, "--rm", image, "log")
+    expect(log.count(spoken_text()), 2, "sentences in the log of a new container")
+    report("it stops with status 0, and the volume keeps the log")
+    (settings / "roomscribe.toml").write_text('[mqtt]\nhots = "x"\n')
+    podman(*run, "--rm", image, status=78)
+    report("a wrong configuration ends it with status 78")
+
+
+class Supervisor(http.server.BaseHTTPRequestHandler):
+    """The supervisor's answer about the broker."""
+
+    def do_GET(self) -> None:
+        """Answer an app that has its token."""
+        right = self.path == "/services/mqtt" and self.headers["Authorization"] == f"Bearer {TOKEN}"
+        data: dict[str, Any] = {
+            "host": "127.0.0.1", "port": 1883, "ssl": False, "username": "roomscribe",
+            "password": PASSWORD, "protocol": "3.1.1", "addon": "core_mosquitto",
+        }  # fmt: skip
+        self.send_response(200 if right else 400)
+        self.end_headers()
+        self.wfile.write(json.dumps({"result": "ok", "data": data}).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def check_app(image: str, microphone: Microphone, heard: Path) -> None:
+    """The image as Home Assistant's supervisor runs the app: as root, with /data and a token."""
+    server = http.server.HTTPServer(("127.0.0.1", 80), Supervisor)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    subprocess.run(["ip", "address", "add", f"{INGRESS}/32", "dev", "lo"], check=True)
+    data = WORK / "data"
+    data.mkdir()
+    options = {
+        "node": NODE, "words": [], "home_names": True, "retention_days": 7, "log_level": "info",
+        "microphone": f"pipe:///sound/microphone?sampleformat={RATE_HZ}:16:1",
+    }  # fmt: skip
+    (data / "options.json").write_text(json.dumps(options))
+    podman(
+        *(
+            "run",
+            "-d",
+            "--name",
+            "app",
+            "--user",
+            "0",
+            "--network",
+            "host",
+            "--cgroups",
+            "disabled",
+        ),
+        *("--log-driver", "k8s-file", "--add-host", "supervisor:127.0.0.1"),
+        *("-e", f"SUPERVISOR_TOKEN={TOKEN}", "-e", "STATE_DIRECTORY=/data/roomscribe"),
+        *("-e", "ROOMSCRIBE_MODELS=/data/roomscribe/models", "-v", f"{data}:/data"),
+        *("-v", "/work/sound:/sound", image, "container", "run", "--home-assistant", "/data"),
+    )
+    hears("app", microphone, heard)
+    owner = (data / "roomscribe/roomscribe.db").stat().st_uid
+    expect(owner, USER, "the owner of the log")
+    report("as a Home Assistant app it finds the broker and leaves root")
+    user = {"X-Ingress-Path": "/api/hassio_ingress/x", "X-Remote-User-Id": "1", "Host": "house"}
+    expect(status_of("/api/session", INGRESS, user), 200, "ingress")
+    expect(status_of("/api/session", headers=user), 421, "another address")
+    report("its page opens to the supervisor's address, and to no other")
+    podman("stop", "-t", "20", "app")
+    expect(podman("inspect", "app", "--format", "{{.State.ExitCode}}"), "0", "the exit status")
+
+
+def report(what: str) -> None:
+    """Print a check that has passed."""
+    print(f"test-image: passed: {what}", flush=True)
+
+
+def main() -> int:
+    """Run all checks; return the exit status."""
+    begun_s = time.monotonic()
+    podman("load", "-i", "/work/image.oci.tar")
+    (image,) = podman("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines()
+    found = json.loads(podman("image", "inspect", image))[0]
+    print(f"test-image: {image}, {found['Architecture']}, {found['Size'] / 1e6:.0f} MB unpacked")
+    parser = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", f"{WORK}/apparmor.txt"]
+    subprocess.run(parser, check=True)
+    report("the app's AppArmor profile is valid")
+    microphone = Microphone(WORK / "sound")
+    with broker() as heard:
+        try:
+            check_container(image, microphone, heard)
+            check_app(image, microphone, heard)
+        except CheckError as error:
+            print(f"test-image: FAILED: {error}")
+            for name in ("room", "app"):
+                print(podman("logs", "--tail", "20", name, status=None))
+            return 1
+    print(f"test-image: all passed in {time.monotonic() - begun_s:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,224 @@
+"""`roomscribe container`: daemon and page as its processes; the options of a Home Assistant app."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs.checkout import environment as environment_of
+from rigs.command import errors, is_gone, roomscribe, start
+from rigs.daemon import write_config
+from rigs.waiting import until
+
+from appliance.cli.app_options import INGRESS, write_app_config
+from appliance.config import load
+from appliance.errors import ConfigError
+
+READY_S = 40.0
+TOKEN = "supervisors-token"
+
+
+def children(pid: int) -> dict[str, int]:
+    """Return the process ids of `roomscribe` commands that a process has started."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+    found = {}
+    for child in listed:
+        words = Path(f"/proc/{child}/cmdline").read_text("utf-8").split("\0")
+        if "appliance" in words and not is_gone(int(child)):
+            found[words[words.index("appliance") + 1]] = int(child)
+    return found
+
+
+@pytest.fixture
+def page_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(config: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
+    """`roomscribe container run` with a runtime folder of its own, and its environment."""
+    memory = Path("/dev/shm") / f"roomscribe-test-{os.getpid()}"
+    environment = {"RUNTIME_DIRECTORY": str(memory), "STATE_DIRECTORY": str(folder / "state")}
+    with (folder / "log").open("wb") as log:
+        process = start("container", "run", "--config", config, stderr=log, environment=environment)
+    try:
+        yield process, environment
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(20)
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+def is_healthy(config: Path, environment: dict[str, str]) -> bool:
+    done = roomscribe("container", "check", "--config", config, environment=environment)
+    return done.returncode == 0 and done.stdout.startswith(("running", "degraded"))
+
+
+def test_daemon_and_page_run_as_processes_that_obey_signals(tmp_path: Path, page_port: int) -> None:
+    web = {"enabled": True, "port": page_port, "path": str(tmp_path / "page")}
+    # no model is loaded
+    elsewhere = {"backend": "wyoming", "host": "127.0.0.1", "port": 9, "fallback": False}
+    config = write_config(
+        tmp_path, web=web, transcriber=elsewhere, capture={"device": "none"}, store={"path": ""}
+    )
+    with running(config, tmp_path) as (process, environment):
+        until(lambda: is_healthy(config, environment), READY_S)
+        assert children(process.pid).keys() == {"run"}, "nobody looks at the page yet"
+        connection = http.client.HTTPConnection("localhost", page_port, timeout=READY_S)
+        connection.request("GET", "/")
+        with contextlib.closing(connection):
+            assert connection.getresponse().status == 200
+        before = children(process.pid)
+        assert before.keys() == {"run", "web"}
+        os.kill(process.pid, signal.SIGHUP)
+        until(lambda: "the configuration is the one in use" in (tmp_path / "log").read_text())
+        process.terminate()
+        assert process.wait(20) == 0
+        assert all(is_gone(pid) for pid in before.values())
+
+
+HANGS = """
+import sys
+from pathlib import Path
+from appliance.cli import container
+from appliance.config import WebSettings
+container.START_S, container.SHORTEST_DELAY_S = 0.3, 0.1
+program = ["sh", "-c", sys.argv[1]]
+raise SystemExit(container.Appliance(program, (), WebSettings(), Path(sys.argv[2])).run())
+"""
+
+
+def test_a_daemon_that_hangs_is_killed_and_one_that_fails_is_started_again(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    script = f"echo >> {starts}; case $(wc -l < {starts}) in 1) exec sleep 60;; 2) exit 1;; esac"
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, script, tmp_path],
+        capture_output=True, text=True, timeout=30, env=environment_of(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert starts.read_text() == "\n\n\n"
+    assert "the daemon hangs" in done.stderr
+    assert "ended with status 1" in done.stderr
+
+
+def test_a_wrong_configuration_ends_the_container(tmp_path: Path) -> None:
+    config = write_config(tmp_path, mqtt={"hots": "x"})
+    done = roomscribe("container", "run", "--config", config)
+    assert done.returncode == 78
+    assert "unknown key hots" in errors(done)[0]
+
+
+def test_a_container_without_a_daemon_is_not_healthy(tmp_path: Path) -> None:
+    done = roomscribe("container", "check", "--config", write_config(tmp_path))
+    assert done.returncode == 69
+    assert errors(done)[0].startswith("roomscribe: the daemon is not running")
+
+
+class _Supervisor(http.server.BaseHTTPRequestHandler):
+    """Home Assistant's supervisor, as an app sees it."""
+
+    broker: dict[str, Any] | None = None
+
+    def do_GET(self) -> None:
+        known = self.broker is not None and self.headers["Authorization"] == f"Bearer {TOKEN}"
+        self.send_response(200 if known and self.path == "/services/mqtt" else 400)
+        self.end_headers()
+        self.wfile.write(json.dumps({"result": "ok", "data": self.broker}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("SUPERVISOR_TOKEN", TOKEN)
+    with http.server.HTTPServer(("127.0.0.1", 0), _Supervisor) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def made(folder: Path, supervisor: str, options: object, own: str = "") -> Path:
+    """Return the configuration that is made from the options."""
+    private = folder / "private"
+    private.mkdir(exist_ok=True)
+    (folder / "options.json").write_text(
+        options if isinstance(options, str) else json.dumps(options), encoding="utf-8"
+    )
+    (folder / "own.toml").write_text(own, encoding="utf-8")
+    state = folder / "state"
+    return write_app_config(folder, private, state, supervisor, folder / "own.toml")
+
+
+def test_options_and_the_supervisors_broker_become_the_configuration(
+    tmp_path: Path, supervisor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = {"host": "core-mosquitto", "port": 1883, "ssl": False, "username": "addons"}
+    monkeypatch.setattr(_Supervisor, "broker", {**broker, "password": "secret", "protocol": "5"})
+    options = {"node": "kitchen", "microphone": "pulse:", "words": ["Priscilla"], "area": ""}
+    own = (
+        '# mine\n[segmenter]\nearly_ms = 0\n[appliance]\nnode = "mine"\n[vocabulary]\nboost = 2.0\n'
+    )
+    file = made(tmp_path, supervisor, {**options, "assist_phrase": "computer"}, own)
+    found = load(file)
+    assert (found.appliance.node, found.capture.device) == ("kitchen", "pulse:")
+    assert (found.segmenter.early_ms, found.vocabulary.boost) == (0, 2.0), "of the user's own file"
+    assert found.vocabulary.words == ("Priscilla",)
+    assert (found.mqtt.host, found.mqtt.username) == ("core-mosquitto", "addons")
+    assert Path(found.mqtt.password_file).read_text() == "secret\n"
+    assert (found.web.listen, found.web.ingress) == ("0.0.0.0", INGRESS)
+    assert found.homeassistant.url == f"{supervisor}/core"
+    assert Path(found.homeassistant.token_file).read_text() == f"{TOKEN}\n"
+    assert found.assist.phrase == "computer"
+    for secret in file.parent.iterdir():
+        assert secret.stat().st_mode & 0o077 == 0, secret
+    assert "secret" not in file.read_text("utf-8")
+
+
+def test_without_a_broker_the_app_still_keeps_its_log(
+    tmp_path: Path, supervisor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = load(made(tmp_path, supervisor, {"home_names": False}))
+    assert not found.mqtt.enabled
+    assert found.homeassistant.url == ""
+    assert "Install the app Mosquitto broker" in caplog.text
+
+
+def test_a_broker_in_the_options_is_used_in_place_of_the_supervisors(
+    tmp_path: Path, supervisor: str
+) -> None:
+    own = {"mqtt_host": "nas.lan", "mqtt_port": 1884, "mqtt_username": "me", "mqtt_password": "p"}
+    found = load(made(tmp_path, supervisor, own)).mqtt
+    assert (found.host, found.port, found.username) == ("nas.lan", 1884, "me")
+    assert Path(found.password_file).read_text() == "p\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "message"),
+    [
+        ("{", "", "options.json: expected the options of the app"),
+        ("[]", "", "options.json: expected a JSON object"),
+        ("{}", "[mqtt\n", "own.toml: not valid TOML"),
+    ],
+)
+def test_wrong_options_are_one_clear_line(
+    tmp_path: Path, supervisor: str, options: str, own: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(tmp_path, supervisor, options, own)

@@ -1,0 +1,239 @@
+"""The Compose file and the Home Assistant app keep to the published formats, and to our settings.
+
+The rules are those of developers.home-assistant.io/docs/apps/configuration, of the supervisor that
+enforces them, and of the Compose specification (compose-spec.io), as of November 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rigs.checkout import ROOT
+from rigs.needs import module
+
+from appliance import __version__
+from appliance.cli import app_options, main
+from appliance.config import load, mistake
+
+yaml = module("yaml", "pyyaml")
+APP, COMPOSE = ROOT / "homeassistant/roomscribe", ROOT / "examples/compose"
+Rule = Callable[[Any], bool]
+IMAGE_USER = re.search(r"--uid (\d+)", (ROOT / "scripts/deb/image_install.sh").read_text("utf-8"))
+
+
+def read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    return found
+
+
+# Home Assistant's app
+
+
+def is_one_of(*words: str) -> Rule:
+    return lambda value: value in words
+
+
+def matches(pattern: str) -> Rule:
+    return lambda value: isinstance(value, str) and bool(re.fullmatch(pattern, value))
+
+
+def is_list_of(rule: Rule) -> Rule:
+    return lambda value: isinstance(value, list) and all(map(rule, value))
+
+
+def is_a(kind: type) -> Rule:
+    return lambda value: type(value) is kind
+
+
+def is_table(keys: Rule, values: Rule) -> Rule:
+    return lambda value: (
+        isinstance(value, dict) and all(map(keys, value)) and all(map(values, value.values()))
+    )
+
+
+RANGE = r"(\(-?\d*\.?\d*,-?\d*\.?\d*\))?"
+ELEMENT = matches(
+    rf"(bool|email|url|port|device(\(subsystem=[a-z]+\))?|(str|password|int|float){RANGE}"
+    r"|match\(.*\)|list\(.+\))\??"
+)
+"""What an option may be; ? marks one that may be missing."""
+FOLDERS = (
+    *("homeassistant_config", "addon_config", "app_config", "all_addon_configs"),
+    *("all_app_configs", "addons", "local_apps", "ssl", "backup", "share", "media", "data"),
+)
+PORT = matches(r"\d{1,5}(/(tcp|udp))?")
+KEYS: dict[str, Rule] = {
+    "name": is_a(str),
+    "version": is_a(str),
+    "slug": matches(r"[-_.A-Za-z0-9]+"),
+    "description": is_a(str),
+    "url": matches(r"https?://\S+"),
+    "arch": is_list_of(is_one_of("aarch64", "amd64")),
+    "startup": is_one_of("initialize", "system", "services", "application", "once"),
+    "boot": is_one_of("auto", "manual", "manual_only"),
+    "stage": is_one_of("stable", "experimental", "deprecated"),
+    "init": is_a(bool),
+    "timeout": lambda value: type(value) is int and 10 <= value <= 300,
+    "audio": is_a(bool),
+    "devices": is_list_of(matches(r"/dev/[^:]+")),
+    "homeassistant_api": is_a(bool),
+    "services": is_list_of(matches(r"(mqtt|mysql):(provide|want|need)")),
+    "ingress": is_a(bool),
+    "ingress_port": lambda value: type(value) is int and 0 <= value < 65536,
+    "ingress_stream": is_a(bool),
+    "panel_icon": matches(r"mdi:[a-z0-9-]+"),
+    "panel_title": is_a(str),
+    "panel_admin": is_a(bool),
+    "map": is_list_of(
+        lambda entry: (
+            entry["type"] in FOLDERS
+            and type(entry.get("read_only", True)) is bool
+            and entry.keys() <= {"type", "read_only", "path"}
+        )
+    ),
+    "ports": is_table(PORT, lambda port: port is None or type(port) is int),
+    "backup_exclude": is_list_of(is_a(str)),
+    "options": is_a(dict),
+    "schema": is_table(
+        is_a(str),
+        lambda kind: (
+            ELEMENT(kind) or (isinstance(kind, list) and len(kind) == 1 and ELEMENT(kind[0]))
+        ),
+    ),
+}
+"""Keys of config.yaml that we use, and what each may be."""
+REQUIRED = {"name", "version", "slug", "description", "arch"}
+
+
+def faults(found: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a config.yaml that are missing, unknown or wrong."""
+    missing = sorted(REQUIRED - found.keys())
+    return missing + [name for name, value in found.items() if not KEYS.get(name, bool)(value)]
+
+
+def test_the_apps_configuration_keeps_to_home_assistants_rules() -> None:
+    found = read(APP / "config.yaml")
+    assert set(found) <= KEYS.keys()
+    assert faults(found) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("arch", ["arm64"]),
+        ("services", ["mqtt:wish"]),
+        ("schema", {"node": "string"}),
+        ("schema", {"days": "int(0;5)"}),
+        ("map", [{"type": "config_of_mine"}]),
+        ("startup", "later"),
+        ("ports", {"10300/http": None}),
+        ("devices", ["/dev/snd:/dev/snd:rwm"]),
+        ("timeout", 5),
+        ("slug", "room scribe"),
+    ],
+)
+def test_the_rules_refuse_what_home_assistant_refuses(key: str, value: object) -> None:
+    assert faults(read(APP / "config.yaml") | {key: value}) == [key]
+
+
+def test_every_option_has_a_default_or_may_be_missing_and_a_name_in_each_language() -> None:
+    found = read(APP / "config.yaml")
+    options, schema = found["options"], found["schema"]
+    optional = {name for name, kind in schema.items() if str(kind).endswith("?")}
+    assert options.keys() == schema.keys() - optional
+    languages = sorted((APP / "translations").glob("*.yaml"))
+    assert languages
+    for file in languages:
+        texts = read(file)
+        assert texts.keys() == {"configuration", "network"}
+        assert texts["configuration"].keys() == schema.keys(), file
+        assert texts["network"].keys() == found["ports"].keys(), file
+        for name, text in texts["configuration"].items():
+            assert text.keys() == {"name", "description"}, name
+            assert all(text.values()), name
+
+
+def test_every_option_sets_a_key_and_every_default_is_a_right_value() -> None:
+    found = read(APP / "config.yaml")
+    special = {"home_names", "mqtt_password"}
+    assert found["schema"].keys() - special == app_options.KEYS.keys()
+    for name, value in found["options"].items():
+        if name not in special:
+            assert mistake(app_options.KEYS[name], value) == "", name
+    assert found["version"] == __version__
+    assert found["ingress_port"] == app_options.PORT
+    levels = found["schema"]["log_level"].removeprefix("list(").removesuffix(")").split("|")
+    assert all(mistake("journal.level", level) == "" for level in levels)
+
+
+def test_the_apps_image_and_profile_fit_together() -> None:
+    docker = (APP / "Dockerfile").read_text("utf-8")
+    (command,) = re.findall(r"(?m)^CMD (\[.*\])$", docker)
+    (check,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])$", docker, re.MULTILINE)
+    for words in (command, check):
+        assert main.parser().parse_args(json.loads(words)[1:]).command
+    assert f'io.hass.version="{__version__}"' in docker
+    profile = (APP / "apparmor.txt").read_text("utf-8")
+    assert re.findall(r"(?m)^profile (\S+) ", profile) == [read(APP / "config.yaml")["slug"]]
+    assert profile.count("{\n") == 1, "one profile, which the supervisor renames"
+
+
+# Compose
+
+SERVICE_KEYS = {
+    *("image", "restart", "ports", "volumes", "pull_policy", "hostname", "depends_on", "group_add"),
+    *("device_cgroup_rules", "secrets", "read_only", "tmpfs", "shm_size", "cap_drop"),
+    *("security_opt", "stop_grace_period", "healthcheck"),
+}
+"""Keys of a service in the Compose specification that we use."""
+
+
+def test_the_compose_file_keeps_to_the_specification() -> None:
+    found = read(COMPOSE / "compose.yaml")
+    assert found.keys() == {"name", "services", "secrets", "volumes"}
+    for service in found["services"].values():
+        assert service.keys() <= SERVICE_KEYS
+        for volume in service["volumes"]:
+            source, target, *mode = volume.split(":")
+            assert source.startswith(("./", "/")) or source in found["volumes"], volume
+            assert target.startswith("/") and mode in ([], ["ro"]), volume
+        assert all(isinstance(port, str) for port in service["ports"]), "YAML reads 22:22 as 1342"
+        assert set(service.get("secrets", ())) <= found["secrets"].keys()
+        assert set(service.get("depends_on", ())) <= found["services"].keys()
+        for rule in service.get("device_cgroup_rules", ()):
+            assert re.fullmatch(r"[abc] (\d+|\*):(\d+|\*) [rwm]{1,3}", rule)
+
+
+def test_the_compose_file_gives_the_container_little() -> None:
+    service = read(COMPOSE / "compose.yaml")["services"]["roomscribe"]
+    assert service["image"] == f"localhost/roomscribe:{__version__}"
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert main.parser().parse_args(service["healthcheck"]["test"][2:]).command
+    places = [volume.split(":")[1] for volume in service["volumes"]]
+    assert places == ["/var/lib/roomscribe", "/etc/roomscribe", "/dev/snd"]
+
+
+def test_the_compose_files_configuration_is_right_and_names_what_compose_mounts() -> None:
+    file = COMPOSE / "roomscribe/roomscribe.toml"
+    settings, service = load(file), read(COMPOSE / "compose.yaml")["services"]["roomscribe"]
+    assert settings.mqtt.host in service["depends_on"]
+    assert settings.mqtt.password_file == f"/run/secrets/{service['secrets'][0]}"
+    assert f"{settings.web.port}:{settings.web.port}" in service["ports"]
+    assert tomllib.loads(file.read_text("utf-8"))["web"]["listen"] == "0.0.0.0"
+    ignored = (COMPOSE / ".gitignore").read_text("utf-8").split()
+    assert {"mqtt-password", "mosquitto/passwords"} <= set(ignored)
+
+
+def test_documentation_names_the_images_user() -> None:
+    assert IMAGE_USER
+    for file in (COMPOSE / "README.md", ROOT / "docs/containers.md"):
+        numbers = re.findall(r"\b10[3-9]\d\d\b", file.read_text("utf-8"))
+        assert IMAGE_USER[1] in numbers, file
