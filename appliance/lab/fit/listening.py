@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
@@ -110,6 +111,8 @@ class SentenceListener:
         """`listed` are the expected sentences that contain the commands, `others` similar ones.
         Raises RoomscribeError."""
         self.bundle = replace(bundle, vtln=None)
+        self.encoded: Counter[str] = Counter()
+        """Windows by what encoded them."""
         self._decoder = Decoder(
             bundle, choose_guards(bundle, Settings().decoder), settings.decoder.threads
         )
@@ -200,7 +203,9 @@ class SentenceListener:
         return only_window(sound, condition, clip.file.name, self.bundle.window_s)
 
     def _decode(self, window: Window) -> tuple[Encoded, Decoded]:
+        self._encoder.poll(time.monotonic())  # a chip that failed is tried again
         encoded = self._transcriber.encode(window)
+        self.encoded[encoded.encoder] += 1
         return encoded, self._decoder.decode(encoded.states, encoded.duration_s)
 
     def _judge(self, decoded: Decoded, encoded: Encoded, window: Window, spoken: str) -> Text:

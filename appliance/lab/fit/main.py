@@ -118,6 +118,7 @@ def fit_model(request: FitRequest, settings: Settings, show: Show) -> dict[str, 
         with SentenceListener(bundle, settings, sorted({*commands, *near}), near) as listener:
             session = _Fit(listener, measured, clips, show)
             facts = session.fit(corrections)
+            facts["fitted"]["encoded"] = dict(listener.encoded)  # without those before a resumption
         vtln = Vtln(**facts["vtln"]) if facts["vtln"] else None
         facts["short_windows"], facts["fitted"]["short_windows"] = _short_windows(
             replace(bundle, vtln=vtln), measured, clips, show
