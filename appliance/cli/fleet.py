@@ -55,8 +55,6 @@ lost the names of the queues makes the others lose them (tried with nats-server 
 USER = "roomscribe"
 START_S = 10.0
 """Seconds that nats-server may take until it accepts us."""
-CLUSTER_VERSION = (2, 10)
-"""The first version of nats-server whose clusters work; see `_require_recent_server`."""
 RECONNECT_S = 20.0
 """Seconds that the daemon may take until it is connected."""
 DEFAULT_LINE = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
@@ -669,13 +667,16 @@ def _require_recent_server(server: FleetServer, found: tuple[int, ...]) -> None:
     """Raise ConfigError for a cluster with an old nats-server.
 
     In 2.9.10 a server that was offline does not get what it missed of a queue in memory, so that a
-    second failure loses windows; in 2.10.27 it does (both tried).
+    second failure loses windows; in 2.10.27 it does (both tried). 2.10.20 to 2.10.22 lose whole
+    streams when their process crashes.
     """
+    from appliance.fleet import CLUSTER_VERSION
+
     if server.cluster and found < CLUSTER_VERSION:
         raise ConfigError(
             f"--cluster: expected nats-server {'.'.join(map(str, CLUSTER_VERSION))} or newer "
-            f"(Debian 13 has it), found {'.'.join(map(str, found))}, in which a server that was "
-            "away does not get what it missed; leave --cluster out"
+            f"(Debian 13 has it), found {'.'.join(map(str, found))}, in which a failure may "
+            "lose the queue; leave --cluster out"
         )
 
 

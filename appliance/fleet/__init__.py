@@ -9,7 +9,11 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.fleet import messages as messages
     from appliance.fleet.link import Link as Link, read_credential as read_credential
-    from appliance.fleet.probe import Probe as Probe, QueueState as QueueState
+    from appliance.fleet.probe import (
+        CLUSTER_VERSION as CLUSTER_VERSION,
+        Probe as Probe,
+        QueueState as QueueState,
+    )
     from appliance.fleet.provisioning import (
         CONFIG as CONFIG,
         Code as Code,

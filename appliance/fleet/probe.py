@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -39,6 +40,9 @@ REFUSED_S = 0.3
 API_S = 3.0
 DELIVERIES = 2
 """Deliveries of a window that a consumer has to allow at least."""
+CLUSTER_VERSION = (2, 10, 23)
+"""The first nats-server for a cluster. In 2.9 a server that was offline does not get what it missed
+of a queue in memory, and 2.10.20 to 2.10.22 lose whole streams when their process crashes."""
 NOBODY = "503"
 """Status of the server's answer if nobody listens."""
 Result = TypeVar("Result")
@@ -101,6 +105,17 @@ class Probe:
     def version(self) -> str:
         """Version of nats-server."""
         return str(self._client()._server_info.get("version", "of unknown version"))
+
+    @property
+    def fits_cluster(self) -> bool:
+        """False if nats-server is older than CLUSTER_VERSION, or its version cannot be read."""
+        found = re.match(r"(\d+)\.(\d+)\.(\d+)", self.version)
+        return found is not None and tuple(map(int, found.groups())) >= CLUSTER_VERSION
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """True if nats-server belongs to a cluster."""
+        return bool(self._client()._server_info.get("cluster"))
 
     @property
     def max_payload(self) -> int:

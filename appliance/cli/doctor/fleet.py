@@ -16,7 +16,7 @@ from appliance.cli.doctor.model import TEXT, spoken_window, words
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings, fleet_server, is_loopback, node_name
 from appliance.errors import ServerError
-from appliance.fleet import Probe, messages
+from appliance.fleet import CLUSTER_VERSION, Probe, messages
 from appliance.system import shorten
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ RIVAL = (
     "one invitation is for one machine: run `sudo roomscribe fleet invite OTHER-NAME` where the "
     "server runs, and on one of the two machines `roomscribe fleet join` with that code"
 )
+UPGRADE = (
+    "upgrade nats-server on the servers' machines (Debian 13 has a newer one), or use one server "
+    "alone"
+)
 MEMORY, WORK = "memory", "workqueue"
 MOST_BYTES = 1_000_000
 AGAIN = "sudo roomscribe fleet join --serve on the server's machine sets it up again"
@@ -44,12 +48,15 @@ def server(around: Surroundings) -> Outcome:
     if why := _none(around):
         return skipped(why)
     fleet, found, away = around.settings.fleet, list[str](), list[ServerError]()
+    old, clustered = list[str](), False
     for one in fleet.server:
         around.doing(f"connecting to {one}")
         try:
             with Probe(replace(fleet, server=(one,)), node_name(around.settings)) as probe:
                 found.append(f"{one} lets in {probe.node}, {probe.connect_ms:.0f} ms")
                 version, rivals = probe.version, probe.count_rivals()
+                old += [] if probe.fits_cluster else [f"{one} runs nats-server {version}"]
+                clustered = clustered or probe.is_in_cluster
         except ServerError as error:
             away.append(error)
     if not found:
@@ -57,7 +64,11 @@ def server(around: Surroundings) -> Outcome:
     if rivals:
         return failed(f"another machine is connected as {node_name(around.settings)}", RIVAL)
     others = "".join(f"; not used: {shorten(str(one), 120)}" for one in away)
-    return ok(f"{', '.join(found)}; nats-server {version}{others}")
+    least = f"a cluster needs {'.'.join(map(str, CLUSTER_VERSION))}"
+    if old and clustered:
+        return failed(f"{', '.join(old)}; {least} or newer, or it may lose its queue", UPGRADE)
+    note = f" (alone; {least})" if old else ""
+    return ok(f"{', '.join(found)}; nats-server {version}{note}{others}")
 
 
 def encryption(around: Surroundings) -> Outcome:

@@ -18,6 +18,7 @@ from rigs.engine import engine_of, served, settings_for
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet
+from rigs.wyoming import free_port
 
 from appliance.cli.doctor import fleet
 from appliance.cli.doctor.main import look
@@ -25,6 +26,7 @@ from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, FleetSettings, Settings
 from appliance.fleet.link import Link
 from appliance.fleet.messages import Presence, pack_presence
+from appliance.fleet.probe import Probe
 from appliance.fleet.satellite import Satellite
 
 pytestmark = needs_fleet
@@ -105,6 +107,26 @@ def test_one_name_of_the_server_that_answers_is_enough(tmp_path: Path) -> None:
             True,
         )
         assert found("fleet's server", replace(chosen, server=(unknown,))).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("version", "clustered", "status", "words"),
+    [
+        ("2.9.10", False, "ok", "nats-server 2.9.10 (alone; a cluster needs 2.10.23)"),
+        ("2.10.22", True, "failed", "runs nats-server 2.10.22; a cluster needs 2.10.23 or newer"),
+        ("2.10.23", True, "ok", "nats-server 2.10.23"),
+        ("2.11.0-RC.1", True, "ok", "nats-server 2.11.0-RC.1"),
+    ],
+)
+def test_a_server_too_old_for_a_cluster_is_reported(
+    version: str, clustered: bool, status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Probe, "version", version)
+    port = free_port() if clustered else 0
+    with NatsServer(cluster_port=port, routes=[port]) as server:
+        told = found("fleet's server", FleetSettings(role="satellite", server=(server.url,)))
+    assert (told.status, words in told.found) == (status, True), told
+    assert ("upgrade nats-server" in told.fix) == (status == "failed")
 
 
 def test_a_second_machine_with_the_same_invitation_is_told(tmp_path: Path) -> None:
