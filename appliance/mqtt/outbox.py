@@ -194,14 +194,14 @@ class Outbox:
     def mark_unsubscribed(self, message: int) -> bool:
         """Make a message without subscribers and everything after it due again; False as above.
 
-        A client that subscribed meanwhile may have got what was sent after it, so that is repeated.
+        A client that subscribed meanwhile may have got what was sent after it. One that left may
+        have got what was sent before, if that acknowledgement is lost. Those are repeated.
         """
         seq = self._in_flight.get(message)
         if seq is None:
             return False
         last = max(self._in_flight.values())
-        if last > seq:
-            self._again = max(self._again, last)
+        self._again = max(self._again, last if last > seq else seq - 1)
         self.rewind()
         return True
 

@@ -118,6 +118,17 @@ def test_what_was_sent_after_one_without_a_subscriber_is_sent_as_repeated(store:
     assert outbox.is_repeated(3)
 
 
+def test_what_was_sent_before_one_without_a_subscriber_is_sent_as_repeated(store: Store) -> None:
+    say(store, *range(4))
+    outbox = Outbox(store, 3600)
+    assert due(outbox) == ["0", "1", "2", "3"]
+    outbox.mark_acknowledged(1, 0.0)
+    outbox.mark_acknowledged(3, 0.0)
+    assert outbox.mark_unsubscribed(4), "the acknowledgement of the second one is lost"
+    assert due(outbox) == ["1", "2", "3"]
+    assert outbox.is_repeated(3) and not outbox.is_repeated(4)
+
+
 def test_a_single_one_without_a_subscriber_is_not_repeated(store: Store) -> None:
     say(store, 0)
     outbox = Outbox(store, 3600)
