@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
-from protocol.model import ViolationError
+from protocol.state import ViolationError
 
 Value = TypeVar("Value")
 GUARANTEES = {

@@ -1,15 +1,12 @@
-"""What surrounds the appliance in the state machine: a clock, a broker, a disk."""
+"""What surrounds the appliance in the state machine: a clock and a broker."""
 
 from __future__ import annotations
 
-import errno
 import json
-import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from typing import Any, ClassVar, Self
@@ -24,7 +21,6 @@ from appliance.mqtt.client import (
     ReceivedMessage,
     Subscribed,
 )
-from appliance.store import tables
 
 TICK_S = 0.001
 """No two steps happen at the same time."""
@@ -71,39 +67,6 @@ class FakeDatetime(datetime):
         return cls.fromtimestamp(cls.clock.wall_s, tz or UTC)
 
 
-class Disk:
-    """Refuses writes to the log if it is told to, at the beginning of a transaction or its end."""
-
-    def __init__(self) -> None:
-        self.refuses = self.refuses_late = False
-
-    def check_room(self, *_: object) -> None:
-        """Raise OSError while it refuses; stands for files.probe."""
-        if self.refuses:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    @contextmanager
-    def transaction(self, connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-        """Stands for tables.transaction."""
-        file = connection.execute("PRAGMA database_list").fetchone()[2]
-        refuses = self.refuses and "/state" in file
-        if refuses and not self.refuses_late:
-            raise _full()
-        with TRANSACTION(connection):
-            yield connection
-            if refuses:
-                raise _full()
-
-
-TRANSACTION = tables.transaction
-
-
-def _full() -> sqlite3.OperationalError:
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorname = "SQLITE_FULL"
-    return error
-
-
 @dataclass(slots=True)
 class Message:
     """A PUBLISH on its way to the broker."""
@@ -113,6 +76,8 @@ class Message:
     event: dict[str, Any] = field(default_factory=dict)
     """The transcript's fields; empty for another message."""
     qos: int = 1
+    early: bool = False
+    """Under way when a subscriber came, so it may be the first that it gets."""
 
 
 class FakeLink:
@@ -190,6 +155,7 @@ class Broker:
     def carry(self, link: FakeLink, message: Message) -> None:
         if message.event:
             self.on_publish(message.event)
+        message.early = any(code == NOBODY for _, code, _, _ in self.acks)
         if link is self.link and not self.deaf:
             self.wire.append(message)
 
@@ -204,9 +170,10 @@ class Broker:
         while self.wire:
             message = self.wire.popleft()
             found = message.event
-            code = NOBODY if found and not self.subscribed else 0
+            wanted = found or message.topic.startswith("homeassistant/")
+            code = NOBODY if wanted and not self.subscribed else 0
             if found and self.subscribed:
-                self.inbox.append(found)
+                self.inbox.append({**found, "early": message.early, "duplicate": False})
             if message.qos:
                 self.acks.append((message.number, code, found.get("id", ""), False))
             if found:
@@ -222,6 +189,16 @@ class Broker:
             if transcript:
                 return transcript
         return ""
+
+    def subscribe(self) -> None:
+        """Let the subscriber come back."""
+        for message in () if self.subscribed else self.wire:
+            message.early = True
+        self.subscribed = True
+
+    def repeat(self) -> None:
+        """Pass the next message on twice; MQTT marks the second one as a duplicate."""
+        self.inbox.insert(1, {**self.inbox[0], "duplicate": True})
 
     def transcripts_on_wire(self) -> list[dict[str, Any]]:
         return [one.event for one in self.wire if one.event]

@@ -7,6 +7,7 @@ files as they are at that moment, possibly with a torn last write, for the next 
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import sys
@@ -22,7 +23,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from protocol.fakes import TICK_S, Broker, Clock, Disk, FakeDatetime, FakeLink
+from protocol.disks import Disk, Files, read_files, torn_files, write_files
+from protocol.fakes import TICK_S, Broker, Clock, FakeDatetime, FakeLink
 from rigs.publishing import STATE
 from rigs.transcriber import HEARD, FakeTranscriber
 
@@ -35,6 +37,7 @@ from appliance.config import (
 )
 from appliance.daemon.backlog import DEATHS_IN_PROCESS, Backlog, Lease
 from appliance.daemon.health import Health
+from appliance.daemon.mute import Mute
 from appliance.daemon.transcription import TaskTranscriber
 from appliance.errors import BrokerError, StoreError
 from appliance.infer import AnyTranscriber, Encoded
@@ -43,15 +46,15 @@ from appliance.mqtt.publisher import Announcement, Publisher, Sources
 from appliance.records import Discarded, Listener, Transcript, Window
 from appliance.store import Store, Wanted, files, folders, runtime_folder, tables
 from appliance.store.fallback import FallbackLimits
+from appliance.store.folders import FILE_NAME
 
 CLOCKED = (
     "mqtt.outbox", "mqtt.connection", "mqtt.publisher", "daemon.backlog", "daemon.spool",
     "daemon.transcription", "daemon.health", "store.database", "store.fallback", "store.store",
-    "store.tables", "store.repair", "records",
+    "store.tables", "store.repair", "records", "daemon.mute",
 )  # fmt: skip
 DATED = ("mqtt.outbox", "mqtt.publisher", "daemon.transcription", "store.tables", "store.repair")
 BOOTED = ("store.tables", "store.retention", "daemon.spool")
-HOME_ASSISTANT = "homeassistant/status"
 RETENTION_DAYS = 30
 
 
@@ -64,9 +67,12 @@ class Writer(FakeTranscriber):
 
     silent = False
     """Whether the next text is empty."""
+    text: str | None = None
+    """A worker's text; None: its own."""
 
     def begin(self, window: Window) -> Encoded:
-        self.answer = replace(HEARD, text="" if self.silent else text_of(window.id))
+        text = text_of(window.id) if self.text is None else self.text
+        self.answer = replace(HEARD, text="" if self.silent else text)
         return super().begin(window)
 
 
@@ -100,7 +106,11 @@ class Appliance:
             (Journal(house.on_transcript),),
         )
         self.backlog = Backlog(
-            settings, self.health, house.on_discarded, is_stored=self.transcriber.is_stored
+            settings,
+            self.health,
+            house.on_discarded,
+            in_process=not house.remote,
+            is_stored=self.transcriber.is_stored,
         )
         self.publisher = Publisher(
             settings.mqtt,
@@ -109,6 +119,7 @@ class Appliance:
             Sources(lambda: STATE),
             announcement=Announcement(settings.homeassistant),
         )
+        self.mute = Mute(house.state)
         self.lease: Lease | None = None
 
     @property
@@ -120,19 +131,25 @@ class Appliance:
 class House:
     """The appliance and what outlives its process."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, home_assistant: bool = False) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, *, remote: bool = False, home_assistant: bool = False
+    ) -> None:
         memory = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-        self.clock, self.broker, self.disk = Clock(), Broker(), Disk()
+        self.clock, self.broker, self.disk, self.files = Clock(), Broker(), Disk(), Files()
         self._install(patch)
         self._life = 0
         self._home_assistant = home_assistant
+        self.remote = remote
+        """Windows are transcribed elsewhere."""
         self.discarded: list[str] = []
         """Utterances that were reported as discarded."""
         self.reported: list[str] = []
         """Ids of the transcripts that were reported as stored."""
         self.appliance: Appliance | None = None
         self._before_commit: tuple[dict[Path, bytes], Path] | None = None
+        self._on_disk: dict[Path, bytes] | None = None
+        """What is on a disk that lies; None while it does not."""
         self.start()
         self.up.store.expire(self.now())  # as the first pause of a real one does
 
@@ -150,6 +167,7 @@ class House:
         patch.setattr(connection, "accepts_connections", lambda *_: self.broker.up)
         patch.setattr(tables, "transaction", self.disk.transaction)
         patch.setattr(files, "probe", self.disk.check_room)
+        patch.setattr(os, "fsync", self.files.fsync)
         patch.setenv("RUNTIME_DIRECTORY", str(self._folder / "run"))
         patch.setattr(folders, "is_in_memory", lambda _: True)
 
@@ -184,27 +202,44 @@ class House:
         assert self.appliance is not None
         return self.appliance
 
+    def lie(self) -> None:
+        """Let the disk report from now on that it has written what it has not."""
+        self.files.lies, self._on_disk = True, read_files(self.state)
+
+    @property
+    def in_memory_only(self) -> bool:
+        """True while a power cut loses transcripts: they are in the fallback, or the disk lies."""
+        fallback = self.appliance and getattr(self.up.store._database, "uses_fallback", False)
+        left = (runtime_folder(self.settings) / "log" / FILE_NAME).exists()
+        return bool(fallback or left or self._on_disk is not None)
+
     def stop(self, *, tear: float | None = None, power: bool = False) -> None:
         """Let the process die now.
 
         With `tear`, only this share of the last commit's bytes is in the files. With `power`, what
         is in memory only is gone, too.
         """
-        state, spool = _read(self.state), _read(self.spool)
-        fallback = _read(runtime_folder(self.settings) / "log")
+        state, spool = read_files(self.state), read_files(self.spool)
+        fallback = read_files(runtime_folder(self.settings) / "log")
         if tear is not None and self._before_commit:
-            state = _torn(self._before_commit[0], state, tear)
-        old = self.appliance
+            state = torn_files(self._before_commit[0], state, tear)
+        if power:
+            log = self._on_disk if self._on_disk is not None else state
+            state = self.files.after_a_cut(self.state)
+            state |= {name: data for name, data in log.items() if name.name.startswith(FILE_NAME)}
+            self.files.lies, self._on_disk = False, None
+        folder, old = self.state, self.appliance
         self.appliance = None
         if old:
             _close(old)
         self._life += 1
-        _write(self.state, state)
+        write_files(self.state, state)
+        self.files.move(folder, self.state)
         if power:
             self.clock.boots += 1
         else:
-            _write(self.spool, spool)
-            _write(runtime_folder(self.settings) / "log", fallback)
+            write_files(self.spool, spool)
+            write_files(runtime_folder(self.settings) / "log", fallback)
         self.broker.break_connection()
 
     def leave(self) -> None:
@@ -321,7 +356,7 @@ class _Crashing:
         append = store.append
 
         def dying(transcript: Transcript) -> None:
-            house._before_commit = (_read(house.state), house.state)
+            house._before_commit = (read_files(house.state), house.state)
             append(transcript)
             raise CrashError
 
@@ -348,37 +383,3 @@ def _close(old: Appliance) -> None:
     memory = getattr(database, "_memory", None)
     if memory:
         memory._let_go()
-
-
-def _read(folder: Path) -> dict[Path, bytes]:
-    if not folder.is_dir():
-        return {}
-    return {
-        Path(path.name): path.read_bytes()
-        for path in folder.iterdir()
-        if path.is_file() and not path.name.endswith("-shm")
-    }
-
-
-def _write(folder: Path, content: dict[Path, bytes]) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, data in content.items():
-        path = folder / name
-        path.write_bytes(data)
-        path.chmod(0o600)
-
-
-def _torn(before: dict[Path, bytes], after: dict[Path, bytes], share: float) -> dict[Path, bytes]:
-    """Return files of which only a share of the newly written pages is there, up to a sector."""
-    torn = dict(before)
-    for name, new in after.items():
-        old = before.get(name, b"")
-        changed = [at for at in range(0, len(new), 512) if new[at : at + 512] != old[at : at + 512]]
-        kept = changed[: int(len(changed) * share)]
-        size = len(old) if not kept else max(len(old), min(len(new), kept[-1] + 512))
-        content = bytearray(old.ljust(size, b"\0"))
-        for at in kept:
-            piece = new[at : at + 512]
-            content[at : at + len(piece)] = piece
-        torn[name] = bytes(content)
-    return torn

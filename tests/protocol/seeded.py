@@ -5,21 +5,29 @@ Each function breaks one rule of the protocol with `patch`, which takes it back 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from appliance import system
 from appliance.config import StoreSettings
 from appliance.daemon.backlog import Backlog, Lease
+from appliance.daemon.mute import Mute
 from appliance.daemon.spool import Spool
 from appliance.daemon.transcription import TaskTranscriber
 from appliance.errors import StoreError
+from appliance.fleet import messages, satellite
+from appliance.fleet.satellite import Satellite
+from appliance.fleet.worker import FleetWorker
 from appliance.mqtt import events
 from appliance.mqtt.connection import BrokerConnection
 from appliance.mqtt.outbox import Delivery, Outbox
+from appliance.mqtt.publisher import HomeAssistantPresence
 from appliance.store import retention, tables
 from appliance.store.database import Database
 from appliance.store.fallback import DatabaseWithFallback
@@ -197,6 +205,100 @@ def ignore_that_the_store_refuses(patch: Patch) -> None:
     patch.setattr(Store, "append", pretending)
 
 
+def forget_the_mute(patch: Patch) -> None:
+    patch.setattr(Mute, "_save", lambda *_: None)
+
+
+def do_not_sync_the_folder(patch: Patch) -> None:
+    patch.setattr(system, "sync_folder", lambda _: None)
+
+
+def empty_the_spool_at_a_stop(patch: Patch) -> None:
+    close = Backlog.close
+
+    def closing(self: Backlog) -> None:
+        for kept in self._spool.windows():
+            self._spool.delete(kept.id)
+        close(self)
+
+    patch.setattr(Backlog, "close", closing)
+
+
+def count_nobody_as_subscriber(patch: Patch) -> None:
+    patch.setattr(
+        Outbox, "mark_unsubscribed", lambda self, number: not self.mark_acknowledged(number, 0.0)
+    )
+
+
+def repeat_unmarked_after_nobody(patch: Patch) -> None:
+    def forgetful(self: Outbox, message: int) -> bool:
+        if message not in self._in_flight:
+            return False
+        self.rewind()
+        return True
+
+    patch.setattr(Outbox, "mark_unsubscribed", forgetful)
+
+
+def publish_under_a_new_id(patch: Patch) -> None:
+    plain, published = events.transcript, set[str]()
+
+    def renamed(stored: StoredTranscript, *given: Any) -> dict[str, Any]:
+        event = plain(stored, *given)
+        again = stored.transcript.id in published
+        published.add(stored.transcript.id)
+        return event | {"id": f"{event['id']}-again"} if again else event
+
+    patch.setattr(events, "transcript", renamed)
+
+
+def take_any_answer(patch: Patch) -> None:
+    """The satellite takes an answer for that of the window that it waits for."""
+    read = messages.read_answer
+
+    def waited_for(data: bytes, ratio: Any) -> Any:
+        found = read(data, ratio)
+        frame = sys._getframe(1).f_locals["self"]
+        return replace(found, id=next(iter(frame._awaited), found.id))
+
+    patch.setattr(satellite, "read_answer", waited_for)
+
+
+def confirm_before_answering(patch: Patch) -> None:
+    answer = FleetWorker._answer
+
+    async def early(self: FleetWorker, message: Any) -> Any:
+        await message.ack()
+        return await answer(self, message)
+
+    patch.setattr(FleetWorker, "_answer", early)
+
+
+def never_send_again(patch: Patch) -> None:
+    patch.setattr(satellite.Attempt, "is_queued", lambda self, _: self.number > 0)
+
+
+def send_while_muted(patch: Patch) -> None:
+    send = Satellite._send
+
+    async def sending(self: Satellite, *given: Any) -> bool:
+        self.muted = lambda: False
+        return await send(self, *given)
+
+    patch.setattr(Satellite, "_send", sending)
+
+
+def forget_what_home_assistant_had_not_read(patch: Patch) -> None:
+    patch.setattr(HomeAssistantPresence, "pop_unheard_s", lambda *_: None)
+
+
+HOME_FAULTS: tuple[Callable[[Patch], None], ...] = (forget_what_home_assistant_had_not_read,)
+FLEET_FAULTS: tuple[Callable[[Patch], None], ...] = (
+    take_any_answer,
+    confirm_before_answering,
+    never_send_again,
+    send_while_muted,
+)
 FAULTS: tuple[Callable[[Patch], None], ...] = (
     move_cursor_before_the_acknowledgement,
     count_qos_0_as_acknowledgement,
@@ -218,4 +320,10 @@ FAULTS: tuple[Callable[[Patch], None], ...] = (
     retain_by_the_wall_clock,
     drop_the_fallback,
     ignore_that_the_store_refuses,
+    forget_the_mute,
+    do_not_sync_the_folder,
+    empty_the_spool_at_a_stop,
+    count_nobody_as_subscriber,
+    repeat_unmarked_after_nobody,
+    publish_under_a_new_id,
 )

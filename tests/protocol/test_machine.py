@@ -1,16 +1,20 @@
-"""The real store, spool, backlog and publisher do what the protocol's model does."""
+"""The real store, spool, backlog, publisher, satellite and workers do what the model does."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from protocol import seeded
-from protocol.machine import DeliveryMachine
+from protocol.fleet import FleetMachine
+from protocol.follow import Follower
+from protocol.machine import BrokerMachine, DeliveryMachine, HomeAssistantMachine
 from rigs.needs import needs_memory
 
 pytestmark = needs_memory
@@ -37,11 +41,18 @@ def budget(default: int) -> settings:
     )
 
 
-def test_the_appliance_keeps_to_the_model() -> None:
-    run_state_machine_as_test(DeliveryMachine, settings=budget(30))
+@pytest.mark.parametrize(
+    ("machine", "runs"), [(DeliveryMachine, 15), (FleetMachine, 8), (HomeAssistantMachine, 5)]
+)
+def test_the_real_code_keeps_to_the_model(machine: type[Follower], runs: int) -> None:
+    before = Follower.steps
+    run_state_machine_as_test(machine, settings=budget(runs))
+    if counts := os.environ.get("ROOMSCRIBE_MODEL_STEPS"):
+        with Path(counts).open("a", encoding="utf-8") as file:
+            file.write(f"{Follower.steps - before}\n")
 
 
-STEP: dict[str, Callable[[DeliveryMachine], None]] = {
+STEP: dict[str, Callable[[Any], None]] = {
     "hear": lambda machine: machine.hear(),
     "speculate": lambda machine: machine.speculate(),
     "go on": lambda machine: machine.go_on_speaking(),
@@ -54,10 +65,29 @@ STEP: dict[str, Callable[[DeliveryMachine], None]] = {
     "crash before the commit": lambda machine: machine.crash_while_storing(tear=0.0),
     "crash in the commit": lambda machine: machine.crash_while_storing(tear=0.5),
     "restart": lambda machine: machine.restart(),
+    "reload": lambda machine: machine.reload(),
+    "power": lambda machine: machine.power_fails(),
+    "lie": lambda machine: machine.disk_lies(),
+    "mute": lambda machine: machine.mute(),
+    "unmute": lambda machine: machine.unmute(),
+    "repeat": lambda machine: machine.broker_repeats(),
+    "leave": lambda machine: machine.subscriber_leaves(),
+    "return": lambda machine: machine.subscriber_returns(),
     "refuse": lambda machine: machine.disk_refuses(late=True),
     "accept": lambda machine: machine.disk_accepts(),
     "delete": lambda machine: machine.delete(which=0),
     "expire": lambda machine: machine.retention_after_a_jump(old=True),
+    "pause": lambda machine: machine.wait(seconds=3.0),
+    "go": lambda machine: machine.fleet_goes_on(),
+    "fetch": lambda machine: machine.worker_fetches(),
+    "answer": lambda machine: machine.worker_answers(which=0),
+    "confirm": lambda machine: machine.worker_confirms(which=0),
+    "die": lambda machine: machine.worker_dies(which=0),
+    "arrive": lambda machine: machine.answer_arrives(which=0),
+    "double": lambda machine: machine.answer_is_doubled(which=0),
+    "lose answer": lambda machine: machine.answer_is_lost(which=0),
+    "reconnect": lambda machine: machine.satellite_reconnects(),
+    "server": lambda machine: machine.server_restarts(),
     "wait": lambda machine: machine.wait(seconds=7.0),
     "read": lambda machine: machine.broker_reads(),
     "ack": lambda machine: machine.acknowledge(),
@@ -70,9 +100,14 @@ STEP: dict[str, Callable[[DeliveryMachine], None]] = {
 """What may happen, by a short name."""
 
 
-def play(story: str, *, with_model: bool = True) -> None:
+def play(
+    story: str,
+    *,
+    with_model: bool = True,
+    kind: type[BrokerMachine] = DeliveryMachine,
+) -> None:
     """Let the steps of a story happen, separated by commas, and check each of them."""
-    machine = DeliveryMachine()
+    machine = kind()
     if not with_model:
         machine.states.clear()
     try:
@@ -84,11 +119,18 @@ def play(story: str, *, with_model: bool = True) -> None:
         machine.close()
 
 
+WINDOW = "hear, lease, write"
+LOST_ACK = (
+    f"{WINDOW}, read, ack, get, {WINDOW}, {WINDOW}, read, get, lose ack, leave, read, ack, pause, "
+    "return, read, get"
+)
 STORIES = {
     "a window that was stored when the process died is not stored again after its deletion":
         "hear, lease, crash after the commit, delete",
     "a transcript that is deleted from the fallback does not come back with the file":
         "hear, lease, write, refuse, crash, accept, delete, restart",
+    "what may have arrived is repeated as late when the broker says that nobody subscribes":
+        LOST_ACK,
 }  # fmt: skip
 """What the machine has found wrong."""
 
@@ -98,7 +140,6 @@ def test_a_fault_that_was_found_stays_mended(name: str) -> None:
     play(STORIES[name])
 
 
-WINDOW = "hear, lease, write"
 SEEDED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     seeded.move_cursor_before_the_acknowledgement: ("once", f"{WINDOW}, break, wait, crash"),
     seeded.count_qos_0_as_acknowledgement: ("once", f"broker, {WINDOW}, broker, wait, wait, crash"),
@@ -122,6 +163,12 @@ SEEDED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     seeded.forget_the_deaths: ("model", "hear, lease, crash, lease, crash, lease"),
     seeded.count_the_deaths_of_the_innocent:
         ("model", "hear, lease, crash before the commit, lease, crash before the commit, lease"),
+    seeded.forget_the_mute: ("mute", "mute, crash"),
+    seeded.do_not_sync_the_folder: ("mute", "mute, power"),
+    seeded.empty_the_spool_at_a_stop: ("owner", "hear, reload"),
+    seeded.count_nobody_as_subscriber: ("once", f"leave, {WINDOW}, read, ack, return"),
+    seeded.repeat_unmarked_after_nobody: ("once", LOST_ACK),
+    seeded.publish_under_a_new_id: ("once", f"{WINDOW}, break, wait"),
 }  # fmt: skip
 """The guarantee that a fault in the code violates, or `model` if only the model notices it; and the
 story that shows it."""
@@ -138,5 +185,45 @@ def test_a_fault_in_the_code_is_found_and_named(
         play(story, with_model=guarantee == "model")
 
 
+HOME: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
+    seeded.forget_what_home_assistant_had_not_read:
+        ("once", f"{WINDOW}, read, ack, read, ack, leave, return"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", HOME, ids=lambda fault: fault.__name__)
+def test_a_fault_with_home_assistant_is_found_and_named(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarantee, story = HOME[fault]
+    play(story, kind=HomeAssistantMachine)
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match=rf"^\[{guarantee}\]"):
+        play(story, kind=HomeAssistantMachine)
+
+
+SENT = "hear, lease"
+FLEET: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
+    seeded.take_any_answer:
+        ("own text", f"hear, {SENT}, fetch, answer, double, arrive, lease, arrive"),
+    seeded.confirm_before_answering: ("model", f"{SENT}, fetch"),
+    seeded.never_send_again: ("delivery", f"{SENT}, server"),
+    seeded.send_while_muted: ("mute", "hear, mute, lease, go"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FLEET, ids=lambda fault: fault.__name__)
+def test_a_fault_in_the_fleets_code_is_found_and_named(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarantee, story = FLEET[fault]
+    play(story, kind=FleetMachine)
+    fault(monkeypatch)
+    with pytest.raises(AssertionError, match=rf"^\[{guarantee}\]"):
+        play(story, kind=FleetMachine, with_model=guarantee == "model")
+
+
 def test_every_fault_of_the_list_has_its_story() -> None:
     assert set(SEEDED) == set(seeded.FAULTS)
+    assert set(FLEET) == set(seeded.FLEET_FAULTS)
+    assert set(HOME) == set(seeded.HOME_FAULTS)

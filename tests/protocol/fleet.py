@@ -1,0 +1,385 @@
+"""Drives the fleet's real satellite and workers at random, between a fake server and the spool.
+
+The appliance is the one of machine.py; its windows are transcribed by two workers. Time passes for
+them only when the machine lets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from protocol.follow import STORE_AND_PUBLISH
+from protocol.house import text_of
+from protocol.machine import BrokerMachine
+from protocol.nats import (
+    NODE,
+    FakeClient,
+    FakeFleetLink,
+    FakeServer,
+    QueuedWindow,
+    VirtualLoop,
+    answered_id,
+)
+from protocol.state import State
+from rigs.transcriber import HEARD
+
+from appliance.config import FleetSettings, GateSettings
+from appliance.errors import ServerError
+from appliance.fleet.link import Link
+from appliance.fleet.messages import Answer, Job, Refusal, pack_sound
+from appliance.fleet.satellite import Satellite
+from appliance.fleet.worker import DELIVERIES, FleetWorker, OwnRoom
+from appliance.infer import Model as SpeechModel
+from appliance.records import Transcription, Window
+
+PATIENCE_S = 5.0
+SPEECH_MODEL = cast(
+    "SpeechModel",
+    SimpleNamespace(name="fake", language="en", languages=("en",), window_s=10.0, demo_model=True),
+)
+SOUND = pack_sound(np.full(160, 7, np.int16))
+WHICH = st.integers(0, 3)
+
+
+@dataclass
+class Request:
+    """A window that a worker's pipeline has."""
+
+    wanted: bool = True
+
+
+class Post:
+    """A worker and the window that it has."""
+
+    def __init__(self, machine: FleetMachine, name: str) -> None:
+        self._machine, self.name = machine, name
+        self.window: QueuedWindow | None = None
+        self.answered = False
+        self._submitted: Window | None = None
+        self._answer: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        machine = self._machine
+        link = FakeFleetLink(machine.house.clock, machine.loop, self.name)
+        room = OwnRoom(
+            lambda: SPEECH_MODEL, self._submit, lambda: 0, lambda _: None, lambda _: None
+        )
+        self._worker = FleetWorker(cast("Link", link), room, GateSettings(), clustered=False)
+        self._client: FakeClient = link.connect(machine.server, serve=False)
+
+    def _submit(self, window: Window, _ahead: bool, answer: Any) -> Request:
+        self._submitted, self._answer = window, answer
+        return Request()
+
+    def fetch(self) -> None:
+        """Get the next window."""
+        self.window = self._machine.server.queue.popleft()
+        self.window.deliveries += 1
+        self.window.confirmed = None
+        work = self._worker._process(cast("Any", self._client), cast("Any", self.window))
+        self._task = self._machine.loop.create_task(work)
+
+    @property
+    def works(self) -> bool:
+        """True while it transcribes."""
+        return self.window is not None and not self.answered and self._submitted is not None
+
+    def transcribe(self) -> None:
+        """Say what was spoken."""
+        assert self._submitted
+        text = text_of(self._submitted.id)
+        self._submitted = None
+        self._answer(replace(HEARD, text=text))
+
+    def confirm(self) -> None:
+        """Let its confirmation through."""
+        assert self.window and self.window.confirmed
+        self.window.confirmed.set_result(None)
+        self._free()
+
+    def die(self) -> None:
+        """End without a word; its window waits again, unless the server has lost it."""
+        if self._task:
+            self._task.cancel()
+        self._free()
+        self._begin()
+
+    def _free(self) -> None:
+        self.window, self.answered, self._submitted = None, False, None
+
+
+class FleetMachine(BrokerMachine):
+    """Microphone to subscriber, by two workers."""
+
+    workers = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("satellite", "worker", "messages"):
+            self.patch.setattr(sys.modules[f"appliance.fleet.{name}"], "time", self.house.clock)
+        self.loop = VirtualLoop(self.house.clock)
+        self.server = FakeServer(self.house.clock)
+        self.server.on_window = self.on_window
+        self.asked: asyncio.Task[Answer] | None = None
+        self.posts = [Post(self, name) for name in ("attic", "cellar")]
+        self.on_up()
+
+    def close(self) -> None:
+        """Take the fakes back."""
+        self.on_down()
+        for post in self.posts:
+            post.die()
+        self.loop.settle()
+        self.loop.close()
+        super().close()
+
+    # the model
+
+    def observe_fleet(self) -> dict[str, Any]:
+        """Return stream, workers and answers."""
+        if not hasattr(self, "posts"):
+            return {}
+        held = [(one.window, one.answered) for one in self.posts]
+        return {
+            "stream": [self._number(one.id) for one in self.server.queue],
+            "workers": sorted(
+                (self._number(w.id), answered) if w else (0, False) for w, answered in held
+            ),
+            "answers": sorted(self._number(answered_id(one)) for one in self.server.answers),
+        }
+
+    def view_of_fleet(self, s: State) -> dict[str, Any]:
+        """Return the same of the model."""
+        return {"stream": list(s.stream), "workers": list(s.workers), "answers": list(s.answers)}
+
+    def on_window(self) -> None:
+        """Check a window at the moment when it leaves."""
+        assert not self.ledger.muted, "[mute] sound leaves while it is muted"
+
+    # the satellite
+
+    def on_up(self) -> None:
+        """Connect the new process."""
+        if not hasattr(self, "posts"):
+            return
+        self.link = FakeFleetLink(self.house.clock, self.loop, NODE)
+        self.satellite = Satellite(cast("Link", self.link), FleetSettings(), "this machine")
+        self.satellite.muted = lambda: self.house.up.mute.on
+        self.server.satellite = self.link.connect(self.server, serve=True)
+        self.loop.settle()
+
+    def on_down(self) -> None:
+        """End what the process was doing."""
+        self.server.satellite = None
+        self.link.end()
+        if self.asked:
+            self.asked.cancel()
+            self.asked = None
+        self.loop.settle()
+
+    def _ask(self) -> None:
+        lease = self.house.up.lease
+        assert lease
+        window = replace(lease.window, utterance_id=f"utterance-{lease.window.id}")
+        job = Job(window, NODE, 1, patience_s=PATIENCE_S)
+        asking = self.satellite._await_answer(job, SOUND, PATIENCE_S)
+        self.asked = self.loop.create_task(asking)
+
+    def run_fleet(self) -> list[str]:
+        """Let satellite and workers do what is due; return the model's steps."""
+        before = self.server.accepted
+        steps = [f"the fleet's server drops {self._number(one)}" for one in self.server.expire()]
+        self.loop.settle()
+        if self.asked and self.asked.done() and self._answer() is None:
+            self._ask()  # as the daemon does after each failure
+            self.loop.settle()
+        for post in self.posts:
+            if post.window and post.window.confirmed and not post.answered:
+                post.answered = True
+                steps.append(f"a worker answers {self._number(post.window.id)}")
+        return [*steps, *[r"window \d+ is sent"] * (self.server.accepted - before)]
+
+    def _answer(self) -> Transcription | None:
+        """Return the text that the satellite got; None for a failure or a refusal."""
+        assert self.asked
+        try:
+            result = self.asked.result().result
+        except (ServerError, TimeoutError):
+            return None
+        return None if isinstance(result, Refusal) else result
+
+    @precondition(lambda self: self.up and not self.leased and bool(self.house.up.backlog))
+    @rule()
+    def lease(self) -> None:
+        """The oldest window is leased, and sent."""
+        self.house.lease()
+        self.house.tick()
+        self._ask()
+        self.follow(r"window \d+ is leased", *self.run_fleet())
+
+    @rule()
+    def fleet_goes_on(self) -> None:
+        """Satellite and workers do what is due."""
+        self.house.clock.advance(0.001)
+        self.follow(*self.run_fleet())
+
+    # workers
+
+    def _busy(self) -> list[Post]:
+        return [one for one in self.posts if one.window]
+
+    @precondition(lambda self: self.server.queue and len(self._busy()) < len(self.posts))
+    @rule()
+    def worker_fetches(self) -> None:
+        """A worker gets the oldest window."""
+        idle = next(one for one in self.posts if not one.window)
+        idle.fetch()
+        assert idle.window
+        self.house.clock.advance(0.001)
+        self.follow(f"a worker fetches {self._number(idle.window.id)}", *self.run_fleet())
+
+    @precondition(lambda self: any(one.works for one in self.posts))
+    @rule(which=WHICH)
+    def worker_answers(self, which: int) -> None:
+        """A worker has transcribed its window."""
+        at_work = [one for one in self.posts if one.works]
+        at_work[which % len(at_work)].transcribe()
+        self.house.clock.advance(0.001)
+        self.follow(*self.run_fleet())
+
+    @precondition(lambda self: any(one.answered for one in self.posts))
+    @rule(which=WHICH)
+    def worker_confirms(self, which: int) -> None:
+        """The server gets a worker's confirmation."""
+        ready = [one for one in self.posts if one.answered]
+        post = ready[which % len(ready)]
+        assert post.window
+        number = self._number(post.window.id)
+        post.confirm()
+        self.house.clock.advance(0.001)
+        self.follow(f"a worker confirms {number}", *self.run_fleet())
+
+    @precondition(
+        lambda self: any(
+            one.window and one.window.deliveries < DELIVERIES - 1 for one in self.posts
+        )
+    )
+    @rule(which=WHICH)
+    def worker_dies(self, which: int) -> None:
+        """A worker dies, and another one takes its place."""
+        busy = [one for one in self.posts if one.window and one.window.deliveries < DELIVERIES - 1]
+        post = busy[which % len(busy)]
+        assert post.window
+        window, number = post.window, self._number(post.window.id)
+        post.die()
+        self.server.queue.appendleft(window)
+        self.house.clock.advance(0.001)
+        self.follow(f"the worker of {number} dies", *self.run_fleet())
+
+    # server and network
+
+    @precondition(lambda self: self.leased and self.server.answers)
+    @rule(which=WHICH)
+    def answer_arrives(self, which: int) -> None:
+        """An answer arrives at the satellite, in any order."""
+        number = self._number(self.server.deliver(which % len(self.server.answers)))
+        self.house.clock.advance(0.001)
+        self.loop.settle()
+        lease, text = self.house.up.lease, None
+        assert lease and self.asked
+        if self.asked.done():
+            text = self._answer()
+        if text is None:
+            refused = self.asked.done()
+            step = f"the text of {number} is lost" if refused else f"a late text of {number}"
+            self.follow(step, *self.run_fleet())
+            return
+        self._finish(text)
+        self.house.tick()
+        self.follow(f"the text of {number} arrives", free=STORE_AND_PUBLISH)
+
+    def _finish(self, text: Transcription) -> None:
+        """Store the text of the leased window."""
+        self.asked = None
+        writer = self.house.up.writer
+        writer.text = text.text
+        self.house.transcribe()
+        if self.up:
+            writer.text = None
+
+    @precondition(lambda self: self.server.answers)
+    @rule(which=WHICH)
+    def answer_is_lost(self, which: int) -> None:
+        """The network loses an answer."""
+        lost = self.server.answers.pop(which % len(self.server.answers))
+        self.house.clock.advance(0.001)
+        self.follow(f"the text of {self._number(answered_id(lost))} is lost", *self.run_fleet())
+
+    @precondition(lambda self: 0 < len(self.server.answers) < 3)
+    @rule(which=WHICH)
+    def answer_is_doubled(self, which: int) -> None:
+        """The network doubles an answer."""
+        again = self.server.answers[which % len(self.server.answers)]
+        self.server.answers.append(again)
+        self.house.clock.advance(0.001)
+        self.follow(
+            f"the text of {self._number(answered_id(again))} arrives twice", *self.run_fleet()
+        )
+
+    @precondition(lambda self: self.up and self.leased)
+    @rule()
+    def satellite_reconnects(self) -> None:
+        """The satellite's connection breaks, and it makes another."""
+        sent = all(one.sent for one in self.states)
+        self.server.satellite = self.link.connect(self.server, serve=True)
+        self.house.clock.advance(0.2)
+        steps = ["the connection to the fleet's server breaks"] if sent else []
+        self.follow(*steps, *self.run_fleet())
+
+    @precondition(lambda self: self.server.queue or self._busy())
+    @rule()
+    def server_restarts(self) -> None:
+        """The server loses its stream, and everybody connects again."""
+        self.server.forget()
+        for post in self._busy():
+            post.die()
+        self.house.clock.advance(0.2)
+        steps = ["the fleet's server restarts"]
+        if self.up:
+            self.server.satellite = self.link.connect(self.server, serve=True)
+            if self.leased and all(one.sent for one in self.states):
+                steps.append("the connection to the fleet's server breaks")
+        self.follow(*steps, *self.run_fleet())
+
+    # the end
+
+    def transcribe_leased(self) -> None:
+        """Let workers and network do their work until the leased window has its text."""
+        for _ in range(200):
+            if not self.asked:
+                self._ask()
+            self.run_fleet()
+            assert self.asked
+            if self.asked.done() and (text := self._answer()):
+                self._finish(text)
+                return
+            for post in self.posts:
+                if post.answered:
+                    post.confirm()
+                elif post.works:
+                    post.transcribe()
+                elif not post.window and self.server.queue:
+                    post.fetch()
+            while self.server.answers:
+                self.server.deliver(0)
+            self.house.clock.advance(0.5)
+        raise AssertionError("[delivery] the leased window gets no text")

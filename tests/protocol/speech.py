@@ -1,0 +1,246 @@
+"""The steps of the machine (machine.py) from the microphone to the store: speech, the process, the
+disk, and what people do.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from protocol.follow import NOTHING, STORE_AND_PUBLISH, WINDOWS, Follower
+
+
+class SpeechMachine(Follower):
+    """From the microphone to the store."""
+
+    # rules: speech
+
+    def _new_id(self, number: int) -> str:
+        self.spare += 1
+        name = f"{number:02d}{self.spare:024d}"
+        self.ids[name] = number
+        return name
+
+    @property
+    def up(self) -> bool:
+        return self.house.appliance is not None
+
+    def transcribe_leased(self) -> None:
+        """Have the leased window transcribed, after the last fault."""
+        raise NotImplementedError
+
+    @property
+    def leased(self) -> bool:
+        return self.up and self.house.up.lease is not None
+
+    @precondition(lambda self: self.up and len(self.ledger.heard) < WINDOWS and self.hears)
+    @rule()
+    def hear(self) -> None:
+        """A window ends."""
+        number = len(self.ledger.heard) + 1
+        name = self.speculation or self._new_id(number)
+        self.house.up.backlog.push(self.house.window(name))
+        self.speculation, self.resumed = "", False
+        self.ledger.heard.append(name)
+        self.house.tick()
+        self.follow(f"window {number} ends")
+
+    @property
+    def hears(self) -> bool:
+        """True unless it is muted; what somebody is saying is heard to its end."""
+        return not self.house.up.mute.on or bool(self.speculation) or self.resumed
+
+    @precondition(lambda self: self.up and not self.leased and bool(self.house.up.backlog))
+    @rule()
+    def lease(self) -> None:
+        """The oldest window is leased."""
+        before = len(self.house.discarded)
+        oldest = self.house.up.backlog._waiting[0].id
+        self.house.lease()
+        if len(self.house.discarded) > before:
+            self.ledger.without_text.add(oldest)
+        self.house.tick()
+        self.follow(r"window \d+ is (leased|set aside)")
+
+    @precondition(lambda self: self.up and self.house.up.unstored)
+    @rule()
+    def flush(self) -> None:
+        """The texts that wait are stored, if the disk lets them."""
+        self.house.flush()
+        self.house.tick()
+        self.follow(free=STORE_AND_PUBLISH)
+
+    # rules: faults of the process and the disk
+
+    @rule()
+    @precondition(lambda self: self.up)
+    def crash(self) -> None:
+        """The process is killed."""
+        self.house.stop()
+        self._after_crash()
+        self._step_blindly("the appliance crashes")
+        self._start()
+
+    @rule()
+    @precondition(lambda self: self.up)
+    def restart(self) -> None:
+        """The process is restarted in order."""
+        self.house.leave()
+        self._after_crash()
+        self._step_blindly("the appliance is restarted")
+        self._start()
+
+    @rule()
+    @precondition(lambda self: self.up)
+    def reload(self) -> None:
+        """The configuration is read again: a new pipeline in the same process."""
+        self.house.leave()
+        self._after_crash()
+        self._step_blindly("the appliance reloads")
+        self._start(step="")
+
+    @rule()
+    @precondition(lambda self: self.up)
+    def power_fails(self) -> None:
+        """The power fails: what is in memory only is gone."""
+        house, ledger = self.house, self.ledger
+        loses = house.in_memory_only
+        house.stop(power=True)
+        self.on_down()
+        self.speculation, self.resumed = "", False
+        kept = {*ledger.stored, *ledger.deleted, *ledger.without_text}
+        ledger.cut |= {*ledger.heard} - kept
+        if loses:
+            self.states.clear()
+        else:
+            self._step_blindly("the power fails")
+        house.start()
+        self.on_up()
+        if loses:
+            self._count_losses()
+        house.clock.advance(0.001)
+        self.follow("the appliance starts", free=NOTHING)
+
+    def _count_losses(self) -> None:
+        """Take over what the machine lost with its power: the model has no such disk."""
+        ledger, ids = self.ledger, {one for _, one in self.house.rows()}
+        lost = {*ledger.stored} - ledger.deleted - ledger.expired - ids
+        ledger.cut |= lost
+        ledger.deleted -= ids
+        ledger.expired -= ids
+        for one in lost:
+            ledger.stored.pop(one)
+            ledger.received.pop(one, None)
+        inbox = self.house.broker.inbox
+        left = [one for one in inbox if one["id"] not in lost]
+        inbox.clear()
+        inbox.extend(left)
+        ledger.muted = self.house.up.mute.on
+
+    @rule()
+    @precondition(lambda self: self.up and not self.house.files.lies)
+    def disk_lies(self) -> None:
+        """The disk reports from now on that it has written what it has not."""
+        self.house.lie()
+
+    @precondition(lambda self: self.up and not self.ledger.muted)
+    @rule()
+    def mute(self) -> None:
+        """Somebody mutes the microphone."""
+        self.ledger.muted = True
+        self.house.up.mute.set(True)
+        self.house.tick()
+        self.follow("somebody mutes")
+
+    @precondition(lambda self: self.up and self.ledger.muted)
+    @rule()
+    def unmute(self) -> None:
+        """Somebody unmutes it."""
+        self.ledger.muted = False
+        self.house.up.mute.set(False)
+        self.house.tick()
+        self.follow("somebody unmutes")
+
+    def on_down(self) -> None:
+        """Called when the process is gone."""
+
+    def on_up(self) -> None:
+        """Called when the next process runs."""
+
+    def _after_crash(self) -> None:
+        self.on_down()
+        if self.speculation and self.speculation in self.house.spooled():
+            self.ledger.heard.append(self.speculation)  # the next process takes it for a window
+        self.speculation, self.resumed = "", False
+
+    def _step_blindly(self, step: str, first: re.Pattern[str] | None = None) -> None:
+        """Let the model step; what fits is decided later."""
+        states = self._close(self.states, first) if first else self.states
+        after = {new for one in states for new in self._take(one, re.compile(step))}
+        assert after or not states, f"[model] it does not know this step now: {step}"
+        self.states = after
+
+    def _start(self, step: str = "the appliance starts") -> None:
+        self.house.start()
+        self.on_up()
+        cursor = self.house.up.store._number("SELECT cursor FROM outbox")
+        if self.house.disk.refuses:
+            self.states = {one._replace(cursor=min(cursor, one.cursor)) for one in self.states}
+        self.house.clock.advance(0.001)
+        self.follow(*filter(None, [step]), free=NOTHING)
+
+    @precondition(lambda self: self.up and not self.house.disk.refuses)
+    @rule(late=st.booleans())
+    def disk_refuses(self, late: bool) -> None:
+        """The disk is full, seen at the beginning of a transaction or at its end."""
+        self.house.disk.refuses, self.house.disk.refuses_late = True, late
+        self.house.clock.advance(0.001)
+        self.follow("the disk refuses")
+
+    @precondition(lambda self: self.house.disk.refuses)
+    @rule()
+    def disk_accepts(self) -> None:
+        """The disk accepts writes again."""
+        self.house.disk.refuses = False
+        self.house.tick()
+        # with the fallback in use, the model's disk accepts already
+        self.states = {one._replace(refusing=False) for one in self.states}
+        self.follow()
+
+    @precondition(lambda self: self.up and not self.house.disk.refuses and self._alive())
+    @rule(which=st.integers(0, WINDOWS))
+    def delete(self, which: int) -> None:
+        """Somebody deletes a transcript."""
+        alive = self._alive()
+        chosen = alive[which % len(alive)]
+        self.ledger.deleted.add(chosen)
+        self.house.delete(chosen)
+        self.house.tick()
+        self.follow(f"somebody deletes {self._number(chosen)}")
+
+    @precondition(lambda self: self.up and not self.house.disk.refuses)
+    @precondition(lambda self: not self.house.broker.inbox)
+    @rule(old=st.booleans())
+    def retention_after_a_jump(self, old: bool) -> None:
+        """The clock jumps by a year, perhaps after a month, and the retention runs."""
+        house = self.house
+        if old:
+            house.clock.advance(31 * 86_400.0)
+        house.clock.wall_s += 400 * 86_400.0
+        cursor = house.up.store._number("SELECT cursor FROM outbox")
+        before = {one: seq for seq, one in house.rows()}
+        house.up.store.expire(house.now())
+        gone = set(before) - {one for _, one in house.rows()}
+        lost = [one for one in gone if before[one] > cursor]
+        assert not lost, f"[retention] {lost} were deleted unpublished"
+        self.ledger.expired |= gone
+        self.states = {one._replace(jumped=0) for one in self.states}
+        if gone:
+            self._step_blindly("the clock jumps")
+            self._step_blindly("retention deletes old rows")
+        house.tick()
+        self.follow()
+
+    def _alive(self) -> list[str]:
+        return [one for _, one in self.house.rows()]

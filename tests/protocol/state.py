@@ -1,0 +1,155 @@
+"""The state of the protocol's model, its rules and the bounds of a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+DEATHS = 2
+"""A window during whose transcription so many processes died is set aside (daemon/backlog.py)."""
+
+LATE, OLD, EARLY = 1, 2, 4
+"""Marks of a message: late, or repeated by the broker; sent before a later attempt, whose
+acknowledgement alone counts; under way when the subscriber came back, so it may be the first that
+it gets (docs/promises.md)."""
+
+Action = tuple[str, "State"]
+Message = tuple[int, int, int]
+"""A PUBLISH: number, id, marks; number 0: no transcript."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of the protocol; True is what the product does."""
+
+    spool_before_queueing: bool = True
+    withdraw_speculation_from_spool: bool = True
+    spool_until_stored: bool = True
+    find_spool_at_start: bool = True
+    release_stored_at_start: bool = True
+    set_aside_after_deaths: bool = True
+    store_an_id_once: bool = True
+    store_in_order: bool = True
+    store_before_publishing: bool = True
+    cursor_waits_for_acknowledgement: bool = True
+    count_only_own_acknowledgements: bool = True
+    rewind_at_new_connection: bool = True
+    watch_oldest_in_flight: bool = True
+    mark_sent_before_as_late: bool = True
+    repeat_after_lost_sessions: bool = True
+    repeat_in_order: bool = True
+    hold_until_repeated: bool = True
+    retention_waits_for_cursor: bool = True
+    read_store_when_publishing: bool = True
+    match_answer_to_window: bool = True
+    send_window_again: bool = True
+    start_after_cursor: bool = True
+    recall_recent_at_start: bool = True
+    move_cursor_back: bool = True
+    hold_without_subscriber: bool = True
+    mark_perhaps_received_as_late: bool = True
+    keep_id_when_sent_again: bool = True
+    hear_nothing_while_muted: bool = True
+    send_nothing_while_muted: bool = True
+    remember_mute: bool = True
+    keep_spool_at_reload: bool = True
+    commit_is_on_the_disk: bool = True
+
+
+class State(NamedTuple):
+    """All that decides what may happen next. Ids begin at 1; a row's number is its index + 1."""
+
+    # memory of the appliance's process
+    up: bool = True
+    ahead: int = 0
+    """Speculation on the next window: 0 not yet, 1 it is in the spool, 2 withdrawn."""
+    waiting: tuple[int, ...] = ()
+    lease: int = 0
+    sent: bool = False
+    """The leased window was sent to the fleet's server."""
+    texts: tuple[int, ...] = ()
+    """Transcribed, not yet stored."""
+    committed: int = 0
+    """Stored, and not yet released from the spool."""
+    linked: bool = False
+    deaf: bool = False
+    """The connection stands, and nothing passes any more."""
+    reached: int = 0
+    flight: tuple[int, ...] = ()
+    stood: int = 0
+    """Rows up to this number were stored before the connection, or were sent before: late."""
+    recent: int = 0
+    """The first row that was acknowledged lately; 0: none."""
+    # what outlives the process
+    heard: int = 0
+    spool: tuple[int, ...] = ()
+    deaths: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    discarded: tuple[int, ...] = ()
+    deleted: tuple[int, ...] = ()
+    expired: tuple[int, ...] = ()
+    cursor: int = 0
+    refusing: bool = False
+    cut: tuple[int, ...] = ()
+    """Windows that were in memory only when the power failed."""
+    muted: bool = False
+    forgotten: bool = False
+    """The process does not know that it is muted."""
+    jumped: int = 0
+    """1: the clock has jumped; 2: retention has looked since."""
+    # network, broker, subscriber
+    unheard: bool = False
+    """The subscriber lost what it had not read, and the appliance has not yet repeated what was
+    recent."""
+    wire: tuple[Message, ...] = ()
+    """Under way to the broker."""
+    acks: tuple[int, ...] = ()
+    """Numbers; negative: nobody subscribes."""
+    away: bool = False
+    """Nobody subscribes."""
+    inbox: tuple[Message, ...] = ()
+    received: tuple[int, ...] = ()
+    """Ids that the subscriber has."""
+    early: tuple[int, ...] = ()
+    """Ids that it has only from a message that was EARLY."""
+    # the fleet
+    stream: tuple[int, ...] = ()
+    workers: tuple[tuple[int, bool], ...] = ()
+    """Each worker's window (0: none) and whether it answered; sorted, since workers are alike."""
+    answers: tuple[int, ...] = ()
+    faults: int = 0
+
+
+class ViolationError(Exception):
+    """A guarantee does not hold: its name and how."""
+
+
+class Half(Enum):
+    """What is searched. The halves share only the store, so each allows a wider search."""
+
+    BOTH = "from the microphone to the subscriber"
+    TO_STORE = "from the microphone to the store"
+    FROM_STORE = "from the store to the subscriber"
+
+
+def without(values: tuple[int, ...], value: int) -> tuple[int, ...]:
+    """Return the values without one that is equal to `value`."""
+    at = values.index(value) if value in values else len(values)
+    return values[:at] + values[at + 1 :]
+
+
+def with_value(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
+    """Return the values with another one at `at`."""
+    return (*values[:at], value, *values[at + 1 :])
+
+
+def unlinked(s: State) -> State:
+    """Return the state without a connection: what was under way on it is gone."""
+    return s._replace(linked=False, deaf=False, wire=(), acks=())
+
+
+def assign(s: State, at: int, window: int, *, answered: bool = False) -> State:
+    """Return the state in which worker `at` has a window, or (0) none."""
+    workers = (*s.workers[:at], (window, answered), *s.workers[at + 1 :])
+    return s._replace(workers=tuple(sorted(workers)))
