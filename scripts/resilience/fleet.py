@@ -59,6 +59,7 @@ class Outcome:
     name: str
     figures: str = ""
     faults: list[str] = field(default_factory=list)
+    kills: int = 0
 
     def must(self, holds_: object, fault: str) -> None:
         """Notes a fault where something does not hold."""
@@ -152,6 +153,7 @@ def deaths(outcome: Outcome, plan: Plan) -> None:
     outcome.must(
         plan.short or usual_s <= REDONE_S, f"a satellite in twenty waited for {usual_s:.1f} s"
     )
+    outcome.kills = killed
     outcome.figures = (
         f"{killed} kills and {hung} stops of workers: {figures}; sent again {again}, late answers "
         f"{late}; longest wait of a satellite around each: median "
@@ -196,6 +198,7 @@ def server(outcome: Outcome, plan: Plan) -> None:
         with _alive(outcome, [*workers, *satellites]):
             figures = _told(outcome, satellites)
     outcome.must(max(back_s) < 30, "no transcript within 30 s of the server's return")
+    outcome.kills = kills
     outcome.figures = (
         f"{kills} kills of the server: {figures}; first transcript after its return: median "
         f"{statistics.median(back_s):.2f} s, longest {max(back_s):.2f} s"
@@ -238,6 +241,7 @@ def cluster(outcome: Outcome, plan: Plan) -> None:
         version = str(three.servers[0].monitor("varz")["version"])
     outcome.must(not behind or version.startswith("2.9."), f"{behind} have not caught up in 60 s")
     outcome.must(max(replicas, key=lambda one: one or 0) == 3, f"replicas: {replicas}")
+    outcome.kills = len(stalls_s) // 3
     outcome.figures = (
         f"{len(stalls_s) // 3} kills of one server of three (nats-server {version}; "
         f"{behind} were still behind the others a minute later): {figures}; wait around each: "
@@ -373,6 +377,7 @@ def left(outcome: Outcome, plan: Plan) -> None:
             outcome.must(all_told(satellites, 30), "what waited was not written down")
         with _alive(outcome, [worker, satellite]):
             figures = _told(outcome, satellites)
+    outcome.kills = rounds
     outcome.figures = (
         f"{rounds} kills of a satellite with {recovered} windows in its spool: {figures}"
     )
@@ -621,6 +626,7 @@ def alone(outcome: Outcome, plan: Plan) -> None:
         with _alive(outcome, [worker, satellite]):
             figures = _told(outcome, [satellite])
     outcome.must(max(waits_s) < PATIENCE_S + 2.0, f"a text took {max(waits_s):.1f} s")
+    outcome.kills = rounds
     outcome.figures = (
         f"the only worker killed {rounds} times beside a satellite with a model: {figures}; the "
         f"first text of its own after {max(waits_s):.2f} s at most (patience {PATIENCE_S:g} s)"

@@ -12,16 +12,19 @@ latency   from the last sample of speech to the subscriber, and where the time g
 fleet     several rooms: workers and the server die, links are bad; --scene names one of its scenes
 house     several rooms hear each sentence: who acts, with kills, broker restarts and partitions
 soak      hours of sound as fast as they are digested; with --hours and --out, to be resumed
-model     every state of a model of the protocol, for a guarantee that can fail, and random steps
-          of the real parts, compared with the model (docs/promises.md)
+model     every state of a model of the protocol, for a guarantee that can fail, random steps of
+          the real parts, compared with the model, and traces of the model replayed by the whole
+          daemon with a real Mosquitto and nats-server (docs/promises.md)
 
 With no name all of them; the soak is short unless it is named. $ROOMSCRIBE_SHARED names a folder
-with recordings of real speech and noise for the soak.
+with recordings of real speech and noise for the soak. With --record, what each run counted goes
+into docs/promises.json and the table of docs/promises.md; --table only writes that table.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -29,10 +32,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from resilience import evidence
 from rigs.checkout import ROOT
+from rigs.nats import missing as missing_nats
 
 BACK_WITHIN_S = 5.0
 """From the broker's return to the first event."""
@@ -58,6 +64,8 @@ def main() -> int:
     parser.add_argument("--partials", action="store_true", help="latency: with partial texts")
     parser.add_argument("--scene", action="append", default=[], help="fleet: which; see fleet.py")
     parser.add_argument("--out", type=Path, help="soak: folder of its measures and picture")
+    parser.add_argument("--record", action="store_true", help="keep the counts of docs/promises.md")
+    parser.add_argument("--table", action="store_true", help="write the table of docs/promises.md")
     given = parser.parse_args()
     unknown = set(given.ordeals) - set(ORDEALS)
     if unknown:
@@ -65,11 +73,17 @@ def main() -> int:
     # brokers and daemons are ended, whoever ends this program
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     broken = []
-    for name in given.ordeals or ORDEALS:
-        begun_s = time.monotonic()
-        if not ORDEALS[name](given):
+    for name in () if given.table else given.ordeals or ORDEALS:
+        begun_s, given.counts = time.monotonic(), Counter()
+        kept = ORDEALS[name](given)
+        took_s = time.monotonic() - begun_s
+        if not kept:
             broken.append(name)
-        print(f"    ({name}: {time.monotonic() - begun_s:.0f} s)", file=sys.stderr, flush=True)
+        elif given.record and given.counts:
+            evidence.record(name, given.counts, took_s)
+        print(f"    ({name}: {took_s:.0f} s)", file=sys.stderr, flush=True)
+    if given.record or given.table:
+        evidence.write_page()
     if broken:
         print(f"BROKEN: {', '.join(broken)}")
     return 1 if broken else 0
@@ -86,6 +100,7 @@ def kill(given: argparse.Namespace) -> bool:
         count=12 if given.short else 40,
     )
     print(outcome, flush=True)
+    given.counts.update(kills=outcome.kills, restarts=outcome.restarts)
     return not outcome.broken
 
 
@@ -100,6 +115,7 @@ def disk(given: argparse.Namespace) -> bool:
         return True
     for case in cases:
         print(f"disk: {case}", flush=True)
+    given.counts.update(troubles=len(cases))
     return not any(case.broken for case in cases)
 
 
@@ -127,14 +143,19 @@ def broker(given: argparse.Namespace) -> bool:
         f"its return: median {after_s[len(after_s) // 2]:.2f} s, longest {after_s[-1]:.2f} s",
         flush=True,
     )
+    given.counts.update(restarts=restarts)
     slow = not given.short and after_s[-1] > BACK_WITHIN_S
     return not (outcome.lost or outcome.doubled_for_nothing() or slow) and outcome.in_order
 
 
 def power(given: argparse.Namespace) -> bool:
     """Power cuts: a program of its own."""
-    command = [sys.executable, "-m", "resilience.power", *(["--cuts", "30"] if given.short else [])]
-    return subprocess.run(command, check=False).returncode == 0
+    cuts = 30 if given.short else 300
+    command = [sys.executable, "-m", "resilience.power", "--cuts", str(cuts)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    print(done.stdout.rstrip(), flush=True)
+    given.counts.update(cuts=0 if "skipped" in done.stdout else cuts)
+    return done.returncode == 0
 
 
 def fuzz(given: argparse.Namespace) -> bool:
@@ -171,10 +192,9 @@ def latency(given: argparse.Namespace) -> bool:
 def fleet(given: argparse.Namespace) -> bool:
     """Several rooms, of which some transcribe for all; skipped where there is no server."""
     from resilience import fleet as ordeal
-    from rigs.nats import missing
 
-    if missing():
-        print(f"fleet: SKIPPED: {missing()}")
+    if missing_nats():
+        print(f"fleet: SKIPPED: {missing_nats()}")
         return True
     if unknown := set(given.scene) - set(ordeal.SCENES):
         print(f"fleet: no scene {', '.join(unknown)}; there are {', '.join(ordeal.SCENES)}")
@@ -182,6 +202,7 @@ def fleet(given: argparse.Namespace) -> bool:
     whole = True
     for outcome in ordeal.run(given.scene, ordeal.Plan(given.seed, given.short, given.kills)):
         print(outcome, flush=True)
+        given.counts.update(kills=outcome.kills)
         whole = whole and not outcome.faults
     return whole
 
@@ -195,6 +216,7 @@ def house(given: argparse.Namespace) -> bool:
     else:
         outcome = ordeal.run(500, given.seed, kills=50, restarts=20, partitions=20)
     print(outcome, flush=True)
+    given.counts.update({name: outcome.disturbances[name] for name in ("kills", "restarts")})
     return not outcome.broken
 
 
@@ -207,28 +229,57 @@ def soak(given: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         outcome = ordeal.run(hours, given.out or Path(folder), given.seed)
     print(outcome, flush=True)
+    given.counts.update(sound_hours=round(outcome.last.get("hours", 0.0)))
     return not outcome.broken
 
 
 def model(given: argparse.Namespace) -> bool:
-    """Search the protocol's model, and compare the code with it; a short run leaves that to the
-    tests, unless it is named."""
+    """Search the protocol's model, compare the code with it, and replay traces of it with whole
+    daemons; a short run leaves that to the tests, unless it is named."""
     if given.short and "model" not in given.ordeals:
         return True
-    short = ["--short"] if given.short else []
-    command = [sys.executable, "-m", "protocol.search", *short]
-    kept = subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    times = "1" if given.short else "40"
+    kept = True
+    with tempfile.TemporaryDirectory() as folder:
+        counts = Path(folder) / "counts"
+        short = ["--short"] if given.short else []
+        command = [sys.executable, "-m", "protocol.search", *short, "--counts", str(counts)]
+        kept = subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+        given.counts.update(json.loads(counts.read_text()) if counts.exists() else {})
+        kept = _machine(given, Path(folder) / "steps") and kept
+    from resilience import replay
+
+    logging.disable(logging.CRITICAL)
+    traces = 2 if given.short else 12
+    replays = [replay.run(traces, given.seed)]
+    if not missing_nats():
+        replays.append(replay.run_fleet(traces, given.seed))
+    logging.disable(logging.NOTSET)
+    for outcome in replays:
+        print(outcome, flush=True)
+        given.counts.update(traces=outcome.traces)
+        kept = kept and not outcome.broken
+    return kept
+
+
+def _machine(given: argparse.Namespace, steps: Path) -> bool:
+    """Let the real parts take random steps; count them in the file `steps`."""
     machine = ROOT / "tests/protocol/test_machine.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(machine)]
+    environment = {
+        "ROOMSCRIBE_MODEL": "1" if given.short else "40",
+        "ROOMSCRIBE_MODEL_STEPS": str(steps),
+    }
     done = subprocess.run(
-        [*command, "--timeout=3600"], cwd=ROOT, env=os.environ | {"ROOMSCRIBE_MODEL": times},
+        [*command, "--timeout=3600"], cwd=ROOT, env=os.environ | environment,
         stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
-    print("the real code: " + (done.stdout.strip().splitlines() or ["no tests"])[-1], flush=True)
+    taken = sum(map(int, steps.read_text().split())) if steps.exists() else 0
+    given.counts.update(steps=taken)
+    last = (done.stdout.strip().splitlines() or ["no tests"])[-1]
+    print(f"the real code: {taken:,} random steps; {last}", flush=True)
     if done.returncode:
         print(done.stdout)
-    return kept and done.returncode == 0
+    return done.returncode == 0
 
 
 ORDEALS: dict[str, Callable[[argparse.Namespace], bool]] = {
