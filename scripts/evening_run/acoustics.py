@@ -8,8 +8,10 @@ time. Everything is computed from a seed. Sounds are (n,) float64 at 16 kHz, int
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
+import soxr
 from figures.pause_set import pink, speech_power
 from numpy.typing import NDArray
 
@@ -28,6 +30,19 @@ HIGH_PASS_HZ = 80.0
 DIRECT_S = 0.0025
 """The response up to so long after its first sample counts as direct sound."""
 CORRECTIONS = 4
+FINE = 8
+"""How much finer the samples are in which two microphones differ."""
+
+
+class Paths(NamedTuple):
+    """All paths of the sound from the speaker to the microphone, in the room's order."""
+
+    lengths_m: Sound
+    """(n,)"""
+    reflections: Sound
+    """(n,): how often each is reflected."""
+    directions: Sound
+    """(3, n): unit vectors to where each comes from."""
 
 
 @functools.cache
@@ -36,21 +51,51 @@ def room(reverberation_s: float, distance_m: float, seed: int = 1) -> Sound:
 
     The direct sound is at sample 0, so that speech ends where it did before.
     """
-    paths_m, reflections = _images(distance_m, reverberation_s * SPEED_M_S, seed)
+    paths = _paths(distance_m, reverberation_s * SPEED_M_S, seed)
+    return _fit(paths, reverberation_s)[0]
+
+
+@functools.cache
+def pair(
+    reverberation_s: float, distance_m: float, spacing_m: float, angle_deg: float, seed: int = 1
+) -> tuple[Sound, Sound]:
+    """Return the responses of two microphones that are `spacing_m` apart; at 0 degrees the speaker
+    is in front of both, at 90 degrees the second one is behind the first."""
+    paths = _paths(distance_m, reverberation_s * SPEED_M_S, seed)
+    reflected = _fit(paths, reverberation_s)[1]
+    angle = np.radians(angle_deg)
+    ahead = np.array([np.sin(angle), np.cos(angle), 0.0]) @ paths.directions * spacing_m / 2
+    start_m = float(paths.lengths_m.min()) - spacing_m
+    first, second = (
+        _respond(paths.lengths_m + side * ahead, paths.reflections, reflected, FINE, start_m)
+        for side in (-1, 1)
+    )
+    return _coarse(first), _coarse(second)
+
+
+def _coarse(response: Sound) -> Sound:
+    """Return a response of FINE times the rate at the usual one."""
+    return np.asarray(soxr.resample(response, FINE * SAMPLE_RATE, SAMPLE_RATE, "VHQ") * FINE)
+
+
+def _fit(paths: Paths, reverberation_s: float) -> tuple[Sound, float]:
+    """Return the response with the wanted reverberation time, and how much of the pressure a wall
+    gives back for it."""
     width, depth, height = ROOM_M
     volume = width * depth * height
     surface = 2 * (width * depth + width * height + depth * height)
     log_reflected = -0.161 * volume / (surface * reverberation_s)  # Eyring's ln(1 - absorption)
     response: Sound = np.zeros(0)
+    reflected = 0.0
     for _ in range(CORRECTIONS):
-        response = _respond(paths_m, reflections, float(np.exp(log_reflected / 2)))
+        reflected = float(np.exp(log_reflected / 2))
+        response = _respond(paths.lengths_m, paths.reflections, reflected)
         log_reflected *= reverberation_time_s(response) / reverberation_s
-    return response
+    return response, reflected
 
 
-def _images(distance_m: float, farthest_m: float, seed: int) -> tuple[Sound, Sound]:
-    """Return the lengths of all paths up to the farthest, in metres, and how often each is
-    reflected."""
+def _paths(distance_m: float, farthest_m: float, seed: int) -> Paths:
+    """Return all paths up to the farthest, in metres."""
     source = np.array(MICROPHONE_M) + SOURCE_M
     source[0] += np.sqrt(distance_m**2 - np.square(SOURCE_M).sum())
     axes, counts = [], []
@@ -60,18 +105,27 @@ def _images(distance_m: float, farthest_m: float, seed: int) -> tuple[Sound, Sou
         axes.append(np.concatenate([2 * number * length + sign * at - ear for sign in (1, -1)]))
         counts.append(np.concatenate((2 * np.abs(number), np.abs(number) + np.abs(number - 1))))
     x, y, z = np.meshgrid(*axes, indexing="ij", sparse=True)
-    paths = np.sqrt(x**2 + y**2 + z**2).ravel()
-    reflections = functools.reduce(np.add.outer, counts).ravel()
-    near = paths <= farthest_m
-    paths, reflections = paths[near], reflections[near].astype(float)
+    lengths = np.sqrt(x**2 + y**2 + z**2)
+    near = lengths <= farthest_m
+    directions = np.array([(axis / lengths)[near] for axis in (x, y, z)])
+    reflections = functools.reduce(np.add.outer, counts)[near].astype(float)
+    paths = lengths[near]
     moved = np.random.default_rng(seed).uniform(-JITTER_M, JITTER_M, len(paths))
-    return np.where(reflections > 0, paths + moved, paths), reflections
+    return Paths(np.where(reflections > 0, paths + moved, paths), reflections, directions)
 
 
-def _respond(paths_m: Sound, reflections: Sound, reflected: float) -> Sound:
-    """Return the response of such paths, of whose pressure a wall gives back so much."""
-    delays = paths_m / SPEED_M_S * SAMPLE_RATE
-    delays -= delays.min()
+def _respond(
+    paths_m: Sound,
+    reflections: Sound,
+    reflected: float,
+    fine: int = 1,
+    start_m: float | None = None,
+) -> Sound:
+    """Return the response of such paths, of whose pressure a wall gives back so much: `fine` times
+    the usual rate, from a path of `start_m` on (None: the shortest)."""
+    rate_hz = fine * SAMPLE_RATE
+    delays = paths_m / SPEED_M_S * rate_hz
+    delays -= delays.min() if start_m is None else start_m / SPEED_M_S * rate_hz
     strengths = reflected**reflections / paths_m
     first = delays.astype(np.int64)
     share = delays - first
@@ -80,7 +134,7 @@ def _respond(paths_m: Sound, reflections: Sound, reflected: float) -> Sound:
     response += np.bincount(first + 1, strengths * share, size)
     direct = response[0]
     spectrum = np.fft.rfft(response, 2 * size)
-    hz = np.fft.rfftfreq(2 * size, 1 / SAMPLE_RATE)
+    hz = np.fft.rfftfreq(2 * size, 1 / rate_hz)
     spectrum *= hz**2 / (hz**2 + HIGH_PASS_HZ**2)
     filtered: Sound = np.fft.irfft(spectrum)[:size]
     filtered[0] = direct
