@@ -383,6 +383,8 @@ class ApplianceState:
     muted: bool | None = False
     """True while the microphone is closed on request; None while it is closed because the mute file
     cannot be read, or while it is being opened."""
+    muted_until: datetime | None = None
+    """When it is unmuted by itself; None: never, or it is not muted."""
     machine: str = ""
     """Board or machine; empty if unknown."""
     listens: bool = True
@@ -398,7 +400,9 @@ class ApplianceState:
 
     def news(self) -> tuple[object, ...]:
         """Return the fields that are published at once if they change; others wait for the next."""
-        return (self.status, self.reasons, self.encoder, self.model, self.microphone)
+        return (
+            self.status, self.reasons, self.encoder, self.model, self.microphone, self.muted_until,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

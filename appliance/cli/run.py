@@ -10,15 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.config import Settings
 from appliance.errors import TRY_AGAIN, DeviceError, MissingModelError, StoreError
+from appliance.system import shorten
 
 if TYPE_CHECKING:
-    from appliance.daemon import Pipeline
+    from appliance.daemon import Pipeline, mute as switch
 
 MUTED_WITHIN_S = 3.0
 """Longest wait for the daemon to close the microphone; it needs a fraction of this."""
@@ -47,11 +49,20 @@ def add_mute(add: Callable[..., argparse.ArgumentParser]) -> None:
         "mute",
         help="close the microphone, or open it again",
         description="Closes the microphone and returns when it is closed. It stays closed, also "
-        "after a restart, until you switch mute off. Works with and without a running daemon. "
-        "Without an argument, prints the state; the exit status is 0 if muted, 1 if not.",
+        "after a restart, until you switch mute off or the mute ends. Works with and without a "
+        "running daemon. Without an argument, prints the state; the exit status is 0 if muted, 1 "
+        "if not.",
     )
     sub.add_argument("position", nargs="?", choices=("on", "off", "toggle"))
-    sub.set_defaults(command=mute)
+    sub.add_argument(
+        "end",
+        nargs="?",
+        metavar="END",
+        type=_mute_end,
+        help="only after `on`: when the mute ends by itself: 30m, 2h (168h at most), or tomorrow "
+        "(at 06:00)",
+    )
+    sub.set_defaults(command=mute, usage_error=sub.error)
 
 
 def add_devices(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -102,14 +113,20 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
     """
     from appliance.daemon import mute as switch
 
+    if options.end and options.position != "on":
+        options.usage_error("END is only for `roomscribe mute on`")
     folder = config.store_folder(settings.store)
     _require_folder(folder)
     if not options.position:
-        before = switch.is_on(folder)
+        before = switch.read_position(folder)
         print(_mute_state(before, switch.is_listening(folder)))
-        return 0 if before else 1
-    on = not switch.is_on(folder) if options.position == "toggle" else options.position == "on"
-    switch.write(folder / switch.FILE_NAME, on)
+        return 0 if before.on else 1
+    if options.position == "toggle":
+        on = not switch.read_position(folder).on
+    else:
+        on = options.position == "on"
+    wanted = switch.Position(on, options.end if on else None)
+    switch.write(folder / switch.FILE_NAME, wanted)
     deadline_s = time.monotonic() + MUTED_WITHIN_S
     while (listening := switch.is_listening(folder)) and on:
         if time.monotonic() > deadline_s:
@@ -118,14 +135,28 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
                 "(`sudo systemctl stop roomscribe`) or unplug the microphone."
             )
         time.sleep(0.02)
-    print(_mute_state(on, listening))
+    print(_mute_state(wanted, listening))
     return 0
 
 
-def _mute_state(muted: bool, listening: bool) -> str:
+def _mute_end(text: str) -> datetime:
+    """Return when a mute that begins now ends. Raises argparse.ArgumentTypeError."""
+    from appliance.daemon import mute_end
+
+    try:
+        return mute_end.parse_end(text, datetime.now(UTC))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, found '{shorten(text)}'") from None
+
+
+def _mute_state(mute: switch.Position, listening: bool) -> str:
     """Return the state on one line."""
-    if muted:
-        return "muted: the microphone is closed"
+    from appliance.daemon import mute_end
+
+    if mute.on:
+        return (
+            f"muted{mute_end.format_end(mute.until, datetime.now(UTC))}: the microphone is closed"
+        )
     return "not muted: the microphone is open" if listening else "not muted"
 
 

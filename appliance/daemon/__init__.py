@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         assembly as assembly,
         journal as journal,
         mute as mute,
+        mute_end as mute_end,
         service as service,
     )
     from appliance.daemon.health import Day as Day

@@ -15,6 +15,7 @@ from appliance.daemon.command_group import CommandGroup, bad_request, take_argum
 from appliance.daemon.health import EVERY_S, Day
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
+from appliance.daemon.mute_end import EXPECTED
 from appliance.mqtt import Publisher, events
 from appliance.records import (
     ApplianceState,
@@ -180,11 +181,17 @@ class ApplianceCommands(CommandGroup):
         self.commands = {"mute": self._turn_mute, "day": self._show_day}
 
     def _turn_mute(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        (on,) = take_arguments(request, "on")
+        on, end = take_arguments(request, "on", "end")
         if not isinstance(on, bool):
             raise bad_request("on: expected true or false")
-        self._mute.set(on, "the control socket")
-        return {"on": self._mute.on}
+        if end is not None and not (end and isinstance(end, str)):
+            raise bad_request(f"end: expected {EXPECTED}")
+        try:
+            self._mute.set(on, "the control socket", end or "")
+        except ValueError as error:
+            raise bad_request(f"end: {error}") from None
+        until = self._mute.until
+        return {"on": self._mute.on, **({"until": events.timestamp(until)} if until else {})}
 
     def _show_day(self, request: Mapping[str, Any]) -> dict[str, Any]:
         take_arguments(request)

@@ -3,6 +3,10 @@
 `roomscribe mute` writes the file, whether the daemon runs or not. The daemon reads it at the start
 and polls it. It survives restarts and power cuts. If it cannot be read at the start (a failing
 disk), the appliance counts as muted until it can. If it disappears later, nothing changes.
+
+A mute may have an end, which is in the file, too. It is unmuted when the wall clock has reached the
+end and the time until then has really passed, so that a clock that is set forward does not open the
+microphone early. After a restart the wall clock alone decides.
 """
 
 from __future__ import annotations
@@ -13,8 +17,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from appliance.daemon.mute_end import format_end, parse_end
 from appliance.errors import StoreError
 from appliance.system import lock, write_whole
 
@@ -30,44 +39,79 @@ Stamp = tuple[int, int, int]
 """Identifies a version of the file: inode, modification time, size."""
 
 
-def write(file: Path, on: bool) -> Stamp:
+class Position(NamedTuple):
+    """Muted or not, and until when."""
+
+    on: bool
+    until: datetime | None = None
+    """When it is unmuted by itself, in UTC and whole seconds; None: never."""
+
+    def has_ended(self, now: datetime) -> bool:
+        """Return True for a mute whose end has come."""
+        return self.on and self.until is not None and now >= self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The two clocks that decide when a mute ends."""
+
+    now: Callable[[], datetime]
+    uptime_s: Callable[[], float]
+    """Seconds that nobody can set."""
+
+
+CLOCK = Clock(partial(datetime.now, UTC), partial(time.clock_gettime, time.CLOCK_BOOTTIME))
+
+
+def write(file: Path, position: Position) -> Stamp:
     """Write the file, whole or not at all, and flush it to the disk. Raises StoreError."""
+    text = _ON if position.on else _OFF
+    if position.on and position.until:
+        text = f"ON {position.until.replace(tzinfo=None).isoformat(timespec='seconds')}Z\n".encode()
     try:
         # the daemon reads what root writes; its folder keeps others out
-        return _stamp(write_whole(file, _ON if on else _OFF, 0o644))
+        return _stamp(write_whole(file, text, 0o644))
     except OSError as error:
         raise StoreError(
-            f"cannot save that the appliance is {'muted' if on else 'not muted'}: {file}: "
+            f"cannot save that the appliance is {'muted' if position.on else 'not muted'}: {file}: "
             f"{error.strerror}; it is lost at the next start: make the folder of store.path "
             "writable, and free some space"
         ) from error
 
 
-def _read(file: Path) -> tuple[Stamp | None, bool | None, str]:
-    """Return the file's stamp, whether it says muted, and what is wrong with it.
+def _read(file: Path) -> tuple[Stamp | None, Position | None, str]:
+    """Return the file's stamp, its position, and what is wrong with it.
 
-    A file that cannot be read says None; one with other content says muted.
+    A file that cannot be read has the position None; one with other content says muted.
     """
     try:
         with file.open("rb") as opened:
             stamp = _stamp(os.fstat(opened.fileno()))
-            text = opened.read(16)
+            text = opened.read(64)
     except (FileNotFoundError, NotADirectoryError):
-        return None, False, ""
+        return None, Position(False), ""
     except OSError as error:
         fix = "check the disk, or run `roomscribe mute off`"
         if isinstance(error, PermissionError):
             fix = "make the folder readable for this user, or set store.path to another"
         why = f"{file}: {error.strerror}; the microphone stays closed until it can be read: {fix}"
         return None, None, why
-    if text.strip() not in (_ON.strip(), _OFF.strip()):
-        return (
-            stamp,
-            True,
-            f"{file}: expected ON or OFF, found {text!r}; staying muted: run `roomscribe mute off` "
-            "to unmute",
-        )
-    return stamp, text.strip() == _ON.strip(), ""
+    try:
+        return stamp, _parse(text.strip()), ""
+    except (ValueError, OverflowError):
+        why = f"{file}: expected ON or OFF, found {text[:24]!r}; staying muted: run "
+        return stamp, Position(True), why + "`roomscribe mute off` to unmute"
+
+
+def _parse(text: bytes) -> Position:
+    """Return the position that the file's text says. Raises ValueError."""
+    if text in (_ON.strip(), _OFF.strip()):
+        return Position(text == _ON.strip())
+    word, _, end = text.decode("ascii").partition(" ")
+    until = datetime.fromisoformat(end)
+    if word != "ON" or until.tzinfo is None:
+        raise ValueError(text)
+    return Position(True, until.astimezone(UTC))
 
 
 def _stamp(found: os.stat_result) -> Stamp:
@@ -77,7 +121,13 @@ def _stamp(found: os.stat_result) -> Stamp:
 class Mute:
     """The mute switch. Any thread may call any method, but no signal handler."""
 
-    def __init__(self, folder: Path, *, write: Callable[[Path, bool], Stamp] = write) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        write: Callable[[Path, Position], Stamp] = write,
+        clock: Clock = CLOCK,
+    ) -> None:
         """Read the file in `folder`; without one the appliance is not muted."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after each change, by the thread that made it."""
@@ -85,47 +135,65 @@ class Mute:
         """Why the present state would be lost at a restart; "" if it is saved."""
         self.unread = ""
         """What is wrong with the file; "" if nothing is."""
-        self._write, self._file = write, folder / FILE_NAME
+        self._write, self._file, self._clock = write, folder / FILE_NAME, clock
         self._lock_file = folder / LOCK_NAME
         self._lock = threading.Lock()
         self._retry_s = 0.0
         self._unreadable = False
         """The last attempt to read the file failed."""
         self._stamp: Stamp | None = None
-        self._on: bool | None = False
+        self._position: Position | None = Position(False)
         """None: not known, because the file cannot be read."""
+        self._end_uptime_s = 0.0
+        """The mute does not end before this uptime."""
         self._read_file()
+        self._end_uptime_s = 0.0  # the machine may have been off
+        self._end()
 
     @property
     def on(self) -> bool:
         """True while the appliance may not listen: muted, or not known. Does not wait."""
-        return self._on is not False
+        position = self._position
+        return position is None or position.on
+
+    @property
+    def until(self) -> datetime | None:
+        """When it is unmuted by itself; None: never, or it is not muted. Does not wait."""
+        position = self._position
+        return position.until if position else None
 
     @property
     def is_known(self) -> bool:
         """False until the file can be read or the switch is set. Does not wait."""
-        return self._on is not None
+        return self._position is not None
 
-    def set(self, on: bool, who: str = "") -> None:
+    def set(self, on: bool, who: str = "", end: str = "") -> None:
         """Change the state, call `on_change`, then save it. `who` is for the log.
 
-        If it cannot be saved, the new state holds, `unsaved` says why, and `poll` tries again.
+        `end` is when a mute ends by itself, such as 30m or tomorrow; "": never. If the state cannot
+        be saved, it holds, `unsaved` says why, and `poll` tries again. Raises ValueError for a
+        wrong end.
         """
+        if end and not on:
+            raise ValueError("expected no end, because only a mute has one")
+        wanted = Position(on, parse_end(end, self._clock.now()) if end else None)
         with self._lock:
-            changed = self._change(on, who)
+            changed = self._change(wanted, who)
             self.unread = "" if changed else self.unread
         if changed:
             self.on_change()
         with self._lock:
-            if self._on == on and (changed or self.unsaved):
-                self._save(on)
+            if self._position == wanted and (changed or self.unsaved):
+                self._save(wanted)
 
     def toggle(self, who: str = "") -> None:
         """Mute or unmute; mute if the state is not known."""
-        self.set(not self._on, who)
+        position = self._position
+        self.set(not (position and position.on), who)
 
     def poll(self) -> None:
-        """Read the file if another process has written it, and retry what failed."""
+        """Read the file if another process has written it, retry what failed, and unmute when the
+        mute ends."""
         with self._lock:
             try:
                 stamp = _stamp(self._file.stat())
@@ -135,12 +203,13 @@ class Mute:
             due = time.monotonic() >= self._retry_s
             changed = False
             if self._unreadable:
-                if due and self._on is None:
+                if due and self._position is None:
                     changed = self._read_file()
             elif stamp not in (None, self._stamp):
                 changed = self._read_file()
-            if due and self._on is not None and (self.unsaved or gone):
-                self._save(self._on)
+            if due and self._position is not None and (self.unsaved or gone):
+                self._save(self._position)
+            changed = self._end() or changed
         if changed:
             self.on_change()
 
@@ -165,27 +234,43 @@ class Mute:
     def _read_file(self) -> bool:
         """Take over the file's state; return True if it changes. Holds the lock."""
         known = self.unread
-        self._stamp, on, self.unread = _read(self._file)
-        self.unsaved, self._unreadable = "", on is None
+        self._stamp, position, self.unread = _read(self._file)
+        self.unsaved, self._unreadable = "", position is None
         if self._unreadable:
             self._retry_s = time.monotonic() + RETRY_S
         if self.unread and self.unread != known:
             log.error("%s", self.unread)
-        return self._change(on, "its file")
+        return self._change(position, "its file")
 
-    def _change(self, on: bool | None, who: str) -> bool:
+    def _change(self, position: Position | None, who: str) -> bool:
         """Change the state; return True if it is another. Holds the lock."""
-        if self._on == on:
+        if self._position == position:
             return False
-        self._on = on
-        if on is not None:
-            log.info("%s%s", "muted" if on else "unmuted", f" by {who}" if who else "")
+        self._position = position
+        if position is None:
+            return True
+        now = self._clock.now()
+        if position.until:
+            self._end_uptime_s = self._clock.uptime_s() + (position.until - now).total_seconds()
+        state = f"muted{format_end(position.until, now)}" if position.on else "unmuted"
+        log.info("%s%s", state, f" by {who}" if who else "")
         return True
 
-    def _save(self, on: bool) -> None:
+    def _end(self) -> bool:
+        """Unmute if the mute's end has come; return True if so. Holds the lock."""
+        position = self._position
+        if position is None or not position.has_ended(self._clock.now()):
+            return False
+        if self._clock.uptime_s() < self._end_uptime_s:
+            return False  # the wall clock was set forward
+        self._change(Position(False), "the clock")
+        self._save(Position(False))
+        return True
+
+    def _save(self, position: Position) -> None:
         known, self.unsaved = self.unsaved, ""
         try:
-            self._stamp = self._write(self._file, on)
+            self._stamp = self._write(self._file, position)
             self.unread, self._unreadable = "", False
         except StoreError as error:
             self.unsaved = str(error)
@@ -194,14 +279,14 @@ class Mute:
                 log.warning("%s", error)
 
 
-def is_on(folder: Path) -> bool:
-    """Return whether the file in `folder` says muted. Raises StoreError."""
-    _, on, trouble = _read(folder / FILE_NAME)
-    if on is None:
+def read_position(folder: Path) -> Position:
+    """Return what the file in `folder` says; a mute that has ended is none. Raises StoreError."""
+    _, position, trouble = _read(folder / FILE_NAME)
+    if position is None:
         raise StoreError(trouble)
     if trouble:
         log.error("%s", trouble)
-    return on
+    return Position(False) if position.has_ended(datetime.now(UTC)) else position
 
 
 def is_listening(folder: Path) -> bool:

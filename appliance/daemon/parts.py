@@ -103,6 +103,7 @@ class Parts:
             uptime_s=self.health.uptime_s,
             version=__version__,
             muted=muted,
+            muted_until=mute.until if muted else None,
             machine=read_machine(),
             wyoming=wyoming.address or None if wyoming else "",
             rooms=self.house.rooms if self.house else (),

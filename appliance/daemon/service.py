@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import FrameType
 
 from appliance.config import Settings
 from appliance.daemon import assembly, journal
 from appliance.daemon.journal import notify
+from appliance.daemon.mute_end import format_end
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.infer import lacking_model, transcribed_elsewhere
@@ -239,7 +241,7 @@ def status(pipeline: Pipeline) -> str:
 
 def _doing(state: ApplianceState) -> str:
     if state.muted:
-        return "muted"
+        return f"muted{format_end(state.muted_until, datetime.now(UTC))}"
     if state.muted is None:
         return "not listening"
     if not state.listens:

@@ -125,8 +125,11 @@ class Expect(Protocol):
 class MuteSwitch(Protocol):
     """Mutes and unmutes the microphone."""
 
-    def set(self, on: bool, who: str = "") -> None:
-        """Switch it; `who` names the requester."""
+    def set(self, on: bool, who: str = "", end: str = "") -> None:
+        """Switch it; `who` names the requester, `end` when a mute ends by itself.
+
+        Raises ValueError for a wrong end.
+        """
 
 
 def subscriptions(
@@ -147,13 +150,17 @@ def subscriptions(
     warn = LimitedWarnings()
 
     def turn_mute(message: ReceivedMessage) -> None:
-        """Handle ON or OFF, unless it is retained."""
+        """Handle ON, ON with an end, or OFF, unless it is retained."""
         if warn.refuse_retained(message):
             return
-        if message.payload in (events.ON, events.OFF):
-            mute.set(message.payload == events.ON, "MQTT")
-        else:
-            warn(message, f"expected ON or OFF, found {preview(message.payload)}")
+        word, space, end = message.payload.partition(b" ")
+        try:
+            if word not in (events.ON, events.OFF) or bool(space) != bool(end):
+                raise ValueError
+            mute.set(word == events.ON, "MQTT", end.decode("ascii"))
+        except ValueError:
+            expected = "ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
+            warn(message, f"expected {expected}; found {preview(message.payload)}")
 
     wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
     expecting = ExpectCommand(node, expect, send, warn) if expect else None

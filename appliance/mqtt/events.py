@@ -141,6 +141,7 @@ def state(
     rooms = {"rooms": list(appliance.rooms)} if appliance.rooms else {}
     role, server = appliance.fleet or ("", "")
     fleet = {"fleet": {"role": role, "server": server or None}} if role else {}
+    until = {"muted_until": timestamp(appliance.muted_until)} if appliance.muted_until else {}
     return {
         "status": "degraded" if degraded else appliance.status,
         "reasons": [*appliance.reasons, *troubles, *waits],
@@ -151,6 +152,7 @@ def state(
         "outbox_depth": outbox_depth,
         "version": appliance.version,
         "uptime_s": rounded(appliance.uptime_s),
+        **until,
         **_reference(appliance.echo),
         **wyoming,
         **rooms,

@@ -6,8 +6,8 @@ whole device for an unknown key of `device`, of `origin` or beside them, for a c
 
 It drops unknown keys of a component, in 2024.11 as in 2026.11: `extra=True` for components in
 homeassistant/components/mqtt/schemas.py, and then `extra=REMOVE_EXTRA` in the DISCOVERY_SCHEMA of
-event.py, sensor.py, binary_sensor.py and switch.py. A release before 2025.10 does not know
-`default_entity_id` and makes the entity's id from the names of the device and the entity.
+event.py, sensor.py, binary_sensor.py, switch.py and button.py. A release before 2025.10 does not
+know `default_entity_id` and makes the entity's id from the names of the device and the entity.
 """
 
 from __future__ import annotations
@@ -146,6 +146,29 @@ def _switches(node: str) -> dict[str, Any]:
             "entity_category": "config",
             "command_topic": events.topic(node, f"{events.MUTE}/set"),
         },
+        "mute_30_minutes": _mute_button(node, "mute_30_minutes", "Mute for 30 minutes", "30m"),
+        "mute_until_tomorrow": _mute_button(
+            node, "mute_until_tomorrow", "Mute until tomorrow", "tomorrow"
+        ),
+        "muted_until": {
+            **_component(node, "sensor", "muted_until", "Muted until", events.STATE),
+            "entity_category": "diagnostic",
+            "icon": "mdi:timer-off-outline",
+            "device_class": "timestamp",
+            "value_template": "{{ value_json.muted_until | default(none) }}",
+        },
+    }
+
+
+def _mute_button(node: str, name: str, shown: str, end: str) -> dict[str, Any]:
+    """Return a button that mutes until `end`; it has no state."""
+    button = _component(node, "button", name, shown, events.MUTE)
+    del button["state_topic"]
+    return button | {
+        "icon": "mdi:microphone-off",
+        "entity_category": "config",
+        "command_topic": events.topic(node, f"{events.MUTE}/set"),
+        "payload_press": f"{events.ON.decode()} {end}",
     }
 
 

@@ -83,6 +83,11 @@ def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None
         ("state", {"x": 1}, "bad_request: unknown argument x; expected none"),
         ("mute", {}, "bad_request: on: expected true or false"),
         ("mute", {"on": "yes"}, "bad_request: on: expected true or false"),
+        *(
+            ("mute", {"on": True, "end": end}, "bad_request: end: expected tomorrow, or 1m to 168h")
+            for end in ("", "9999h", 30, True, ["30m"])
+        ),
+        ("mute", {"on": False, "end": "30m"}, "bad_request: end: expected no end, because only"),
         ("history", {"limit": 0}, "bad_request: limit: expected a whole number of 1 to 200"),
         ("history", {"limit": True}, "bad_request: limit: expected a whole number of 1 to 200"),
         ("history", {"since": "2026-01-01"}, "bad_request: since: expected a time with its zone"),
@@ -124,6 +129,10 @@ def test_the_mute_is_turned(house: Appliance) -> None:
     assert house.mute.on
     assert ask(house, "state")["status"] == "muted"
     assert refusal(house, "microphone_test", seconds=1).startswith("unavailable: the microphone is")
+    ends = [ask(house, "mute", on=True, end=end)["until"] for end in ("30m", "tomorrow")]
+    assert ask(house, "state")["muted_until"] == ends[1] != ends[0]
+    assert ask(house, "mute", on=False) == {"on": False}
+    assert "muted_until" not in ask(house, "state")
 
 
 def test_a_correction_is_stored_beside_the_text_and_reported(house: Appliance) -> None:

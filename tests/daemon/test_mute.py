@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,8 @@ from appliance.config import NO_DEVICE, CaptureSettings
 from appliance.daemon import mute as switch
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
-from appliance.daemon.mute import Mute
+from appliance.daemon.mute import Clock, Mute, Position
+from appliance.daemon.mute_end import format_end, parse_end
 from appliance.errors import DeviceError, StoreError
 from appliance.records import Frame
 
@@ -101,7 +104,13 @@ def test_a_position_survives_a_restart(tmp_path: Path, on: bool) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["mute"]
 
 
-@pytest.mark.parametrize("text", [b"", b"maybe\n", b"\xff\x00", b"ONE\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"maybe\n", b"\xff\x00", b"ONE\n", b"ON 30m\n", b"ON 2026-11-25T06:00:00\n"),
+        *(b"OFF 2026-11-25T06:00:00Z\n", b"ON 0001-01-01T00:00:00+23:00\n"),
+    ],
+)
 def test_a_file_that_makes_no_sense_mutes(
     tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,10 +128,10 @@ def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> Non
     turned: list[bool] = []
     mute.on_change = lambda: turned.append(mute.on)
     mute.poll()
-    switch.write(tmp_path / "mute", True)
+    switch.write(tmp_path / "mute", Position(True))
     mute.poll()
     mute.poll()
-    switch.write(tmp_path / "mute", False)
+    switch.write(tmp_path / "mute", Position(False))
     mute.poll()
     mute.set(True)
     mute.poll()
@@ -132,10 +141,10 @@ def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> Non
 def test_a_disk_that_refuses_leaves_it_muted_and_says_so(tmp_path: Path) -> None:
     full = True
 
-    def write(file: Path, on: bool) -> switch.Stamp:
+    def write(file: Path, position: Position) -> switch.Stamp:
         if full:
             raise StoreError("no space")
-        return switch.write(file, on)
+        return switch.write(file, position)
 
     mute = Mute(tmp_path, write=write)
     mute.set(True)
@@ -175,7 +184,7 @@ def test_a_file_that_cannot_be_read_at_the_start_mutes_until_it_can(
     assert (mute.on, mute.is_known, turned) == (True, False, [])
     assert "Input/output error; the microphone stays closed" in mute.unread
     (tmp_path / "mute").unlink()
-    switch.write(tmp_path / "mute", position)
+    switch.write(tmp_path / "mute", Position(position))
     poll_until(mute, lambda: mute.is_known)
     assert (mute.on, mute.unread, turned) == (position, "", [position])
 
@@ -186,17 +195,17 @@ def test_who_turns_it_while_its_file_cannot_be_read_is_obeyed_and_then_written_d
 ) -> None:
     failing = True
 
-    def write(file: Path, on: bool) -> switch.Stamp:
+    def write(file: Path, saved: Position) -> switch.Stamp:
         if failing:
             raise StoreError("it fails")
-        return switch.write(file, on)
+        return switch.write(file, saved)
 
     unreadable(tmp_path / "mute")
     mute = Mute(tmp_path, write=write)
     mute.set(position)
     assert (mute.on, mute.is_known, mute.unread, mute.unsaved) == (position, True, "", "it fails")
     (tmp_path / "mute").unlink()
-    switch.write(tmp_path / "mute", not position)
+    switch.write(tmp_path / "mute", Position(not position))
     failing = False
     poll_until(mute, lambda: not mute.unsaved)
     assert (mute.on, Mute(tmp_path).on) == (position, position)
@@ -239,11 +248,119 @@ def test_a_position_that_cannot_be_kept_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(StoreError, match="it is lost at the next start"):
-        switch.write(tmp_path / "nowhere" / "mute", True)
+        switch.write(tmp_path / "nowhere" / "mute", Position(True))
     (tmp_path / "mute").mkdir()
     with pytest.raises(StoreError):
-        switch.write(tmp_path / "mute", True)
+        switch.write(tmp_path / "mute", Position(True))
     assert [file.name for file in tmp_path.iterdir()] == ["mute"]
+
+
+NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
+
+
+class Hands:
+    """Two clocks that a test sets."""
+
+    def __init__(self) -> None:
+        self.now, self.uptime_s = NOON, 5000.0
+        self.clock = Clock(lambda: self.now, lambda: self.uptime_s)
+
+    def wait(self, minutes: float) -> None:
+        self.now += timedelta(minutes=minutes)
+        self.uptime_s += 60 * minutes
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's time zone."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_a_mute_with_an_end_survives_a_restart_and_ends_by_itself(tmp_path: Path) -> None:
+    hands, turned = Hands(), list[bool]()
+    mute = Mute(tmp_path, clock=hands.clock)
+    mute.set(True, "a test", "30m")
+    assert mute.until == NOON + timedelta(minutes=30)
+    assert (tmp_path / "mute").read_text() == "ON 2026-11-25T12:30:00Z\n"
+    hands.wait(29.9)
+    mute = Mute(tmp_path, clock=hands.clock)
+    mute.on_change = lambda: turned.append(mute.on)
+    mute.poll()
+    assert (mute.on, mute.until, turned) == (True, NOON + timedelta(minutes=30), [])
+    hands.wait(0.1)
+    mute.poll()
+    mute.poll()
+    assert (mute.on, mute.until, turned) == (False, None, [False])
+    assert (tmp_path / "mute").read_text() == "OFF\n", "a clock that is set back mutes nobody"
+
+
+def test_a_mute_whose_end_passed_while_the_machine_was_off_is_over(tmp_path: Path) -> None:
+    hands = Hands()
+    switch.write(tmp_path / "mute", Position(True, NOON + timedelta(hours=1)))
+    hands.now += timedelta(hours=2)  # and the uptime began anew
+    assert not Mute(tmp_path, clock=hands.clock).on
+    assert (tmp_path / "mute").read_text() == "OFF\n"
+
+
+def test_a_clock_that_is_set_forward_opens_no_microphone_early(tmp_path: Path) -> None:
+    hands = Hands()
+    mute = Mute(tmp_path, clock=hands.clock)
+    switch.write(tmp_path / "mute", Position(True, NOON + timedelta(minutes=30)))
+    mute.poll()
+    hands.now += timedelta(days=1)
+    mute.poll()
+    assert mute.on
+    hands.wait(30)
+    mute.poll()
+    assert not mute.on
+
+
+def test_the_last_command_decides_until_when(tmp_path: Path) -> None:
+    mute = Mute(tmp_path, clock=Hands().clock)
+    turned: list[datetime | None] = []
+    mute.on_change = lambda: turned.append(mute.until)
+    for end in ("2h", "30m", ""):
+        mute.set(True, end=end)
+        assert mute.on
+        assert Mute(tmp_path, clock=Hands().clock).until == mute.until
+    mute.set(True, end="2h")
+    mute.set(False)
+    half, two = NOON + timedelta(minutes=30), NOON + timedelta(hours=2)
+    assert turned == [two, half, None, two, None]
+    assert (tmp_path / "mute").read_text() == "OFF\n"
+
+
+@pytest.mark.parametrize(
+    ("local", "hours"),
+    [
+        ("2026-11-25T22:00", 8),
+        ("2026-11-25T03:00", 27),  # someone rises early
+        ("2026-11-25T02:59", 3 + 1 / 60),  # someone is still awake
+        ("2026-03-28T22:00", 7),  # summer time begins
+        ("2026-10-24T22:00", 9),  # and ends
+        ("2026-10-25T01:00", 6),
+    ],
+)
+def test_tomorrow_is_six_in_the_local_morning(berlin: None, local: str, hours: float) -> None:
+    now = datetime.fromisoformat(local).astimezone(UTC)
+    assert parse_end("tomorrow", now) == now + timedelta(hours=hours)
+    assert format_end(parse_end("tomorrow", now), now).endswith(" 06:00")
+
+
+@pytest.mark.parametrize(
+    "end", ["30", "0m", "169h", "10081m", "-5m", "1.5h", "30M", "30m ", "Tomorrow", "٣m", "1d"]
+)
+def test_a_wrong_end_is_one_line_and_turns_nothing(tmp_path: Path, end: str) -> None:
+    mute = Mute(tmp_path)
+    with pytest.raises(ValueError, match=r"^expected tomorrow, or 1m to 168h such as 30m or 2h$"):
+        mute.set(True, end=end)
+    assert not mute.on
+    with pytest.raises(ValueError, match="only a mute has one"):
+        mute.set(False, end="30m")
 
 
 def test_the_source_is_closed_while_muted_and_opened_again(
@@ -281,7 +398,7 @@ def test_a_mute_that_is_taken_back_at_once_does_not_end_the_listening(
 def test_a_source_is_never_opened_when_it_starts_muted(
     tmp_path: Path, microphones: Microphones
 ) -> None:
-    switch.write(tmp_path / "mute", True)
+    switch.write(tmp_path / "mute", Position(True))
     listener = Listener(tmp_path, microphones)
     try:
         assert listener.supervisor.muted
@@ -328,6 +445,21 @@ def test_the_command_turns_it_without_a_daemon(tmp_path: Path) -> None:
     for words, said, status in steps:
         done = roomscribe("mute", *words, *there)
         assert (done.stdout, done.returncode) == (said, status), words
+
+
+def test_the_command_mutes_for_a_while(tmp_path: Path) -> None:
+    there = ("--config", config(tmp_path))
+    for end in ("168h", "tomorrow", "1m"):
+        done = roomscribe("mute", "on", end, *there)
+        assert re.fullmatch(r"muted until .*\d\d:\d\d: the microphone is closed\n", done.stdout)
+    assert roomscribe("mute", *there).stdout == done.stdout
+    for words in (("on", "soon"), ("off", "30m"), ("30m",)):
+        done = roomscribe("mute", *words, *there)
+        assert (done.returncode, done.stdout, done.stderr.count("error: ")) == (2, "", 1)
+    assert Mute(tmp_path / "state").until
+    file = tmp_path / "state" / "mute"
+    switch.write(file, Position(True, datetime(2026, 1, 1, tzinfo=UTC)))
+    assert roomscribe("mute", *there).stdout == "not muted\n"
 
 
 def test_the_command_does_not_say_muted_where_no_daemon_looks(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ MEGABYTE = 1 << 20
 GOOD = b'{"since": "2020-01-01T00:00:00Z", "limit": 1}'
 PAYLOADS = (
     b"", b"ON", b"OFF", b"on", b"ON\0", b"ON\n", b" ON", b"TOGGLE", b"online", b"offline", b"null",
+    b"ON 30m", b"ON 9h", b"ON ", b"OFF 30m", b"ON \xff",
     b"true", b"[" * 60_000, b'{"a":' * 10_000, b"9" * 5000, b"\xff\xfe", b"{}", b"[]", b'"', GOOD,
     b'{"since": 1e400}', b'{"since": "0001-01-01T00:00:00+14:00"}', b'{"since": null}',
     b'{"since": "9999-12-31T23:59:59-12:00"}', b'{"since_id": "' + b"7" * 26 + b'"}',
@@ -156,7 +157,9 @@ class Switch:
     def __init__(self) -> None:
         self.turned: list[bool] = []
 
-    def set(self, on: bool, who: str = "") -> None:
+    def set(self, on: bool, who: str = "", end: str = "") -> None:
+        if end not in ("", "30m"):
+            raise ValueError("expected 30m")
         self.turned.append(on)
 
 
@@ -202,9 +205,9 @@ def check(house: House, batch: list[Sent]) -> None:
     assert answer["status"] == "ok"
     assert len(answer["transcripts"]) == 1  # type: ignore[arg-type]
     turned = [
-        message.payload == b"ON"
+        message.payload[:2] == b"ON"
         for message in batch
-        if message.topic == f"{HOME}mute/set" and message.payload in (b"ON", b"OFF")
+        if message.topic == f"{HOME}mute/set" and message.payload in (b"ON", b"OFF", b"ON 30m")
     ]
     assert sorted(house.switch.turned) == sorted(turned)
     status = house.publisher.status()

@@ -34,9 +34,13 @@ class Switch:
 
     def __init__(self) -> None:
         self.turned: list[bool] = []
+        self.ends: list[str] = []
 
-    def set(self, on: bool, who: str = "") -> None:
+    def set(self, on: bool, who: str = "", end: str = "") -> None:
+        if end not in ("", "30m"):
+            raise ValueError("expected 30m")
         self.turned.append(on)
+        self.ends.append(end)
 
 
 class Asker:
@@ -245,15 +249,18 @@ def test_history_is_off_unless_enabled(store: Store) -> None:
     assert list(wanted) == ["mute/set"]
 
 
-def test_mute_set_obeys_two_words_and_nothing_retained(house: House) -> None:
-    for payload in (b"on", b"ON\n", b"", b"TOGGLE", b"\xff", b"1", b"ON" * 1000):
+def test_mute_set_obeys_two_words_with_an_end_and_nothing_retained(house: House) -> None:
+    wrong = (b"on", b"ON\n", b"", b"TOGGLE", b"\xff", b"1", b"ON" * 1000)
+    for payload in (*wrong, b"ON ", b"ON 5", b"ON \xff", b"30m", b"ON 30m "):
         house.asker.publish("mute/set", payload)
     house.asker.publish("mute/set", b"ON", retain=True)
     house.asker.publish("mute/set", b"", retain=True)
+    house.asker.publish("mute/set", b"ON 30m")
     house.asker.publish("mute/set", b"OFF")
-    until(lambda: len(house.switch.turned) == 2)
+    until(lambda: len(house.switch.turned) == 3)
     # to a client that is subscribed a retained message comes like any other
-    assert house.switch.turned == [True, False]
+    assert house.switch.turned == [True, True, False]
+    assert house.switch.ends == ["", "30m", ""]
 
 
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])

@@ -258,7 +258,8 @@ def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:
 def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
     ill = replace(STATE, status="degraded", reasons=("unplugged",), uptime_s=math.nan)
     ill = replace(ill, rooms=("hall",))
-    for state in (STATE, ill, replace(STATE, status="muted", muted=True)):
+    muted = replace(STATE, status="muted", muted=True)
+    for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT)):
         check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
     bare, full = (
         ApplianceStats({}, 1.0),
@@ -315,6 +316,8 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
     for field in event:
         assert not is_valid("transcript", {k: v for k, v in event.items() if k != field}), field
     assert not is_valid("mute", "on")
+    assert all(is_valid("mute-set", one) for one in ("ON", "OFF", "ON 30m", "ON tomorrow"))
+    assert not any(is_valid("mute-set", one) for one in ("on", "OFF 30m", "ON 0m", "30m", "ON "))
 
 
 def test_history_requests_and_answers_match_their_schemas(store: Store) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rigs.broker import Broker
 from rigs.checkout import GOLDEN, shared
 from rigs.home_assistant import DISCOVERY, STATUS, Bystander, Explorer, HomeAssistant
 from rigs.mqtt_client import Subscriber, publish_once
-from rigs.needs import needs_broker
+from rigs.needs import module, needs_broker
 from rigs.proxy import Proxy
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
@@ -96,9 +97,28 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
         accepted["components"][name] |= more
     found = home_assistant.discovery_message("kitchen", PI, temperatures=["npu"])
     assert found["components"].pop("soc_temperature") == {"platform": "sensor"}
+    for name in ("mute_30_minutes", "mute_until_tomorrow", "muted_until"):  # added since
+        del found["components"][name]
     for component in found["components"].values():
         del component["default_entity_id"]
     assert found == accepted
+
+
+def test_buttons_mute_for_a_while_and_a_sensor_says_until_when() -> None:
+    components = home_assistant.discovery_message("kitchen", PI)["components"]
+    buttons = [one for one in components.values() if one["platform"] == "button"]
+    assert [one["payload_press"] for one in buttons] == ["ON 30m", "ON tomorrow"]
+    known = {"platform", "unique_id", "default_entity_id", "name", "qos", "icon"}
+    for one in buttons:
+        assert one["command_topic"] == "roomscribe/kitchen/mute/set"
+        # keys of MQTT buttons; a button has no state, and Assist may not press it by itself
+        assert set(one) == known | {"entity_category", "command_topic", "payload_press"}
+        assert one["entity_category"] == "config"
+    sensor = components["muted_until"]
+    template = module("jinja2").Template(sensor["value_template"])
+    muted = events.state(replace(PI, muted_until=datetime(2026, 11, 26, 5, tzinfo=UTC)), 0)
+    assert template.render(value_json=muted) == "2026-11-26T05:00:00.000Z"
+    assert template.render(value_json=events.state(PI, 0)) == "None", "Home Assistant's unknown"
 
 
 @pytest.mark.parametrize("area", ["", "Kitchen"])
@@ -111,6 +131,9 @@ def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> Non
         "binary_sensor.roomscribe_kitchen_speech",
         "binary_sensor.roomscribe_kitchen_microphone",
         "switch.roomscribe_kitchen_mute",
+        "button.roomscribe_kitchen_mute_30_minutes",
+        "button.roomscribe_kitchen_mute_until_tomorrow",
+        "sensor.roomscribe_kitchen_muted_until",
         "sensor.roomscribe_kitchen_status",
         "sensor.roomscribe_kitchen_confidence",
         "sensor.roomscribe_kitchen_latency",
@@ -457,9 +480,10 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
             assert set(house.components) == {
                 *("transcript", "text", "speech", "microphone", "mute"),
                 *("confidence", "latency", "soc_temperature", "outbox", "status"),
+                *("mute_30_minutes", "mute_until_tomorrow", "muted_until"),
             }
             assert all(house.is_available(name) for name in house.components)
-            topics = {c["state_topic"] for c in house.components.values()}
+            topics = {c["state_topic"] for c in house.components.values() if "state_topic" in c}
             assert topics - set(house.values) == {"roomscribe/kitchen/transcript"}
             ids = say_all(store, p, "turn on the light")
             until(lambda: house.fired == ids)

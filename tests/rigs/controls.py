@@ -80,6 +80,7 @@ class Appliance:
             uptime_s=5.0,
             version="0",
             muted=self.mute.on,
+            muted_until=self.mute.until,
         )
 
     def ask(self, request: Task) -> bool:

@@ -23,6 +23,7 @@ from rigs.waiting import until
 from appliance.config import WebSettings, keys
 from appliance.control import SOCKET_NAME, Command, ControlError, ControlServer
 from appliance.daemon.correction_commands import find_differences
+from appliance.daemon.mute_end import parse_end
 from appliance.daemon.setting_commands import live_keys
 from appliance.mqtt import events
 from appliance.records import Correction, new_id
@@ -125,10 +126,13 @@ class Feed:
     def on_stats(self) -> dict[str, Any]:
         return STATS
 
-    def on_mute(self, on: bool) -> dict[str, Any]:
+    def on_mute(self, on: bool, end: str = "") -> dict[str, Any]:
         self.appliance["status"] = "muted" if on else "running"
         return {"on": on}
 
+        self.appliance.pop("muted_until", None)
+        if end:
+            self.appliance["muted_until"] = events.timestamp(parse_end(end, datetime.now(UTC)))
     def _wanted(self, query: str = "", since: str = "", until: str = "~") -> list[dict[str, Any]]:
         return [
             one

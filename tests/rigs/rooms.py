@@ -83,7 +83,7 @@ class RealRoom:
         self.store.set_rooms(heard)
         self.heard_in.append(heard)
 
-    def set(self, on: bool, who: str = "") -> None:
+    def set(self, on: bool, who: str = "", end: str = "") -> None:
         """Mute it."""
         self.muted = on
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from rigs.daemon import READY_WITHIN_S, daemon, listening_house, log_of, write_c
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
+
+from appliance.daemon.mute import FILE_NAME, Position, write
 
 FIRST = SPEECH / "00.flac"
 OPENED_WITHIN_S = 2.0
@@ -42,10 +45,15 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
         )
         until(lambda: heard.payloads("speech")[-1:] == [b"ON"])
         time.sleep(0.3)
-        command(heard, b"ON")
+        command(heard, b"ON 30m")
         until(lambda: heard.payloads("mute")[-1] == b"ON", 1)
         assert microphone.listeners() == 0
         until(lambda: heard.state()["status"] == "muted")
+        left = datetime.fromisoformat(heard.state()["muted_until"]) - datetime.now(UTC)
+        assert timedelta(minutes=29) < left <= timedelta(minutes=30)
+        command(heard, b"ON")
+        until(lambda: "muted_until" not in heard.state())
+        assert microphone.listeners() == 0
         until(heard.events, 15)
         assert heard.payloads("speech")[-1] == b"OFF"
         speaker.wait(20)
@@ -93,9 +101,10 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
     with quiet_house(tmp_path) as (_, heard, config):
         with daemon(config) as running:
             until(lambda: heard.payloads("microphone") == [b"online"], READY_WITHIN_S)
-            done = roomscribe("mute", "on", "--config", config)
-            assert done.stdout == "muted: the microphone is closed\n"
+            done = roomscribe("mute", "on", "tomorrow", "--config", config)
+            assert done.stdout.endswith("06:00: the microphone is closed\n")
             until(lambda: heard.payloads("mute")[-1] == b"ON")
+            end = heard.state()["muted_until"]
             running.send_signal(signal.SIGTERM)
             assert running.wait(10) == 0
         assert roomscribe("mute", "--config", config).returncode == 0
@@ -103,7 +112,7 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
         with daemon(config) as running:
             until(lambda: len(heard.payloads("state")) > before, READY_WITHIN_S)
             told = [json.loads(state) for state in heard.payloads("state")[before:]]
-            assert {state["status"] for state in told} == {"muted"}
+            assert {(state["status"], state["muted_until"]) for state in told} == {("muted", end)}
             running.send_signal(signal.SIGUSR1)
             until(lambda: heard.payloads("microphone")[-1] == b"online")
             assert heard.payloads("mute")[-1] == b"OFF"
@@ -112,7 +121,13 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             done = roomscribe("mute", "off", "--config", config)
             assert done.stdout.startswith("not muted")
             until(lambda: heard.payloads("mute")[-1] == b"OFF")
+            soon = Position(True, datetime.now(UTC) + timedelta(seconds=2))
+            known = len(heard.payloads("mute"))
+            write(tmp_path / "state" / FILE_NAME, soon)
+            until(lambda: heard.payloads("mute")[known:] == [b"ON", b"OFF"])
+            until(lambda: heard.state()["status"] == "running")
             assert running.poll() is None
+    assert "unmuted by the clock" in log_of(config)
 
 
 @needs_broker

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -127,6 +128,36 @@ def test_mute_closes_the_microphone_and_a_degraded_appliance_says_why(
 
 
 def test_the_history_is_searched_as_one_types_and_a_reload_keeps_the_place(
+@pytest.mark.parametrize(("size", "theme"), [(PHONE, "dark"), (DESK, "light")])
+def test_mute_for_a_while_by_keyboard_and_until_when_is_shown(
+    found: Found, tab: Browser, size: tuple[int, int], theme: str
+) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    home, feed, _ = found
+    tab.resize(size, theme)
+    tab.enter(home)
+    tab.run("document.querySelector('.now > button').focus()")
+    feed.asked.clear()
+    for text, end in (("Mute for 30 minutes", "30m"), ("Mute until tomorrow", "tomorrow")):
+        tab.driver.switch_to.active_element.send_keys(Keys.TAB)
+        assert tab.run("return document.activeElement.innerText") == text
+        tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
+        until(partial(feed.asked.__contains__, ("mute", {"on": True, "end": end})), WITHIN_S)
+        until(partial(_shows_end, tab, feed), WITHIN_S)
+        assert re.fullmatch(r"Microphone muted until (\w+day )?\d\d:\d\d", tab.text(".now strong"))
+        assert tab.run("return document.activeElement.innerText") == text
+    assert tab.text(".now strong").endswith("06:00")
+    assert faults(tab, axe()) == []
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert tab.run(wide) <= 0
+    tab.show("health")
+    until(lambda: re.search(r"muted until .*06:00\.", tab.text("main .card")), WITHIN_S)
+    tab.show("live")
+    tab.press("button", "Unmute")
+    until(lambda: tab.text(".now strong") == "Listening", WITHIN_S)
+
+
     found: Found, tab: Browser
 ) -> None:
     home, feed, _ = found
@@ -427,6 +458,15 @@ def test_one_save_sends_every_change_and_a_wrong_one_loses_nothing(
     assert feed.chosen["homeassistant.area"] == "Attic"
 
 
+def _shows_end(tab: Browser, feed: Feed) -> bool:
+    end = datetime.fromisoformat(str(feed.appliance.get("muted_until", "2000-01-01T00:00:00Z")))
+    return tab.text(".now strong").endswith(f"{end.astimezone():%H:%M}")
+
+
+def _ends_with(tab: Browser, selector: str, text: str) -> bool:
+    return tab.text(selector).endswith(text)
+
+
 def _is_named(tab: Browser, name: str) -> bool:
     return tab.text("header h1 span") == name
 
@@ -458,6 +498,15 @@ def test_the_settings_name_no_key_and_every_setting_has_a_place(found: Found, ta
     shown = tab.text("main")
     names = set(feed.chosen)
     ids = tab.run("return [...document.querySelectorAll('main [id^=key-]')].map((one) => one.id)")
+def _shows_end(tab: Browser, feed: Feed) -> bool:
+    end = datetime.fromisoformat(feed.appliance.get("muted_until", "2000-01-01T00:00:00Z"))
+    return tab.text(".now strong").endswith(f"{end.astimezone():%H:%M}")
+
+
+def _ends_with(tab: Browser, selector: str, text: str) -> bool:
+    return tab.text(selector).endswith(text)
+
+
     assert names <= {one.removeprefix("key-") for one in ids}
     endings = {one.partition(".")[2] for one in names if "_" in one}
     assert not [one for one in names | endings if one in shown]
@@ -638,10 +687,12 @@ def test_the_keyboard_reaches_everything_in_order(found: Found, tab: Browser) ->
     tab.enter(home)
     until(lambda: tab.texts(SENTENCES), WITHIN_S)
     reached = []
-    for _ in range(6):
+    for _ in range(8):
         tab.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
         reached.append(tab.run("return document.activeElement.innerText"))
-    assert reached == ["Skip to content", "Live", "History", "Health", "Settings", "Mute"]
+    views = ["Live", "History", "Health", "Settings"]
+    mutes = ["Mute", "Mute for 30 minutes", "Mute until tomorrow"]
+    assert reached == ["Skip to content", *views, *mutes]
 
 
 def test_axe_finds_nothing_wrong_in_either_theme(found: Found, tab: Browser) -> None:

@@ -60,7 +60,7 @@ export class Frame {
     this.#view?.close();
     setText(this.#title, title);
     for (const link of this.#links) setAttribute(link, "aria-current", link.hash === `#${name}` ? "page" : null);
-    this.#view = new View({ mute: (on) => this.#mute(on), onDelete: () => this.#reload() });
+    this.#view = new View({ mute: (on, end) => this.#mute(on, end), onDelete: () => this.#reload() });
     this.#view.update(this.#live);
     this.#content.replaceChildren(...this.#view.nodes);
     // the daemon measures the level only for those who show it
@@ -92,8 +92,8 @@ export class Frame {
     this.#load();
   }
 
-  async #mute(on) {
-    await command("mute", { on });
+  async #mute(on, end) {
+    await command("mute", { on, end }); // without an end, JSON has none
     this.#change({ state: await command("state") });
   }
 

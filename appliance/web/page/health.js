@@ -3,6 +3,7 @@
 import { command, readLog } from "./api.js";
 import { Chart, roundUp } from "./chart.js";
 import { element, setText } from "./dom.js";
+import { mutedUntil } from "./mute.js";
 import { DAY_MS, duration, message, readable, reason, seconds } from "./text.js";
 
 const EVERY_MS = 60e3;
@@ -18,7 +19,7 @@ const figures = (pairs) =>
 function summary({ up, state }) {
   if (!up) return "No connection. This is the last known status.";
   if (!state) return "";
-  if (state.status === "muted") return "The microphone is muted.";
+  if (state.status === "muted") return `The microphone is muted${mutedUntil(state)}.`;
   if (state.status === "degraded") return "Action needed:";
   return state.reasons.length ? "All is well. For your information:" : "All is well.";
 }

@@ -3,13 +3,14 @@
 import { session } from "./api.js";
 import { button, element, fillList, setAttribute, setText } from "./dom.js";
 import { keepMeter } from "./meter.js";
+import { mutedUntil, muteForAWhile } from "./mute.js";
 import { isRecent, playSentence } from "./playback.js";
 import { demoNote, sentenceKey, sentenceRow } from "./sentence.js";
 import { clock, message, reason, seconds } from "./text.js";
 
 function heading(live) {
   if (!live.up) return "No connection";
-  if (live.state?.status === "muted") return "Microphone muted";
+  if (live.state?.status === "muted") return `Microphone muted${mutedUntil(live.state)}`;
   if (live.state?.microphone === "none") return "No microphone";
   return live.speaking ? "Someone is speaking" : "Listening";
 }
@@ -35,21 +36,15 @@ export class Live {
   #play = button("Play last sentence", () => this.#playLast(), { class: "plain", hidden: true });
   #timer = setInterval(() => this.#showPlay(), 1000);
   #mute;
+  #muteForAWhile;
   #now;
 
-  /** `mute(on)` mutes the microphone or opens it; it raises Refusal. */
+  /** `mute(on, end)` mutes the microphone or opens it; it raises Refusal. */
   constructor({ mute }) {
-    this.#mute = button("Mute", async () => {
-      this.#problem.hidden = true;
-      try {
-        await mute(!this.#mute.classList.contains("main"));
-      } catch (error) {
-        this.#problem.replaceChildren(...message(error.message));
-        this.#problem.hidden = false;
-      }
-    });
+    this.#mute = button("Mute", () => this.#attempt(() => mute(!this.#mute.classList.contains("main"))));
+    this.#muteForAWhile = muteForAWhile((end) => this.#attempt(() => mute(true, end)));
     this.#now = element("section", { class: "card now", "aria-label": "Now" },
-      this.#light, element("div", {}, this.#heading, this.#last, this.#play), this.#mute, this.#problem);
+      this.#light, element("div", {}, this.#heading, this.#last, this.#play), this.#mute, this.#muteForAWhile, this.#problem);
     this.nodes = [
       this.#now,
       element("section", { class: "card", "aria-labelledby": "sentences" },
@@ -69,7 +64,7 @@ export class Live {
     this.#showPlay();
     setText(this.#mute, muted ? "Unmute" : "Mute");
     this.#mute.classList.toggle("main", muted);
-    this.#mute.disabled = !live.up;
+    for (const one of [this.#mute, ...this.#muteForAWhile.children]) one.disabled = !live.up;
     this.#meter = keepMeter(this.#now, this.#meter, live.up && !muted && !deaf);
     this.#coming.hidden = !live.partial;
     setText(this.#partial, live.partial ? `${live.partial.text} …` : "");
@@ -85,10 +80,15 @@ export class Live {
     this.#play.hidden = !session.playback || !this.#recent || !isRecent(this.#recent);
   }
 
-  async #playLast() {
+  #playLast() {
+    return this.#attempt(() => playSentence(this.#recent.id));
+  }
+
+  /** Run an async function, and show its refusal. */
+  async #attempt(action) {
     this.#problem.hidden = true;
     try {
-      await playSentence(this.#recent.id);
+      await action();
     } catch (error) {
       this.#problem.replaceChildren(...message(error.message));
       this.#problem.hidden = false;
