@@ -138,9 +138,11 @@ class ModelCommands(CommandGroup):
             try:
                 size, about, npu = library.overview(folder)
                 shown = {"size_mb": round(size / 1e6, 1), "about": shorten(about, 200), "npu": npu}
+                _, known = library.languages(folder)
             except RoomscribeError as error:
                 shown = {"size_mb": None, "about": shorten(error, 400), "npu": False}
-            models.append({"name": name, **shown})
+                known = []
+            models.append({"name": name, **shown, "languages": known})
         free = free_memory()
         offered = [
             {

@@ -14,8 +14,9 @@ from appliance.capture import is_stream
 from appliance.config import MqttSettings, Reading, Settings
 from appliance.control import ControlError
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
-from appliance.errors import RoomscribeError, StoreError
-from appliance.model import installed_bundles
+from appliance.errors import ModelError, RoomscribeError, StoreError
+from appliance.infer import transcribed_elsewhere
+from appliance.model import find_bundle, installed_bundles, library
 from appliance.mqtt import read_password
 from appliance.system import shorten, write_whole
 
@@ -26,7 +27,8 @@ ReadConfiguration = Callable[[Mapping[str, Mapping[str, Any]] | None], Reading]
 
 LIVE = (
     "appliance.node", "capture.device", "capture.silence_s", "voice.", "segmenter.",
-    "model.bundle", "encoder.threads", "decoder.threads", "decoder.preset", "gates.",
+    "model.bundle", "encoder.threads", "decoder.threads", "decoder.preset", "decoder.language",
+    "gates.",
     "store.retention_days", "store.retention_count", "store.retention_mb", "mqtt.enabled",
     "mqtt.partials", "mqtt.retain_last", "homeassistant.enabled", "homeassistant.area",
     "homeassistant.hold_s", "journal.", "vocabulary.words", "vocabulary.boost",
@@ -43,7 +45,8 @@ def live_keys() -> list[str]:
     """Return the keys that may be set over the socket, as section.key."""
     every = list(config.keys())
     names = (f"{section}.{entry.name}" for section, entry in every)
-    return [name for name in names if name.startswith(LIVE)]
+    sections = tuple(one for one in LIVE if one.endswith("."))
+    return [name for name in names if name in LIVE or name.startswith(sections)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,11 @@ class Change:
         if self.before.troubles:
             return {}
         first, *_ = self.wanted
-        return {
+        found = {
             next((name for name in self.wanted if name in trouble), first): shorten(trouble, 400)
             for trouble in self.after.troubles
         }
+        return found or _language_mistake(self.wanted, self.after.settings)
 
 
 class SettingCommands(CommandGroup):
@@ -183,6 +187,27 @@ def _mistaken_model(value: str) -> str:
     if value not in installed:
         return f"expected an installed model ({', '.join(installed)}), found {shorten(value)}"
     return ""
+
+
+def _language_mistake(wanted: Mapping[str, Any], settings: Settings) -> dict[str, str]:
+    """Return why the model cannot have the language, if one of them is `wanted`, by key."""
+    language = settings.decoder.language
+    if not language or transcribed_elsewhere(settings):
+        return {}
+    try:
+        folder = find_bundle(settings.model.bundle)
+        own, known = library.languages(folder)
+    except ModelError:
+        return {}
+    if language == own or (len(known) > 1 and language in ("auto", *known)):
+        return {}
+    if "decoder.language" in wanted:
+        codes = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")
+        why = f"expected a language of the model {folder.name} ({codes}), found {language}"
+        return {"decoder.language": why}
+    spoken = "several languages" if language == "auto" else f"the chosen language, {language}"
+    why = f"expected a model that knows {spoken}, found {folder.name}"
+    return {"model.bundle": why} if "model.bundle" in wanted else {}
 
 
 def is_text(text: str) -> bool:

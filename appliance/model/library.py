@@ -327,6 +327,15 @@ def overview(folder: Path) -> tuple[int, str, bool]:
         return _size(folder), str(about or ""), (folder / HEF_FILE).exists()
 
 
+def languages(folder: Path) -> tuple[str, list[str]]:
+    """Return the language that an installed bundle was added with, and all that it knows.
+
+    Verifies nothing. Raises ModelError.
+    """
+    manifest = read_json(folder / MANIFEST)
+    return str(manifest.get("language", "")), list(map(str, manifest.get("languages", [])))
+
+
 def choose(name: str) -> None:
     """Make `name` the model in use unless the configuration names one. Raises ModelError."""
     file = models_folder() / CHOICE

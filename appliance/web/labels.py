@@ -47,6 +47,9 @@ LABELS = {
         "Room", "Area in Home Assistant", "Used when Home Assistant first sees this appliance."
     ),
     "model.bundle": Label("Model", "Model"),
+    "decoder.language": Label(
+        "Model", "Language", "If you always speak the same one, choosing it is the most reliable."
+    ),
     "vocabulary.words": Label(
         "Words",
         "Names and words to recognise",

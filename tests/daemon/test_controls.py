@@ -277,6 +277,10 @@ def test_configure_reads_the_configuration_once_as_it_is_and_once_as_it_would_be
         ("vocabulary.words", ["\ud800"], ""),
         ("vocabulary.replace", {"a": 1}, "expected"),
         ("vocabulary.file", "/etc/shadow", "may not be set here"),
+        ("decoder.language", "German", "expected auto or an ISO 639 code such as de"),
+        ("decoder.language", "de", "expected a language of the model home-en (en), found de"),
+        ("decoder.language", "auto", "expected a language of the model home-en (en), found auto"),
+        ("decoder.languages", ["de"], "may not be set here"),
     ],
 )
 def test_a_mistake_is_told_by_its_key_and_nothing_is_set(
@@ -287,6 +291,25 @@ def test_a_mistake_is_told_by_its_key_and_nothing_is_set(
     assert mistake in found["mistakes"][name]
     assert not config.overlay_file(house.settings).exists()
     assert house.reloads == 0
+
+
+def test_the_language_is_one_that_the_model_knows_whichever_is_chosen_first(
+    house: Appliance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path / "installed"))
+    two = tmp_path / "installed" / "two"
+    two.mkdir(parents=True)
+    manifest = {"language": "en", "languages": ["en", "de"], "source": "x"}
+    (two / "bundle.json").write_text(json.dumps(manifest), encoding="utf-8")
+    known = {one["name"]: one["languages"] for one in ask(house, "models")["models"]}
+    assert known == {"home-en": ["en"], "two": ["en", "de"]}
+    both = {"decoder.language": "de", "model.bundle": "two"}
+    assert set(ask(house, "configure", set=both)["changed"]) == set(both)
+    back = {"model.bundle": "home-en"}
+    why = "expected a model that knows the chosen language, de, found home-en"
+    assert ask(house, "configure", set=back) == {"mistakes": {"model.bundle": why}}
+    assert ask(house, "configure", set=back | {"decoder.language": ""})["changed"]
+    assert house.read(None).settings.decoder.language == ""
 
 
 def test_models_are_listed_and_added_where_somebody_may_add_them(

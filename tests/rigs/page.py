@@ -71,6 +71,8 @@ class Feed:
         }  # fmt: skip
         self.phrases, self.own_phrases = PHRASES, False
         self.models = ["home-en", "tiny"]
+        self.languages = ["en"]
+        """Those of tiny."""
         self.publish: Callable[[str, Mapping[str, Any]], object] = lambda name, data: None
         """Sends an event, while the feed is served."""
         self.adding: dict[str, Any] | None = None
@@ -128,11 +130,11 @@ class Feed:
 
     def on_mute(self, on: bool, end: str = "") -> dict[str, Any]:
         self.appliance["status"] = "muted" if on else "running"
-        return {"on": on}
-
         self.appliance.pop("muted_until", None)
         if end:
             self.appliance["muted_until"] = events.timestamp(parse_end(end, datetime.now(UTC)))
+        return {"on": on}
+
     def _wanted(self, query: str = "", since: str = "", until: str = "~") -> list[dict[str, Any]]:
         return [
             one
@@ -213,6 +215,9 @@ class Feed:
             for name, value in set.items()
             if name == "segmenter.hang_over_ms" and not 200 <= value <= 3000
         }
+        if set.get("decoder.language") == "fr":
+            why = "expected a language of the model tiny (de, en), found fr"
+            mistakes["decoder.language"] = why
         if mistakes:
             return {"mistakes": mistakes}
         self.chosen.update(set)
@@ -233,7 +238,11 @@ class Feed:
         offered = {"tiny": 151, "base": 290, "small": 967}
         return {
             "models": [
-                {"name": name, "size_mb": 7.0, "about": "x", "npu": False} for name in self.models
+                {
+                    "name": name, "size_mb": 7.0, "about": "x", "npu": False,
+                    "languages": self.languages if name == "tiny" else ["en"],
+                }
+                for name in self.models
             ],
             "offered": [
                 {

@@ -370,6 +370,36 @@ def test_words_and_what_is_written_for_others_are_set_a_line_each(
 
 
 def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
+def test_the_menu_of_languages_is_there_for_a_model_of_several(found: Found, tab: Browser) -> None:
+    home, feed, server = found
+    tab.enter(home, "settings")
+    until(lambda: tab.texts("main .models"), WITHIN_S)
+    menu = "[id='key-decoder.language']"
+    assert not tab.texts(menu), "tiny knows English alone"
+    feed.languages = ["en", "de", "fr"]
+    try:
+        tab.enter(home, "settings")
+        until(lambda: tab.texts(menu), WITHIN_S)
+        choices = f'return [...document.querySelector("{menu}")].map((one) => one.text)'
+        assert tab.run(choices) == [
+            "As the model was added", "Detect automatically", "English", "French", "German",
+        ]  # fmt: skip
+        for typed, wrong in (("French", "Enter a language of the model tiny (de, en)."), ("G", "")):
+            tab.driver.find_element("css selector", menu).send_keys(typed)
+            tab.press(".keep button", "Save")
+            until(partial(_ends_with, tab, f"{menu[:-2]}-wrong']", wrong), WITHIN_S)
+        until(lambda: tab.text(".keep") == "Saved.", WITHIN_S)
+        assert feed.chosen["decoder.language"] == "de"
+        assert tab.value("key-decoder.language") == "de"
+        assert faults(tab, axe()) == []
+        feed.appliance["model"] = "home-en"
+        server.announce_state()
+        until(lambda: not tab.texts(menu), WITHIN_S)
+    finally:
+        feed.languages, feed.chosen["decoder.language"] = ["en"], ""
+        feed.appliance["model"] = "tiny"
+
+
     found: Found, tab: Browser
 ) -> None:
     home, feed, _ = found

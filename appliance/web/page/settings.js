@@ -3,6 +3,7 @@
 import { call, command } from "./api.js";
 import { button, element, setText } from "./dom.js";
 import { Field } from "./field.js";
+import { FIRST_LANGUAGES, showLanguages } from "./language.js";
 import { keepMeter } from "./meter.js";
 import { Models } from "./models.js";
 import { Phrases } from "./phrases.js";
@@ -56,6 +57,7 @@ export class Settings {
   #notice = "";
   #inUse = element("p", { class: "soft small" });
   #broker = element("div", { class: "broker", role: "group", "aria-label": "Broker" });
+  #installed = [];
   #models = new Models((installed) => this.#showModels(installed));
   #test = button(`Test for ${TEST_S} seconds`, () => this.#testMicrophone());
   #result = element("div", { class: "result", role: "status" });
@@ -74,6 +76,7 @@ export class Settings {
     this.#meter = keepMeter(this.#meterPlace, this.#meter, live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
     this.#test.disabled = !live.up;
     this.#models.update(live);
+    this.#showLanguages();
     this.#count();
   }
 
@@ -123,6 +126,7 @@ export class Settings {
         advanced.map((group) => element("fieldset", {}, element("legend", {}, element("h3", {}, group.group)),
           element("div", { class: "grid" }, group.fields.map((field) => field.node))))),
       this.#bar);
+    this.#showLanguages();
     this.#loading.remove();
   }
 
@@ -138,12 +142,20 @@ export class Settings {
 
   #choices(name, value) {
     if (name === "model.bundle") return [["", "Default"]];
+    if (name === "decoder.language") return FIRST_LANGUAGES;
     return name === "capture.device" ? [["", "Default microphone"], ...(value === "none" ? [["none", "None"]] : [])] : null;
   }
 
   #showModels(installed) {
     const shown = ({ name, size_mb, npu }) => [name, `${name} (${size_mb === null ? "damaged" : megabytes(size_mb)}${npu ? ", with NPU" : ""})`];
     this.#fields.get("model.bundle")?.choose([["", "Default"], ...installed.map(shown)]);
+    this.#installed = installed;
+    this.#showLanguages();
+  }
+
+  #showLanguages() {
+    const field = this.#fields.get("decoder.language");
+    if (field) showLanguages(field, this.#installed, this.#live.state);
   }
 
   #showDevices(devices) {
