@@ -301,7 +301,7 @@ def test_messages_are_found_in_python_and_in_the_page() -> None:
         for name in ("cli/run.py", "web/labels.py", "web/page/login.js")
         for _, kind, text in messages(PACKAGE / name)
     }
-    kinds = {"error", "help", "output", "text", "page"}
+    kinds = {"error", "help", "output", "text", "page", "usage"}
     assert {kind for kind, _ in found} == kinds and ("page", "Password") in found
 
 

@@ -82,10 +82,18 @@ FILES = {
     if file.suffix in TYPES
 }
 """Name and type of each file of the page, by its path."""
+APP_TYPES = {".webmanifest": "application/manifest+json", ".png": "image/png"}
+APP_FILES = {
+    f"app/{file.name}": (f"app/{file.name}", APP_TYPES[file.suffix])
+    for file in sorted((FOLDER / "app").iterdir())
+}
+"""The same, of those that browsers read when the page is installed as an app."""
+SERVED = FILES | APP_FILES
 COOKIE = "roomscribe"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors {}"
+    "connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors {}"
 )
 
 
@@ -98,7 +106,7 @@ class Page:
         self.node = node_name(settings)
         self.access = Access(settings.web)
         self.daemon = DaemonClient(paths)
-        self.files = {name: (FOLDER / file).read_bytes() for name, (file, _) in FILES.items()}
+        self.files = {name: (FOLDER / file).read_bytes() for name, (file, _) in SERVED.items()}
         self.packed = {name: gzip.compress(data, mtime=0) for name, data in self.files.items()}
         self.streams = 0
         self.attempts = self.uploads = 0
@@ -112,7 +120,7 @@ class Page:
         """Return the web application."""
         return Application(
             [
-                (f"/({'|'.join(map(re.escape, FILES))})", _PageFile),
+                (f"/({'|'.join(map(re.escape, SERVED))})", _PageFile),
                 (r"/api/session", _Session),
                 (r"/api/login", _Login),
                 (r"/api/logout", _Logout),
@@ -248,8 +256,8 @@ class _PageFile(_Guarded):
     """The page's files. They are the same for everyone, so they need no login."""
 
     def get(self, name: str) -> None:
-        """Send one of FILES."""
-        self.set_header("Content-Type", FILES[name][1])
+        """Send one of SERVED."""
+        self.set_header("Content-Type", SERVED[name][1])
         self.set_header("Cache-Control", "no-cache")
         self.set_header("Vary", "Accept-Encoding")
         if "gzip" in self.request.headers.get("Accept-Encoding", ""):

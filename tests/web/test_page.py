@@ -19,6 +19,7 @@ from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.page import PASSWORD, Feed, Page, house, page, serving
+from rigs.prefix import below_a_path
 from rigs.waiting import until
 
 from appliance.control import SOCKET_NAME, ControlServer
@@ -127,7 +128,6 @@ def test_mute_closes_the_microphone_and_a_degraded_appliance_says_why(
     del feed.appliance["rooms"]
 
 
-def test_the_history_is_searched_as_one_types_and_a_reload_keeps_the_place(
 @pytest.mark.parametrize(("size", "theme"), [(PHONE, "dark"), (DESK, "light")])
 def test_mute_for_a_while_by_keyboard_and_until_when_is_shown(
     found: Found, tab: Browser, size: tuple[int, int], theme: str
@@ -158,6 +158,7 @@ def test_mute_for_a_while_by_keyboard_and_until_when_is_shown(
     until(lambda: tab.text(".now strong") == "Listening", WITHIN_S)
 
 
+def test_the_history_is_searched_as_one_types_and_a_reload_keeps_the_place(
     found: Found, tab: Browser
 ) -> None:
     home, feed, _ = found
@@ -369,7 +370,6 @@ def test_words_and_what_is_written_for_others_are_set_a_line_each(
     assert feed.chosen["vocabulary.replace"] == {"wood pecker": "Woodpecker", "a": "b=c"}
 
 
-def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
 def test_the_menu_of_languages_is_there_for_a_model_of_several(found: Found, tab: Browser) -> None:
     home, feed, server = found
     tab.enter(home, "settings")
@@ -400,6 +400,7 @@ def test_the_menu_of_languages_is_there_for_a_model_of_several(found: Found, tab
         feed.appliance["model"] = "tiny"
 
 
+def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
     found: Found, tab: Browser
 ) -> None:
     home, feed, _ = found
@@ -528,15 +529,6 @@ def test_the_settings_name_no_key_and_every_setting_has_a_place(found: Found, ta
     shown = tab.text("main")
     names = set(feed.chosen)
     ids = tab.run("return [...document.querySelectorAll('main [id^=key-]')].map((one) => one.id)")
-def _shows_end(tab: Browser, feed: Feed) -> bool:
-    end = datetime.fromisoformat(feed.appliance.get("muted_until", "2000-01-01T00:00:00Z"))
-    return tab.text(".now strong").endswith(f"{end.astimezone():%H:%M}")
-
-
-def _ends_with(tab: Browser, selector: str, text: str) -> bool:
-    return tab.text(selector).endswith(text)
-
-
     assert names <= {one.removeprefix("key-") for one in ids}
     endings = {one.partition(".")[2] for one in names if "_" in one}
     assert not [one for one in names | endings if one in shown]
@@ -589,6 +581,23 @@ def test_no_request_leaves_the_page(found: Found, tab: Browser) -> None:
     loaded = {one.partition("?")[0].removeprefix(home.url) for one in names}
     assert loaded >= FILES.keys() - {""}, "a file that nothing uses"
     assert all(one.startswith(home.url) for one in names), names
+
+
+def test_the_page_can_be_installed_also_behind_a_proxy_with_a_path(
+    found: Found, tab: Browser
+) -> None:
+    home = found[0]
+    tab.enter(home)
+    with below_a_path(home.port) as address:
+        for url in (home.url, address):
+            tab.driver.get(url)
+            until(lambda: tab.text(".pill") == "Listening", WITHIN_S)
+            manifest = tab.driver.execute_cdp_cmd("Page.getAppManifest", {})
+            assert manifest["errors"] == []
+            assert manifest["url"] == f"{url}app/manifest.webmanifest"
+            assert manifest["manifest"]["startUrl"] == manifest["manifest"]["scope"] == url
+            errors = tab.driver.execute_cdp_cmd("Page.getInstallabilityErrors", {})
+            assert errors["installabilityErrors"] == []
 
 
 def test_a_daemon_that_goes_is_told_of_and_its_return_catches_up(
@@ -773,7 +782,7 @@ def test_a_real_daemons_sentence_is_there_and_mute_closes_its_microphone(
             tab.enter(home)
             time.sleep(1)
             microphone.speak(SPEECH / "00.flac")
-            until(lambda: tab.texts(SENTENCES), 30)
+            until(lambda: tab.texts(SENTENCES) and heard.texts(), 30)
             assert tab.texts(SENTENCES) == heard.texts()
             tab.press("button", "Correct: ")
             tab.type("#said", "what was really said")

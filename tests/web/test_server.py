@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from generate import icons
 from rigs.checkout import ROOT
 from rigs.command import errors, roomscribe
 from rigs.daemon import write_config
@@ -24,7 +27,7 @@ from rigs.waiting import until
 from appliance.control import SOCKET_NAME, ControlServer
 from appliance.daemon.setting_commands import live_keys
 from appliance.web.labels import fields
-from appliance.web.server import FILES, FOLDER, STREAMS
+from appliance.web.server import APP_FILES, FILES, FOLDER, SERVED, STREAMS
 
 Found = tuple[Page, Feed, ControlServer]
 
@@ -263,7 +266,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(found: Found) -> None:
         assert "frame-ancestors 'none'" in policy
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"
-        assert headers["Cache-Control"] == ("no-cache" if path in FILES else "no-store")
+        assert headers["Cache-Control"] == ("no-cache" if path in SERVED else "no-store")
 
 
 def test_a_file_that_is_known_is_not_sent_again(found: Found) -> None:
@@ -301,10 +304,42 @@ def test_every_module_is_served_as_a_script_and_names_only_modules_that_are(foun
 
 
 def test_every_file_of_the_page_is_our_own() -> None:
-    for file in FOLDER.iterdir():
+    assert {one.name for one in FOLDER.iterdir() if one.is_dir()} == {"app"}
+    for name, _ in FILES.values():
+        file = FOLDER / name
         text = file.read_text("utf-8")
         assert not re.search(r"preact|copyright|licen[cs]e|@version|sourceMappingURL", text, re.I)
         assert max(map(len, text.splitlines())) < 700, f"{file.name} is minified"
+
+
+def test_the_app_has_icons_of_its_own_and_no_absolute_address(found: Found) -> None:
+    status, headers, body = found[0].get("app/manifest.webmanifest", Cookie=None)
+    assert (status, headers["Content-Type"]) == (200, "application/manifest+json")
+    manifest = json.loads(body)
+    addresses = [manifest["start_url"], manifest["scope"], *(i["src"] for i in manifest["icons"])]
+    assert not [one for one in addresses if re.match(r"/|\w+:", one)], "a prefix would not hold"
+    sizes = {}
+    for icon in manifest["icons"][:3]:
+        status, headers, body = found[0].get(f"app/{icon['src']}", Cookie=None)
+        assert (status, headers["Content-Type"]) == (200, icon["type"])
+        width, height = struct.unpack(">II", body[16:24])
+        assert icon["sizes"] == f"{width}x{height}"
+        sizes[width, icon.get("purpose", "any")] = len(body)
+    assert sizes.keys() == {(192, "any"), (512, "any"), (512, "maskable")}
+    assert sum((FOLDER / name).stat().st_size for name, _ in APP_FILES.values()) < 20_000
+    colors = (FOLDER / "index.html").read_text() + (FOLDER / "icon.svg").read_text()
+    assert manifest["background_color"] in colors and manifest["theme_color"] in colors
+
+
+def test_the_icons_are_those_that_their_script_draws() -> None:
+    drawn = dict(icons.icons())
+    assert {file.name for file in drawn} == {file.name for file in (FOLDER / "app").glob("*.png")}
+    for file, image in drawn.items():
+        difference = icons.decode(file.read_bytes()).astype(int) - image
+        assert np.abs(difference).max() <= 1, file
+    bars = re.findall(r"M([\d.]+) ([\d.]+)v([\d.]+)", (FOLDER / "icon.svg").read_text())
+    drawn_bars = [(x, top, bottom - top) for x, top, bottom in icons.BARS]
+    assert [tuple(map(float, bar)) for bar in bars] == drawn_bars
 
 
 def test_every_setting_that_the_page_can_change_has_its_texts() -> None:
