@@ -1,7 +1,8 @@
-"""Commands of the control socket that read and delete the log."""
+"""Commands of the control socket that read, count and delete the log."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,20 +16,22 @@ from appliance.daemon.command_group import (
 from appliance.mqtt import events
 from appliance.store import Store, Wanted
 
-HISTORY_LIMIT, DELETE_LIMIT = 200, 1000
+HISTORY_LIMIT, DELETE_LIMIT, TIMES_LIMIT = 200, 1000, 100
 QUERY_LETTERS, ID_LETTERS = 1000, 64
 HIGHEST_SEQ = (1 << 63) - 1
 
 
 class LogCommands(CommandGroup):
-    """`history` and `delete`."""
+    """`history`, `count` and `delete`."""
 
     def __init__(
         self, store: Store, node: str, on_delete: Callable[[], object] = lambda: None
     ) -> None:
         """`on_delete` is called after transcripts were deleted."""
         self._store, self._node, self._on_delete = store, node, on_delete
-        self.commands = {"history": self._history, "delete": self._delete}
+        self.commands = {
+            "history": self._history, "count": self._count, "delete": self._delete,
+        }  # fmt: skip
 
     def _history(self, request: Mapping[str, Any]) -> dict[str, Any]:
         names = ("query", "since", "until", "before", "limit")
@@ -42,6 +45,20 @@ class LogCommands(CommandGroup):
         found = self._store.read_page(wanted, before, limit + 1)
         shown, more = events.fit_transcripts(found, self._node, limit)
         return {"transcripts": shown, "total": self._store.count(wanted), "more": more}
+
+    def _count(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Count the sentences between each two of `times`.
+
+        One statement each, over the index of "end" alone: the log is never locked for all of them.
+        """
+        (times,) = take_arguments(request, "times")
+        if not isinstance(times, list) or not 2 <= len(times) <= TIMES_LIMIT:
+            raise bad_request(f"times: expected a list of 2 to {TIMES_LIMIT} times")
+        moments = [moment for one in times if (moment := parse_time("times", one))]
+        if len(moments) < len(times) or moments != sorted(moments):
+            raise bad_request("times: expected times in order, the oldest first")
+        spans = itertools.pairwise(moments)
+        return {"counts": [self._store.count(Wanted(since, until)) for since, until in spans]}
 
     def _delete(self, request: Mapping[str, Any]) -> dict[str, Any]:
         ids, since, until = take_arguments(request, "ids", "since", "until")

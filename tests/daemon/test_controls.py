@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 from rigs.adder import adder
 from rigs.controls import Appliance, appliance
+from rigs.publishing import transcript
+from rigs.stores import connection_of
 from rigs.waiting import until
 
 from appliance import config
@@ -58,6 +61,39 @@ def test_the_history_is_searched_for_all_words(house: Appliance) -> None:
     assert (page["total"], page["more"]) == (2, False)
     assert ask(house, "history", since="2000-01-01T00:00:00Z")["total"] == 3
     assert ask(house, "history", until="2000-01-01T00:00:00Z")["total"] == 0
+
+
+def test_sentences_are_counted_between_times_without_deleted_ones(tmp_path: Path) -> None:
+    with appliance(tmp_path, ()) as house:
+        for hour in (8, 9, 9, 11):
+            house.store.append(transcript(end=datetime(2026, 11, 21, hour, tzinfo=UTC)))
+        times = [f"2026-11-21T{hour:02}:00:00Z" for hour in (8, 9, 10, 11)]
+        assert ask(house, "count", times=times) == {"counts": [1, 2, 0]}
+        (one, *_) = ask(house, "history", since=times[1], until=times[2])["transcripts"]
+        ask(house, "delete", ids=[one["id"]])
+        assert ask(house, "count", times=times) == {"counts": [1, 1, 0]}
+        # the same moments in another zone
+        berlin = [f"2026-11-21T{hour:02}:00:00+01:00" for hour in (9, 10, 11, 12)]
+        assert ask(house, "count", times=berlin) == {"counts": [1, 1, 0]}
+
+
+@pytest.mark.parametrize("times", [
+    None, "x", [], ["2026-11-21T08:00:00Z"], ["x", "y"], [None, None],
+    ["2026-11-21T09:00:00Z", "2026-11-21T08:00:00Z"], ["2026-11-21T08:00:00Z"] * 101,
+])  # fmt: skip
+def test_times_that_cannot_be_counted_between_are_refused(house: Appliance, times: object) -> None:
+    assert refusal(house, "count", times=times).startswith("bad_request: times: ")
+
+
+def test_counting_reads_the_index_of_times_alone(house: Appliance) -> None:
+    connection = connection_of(house.store)
+    statements = list[str]()
+    connection.set_trace_callback(statements.append)
+    ask(house, "count", times=["2026-11-21T08:00:00Z", "2026-11-21T09:00:00Z"])
+    connection.set_trace_callback(None)
+    (counting,) = (one for one in statements if "count(*)" in one)
+    ((*_, plan),) = connection.execute(f"EXPLAIN QUERY PLAN {counting}")
+    assert "COVERING INDEX transcripts_by_end" in plan
 
 
 def test_an_answer_fits_into_a_line(tmp_path: Path) -> None:

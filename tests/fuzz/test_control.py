@@ -26,6 +26,7 @@ VALUES: tuple[object, ...] = (
     None, True, False, 0, -1, 1, 50, 1 << 62, 1 << 64, 10**400, 1.5, -0.0, "", "x", "all", [], {},
     "2026-01-01T00:00:00Z", "2026-01-01", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00",
     ["transcript"], ["transcript", "x"], [None], ["level"] * 5000, ["id"] * 2000, [[]],
+    ["2026-01-01T00:00:00Z"] * 2, ["2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z"],
     {"capture.device": "USB"}, {"capture.device": 1}, {"store.path": "/etc"}, {"": ""},
     {"voice.open_score": 0.1}, {"voice.open_score": float("1e308")}, {"model.bundle": "../x"},
     {"voice": {"open_score": 0.5}}, {"journal.level": "debug"}, {"appliance.node": "Küche"},
@@ -33,11 +34,11 @@ VALUES: tuple[object, ...] = (
 )  # fmt: skip
 NAMES = (
     "on", "query", "since", "until", "before", "limit", "ids", "set", "seconds", "events", "after",
-    "id", "x", "", "host", "port", "username", "password", "tls", "model",
+    "id", "x", "", "host", "port", "username", "password", "tls", "model", "times",
 )  # fmt: skip
 COMMANDS = (
     "state", "stats", "mute", "history", "delete", "microphone_test", "settings", "configure",
-    "reload", "subscribe", "x", "", "broker", "models", "model_add", "model_cancel", "day",
+    "reload", "subscribe", "x", "", "broker", "models", "model_add", "model_cancel", "day", "count",
 )  # fmt: skip
 
 
