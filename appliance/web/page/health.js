@@ -1,7 +1,8 @@
-// State, latency, memory and counters of the appliance.
+// Sentences per hour and day, state, latency, memory and counters of the appliance.
 
 import { command, readLog } from "./api.js";
 import { Chart, roundUp } from "./chart.js";
+import { SentenceCounts } from "./counts.js";
 import { element, setText } from "./dom.js";
 import { mutedUntil } from "./mute.js";
 import { DAY_MS, duration, message, readable, reason, seconds } from "./text.js";
@@ -90,8 +91,11 @@ export class Health {
   #reasons = element("ul", { class: "reasons" });
   #state = element("dl", { class: "figures" });
   #stats = element("dl", { class: "figures" });
+  #statusCard = element("section", { class: "card", "aria-labelledby": "state" },
+    element("h2", { id: "state" }, "Status"), this.#summary, this.#reasons, this.#state);
   #counters = element("section", { class: "card", "aria-labelledby": "counters", hidden: true },
     element("h2", { id: "counters" }, "Since the last start"), this.#stats);
+  #counts = new SentenceCounts();
   #latency = new Chart();
   #memory = new Chart();
   #note = element("p", { class: "soft" }, "Loading …");
@@ -103,13 +107,14 @@ export class Health {
   constructor() {
     this.#latency.node.hidden = true;
     this.nodes = [
-      element("section", { class: "card", "aria-labelledby": "state" },
-        element("h2", { id: "state" }, "Status"), this.#summary, this.#reasons, this.#state),
-      element("section", { class: "card", "aria-labelledby": "latency" },
-        element("h2", { id: "latency" }, "Latency, last 24 hours"), this.#note, this.#latency.node),
-      this.#memoryCard,
-      this.#counters,
-      element("p", { class: "soft small" }, "For a full check, run ", element("code", {}, "sudo roomscribe doctor"), " on the appliance."),
+      element("div", { class: "view" },
+        this.#counts.node,
+        this.#statusCard,
+        element("section", { class: "card", "aria-labelledby": "latency" },
+          element("h2", { id: "latency" }, "Latency, last 24 hours"), this.#note, this.#latency.node),
+        this.#memoryCard,
+        this.#counters,
+        element("p", { class: "soft small" }, "For a full check, run ", element("code", {}, "sudo roomscribe doctor"), " on the appliance.")),
     ];
     this.#read();
   }
@@ -117,6 +122,7 @@ export class Health {
   update(live) {
     if (live.up && !this.#up) this.#read();
     this.#up = live.up;
+    this.#place(!live.up || live.state?.status === "degraded");
     setText(this.#summary, summary(live));
     if (live.state) {
       const shown = live.state.reasons.map((one) => element("li", {}, message(one)));
@@ -129,14 +135,24 @@ export class Health {
     if (live.stats) this.#stats.replaceChildren(...statsFigures(live.stats));
   }
 
+  /** Put the status before the charts while it asks for something, else behind them. */
+  #place(isUrgent) {
+    const { node } = this.#counts, isFirst = node.previousSibling === this.#statusCard;
+    if (isUrgent === isFirst) return;
+    if (isUrgent) node.before(this.#statusCard);
+    else node.after(this.#statusCard);
+  }
+
   close() {
     this.#closed = true;
     clearInterval(this.#timer);
+    this.#counts.close();
     this.#latency.close();
     this.#memory.close();
   }
 
   async #read() {
+    this.#counts.read();
     try {
       const memory = await command("day");
       const lines = await readLog({ since: new Date(Date.now() - DAY_MS).toISOString() }, SENTENCES);
