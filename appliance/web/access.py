@@ -1,7 +1,8 @@
 """Who may see the page: host names, the password, one-time links, sessions, login attempts.
 
 The page's process ends after ten idle minutes, so it keeps files in a folder of its user's:
-`password` (a hash), `secret` (signs sessions), `ended` (logged-out sessions), `link-*` (links).
+`password` (a hash), `secret` (signs sessions), `ended` (logged-out sessions), `link-*` (links),
+`first-steps` (once somebody has finished or skipped them).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ INSTALLED = Path("/var/lib/roomscribe-web")
 USER = "roomscribe-web"
 PASSWORD_FILE, SECRET_FILE, ENDED_FILE = "password", "secret", "ended"
 API_FILE = "api-token"
+FIRST_STEPS_FILE = "first-steps"
 SIGNED = re.compile(r"\d{1,12}\.[0-9a-f]{32}")
 """The part of a session that is signed: when it expires, and 128 random bits."""
 LINK_S = 600.0
@@ -173,6 +175,15 @@ class Access:
     def clear_attempts(self, address: str) -> None:
         """Forget the attempts of an address, because its password was right."""
         self._tries.pop(_network(address), None)
+
+    @property
+    def wants_first_steps(self) -> bool:
+        """True until somebody has finished or skipped the page's first steps."""
+        return not self._file(FIRST_STEPS_FILE).exists()
+
+    def end_first_steps(self) -> None:
+        """Save that the first steps were finished or skipped. Raises StoreError."""
+        self._write(FIRST_STEPS_FILE, "")
 
     def new_session(self) -> str:
         """Return a new session, for a cookie. Raises StoreError."""

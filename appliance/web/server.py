@@ -61,7 +61,7 @@ EVENTS = (
     "heard_in",
 )  # fmt: skip
 COMMANDS = (
-    "state", "stats", "history", "mute", "delete", "correct", "learn", "phrases",
+    "state", "stats", "history", "count", "mute", "delete", "correct", "learn", "phrases",
     "phrases_save", "playback", "devices",
     "microphone_test", "settings", "configure", "broker", "models", "model_add",
     "model_cancel", "day",
@@ -124,6 +124,7 @@ class Page:
                 (r"/api/session", _Session),
                 (r"/api/login", _Login),
                 (r"/api/logout", _Logout),
+                (r"/api/first-steps", _FirstSteps),
                 (r"/api/events", _Events),
                 (r"/api/keys", _Keys),
                 (r"/api/command", _Command),
@@ -284,6 +285,7 @@ class _Session(_Guarded):
             "node": self.page.node,
             "leaves": not self.is_ingress(),
             "playback": self.page.settings.playback,
+            "first_steps": self.page.access.wants_first_steps,
         })  # fmt: skip
 
 
@@ -342,6 +344,17 @@ class _Logout(_Guarded):
         if not self.is_ingress():
             self.page.access.end_session(session)
         self.clear_cookie(COOKIE, path="/", httponly=True, samesite="Strict")
+        self.finish({})
+
+
+class _FirstSteps(_Guarded):
+    """The end of the first steps, for every browser."""
+
+    def post(self) -> None:
+        """Save that they were finished or skipped."""
+        self.body()
+        self.session()
+        self.page.access.end_first_steps()
         self.finish({})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import itertools
 import json
 import socket
 import subprocess
@@ -61,7 +62,7 @@ class Feed:
             "vocabulary.words": ["Priscilla"],
         }  # fmt: skip
         names = (
-            "state", "stats", "mute", "history", "delete", "correct", "learn", "phrases",
+            "state", "stats", "mute", "history", "count", "delete", "correct", "learn", "phrases",
             "phrases_save", "playback", "devices",
             "microphone_test", "settings", "configure", "broker", "models", "model_add",
             "model_cancel", "day",
@@ -149,6 +150,11 @@ class Feed:
         more = len(found) > limit
         return {"transcripts": found[:limit], "total": len(every), "more": more}
 
+    def on_count(self, times: list[str]) -> dict[str, Any]:
+        spans = itertools.pairwise(map(datetime.fromisoformat, times))
+        ends = [datetime.fromisoformat(one["end"]) for one in self.log]
+        return {"counts": [sum(since <= end < until for end in ends) for since, until in spans]}
+
     def on_delete(self, ids: list[str] | None = None, **wanted: str) -> dict[str, Any]:
         gone = [one for one in self._wanted(**wanted) if ids is None or one["id"] in ids]
         self.log = [one for one in self.log if one not in gone]
@@ -196,6 +202,8 @@ class Feed:
     def on_microphone_test(self, seconds: float, phrases: str = "") -> dict[str, Any]:
         if self.appliance["status"] == "muted":
             raise ControlError("unavailable", "the microphone is closed")
+        if self.appliance["microphone"] == "none":
+            raise ControlError("unavailable", "no microphone found: plug one in")
         return {
             "rms_db": -51.0, "peak_db": -33.5, "clipped_share": 0.0, "digital_silence": False,
             "verdict": "too_quiet", "words": "turn on the light",
@@ -316,10 +324,11 @@ class Page:
         self.cookie = self.token = ""
 
     def log_in(self) -> None:
-        """The cookie and the token of a new session."""
+        """The cookie and the token of a new session of one who has seen the first steps."""
         _, headers, _ = self.post("api/login", {"link": self.access.new_link()}, token="")
         self.cookie = headers["Set-Cookie"].partition(";")[0]
         self.token = json.loads(self.get("api/session")[2])["token"]
+        self.access.end_first_steps()
 
     def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str | None

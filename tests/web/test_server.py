@@ -376,6 +376,29 @@ def test_commands_reach_the_daemon_and_its_refusals_the_reader(found: Found) -> 
     assert (kinds["vocabulary.words"], kinds["vocabulary.replace"]) == ("list", "table")
 
 
+def test_the_first_steps_are_to_be_shown_until_somebody_has_ended_them(found: Found) -> None:
+    home = found[0]
+    file = home.access.folder / "first-steps"
+
+    def wanted() -> bool:
+        return bool(json.loads(home.get("api/session")[2])["first_steps"])
+
+    assert not wanted()
+    file.unlink()
+    assert wanted()
+    assert home.post("api/first-steps", {}, Cookie="")[0] == 401
+    assert home.post("api/first-steps", {}, Origin="http://evil.example")[0] == 403
+    file.mkdir()
+    (file / "x").touch()  # it cannot be replaced, not even by root
+    status, why = said(home.post("api/first-steps", {}))
+    assert (status, "cannot write" in why, "\n" in why) == (503, True, False)
+    (file / "x").unlink()
+    file.rmdir()
+    assert wanted()
+    assert home.post("api/first-steps", {})[0] == 200
+    assert not wanted()
+
+
 def test_a_sentence_comes_to_every_reader_with_its_number(found: Found) -> None:
     home, feed, server = found
     first = feed.say("one")

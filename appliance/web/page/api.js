@@ -4,8 +4,8 @@ const HIDDEN_S = 30; // a page that is hidden for this long closes its stream
 const AGAIN_MS = 3000; // after a refused stream
 
 /** The login: the token that each command needs, the appliance's name, whether the user can log
- * out, and play sentences. `over` runs when the session has ended. */
-export const session = { token: "", node: "", leaves: false, playback: false, over: () => {} };
+ * out, play sentences, and has still to see the first steps. `over` runs when the session has ended. */
+export const session = { token: "", node: "", leaves: false, playback: false, first_steps: false, over: () => {} };
 
 /** A request that was refused or not answered; `status` is HTTP's, or 0. */
 export class Refusal extends Error {

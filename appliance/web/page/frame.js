@@ -2,6 +2,7 @@
 
 import { call, command, session, Stream } from "./api.js";
 import { button, element, icon, setAttribute, setText } from "./dom.js";
+import { FirstSteps } from "./first-steps.js";
 import { Health } from "./health.js";
 import { History } from "./history.js";
 import { Live } from "./live.js";
@@ -12,12 +13,13 @@ import { message } from "./text.js";
 const SHOWN = 60; // lines of the live view
 const FIRST = 30; // of which so many are read at the start
 const VIEWS = { live: ["Live", Live], history: ["History", History], health: ["Health", Health], settings: ["Settings", Settings] };
+const ALL_VIEWS = { ...VIEWS, "first-steps": ["First steps", FirstSteps] };
 const STATUSES = { running: "Listening", degraded: "Action needed", muted: "Muted" };
 const EVENTS = "transcript,discarded,state,stats,speech,partial,correction,heard_in";
 
 function viewName() {
   const name = location.hash.slice(1).split("?")[0];
-  return name in VIEWS ? name : "live";
+  return name in ALL_VIEWS ? name : "live";
 }
 
 export class Frame {
@@ -56,7 +58,7 @@ export class Frame {
 
   /** Show the view that the address names. */
   #open(moved) {
-    const name = viewName(), [title, View] = VIEWS[name];
+    const name = viewName(), [title, View] = ALL_VIEWS[name];
     this.#view?.close();
     setText(this.#title, title);
     for (const link of this.#links) setAttribute(link, "aria-current", link.hash === `#${name}` ? "page" : null);
@@ -146,7 +148,7 @@ export class Frame {
     const { up, why, state } = this.#live, name = viewName(), status = up ? state?.status : "offline";
     if (state?.node) session.node = state.node;
     setText(this.#name, session.node);
-    document.title = `${VIEWS[name][0]} · Roomscribe ${session.node}`;
+    document.title = `${ALL_VIEWS[name][0]} · Roomscribe ${session.node}`;
     this.#status.className = `pill ${status || ""}`;
     setText(this.#status, STATUSES[status] || (up ? "…" : "Offline"));
     this.#problem.hidden = up;

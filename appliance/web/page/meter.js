@@ -7,9 +7,16 @@ const SILENCE_DB = -90;
 const STALE_MS = 1500; // without a level for this long, the meter shows none
 const meters = new Set();
 
-/** Give the daemon's `level` event to every meter that is shown. */
+/** Give the daemon's `level` event to every meter that is shown, and to every watcher. */
 export function showLevel(data) {
   for (const meter of meters) meter.show(data);
+}
+
+/** Call `show` with each level, too, until the returned function is called. */
+export function watchLevel(show) {
+  const watcher = { show };
+  meters.add(watcher);
+  return () => meters.delete(watcher);
 }
 
 export class Meter {

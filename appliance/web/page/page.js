@@ -10,6 +10,7 @@ let inside = false;
 async function enter() {
   Object.assign(session, await call("api/session"));
   inside = true;
+  if (session.first_steps && !location.hash) history.replaceState(null, "", "#first-steps");
   page.replaceChildren(...new Frame().nodes);
 }
 

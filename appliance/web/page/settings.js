@@ -5,6 +5,7 @@ import { button, element, setText } from "./dom.js";
 import { Field } from "./field.js";
 import { FIRST_LANGUAGES, showLanguages } from "./language.js";
 import { keepMeter } from "./meter.js";
+import { microphoneChoices, MicrophoneTest } from "./microphone.js";
 import { Models } from "./models.js";
 import { Phrases } from "./phrases.js";
 import { count, megabytes, message, titles } from "./text.js";
@@ -12,13 +13,6 @@ import { count, megabytes, message, titles } from "./text.js";
 const COLUMNS = [["Microphone", "Model", "Words"], ["Room", "MQTT and Home Assistant", "Log"]];
 const PUBLISHES = "mqtt.enabled";
 const BROKER = ["mqtt.host", "mqtt.port", "mqtt.username", "mqtt.password", "mqtt.tls"];
-const TEST_S = 5;
-const VERDICTS = {
-  good: "The level is good.",
-  clipped: "Too loud. Move away, or turn the microphone down.",
-  too_quiet: "Too quiet. Move closer, or turn the microphone up.",
-  digital_silence: "No sound at all. The microphone is switched off, or muted in the mixer.",
-};
 
 /** Unsaved input by key. It survives a change of the view. */
 const drafts = new Map();
@@ -59,11 +53,11 @@ export class Settings {
   #broker = element("div", { class: "broker", role: "group", "aria-label": "Broker" });
   #installed = [];
   #models = new Models((installed) => this.#showModels(installed));
-  #test = button(`Test for ${TEST_S} seconds`, () => this.#testMicrophone());
-  #result = element("div", { class: "result", role: "status" });
+  #test = new MicrophoneTest();
 
   constructor() {
-    this.nodes = [this.#problem, this.#loading, this.#form, new Phrases().node];
+    this.nodes = [this.#problem, this.#loading, this.#form, new Phrases().node,
+      element("p", { class: "soft small" }, element("a", { href: "#first-steps" }, "Show the first steps again"))];
     this.#read();
   }
 
@@ -74,7 +68,7 @@ export class Settings {
     if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
     setText(this.#inUse, live.state ? `In use: ${live.state.model} on ${live.state.encoder}` : "");
     this.#meter = keepMeter(this.#meterPlace, this.#meter, live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
-    this.#test.disabled = !live.up;
+    this.#test.update(live);
     this.#models.update(live);
     this.#showLanguages();
     this.#count();
@@ -135,7 +129,7 @@ export class Settings {
     this.#broker.append(...(inBroker.length ? inBroker.map((field) => field.node) : []));
     const nodes = fields.filter((field) => !inBroker.includes(field)).map((field) => field.node);
     if (inBroker.length) nodes.splice(1, 0, this.#broker); // below the switch that shows it
-    if (title === "Microphone") nodes.push(this.#meterPlace, element("div", { class: "row" }, this.#test), this.#result);
+    if (title === "Microphone") nodes.push(this.#meterPlace, ...this.#test.nodes);
     if (title === "Model") nodes.push(this.#inUse, this.#models.node);
     return element("fieldset", { class: "card" }, element("legend", {}, element("h2", {}, title)), nodes);
   }
@@ -160,10 +154,7 @@ export class Settings {
 
   #showDevices(devices) {
     const field = this.#fields.get("capture.device");
-    const chosen = field?.value, names = devices.map(({ name }) => name);
-    // a part of a microphone's name is enough to choose it
-    const part = chosen && !names.includes(chosen) && names.some((name) => name.toLowerCase().includes(chosen.toLowerCase()));
-    field?.choose([...this.#choices("capture.device", chosen), ...(part ? [chosen, ...names] : names).map((name) => [name, name])]);
+    field?.choose(microphoneChoices(field.value, devices));
   }
 
   get #edited() {
@@ -263,18 +254,5 @@ export class Settings {
     const details = first.node.closest("details");
     if (details) details.open = true;
     first.input.focus();
-  }
-
-  async #testMicrophone() {
-    setText(this.#test, "Say a sentence …");
-    this.#result.replaceChildren();
-    try {
-      const { verdict, peak_db, words } = await command("microphone_test", { seconds: TEST_S });
-      const loudest = peak_db === null || peak_db === undefined ? "" : ` Loudest: ${Math.round(peak_db)} dB.`;
-      this.#result.replaceChildren(element("p", {}, `${VERDICTS[verdict]}${loudest}`), words ? element("p", { class: "soft" }, `Heard: “${words}”`) : "");
-    } catch (error) {
-      this.#result.replaceChildren(element("p", { class: "wrong" }, message(error.message)));
-    }
-    setText(this.#test, `Test for ${TEST_S} seconds`);
   }
 }

@@ -1,0 +1,107 @@
+// The second step: the broker that gets the sentences, tried before it is saved; or none for now.
+
+import { command } from "./api.js";
+import { button, element, setText } from "./dom.js";
+import { Field } from "./field.js";
+import { describe } from "./settings.js";
+import { message } from "./text.js";
+
+const LOGIN = ["host", "port", "username", "password", "tls"];
+const PUBLISHES = "mqtt.enabled";
+
+export class BrokerStep {
+  #next;
+  #publishes = false;
+  #fields = new Map();
+  #later = element("p", { class: "soft small" });
+  #wrong = element("p", { class: "wrong", role: "alert", hidden: true });
+  #status = element("p", { class: "soft", role: "status" });
+  #group = element("div", { class: "broker", role: "group", "aria-label": "Broker" });
+  #connect = button("Connect", () => this.#try(), { class: "main" });
+  #notNow = button("Not now", () => this.#skip());
+
+  constructor({ next }) {
+    this.#next = next;
+    // Enter in a field connects, too
+    const form = element("form", { class: "setup", novalidate: true, onsubmit: (event) => (event.preventDefault(), this.#connect.click()) },
+      this.#group, element("button", { hidden: true }));
+    this.nodes = [
+      element("p", {}, "Roomscribe publishes each sentence to an MQTT broker, such as the one that Home Assistant uses. Enter its address and login."),
+      form, this.#wrong, this.#status, this.#later,
+    ];
+    this.actions = [this.#notNow, this.#connect];
+    this.#read();
+  }
+
+  update() {}
+
+  close() {}
+
+  async #read() {
+    try {
+      const about = await describe(), { settings, broker } = await command("settings");
+      this.#publishes = settings[PUBLISHES].value;
+      for (const key of LOGIN) {
+        const name = `mqtt.${key}`, field = new Field(name, about[name], { onChange: (changed) => changed.showMistake("") });
+        field.load(key === "password" ? "" : broker[key]);
+        this.#fields.set(name, field);
+      }
+      this.#fields.get("mqtt.password").placeholder(broker.password ? "unchanged" : "none");
+      this.#group.replaceChildren(...[...this.#fields.values()].map((field) => field.node));
+      setText(this.#later, this.#publishes
+        ? "“Not now” switches publishing off. Sentences are then only in the log of this appliance, until you switch it on under Settings."
+        : "With “Not now”, sentences are only in the log of this appliance. You can enter a broker later, under Settings.");
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  #fail(error) {
+    setText(this.#status, "");
+    this.#wrong.hidden = !error;
+    this.#wrong.replaceChildren(...(error ? message(error.message) : []));
+  }
+
+  /** Save the login if the broker accepts it, and go on. */
+  async #try() {
+    if (!this.#fields.size) return this.#read(); // the settings could not be read
+    this.#fail(null);
+    for (const field of this.#fields.values()) field.showMistake("");
+    setText(this.#status, "Connecting to the broker …");
+    const login = Object.fromEntries(LOGIN.map((key) => [key, this.#fields.get(`mqtt.${key}`).value]));
+    if (!login.password) delete login.password; // the saved one, if there is one
+    try {
+      const { mistakes } = await command("broker", { ...login, set: { [PUBLISHES]: true } });
+      if (mistakes) this.#refuse(mistakes);
+      else this.#next();
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  /** Show each mistake at its field, or below the fields if it has none. */
+  #refuse(mistakes) {
+    const marked = [];
+    for (const [name, text] of Object.entries(mistakes)) {
+      const field = this.#fields.get(name);
+      field?.showMistake(text);
+      if (field) marked.push(field);
+      else this.#fail({ message: text });
+    }
+    setText(this.#status, "Nothing was saved. Correct it, or press “Not now”.");
+    marked[0]?.input.focus();
+  }
+
+  /** Go on without a broker; one that is not there is no problem then. */
+  async #skip() {
+    this.#fail(null);
+    try {
+      const { mistakes = {} } = this.#publishes ? await command("configure", { set: { [PUBLISHES]: false } }) : {};
+      const [mistake] = Object.values(mistakes);
+      if (mistake) this.#fail({ message: mistake });
+      else this.#next();
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+}
