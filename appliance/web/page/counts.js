@@ -77,8 +77,13 @@ class CountChart {
       axis: (isNarrow) => {
         const step = every[Number(isNarrow)];
         // counted from the end, so that the newest one has its label
-        const labelled = times.slice(0, -1).filter((_, index) => (counts.length - 1 - index) % step === 0);
-        return { from: times[0], to: times.at(-1), ticks: labelled.map((ms) => [ms, tick(ms), ms === times.at(-2) ? "end" : "middle"]) };
+        const ticks = counts.map((_, index) => {
+          const isLast = index === counts.length - 1;
+          // an hour's label is at its beginning, a day's in its middle
+          const ms = unit === "hour" ? times[index] : isLast ? times[index + 1] : (times[index] + times[index + 1]) / 2;
+          return [ms, tick(times[index]), isLast ? "end" : "middle"];
+        });
+        return { from: times[0], to: times.at(-1), ticks: ticks.filter((_, index) => (counts.length - 1 - index) % step === 0) };
       },
       draw: (x, y) => [element("path", { class: "bars", d: counts.map((number, index) => {
         if (!number) return "";

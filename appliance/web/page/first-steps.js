@@ -29,7 +29,7 @@ export class FirstSteps {
     this.nodes = [
       element("section", { class: "card steps", "aria-labelledby": "step" },
         this.#heading, this.#body, this.#problem,
-        element("div", { class: "row" }, this.#skip, element("span", { class: "push" }), this.#back, this.#actions)),
+        element("div", { class: "row" }, this.#skip, element("span", { class: "row push" }, this.#back, this.#actions))),
     ];
     this.#go(0, false);
   }

@@ -8,6 +8,7 @@ import { message } from "./text.js";
 const TEST_S = 5;
 const STALE_MS = 3000; // without a level, or with silence alone, for this long, no sound arrives
 const LOOK_MS = 1000;
+const SILENCE = "Only silence arrives. Speak. If the bar does not move, the microphone is switched off, or muted in the mixer.";
 const VERDICTS = {
   good: "The level is good.",
   clipped: "Too loud. Move away, or turn the microphone down.",
@@ -134,6 +135,6 @@ export class MicrophoneWatch {
     const now = Date.now();
     if (now - Math.max(this.#openedMs, this.#levelMs) > STALE_MS)
       return `No sound arrives from this microphone. ${this.#advice}`;
-    return now - Math.max(this.#openedMs, this.#soundMs) > STALE_MS ? VERDICTS.digital_silence : "";
+    return now - Math.max(this.#openedMs, this.#soundMs) > STALE_MS ? SILENCE : "";
   }
 }
