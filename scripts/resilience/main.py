@@ -266,7 +266,7 @@ def _machine(given: argparse.Namespace, steps: Path) -> bool:
     machine = ROOT / "tests/protocol/test_machine.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(machine)]
     environment = {
-        "ROOMSCRIBE_MODEL": "1" if given.short else "40",
+        "ROOMSCRIBE_MODEL": "1" if given.short else os.environ.get("ROOMSCRIBE_MODEL", "40"),
         "ROOMSCRIBE_MODEL_STEPS": str(steps),
     }
     done = subprocess.run(

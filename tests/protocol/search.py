@@ -48,8 +48,8 @@ LONG = (
     Model(windows=3, workers=2, faults=3, half=Half.TO_STORE),
     Model(windows=3, workers=0, faults=3, half=Half.TO_STORE),
     Model(windows=3, workers=0, faults=3, half=Half.FROM_STORE),
-    Model(windows=3, workers=2, faults=1),
-    Model(windows=2, workers=2, faults=2),
+    Model(windows=3, workers=0, faults=1),
+    Model(windows=2, workers=2, faults=1),
     Model(windows=2, workers=0, faults=2, deadly=1),
 )
 """Models of `scripts/torture model`: more than a million states, within ten minutes of a core."""
