@@ -36,10 +36,11 @@ FAULTS = re.compile(
 FLEET_FAULTS = re.compile(
     r"the appliance (crashes|is restarted)|the worker of|the fleet's server restarts"
 )
-LEFT_OUT = re.compile(r".* is (discarded|set aside)|speech goes on|.* drops ")
+LEFT_OUT = re.compile(r".* is (discarded|set aside)|speech goes on|.* drops |.* spooled ahead")
 """What the replay cannot bring about."""
 WINDOWS, MOST_FAULTS, LONGEST = 3, 3, 150
 FAULT_SHARE = 0.12
+SILENCE = bytes(32_000)
 WITHIN_S = 60.0
 ALL_WITHIN_S = 120.0
 
@@ -142,6 +143,8 @@ class Replay:
                 self._stop()
             case "the appliance reloads its configuration":
                 self._reload()
+            case "the appliance starts":
+                self._running()
             case "the broker restarts":
                 self._broker.stop()
                 self._broker.start()
@@ -186,6 +189,9 @@ class Replay:
 
     def _reload(self) -> None:
         daemon = self._running()
+        # it listens to signals, and is ready, once sound has come
+        if daemon.feed(SILENCE, WITHIN_S) or not holds(lambda: _is_ready(daemon), WITHIN_S):
+            raise TimeoutError("the daemon is not ready")
         text, self._reloads = self._place.config.read_text(), self._reloads + 1
         self._place.config.write_text(
             re.sub(r"expiry_s = \d+", f"expiry_s = {86400 + self._reloads}", text)
@@ -254,6 +260,11 @@ class Replay:
         return ""
 
 
+def _is_ready(daemon: Daemon) -> bool:
+    daemon.look()
+    return daemon.ready_s is not None
+
+
 def run(count: int, seed: int) -> Outcome:
     """Replay so many traces with a daemon that transcribes itself."""
     outcome = Outcome("Mosquitto")
@@ -307,6 +318,9 @@ def _take_in_fleet(step: str, satellite: Satellite, server: NatsServer, worker: 
         case "transcript N is stored":
             number = int(re.findall(r"\d+", step)[0])
             holds(lambda: len(stored(satellite.place.state)) >= number, WITHIN_S)
+        case "the appliance starts":
+            if not satellite.daemon:
+                satellite.start()
         case "the appliance crashes":
             satellite.kill()
         case "the appliance is restarted":
