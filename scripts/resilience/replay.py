@@ -118,7 +118,7 @@ class Replay:
                 self._take(step)
             return self._judge()
         except (TimeoutError, BrokenPipeError) as error:
-            return f"{error or type(error).__name__} (after: {', '.join(trace)})"
+            return str(error) or type(error).__name__
         finally:
             if self._daemon:
                 self._daemon.close()
@@ -249,8 +249,9 @@ class Replay:
         if [numbers[one] for one in firsts] != sorted(numbers[one] for one in firsts):
             return f"order: {[numbers[one] for one in firsts]}"
         seen = set[str]()
-        for one in events:
-            if one["id"] in seen and not one["late"]:
+        repeated = [m.dup for m in self._listener.messages if m.topic.endswith("/transcript")]
+        for one, by_broker in zip(events, repeated, strict=False):
+            if one["id"] in seen and not (one["late"] or by_broker):
                 return f"once: {one['id']} comes twice and is not marked late"
             if numbers[one["id"]] != one["seq"]:
                 return f"once: {one['id']} has two numbers"
@@ -278,7 +279,7 @@ def run(count: int, seed: int) -> Outcome:
         outcome.traces += 1
         outcome.steps.update(_kind(one) for one in trace if FAULTS.match(one))
         if problem:
-            outcome.problems.append(problem)
+            outcome.problems.append(f"{problem} ({', '.join(trace)})")
     return outcome
 
 
