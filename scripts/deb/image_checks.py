@@ -89,7 +89,9 @@ def broker() -> Iterator[Path]:
     """A Mosquitto with a password; yields the file with all messages: topic, tab, text."""
     folder = WORK / "broker"
     folder.mkdir()
-    (folder / "conf").write_text(f"listener 1883 127.0.0.1\npassword_file {folder}/passwords\n")
+    (folder / "conf").write_text(
+        f"user root\nlistener 1883 127.0.0.1\npassword_file {folder}/passwords\n"
+    )
     subprocess.run(
         ["mosquitto_passwd", "-b", "-c", folder / "passwords", "roomscribe", PASSWORD], check=True
     )
@@ -99,7 +101,7 @@ def broker() -> Iterator[Path]:
         heard.open("wb") as output,
         subprocess.Popen(["mosquitto", "-c", folder / "conf"], stderr=subprocess.DEVNULL) as server,
     ):
-        time.sleep(1)
+        time.sleep(3)
         with subprocess.Popen([*subscribe, "-F", "%t\t%p"], stdout=output) as subscriber:
             try:
                 yield heard
