@@ -228,8 +228,9 @@ def test_the_compose_files_configuration_is_right_and_names_what_compose_mounts(
     assert settings.mqtt.password_file == f"/run/secrets/{service['secrets'][0]}"
     assert f"{settings.web.port}:{settings.web.port}" in service["ports"]
     assert tomllib.loads(file.read_text("utf-8"))["web"]["listen"] == "0.0.0.0"
-    ignored = (COMPOSE / ".gitignore").read_text("utf-8").split()
-    assert {"mqtt-password", "mosquitto/passwords"} <= set(ignored)
+    ignored = (ROOT / ".gitignore").read_text("utf-8").split()
+    secrets = ("mqtt-password", "mosquitto/passwords")
+    assert {f"examples/compose/{name}" for name in secrets} <= set(ignored)
 
 
 def test_documentation_names_the_images_user() -> None:
