@@ -232,6 +232,10 @@ class FleetMachine(BrokerMachine):
         self.house.clock.advance(0.001)
         self.follow(*self.run_fleet())
 
+    def may_hang(self) -> bool:
+        """Return True if no window is on its way through the fleet."""
+        return not (self.leased or self.server.queue or self._busy())
+
     # workers
 
     def _busy(self) -> list[Post]:
