@@ -206,6 +206,7 @@ class Database:
         connection, self._unchanging = connect(self.path, write=write, busy_s=self._busy_s)
         try:
             connection.create_function("contains", 2, tables.contains, deterministic=True)
+            connection.create_function("has_words", 2, tables.has_words, deterministic=True)
             tables.refuse_newer(self.path, tables.version(connection))
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -344,11 +345,14 @@ class Wanted:
     """Contains all of these, as plain text, whatever their case."""
     ids: Sequence[str] | None = None
     """Has one of these ids; None: any id."""
+    uncorrected: str = ""
+    """Contains these words as whole words, and was not corrected."""
 
     @property
     def everything(self) -> bool:
         """True if nothing is left out."""
-        return self.ids is None and not (self.since or self.until or any(self.grep))
+        chosen = self.since or self.until or any(self.grep) or self.uncorrected
+        return self.ids is None and not chosen
 
 
 def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
@@ -365,19 +369,29 @@ def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
         values.extend(wanted.ids)
     # without what UTF-8 cannot encode: bytes of another encoding on the command line
     needles = [needle.encode("utf-8", "replace").decode() for needle in wanted.grep if needle]
-    grams = _grams(needles) if indexed else []
+    grams = _grams([*needles, *wanted.uncorrected.split()]) if indexed else []
     if grams:
         conditions.append("seq IN (SELECT rowid FROM search WHERE search MATCH ?)")
         values.append(" AND ".join(grams))
     for needle in needles:
         conditions.append("contains(text, ?)")
         values.append(needle)
+    if wanted.uncorrected:
+        conditions.append("correction IS NULL AND has_words(text, ?)")
+        values.append(wanted.uncorrected)
     return " AND ".join(conditions), tuple(values)
 
 
 def contains(text: str, needle: str) -> bool:
     """Return True if `needle` is part of `text`, in any script and case."""
     return needle.casefold() in text.casefold()
+
+
+def has_words(text: str, words: str) -> bool:
+    """Return True if `text` has these words in a row, as whole words and in any case: then
+    `vocabulary.replace` would replace them."""
+    wanted = r"\s+".join(map(re.escape, words.split()))
+    return re.search(rf"(?<!\w){wanted}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def _grams(needles: Sequence[str]) -> list[str]:
