@@ -18,6 +18,8 @@ from figures.learning import (
     choose_lessons,
     differing_tokens,
     fit_bias,
+    keep_unused,
+    list_log,
     offer,
     softmax,
     split_folds,
@@ -58,6 +60,16 @@ def test_only_texts_that_are_in_the_log_and_wrong_are_corrected() -> None:
 def test_words_and_replacements_are_those_that_the_page_offers() -> None:
     pairs = [("call wind stone now", "call Winston now"), ("is it so", "is it on")]
     assert offer(pairs) == (("Winston",), {"wind stone": "Winston", "so": "on"})
+
+
+def test_words_that_another_sentence_of_the_log_has_are_not_replaced() -> None:
+    spoken = said("play it in the sauna", "dim the sauna", "play a song", "Lights on", "lights on")
+    texts = ["play it in the song", "dim the sun are", "play a song", "lights on", "lights on"]
+    lessons = [Lesson(one, text, ()) for one, text in zip(spoken, texts, strict=True)]
+    log = list_log(lessons, spoken[3:4], lessons[:2])
+    assert log == ["play a song"], "neither corrected nor tested, nor the same words"
+    found = {"song": "sauna", "sun are": "sauna", "so": "sauna", "son": "sauna"}
+    assert list(keep_unused(found, log, 3)) == ["sun are", "son"]
 
 
 def test_a_token_that_was_missing_gains_and_one_too_many_loses() -> None:

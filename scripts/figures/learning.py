@@ -14,12 +14,18 @@ Methods, in this order:
   words         the words that the page offers are added to the vocabulary
   replacements  the replacements that the page offers are added
   both          both
+  careful       both, but a replacement only if the words heard have some letters, and no other
+                sentence of the log has them that was left as it is
   tokens        a number is added to the logits of the tokens that were missing or too many
   layer norm    a bias of the decoder's last layer norm, by ridge regression (multinomial logistic,
                 Newton's method) on the decoder's logits for the corrected texts, and for the right
                 texts of the speaker's last 50 sentences
 
-The strength of the last two is chosen on the other speakers of the group: the one with the fewest
+The log is what was heard of all people, of the voice itself and of tests/speech, without the
+corrected and the tested sentences, and those with the same words as a tested one. The sentences of
+others are tested in two halves, each with the other half in the log.
+
+The strength of the last three is chosen on the other speakers of the group: the one with the fewest
 errors in their own sentences, of those that add at most 0.3 points to other speakers'. All tried
 strengths are printed, too. --keep writes each result to a file, and continues from there, unless a
 synthesiser speaks differently this time, so that other words are wrong before any correction.
@@ -61,6 +67,7 @@ from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Encoded
 from appliance.model import Bundle
 from appliance.records import SAMPLE_RATE, Mel, Samples, States, Tier, Window
+from appliance.store.tables import has_words
 
 Floats = NDArray[np.float32]
 
@@ -73,11 +80,13 @@ METHODS: dict[str, tuple[float, ...]] = {
     "words": (0.0,),
     "replacements": (0.0,),
     "both": (0.0,),
+    "careful": (1.0, 4.0, 5.0, 6.0),
     "tokens": (0.5, 1.0, 2.0),
     "layer norm": (0.03, 0.3, 3.0),
 }
-"""Methods and their strengths. For "tokens" it is added to a logit, or subtracted; for "layer norm"
-it is the ridge (`fit_bias`), so that a larger one learns less."""
+"""Methods and their strengths. For "careful" it is the fewest letters of the words that are
+replaced, with the spaces between them. For "tokens" it is added to a logit, or subtracted; for
+"layer norm" it is the ridge (`fit_bias`), so that a larger one learns less."""
 NEWTON_STEPS, HALVINGS = 12, 20
 GOAL_CHANGE, GOAL_POINTS = -25.0, 0.3
 VOICES = ("flite:awb", "flite:kal16", "festival:hts", "espeak:en-gb-x-rp+f2")
@@ -385,6 +394,7 @@ class Study:
             if said[0].group != SYNTHETIC
             for one in (said if said[0].group == BESIDE else said[:OTHERS])
         ]
+        self._parts = split_folds(self._others)
         heard = {one.key: listener.listen(one, Learnt()) for one in everything}
         self._lessons = {one.key: Lesson(one, *heard[one.key]) for one in everything}
         self._baseline = Baseline(
@@ -417,16 +427,35 @@ class Study:
             lessons = [self._lessons[one.key] for one in said if one.key not in tested]
             learnt, seconds = self._learn(method, strength, lessons)
             learning_s = max(learning_s, seconds)
-            own |= {one.key: self._listener.count_errors(one, learnt) for one in fold}
+            own |= self._test(fold, lessons, learnt, method, strength)
         lessons = [self._lessons[one.key] for one in said]
         learnt, seconds = self._learn(method, strength, lessons)
-        others = {
-            one.key: self._listener.count_errors(one, learnt)
-            for one in self._others
-            if one.speaker != speaker
-        }
+        others: dict[str, int] = {}
+        for part in self._parts:
+            rest = [one for one in part if one.speaker != speaker]
+            others |= self._test(rest, lessons, learnt, method, strength)
         count = len(choose_lessons(lessons)[0])
         return Outcome(speaker, count, own, others, max(learning_s, seconds))
+
+    def _test(
+        self,
+        tested: Sequence[Sentence],
+        lessons: Sequence[Lesson],
+        learnt: Learnt,
+        method: str,
+        strength: float,
+    ) -> dict[str, int]:
+        """Return the word errors of the tested sentences, by their keys."""
+        if method == "careful":
+            speaker = lessons[0].sentence.speaker
+            everything = [
+                one
+                for one in self._lessons.values()
+                if one.sentence.group != SYNTHETIC or one.sentence.speaker == speaker
+            ]
+            log = list_log(everything, tested, choose_lessons(lessons)[0])
+            learnt = replace(learnt, replace=keep_unused(learnt.replace, log, strength))
+        return {one.key: self._listener.count_errors(one, learnt) for one in tested}
 
     def _learn(
         self, method: str, strength: float, lessons: Sequence[Lesson]
@@ -520,6 +549,31 @@ def choose_lessons(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson
     return wrong, right
 
 
+def list_log(
+    everything: Sequence[Lesson], tested: Sequence[Sentence], corrected: Sequence[Lesson]
+) -> list[str]:
+    """Return what was heard of all sentences except the corrected ones, and those with the words of
+    a tested one."""
+    keys = {one.sentence.key for one in corrected}
+    texts = {tuple(alike(one.text)) for one in tested}
+    return [
+        one.heard
+        for one in everything
+        if one.sentence.key not in keys and tuple(alike(one.sentence.text)) not in texts
+    ]
+
+
+def keep_unused(
+    replacements: Mapping[str, str], log: Sequence[str], letters: float
+) -> dict[str, str]:
+    """Return the replacements of words that have enough letters, and are in no text of the log."""
+    return {
+        heard: written
+        for heard, written in replacements.items()
+        if len(heard) >= letters and not any(has_words(text, heard) for text in log)
+    }
+
+
 def learn(
     listener: Listener,
     method: str,
@@ -546,7 +600,7 @@ def learn(
     words, replacements = offer([(one.heard, one.sentence.text) for one in wrong])
     if method == "words":
         return Learnt(words=words)
-    return Learnt(words=words if method == "both" else (), replace=replacements)
+    return Learnt(words=words if method != "replacements" else (), replace=replacements)
 
 
 def offer(pairs: Sequence[tuple[str, str]]) -> tuple[tuple[str, ...], dict[str, str]]:
