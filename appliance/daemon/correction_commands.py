@@ -18,13 +18,15 @@ from appliance.daemon.log_commands import ID_LETTERS
 from appliance.daemon.setting_commands import SettingCommands, find_mistakes, is_text
 from appliance.mqtt import events
 from appliance.records import Correction
-from appliance.store import Store
+from appliance.store import Store, Wanted
 
 TEXT_LETTERS = 1000
 WORDS_AT_MOST = 6
 """Longest difference that is offered for learning; a longer one is another sentence."""
 LEAST_LETTERS = 3
 """A shorter word is not offered for the vocabulary: it would match too often."""
+LEAST_REPLACED = 5
+"""Shorter words (with the spaces between them) are not offered for replacing: others say them."""
 
 
 class CorrectionCommands(CommandGroup):
@@ -56,7 +58,11 @@ class CorrectionCommands(CommandGroup):
         return {"transcript": shown, "offers": self._offers(found.transcript.text, text)}
 
     def _offers(self, heard: str, spoken: str | None) -> dict[str, Any]:
-        """Return the arguments of `learn` that the difference suggests, without what is known."""
+        """Return the arguments of `learn` that the difference suggests, without what is known.
+
+        Words are only offered for replacing if no other sentence has them that was left as it is:
+        there they may be right.
+        """
         differences = find_differences(heard, spoken) if spoken else []
         known = self._settings.read(None).settings.vocabulary
         words = [
@@ -68,6 +74,8 @@ class CorrectionCommands(CommandGroup):
             {"heard": heard, "written": written}
             for heard, written in differences
             if known.replace.get(heard) != written
+            and len(heard) >= LEAST_REPLACED
+            and not self._store.count(Wanted(uncorrected=heard))
         ]
         return {"words": list(dict.fromkeys(words)), "replace": replace}
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from appliance.errors import StoreError
@@ -390,8 +391,13 @@ def contains(text: str, needle: str) -> bool:
 def has_words(text: str, words: str) -> bool:
     """Return True if `text` has these words in a row, as whole words and in any case: then
     `vocabulary.replace` would replace them."""
+    return _in_a_row(words).search(text) is not None
+
+
+@lru_cache(maxsize=16)
+def _in_a_row(words: str) -> re.Pattern[str]:
     wanted = r"\s+".join(map(re.escape, words.split()))
-    return re.search(rf"(?<!\w){wanted}(?!\w)", text, re.IGNORECASE) is not None
+    return re.compile(rf"(?<!\w){wanted}(?!\w)", re.IGNORECASE)
 
 
 def _grams(needles: Sequence[str]) -> list[str]:

@@ -175,9 +175,7 @@ def test_a_correction_is_stored_beside_the_text_and_reported(house: Appliance) -
     (first, *_) = ask(house, "history")["transcripts"]
     answer = ask(house, "correct", transcript_id=first["id"], text="turn off the  Limelight!")
     assert answer["transcript"] == first | {"correction": "turn off the Limelight!"}
-    assert answer["offers"] == {
-        "words": ["Limelight"], "replace": [{"heard": "light", "written": "Limelight"}],
-    }  # fmt: skip
+    assert answer["offers"] == {"words": ["Limelight"], "replace": []}
     assert ask(house, "history")["transcripts"][0] == answer["transcript"]
     again = ask(house, "correct", transcript_id=first["id"], text=None)
     assert again == {"transcript": first, "offers": {"words": [], "replace": []}}
@@ -197,8 +195,30 @@ def test_what_is_learnt_is_added_to_the_settings_once(house: Appliance) -> None:
     assert vocabulary.replace == {"get e on": "Gideons"}
     assert house.reloads == 4, "a word that is known changes nothing"
     first = ask(house, "history")["transcripts"][0]
-    offers = ask(house, "correct", transcript_id=first["id"], text="turn Gideon the light")
-    assert offers["offers"] == {"words": [], "replace": [{"heard": "off", "written": "Gideon"}]}
+    offers = ask(house, "correct", transcript_id=first["id"], text="Gideon the light")["offers"]
+    assert offers == {"words": [], "replace": [{"heard": "turn off", "written": "Gideon"}]}
+    ask(house, "learn", heard="turn off", written="Gideon")
+    offers = ask(house, "correct", transcript_id=first["id"], text="Gideon the light")["offers"]
+    assert offers == {"words": [], "replace": []}
+
+
+def test_words_of_a_sentence_that_was_not_corrected_are_not_offered_for_replacing(
+    tmp_path: Path,
+) -> None:
+    texts = ("turn on the Light!", "lighten up", "dim the light", "dim the lamp", "warm it up")
+    with appliance(tmp_path, texts) as house:
+        heard = {one["text"]: one["id"] for one in ask(house, "history")["transcripts"]}
+
+        def offered(text: str, spoken: str) -> list[str]:
+            answer = ask(house, "correct", transcript_id=heard[text], text=spoken)
+            return [one["heard"] for one in answer["offers"]["replace"]]
+
+        assert offered("dim the light", "dim the Limelight") == [], "another sentence has it"
+        assert offered("dim the lamp", "dim the Limelight") == [], "others may say so short a word"
+        assert offered("warm it up", "warm Ida") == ["it up"], "only together, in no other sentence"
+        assert offered("turn on the Light!", "turn on the Limelight") == ["light"]
+        ask(house, "correct", transcript_id=heard["turn on the Light!"], text=None)
+        assert offered("dim the light", "dim the Limelight") == []
 
 
 def sine(peak: float, seconds: float = 1.0) -> Samples:

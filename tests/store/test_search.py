@@ -121,6 +121,20 @@ def test_the_search_finds_what_a_plain_comparison_finds(
             ]
 
 
+def test_whole_words_of_sentences_that_were_not_corrected_are_counted(store: Store) -> None:
+    for text in ("Turn on the LIGHT", "lights", "the light\u00e9", "on  the light.", "\u706f"):
+        store.append(transcript(text))
+
+    def count(words: str) -> int:
+        return store.count(Wanted(uncorrected=words))
+
+    counts = [count(words) for words in ("light", "the light", "on the light", "t", "\u706f")]
+    assert counts == [2, 2, 2, 0, 1]
+    store.correct(store.query(grep="LIGHT")[0].transcript.id, "turn on the night")
+    assert count("light") == 1
+    assert not Wanted(uncorrected="light").everything
+
+
 def test_the_index_leaves_few_transcripts_to_be_compared(store: Store) -> None:
     for number in range(50):
         store.append(transcript(f"the lamp of room {number} is on"))
