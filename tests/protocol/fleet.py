@@ -34,7 +34,7 @@ from appliance.config import FleetSettings, GateSettings
 from appliance.errors import ServerError
 from appliance.fleet.link import Link
 from appliance.fleet.messages import Answer, Job, Refusal, pack_sound
-from appliance.fleet.satellite import Satellite
+from appliance.fleet.satellite import AGAIN_S, Satellite
 from appliance.fleet.worker import DELIVERIES, FleetWorker, OwnRoom
 from appliance.infer import Model as SpeechModel
 from appliance.records import Transcription, Window
@@ -300,6 +300,9 @@ class FleetMachine(BrokerMachine):
         self.loop.settle()
         lease, text = self.house.up.lease, None
         assert lease and self.asked
+        if number == self._number(lease.window.id) and not self.asked.done():
+            self.house.clock.advance(AGAIN_S)  # it has the answer, and pauses between two sendings
+            self.loop.settle()
         if self.asked.done():
             text = self._answer()
         if text is None:

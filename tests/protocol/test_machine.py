@@ -223,6 +223,10 @@ def test_a_fault_in_the_fleets_code_is_found_and_named(
         play(story, kind=FleetMachine, with_model=guarantee == "model")
 
 
+def test_an_answer_counts_that_arrives_between_two_sendings() -> None:
+    play(f"{SENT}, fetch, answer, crash, lease, arrive", kind=FleetMachine)
+
+
 def test_every_fault_of_the_list_has_its_story() -> None:
     assert set(SEEDED) == set(seeded.FAULTS)
     assert set(FLEET) == set(seeded.FLEET_FAULTS)
