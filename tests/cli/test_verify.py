@@ -101,7 +101,7 @@ def differences(system: Path) -> list[str]:
 
 def test_an_untouched_system_matches(system: Path) -> None:
     status, lines = verified(system, "--unsigned")
-    assert (status, lines[-1]) == (0, "roomscribe 0.1.0 (amd64): all 13 files match")
+    assert (status, lines[-1]) == (0, "roomscribe 0.1.0 (amd64): all 14 files match")
 
 
 def test_what_its_owner_may_change_is_listed_and_no_difference(system: Path) -> None:
@@ -114,7 +114,7 @@ def test_what_its_owner_may_change_is_listed_and_no_difference(system: Path) -> 
             "changed configuration: /etc/roomscribe/roomscribe.toml",
             "local settings of systemd: /etc/systemd/system/roomscribe.service.d/mine.conf",
             "not installed here: 1 files of the manual",
-            "roomscribe 0.1.0 (amd64): all 13 files match",
+            "roomscribe 0.1.0 (amd64): all 14 files match",
         ],
     )
 

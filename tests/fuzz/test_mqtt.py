@@ -158,8 +158,8 @@ class Switch:
         self.turned: list[bool] = []
 
     def set(self, on: bool, who: str = "", end: str = "") -> None:
-        if end not in ("", "30m"):
-            raise ValueError("expected 30m")
+        if end not in ("", "30m") or (end and not on):
+            raise ValueError("expected 30m, and ON")
         self.turned.append(on)
 
 
