@@ -41,6 +41,14 @@ Logits = NDArray[np.float32]
 HEARD_HERE = "microphone"
 """Transcript.source of the appliance's own microphone."""
 
+UNSURE_FLAGS = frozenset({"low_confidence", "unsure_to_act"})
+"""Flags of a text's confidence, which do not count for an expected sentence."""
+DOUBTFUL_FLAGS = (
+    *sorted(UNSURE_FLAGS), "demo_model", "repetition", "known_hallucination", "cut_at_window",
+    "interrupted", "token_limit",
+)  # fmt: skip
+"""Flags of transcripts that nothing should act on."""
+
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 

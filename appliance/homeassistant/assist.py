@@ -33,7 +33,14 @@ from appliance.homeassistant.connection import (
     as_list,
     as_table,
 )
-from appliance.records import HEARD_HERE, AssistReply, Transcript, likelihood
+from appliance.records import (
+    DOUBTFUL_FLAGS,
+    HEARD_HERE,
+    UNSURE_FLAGS,
+    AssistReply,
+    Transcript,
+    likelihood,
+)
 from appliance.system import shorten, write_whole
 
 log = logging.getLogger("roomscribe.homeassistant")
@@ -66,12 +73,6 @@ OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
 """Home Assistant's own conversation agent, in older and newer releases."""
 UNMEASURED = 0.95
 """Mean probability of the tokens that is enough where a model's confidence was not measured."""
-UNSURE = frozenset({"low_confidence", "unsure_to_act"})
-"""Flags of a text's confidence, which do not count for an expected sentence."""
-DOUBTFUL = (
-    *sorted(UNSURE), "demo_model", "repetition", "known_hallucination", "cut_at_window",
-    "interrupted", "token_limit",
-)  # fmt: skip
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 
 
@@ -164,8 +165,8 @@ def why_not(transcript: Transcript, settings: AssistSettings, now: datetime) -> 
     if (transcript.window, transcript.windows) != (1, 1):
         return "long"
     expected = bool(expected_command(transcript, settings))
-    flags = set(transcript.flags) - (UNSURE if expected else set())
-    if doubtful := next((flag for flag in DOUBTFUL if flag in flags), ""):
+    flags = set(transcript.flags) - (UNSURE_FLAGS if expected else set())
+    if doubtful := next((flag for flag in DOUBTFUL_FLAGS if flag in flags), ""):
         return doubtful
     if not expected and not likelihood(transcript) >= least_confidence(transcript, settings):
         return "confidence"

@@ -26,7 +26,16 @@ from appliance.house.claims import Claim
 from appliance.house.clocks import ClockOffsets, shift
 from appliance.house.messages import CLAIM_TOPIC, decode, encode, short_id
 from appliance.house.score import score
-from appliance.records import HEARD_HERE, Discarded, HeardIn, Listener, Transcript, Window
+from appliance.records import (
+    DOUBTFUL_FLAGS,
+    HEARD_HERE,
+    UNSURE_FLAGS,
+    Discarded,
+    HeardIn,
+    Listener,
+    Transcript,
+    Window,
+)
 from appliance.system import write_whole
 
 log = logging.getLogger("roomscribe.house")
@@ -43,12 +52,6 @@ ACT_EXPIRY_S = 10
 """The broker discards an `act` that it could not deliver within this time."""
 SURE = 0.7
 """Confidence from which the blueprints act by default."""
-UNSURE = frozenset({"low_confidence", "unsure_to_act"})
-"""Flags of a text's confidence, which do not count for an expected sentence."""
-DOUBTFUL = UNSURE | frozenset({
-    "demo_model", "repetition", "known_hallucination", "cut_at_window",
-    "interrupted", "token_limit",
-})  # fmt: skip
 EMPTY = Measurement(b"", None)
 
 
@@ -314,10 +317,11 @@ class _Recent(OrderedDict[str, Value]):
 
 def is_doubtful(transcript: Transcript) -> bool:
     """Return True if the blueprints would not act on a transcript by default."""
+    doubtful = set(DOUBTFUL_FLAGS).intersection(transcript.flags)
     if transcript.phrase and transcript.phrase.confidence >= SURE:
-        return bool((DOUBTFUL - UNSURE) & set(transcript.flags))
+        return bool(doubtful - UNSURE_FLAGS)
     unsure = math.isfinite(transcript.confidence) and transcript.confidence < SURE
-    return unsure or not DOUBTFUL.isdisjoint(transcript.flags)
+    return unsure or bool(doubtful)
 
 
 def _read(file: Path) -> list[str]:

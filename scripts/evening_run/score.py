@@ -13,13 +13,14 @@ from evening_run.programme import KILLED, NOISE, SENTENCE, TALK
 from figures.model import alike
 from rigs.word_errors import word_errors
 
+from appliance.records import UNSURE_FLAGS
+
 Record = dict[str, Any]
 
 BLUEPRINT, ASSIST = 0.7, 0.8
 """Least confidence at which Home Assistant's blueprint, and Assist, act."""
 ARTICLES = {"a", "an", "the"}
 DOUBTFUL = {"demo_model", "repetition", "known_hallucination"}
-UNSURE = {"low_confidence", "unsure_to_act"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def action(event: Record, confidence: float) -> list[str]:
     if event["phrase_confidence"] >= confidence:
         return alike(event["phrase"])
     same = alike(event["text"]) == alike(event["phrase"])
-    sure = (event["confidence"] or 0.0) >= confidence and not UNSURE & set(event["flags"])
+    sure = (event["confidence"] or 0.0) >= confidence and not UNSURE_FLAGS & set(event["flags"])
     return alike(event["text"]) if same and sure else []
 
 
