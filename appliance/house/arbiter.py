@@ -275,10 +275,12 @@ class Arbiter:
             self._begin(sentence, now_s)
         if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
             return
-        separation = self._separation(now_s) if self.rooms else Separation.NONE
-        if not self.rooms and self.others.may_be_closing(now_s):
+        if not self.rooms:
+            if now_s >= self.others.closing_until_s:
+                self._decide(sentence, SentenceState.ACTED, now_s)
             return
-        if not self.rooms or separation is not Separation.NONE:
+        separation = self._separation(now_s)
+        if separation is not Separation.NONE:
             sentence.separation = separation
             self._decide(sentence, SentenceState.ACTED, now_s)
             return

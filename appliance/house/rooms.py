@@ -88,14 +88,10 @@ class OtherRooms:
         known, _ = self._claims.get(act.claim.id, (act.claim, 0.0))
         return not ids.isdisjoint(act.over) or is_same_sentence(known, claim)
 
-    def may_be_closing(self, now_s: float) -> bool:
-        """Return True if rooms went offline just now: the broker may be closing all connections,
-        ours next."""
-        return now_s < self.closing_until_s
-
     @property
     def closing_until_s(self) -> float:
-        """When it is certain that rooms that went offline did so on their own."""
+        """Until when the broker may be closing all connections, ours next: rooms went offline just
+        before."""
         return max(self._left_s.values(), default=-math.inf) + CLOSED_S
 
     def forget(self, before_s: float) -> None:
