@@ -1,13 +1,11 @@
 // The second step: the broker that gets the sentences, tried before it is saved; or none for now.
 
 import { command } from "./api.js";
+import { brokerLogin, brokerValues, PUBLISHES } from "./broker.js";
 import { button, element, setText } from "./dom.js";
-import { Field } from "./field.js";
+import { Field, showMistakes } from "./field.js";
 import { describe } from "./settings.js";
 import { message } from "./text.js";
-
-const LOGIN = ["host", "port", "username", "password", "tls"];
-const PUBLISHES = "mqtt.enabled";
 
 export class BrokerStep {
   #next;
@@ -41,9 +39,9 @@ export class BrokerStep {
     try {
       const about = await describe(), { settings, broker } = await command("settings");
       this.#publishes = settings[PUBLISHES].value;
-      for (const key of LOGIN) {
-        const name = `mqtt.${key}`, field = new Field(name, about[name], { onChange: (changed) => changed.showMistake("") });
-        field.load(key === "password" ? "" : broker[key]);
+      for (const [name, value] of Object.entries(brokerValues(broker))) {
+        const field = new Field(name, about[name], { onChange: (changed) => changed.showMistake("") });
+        field.load(value);
         this.#fields.set(name, field);
       }
       this.#fields.get("mqtt.password").placeholder(broker.password ? "unchanged" : "none");
@@ -68,10 +66,8 @@ export class BrokerStep {
     this.#fail(null);
     for (const field of this.#fields.values()) field.showMistake("");
     setText(this.#status, "Connecting to the broker …");
-    const login = Object.fromEntries(LOGIN.map((key) => [key, this.#fields.get(`mqtt.${key}`).value]));
-    if (!login.password) delete login.password; // the saved one, if there is one
     try {
-      const { mistakes } = await command("broker", { ...login, set: { [PUBLISHES]: true } });
+      const { mistakes } = await command("broker", { ...brokerLogin(this.#fields), set: { [PUBLISHES]: true } });
       if (mistakes) this.#refuse(mistakes);
       else this.#next();
     } catch (error) {
@@ -81,15 +77,9 @@ export class BrokerStep {
 
   /** Show each mistake at its field, or below the fields if it has none. */
   #refuse(mistakes) {
-    const marked = [];
-    for (const [name, text] of Object.entries(mistakes)) {
-      const field = this.#fields.get(name);
-      field?.showMistake(text);
-      if (field) marked.push(field);
-      else this.#fail({ message: text });
-    }
+    const [first] = showMistakes(this.#fields, mistakes, (text) => this.#fail({ message: text }));
     setText(this.#status, "Nothing was saved. Correct it, or press “Not now”.");
-    marked[0]?.input.focus();
+    first?.input.focus();
   }
 
   /** Go on without a broker; one that is not there is no problem then. */

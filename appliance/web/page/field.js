@@ -155,3 +155,15 @@ export class Field {
     return false;
   }
 }
+
+/** Show each mistake at its field (a Map by key), or with `showOther` if it has none. Return the fields. */
+export function showMistakes(fields, mistakes, showOther) {
+  const marked = [];
+  for (const [name, text] of Object.entries(mistakes)) {
+    const field = fields.get(name);
+    field?.showMistake(text);
+    if (field) marked.push(field);
+    else showOther(text);
+  }
+  return marked;
+}

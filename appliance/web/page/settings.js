@@ -1,8 +1,9 @@
 // The settings: common ones first, one Save for all that changed.
 
 import { call, command } from "./api.js";
+import { BROKER, brokerLogin, brokerValues, PUBLISHES } from "./broker.js";
 import { button, element, setText } from "./dom.js";
-import { Field } from "./field.js";
+import { Field, showMistakes } from "./field.js";
 import { FIRST_LANGUAGES, showLanguages } from "./language.js";
 import { keepMeter } from "./meter.js";
 import { microphoneChoices, MicrophoneTest } from "./microphone.js";
@@ -11,8 +12,6 @@ import { Phrases } from "./phrases.js";
 import { count, megabytes, message, titles } from "./text.js";
 
 const COLUMNS = [["Microphone", "Model", "Words"], ["Room", "MQTT and Home Assistant", "Log"]];
-const PUBLISHES = "mqtt.enabled";
-const BROKER = ["mqtt.host", "mqtt.port", "mqtt.username", "mqtt.password", "mqtt.tls"];
 
 /** Unsaved input by key. It survives a change of the view. */
 const drafts = new Map();
@@ -30,8 +29,7 @@ export async function describe() {
 /** Return the values of all settings by key, the broker's included. */
 function flatten({ settings, broker }) {
   const found = Object.fromEntries(Object.entries(settings).map(([name, one]) => [name, one.value]));
-  for (const name of BROKER) found[name] = name === "mqtt.password" ? "" : broker[name.slice("mqtt.".length)];
-  return found;
+  return { ...found, ...brokerValues(broker) };
 }
 
 export class Settings {
@@ -137,7 +135,7 @@ export class Settings {
   #choices(name, value) {
     if (name === "model.bundle") return [["", "Default"]];
     if (name === "decoder.language") return FIRST_LANGUAGES;
-    return name === "capture.device" ? [["", "Default microphone"], ...(value === "none" ? [["none", "None"]] : [])] : null;
+    return name === "capture.device" ? microphoneChoices(value) : null;
   }
 
   #showModels(installed) {
@@ -215,7 +213,7 @@ export class Settings {
     this.#show(isBroker ? "Connecting to the broker …" : "Saving …");
     try {
       const answer = isBroker ? await command("broker", this.#login(set)) : await command("configure", { set });
-      if (answer.mistakes) return this.#refuse(this.#showMistakes(answer.mistakes));
+      if (answer.mistakes) return this.#refuse(showMistakes(this.#fields, answer.mistakes, (text) => this.#fail({ message: text })));
       for (const field of edited) field.markSaved();
       drafts.clear();
       this.#show("Saved.");
@@ -228,23 +226,7 @@ export class Settings {
 
   /** Return the arguments of `broker`, with the other settings that are saved together with it. */
   #login(set) {
-    const of = (name) => this.#fields.get(`mqtt.${name}`).value;
-    const [host, port, username, tls] = ["host", "port", "username", "tls"].map(of);
-    const publishes = { [PUBLISHES]: this.#fields.get(PUBLISHES).value };
-    const password = of("password") ? { password: of("password") } : {};
-    return { host, port, username, tls, ...password, set: { ...publishes, ...set } };
-  }
-
-  /** Show each mistake at its field, or at the top if it has none. Return the fields. */
-  #showMistakes(mistakes) {
-    const fields = [];
-    for (const [name, text] of Object.entries(mistakes)) {
-      const field = this.#fields.get(name);
-      field?.showMistake(text);
-      if (field) fields.push(field);
-      else this.#fail({ message: text });
-    }
-    return fields;
+    return { ...brokerLogin(this.#fields), set: { [PUBLISHES]: this.#fields.get(PUBLISHES).value, ...set } };
   }
 
   #refuse(fields) {
