@@ -303,16 +303,16 @@ class _Gate:
         return reduced_db >= min(max(share_db, LEAST_REDUCED_DB), MOST_REDUCED_DB)
 
 
-def _fractions() -> NDArray[np.float32]:
-    """Return the taps (PHASES, TAPS) that read a signal at so many parts of a sample."""
-    at = np.arange(TAPS) - TAPS // 2 + 1
-    offsets = at[None, :] - (np.arange(PHASES) / PHASES)[:, None]
-    window = np.cos(np.pi * offsets / (TAPS + 2)) ** 2
+def fractional_taps(taps_each: int, phases: int) -> NDArray[np.float32]:
+    """Return taps (phases, taps_each) that read a signal at so many parts of a sample."""
+    at = np.arange(taps_each) - taps_each // 2 + 1
+    offsets = at[None, :] - (np.arange(phases) / phases)[:, None]
+    window = np.cos(np.pi * offsets / (taps_each + 2)) ** 2
     taps: NDArray[np.float32] = (np.sinc(offsets) * window)[:, ::-1].astype(np.float32)
     return taps
 
 
-FRACTIONS = _fractions()
+FRACTIONS = fractional_taps(TAPS, PHASES)
 
 
 class _Speex:

@@ -26,11 +26,13 @@ from dataclasses import replace
 import numpy as np
 from evening_run.acoustics import Sound, in_room, pair
 from evening_run.programme import ROOMS, Item
-from figures.frontends import NOISE_RMS, SEED, Listener, Score, commands, dry, to_samples
+from figures.frontends import SEED, Listener, Score, commands, dry
 from figures.pause_set import pink
+from figures.reference import NOISE_RMS, to_samples
 from numpy.typing import NDArray
 
 from appliance.capture import measure_speech
+from appliance.capture.echo import fractional_taps
 from appliance.records import SAMPLE_RATE, Samples, Window
 
 ANGLES_DEG = (0.0, 30.0, 60.0, 90.0)
@@ -178,16 +180,7 @@ class DelayAndSum:
         return float(SHIFTS[int(np.argmax(heights))])
 
 
-def fractions() -> NDArray[np.float32]:
-    """Return the taps (STEPS, TAPS) that read a channel at so many parts of a sample."""
-    at = np.arange(TAPS) - TAPS // 2 + 1
-    offsets = at[None, :] - (np.arange(STEPS) / STEPS)[:, None]
-    window = np.cos(np.pi * offsets / (TAPS + 2)) ** 2
-    taps: NDArray[np.float32] = (np.sinc(offsets) * window)[:, ::-1].astype(np.float32)
-    return taps
-
-
-FRACTIONS = fractions()
+FRACTIONS = fractional_taps(TAPS, STEPS)
 TAPER = np.sin(np.pi * (np.arange(BLOCK, dtype=np.float32) + 0.5) / BLOCK)
 BINS = np.arange(int(LOW_HZ * BLOCK / SAMPLE_RATE), int(HIGH_HZ * BLOCK / SAMPLE_RATE), 2)
 SHIFTS = np.arange(-WIDEST * STEPS, WIDEST * STEPS + 1) / STEPS

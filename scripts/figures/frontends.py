@@ -31,15 +31,15 @@ from evening_run.acoustics import Sound, in_room, room
 from evening_run.programme import ROOMS, Item, of_people, spoken
 from figures.model import alike, cut
 from figures.pause_set import pink, speech_power
+from figures.reference import LOUD, NOISE_RMS, to_samples
 from numpy.typing import NDArray
 from rigs.word_errors import word_error_rate
 
 from appliance.config import Settings
 from appliance.infer.gates import Gates
 from appliance.infer.opening import open_transcriber
-from appliance.records import SAMPLE_RATE, Samples, Window
+from appliance.records import SAMPLE_RATE, Window
 
-LEVEL, NOISE_RMS = 1500.0, 15.0
 LEAD_S, TAIL_S = 1.0, 1.5
 SENTENCE_CONFIDENCE = 0.7
 TUNED_IN = (0.6, 3.0)
@@ -197,7 +197,7 @@ def measure(
 def dry(item: Item) -> Sound:
     """Return a sentence with silence around it, as loud as all others."""
     voice = item.sound.astype(np.float64)
-    voice *= LEVEL / np.sqrt(speech_power(voice[item.begin : item.end]))
+    voice *= LOUD / np.sqrt(speech_power(voice[item.begin : item.end]))
     lead, tail = (np.zeros(int(seconds * SAMPLE_RATE)) for seconds in (LEAD_S, TAIL_S))
     return np.concatenate((lead, voice, tail))
 
@@ -205,11 +205,6 @@ def dry(item: Item) -> Sound:
 def treated(window: Window, front_end: FrontEnd) -> Window:
     """Return the window with other samples."""
     return replace(window, samples=to_samples(front_end(window.samples.astype(np.float64))))
-
-
-def to_samples(sound: Sound) -> Samples:
-    """(n,) float64 as int16."""
-    return np.clip(np.rint(sound), -32768, 32767).astype(np.int16)
 
 
 def high_pass(corner_hz: float, sound: Sound) -> Sound:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from evening_run.publish import put
 from protocol.claims import GUARANTEES as ROOM_GUARANTEES
 from protocol.search import GUARANTEES
 from rigs.checkout import ROOT
@@ -101,9 +102,7 @@ def _cell(what: str, value: float) -> str:
 
 def render(page: str, evidence: Evidence) -> str:
     """Return the page with the table of that evidence."""
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{table(evidence)}\n{END}{after}"
+    return put(page, table(evidence), BEGIN, END)
 
 
 def write_page() -> None:
