@@ -101,21 +101,20 @@ def run_container(options: argparse.Namespace, settings: Settings) -> int:
     program = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]]
     arguments = ["--config", str(options.config)] if options.config else []
     os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would hold what was said
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain what was said
     private = Path(tempfile.mkdtemp(prefix="roomscribe-", dir="/dev/shm"))
-    if options.home_assistant:
-        from appliance.cli.app_options import write_app_config
-
-        file = write_app_config(options.home_assistant, private, state)
-        arguments = ["--config", str(file)]
-    _make_folder(state)
-    if options.home_assistant:
-        if os.geteuid() == 0:
-            _leave_root(state, private)
-        settings = config.load(file)
-    for name in FOLDERS:
-        _make_folder(state / name)
     try:
+        _make_folder(state)
+        if options.home_assistant:
+            from appliance.cli.app_options import write_app_config
+
+            file = write_app_config(options.home_assistant, private, state)
+            arguments = ["--config", str(file)]
+            if os.geteuid() == 0:
+                _leave_root(state, private)
+            settings = config.load(file)
+        for name in FOLDERS:
+            _make_folder(state / name)
         return Appliance(program, arguments, settings.web, private).run()
     finally:
         shutil.rmtree(private, ignore_errors=True)

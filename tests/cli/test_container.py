@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import http.server
@@ -24,6 +25,7 @@ from rigs.command import errors, is_gone, roomscribe, start
 from rigs.daemon import write_config
 from rigs.waiting import until
 
+from appliance.cli import container
 from appliance.cli.app_options import INGRESS, write_app_config
 from appliance.config import load
 from appliance.errors import ConfigError
@@ -222,3 +224,18 @@ def test_wrong_options_are_one_clear_line(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         made(tmp_path, supervisor, options, own)
+
+
+def test_what_it_wrote_into_memory_is_removed_if_it_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(private))
+    monkeypatch.setattr("os.umask", lambda _: 0)
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    options = argparse.Namespace(config=None, home_assistant=tmp_path / "no")
+    settings = load(write_config(tmp_path, store={"path": str(tmp_path / "log")}))
+    with pytest.raises(ConfigError, match=r"options\.json"):
+        container.run_container(options, settings)
+    assert not private.exists()
