@@ -429,8 +429,8 @@ def _end_with(reader: socket.socket) -> None:
 class _JsonProgress:
     """A ProgressDisplay that writes a JSON line for each percent of the current step.
 
-    While nobody reads, because the page is closed, the socket fills: then lines of progress are
-    left out, long before there is no room for the last line.
+    Nobody reads them while the page is closed. When the socket's buffer is a quarter full, progress
+    is left out, so that there is always room for the last line.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 The daemon may not write to the models' folder. For each connection to a socket
 (roomscribe-models.socket) systemd starts `roomscribe model serve`, which may, and which ends with
-its connection. It leaves messages out while nobody reads them, so nothing waits for a client.
+its connection. It leaves messages out while no client reads them, so it never waits.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Clock:
 
     now: Callable[[], datetime]
     uptime_s: Callable[[], float]
-    """Seconds that nobody can set."""
+    """Seconds since the machine's start; setting the clock does not change them."""
 
 
 CLOCK = Clock(partial(datetime.now, UTC), partial(time.clock_gettime, time.CLOCK_BOOTTIME))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, time as time_of_day, timedelta
 MORNING = time_of_day(6)
 """`tomorrow` ends then, local time."""
 NIGHT_ENDS_HOUR = 3
-"""Before this hour `tomorrow` is the morning of the same day: nobody has slept yet."""
+"""Before this hour, `tomorrow` means the morning of the same day."""
 LONGEST_H = 168
 EXPECTED = f"tomorrow, or 1m to {LONGEST_H}h such as 30m or 2h"
 _TIME = re.compile(r"([1-9][0-9]{0,4})([mh])")

@@ -2,7 +2,7 @@
 
 The page's process ends after ten idle minutes, so it keeps files in a folder of its user's:
 `password` (a hash), `secret` (signs sessions), `ended` (logged-out sessions), `link-*` (links),
-`first-steps` (once somebody has finished or skipped them).
+`first-steps` (exists once the first steps were finished or skipped).
 """
 
 from __future__ import annotations

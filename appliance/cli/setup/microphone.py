@@ -25,7 +25,7 @@ MUTED = "The microphone is muted. `roomscribe mute off` switches it on."
 def ask_microphone(context: Context, answers: Answers) -> Answers:
     """Ask for the microphone, and take the reference that belongs to it.
 
-    Raises DeviceError for a wrong --device where nobody is asked, and for a wrong --reference.
+    Raises DeviceError for a wrong --reference, and without a terminal for a wrong --device.
     """
     return ask_reference(context, ask_device(context, answers))
 
