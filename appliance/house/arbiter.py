@@ -21,7 +21,15 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal, is_same_sentence
+from appliance.house.claims import (
+    Act,
+    Claim,
+    Hearing,
+    Message,
+    Withdrawal,
+    is_same_sentence,
+    sender,
+)
 from appliance.house.rooms import OtherRooms
 
 DECIDE_S = 0.1
@@ -165,7 +173,7 @@ class Arbiter:
 
     def receive(self, message: Message, now_s: float) -> None:
         """Take in a message of the topic, this room's own ones included, in the broker's order."""
-        if message.node == self.node:
+        if sender(message) == self.node:
             self._receive_own(message, now_s)
         else:
             self._receive(message, now_s)
@@ -210,7 +218,7 @@ class Arbiter:
             case Claim():
                 self._add_claim(message, now_s)
                 self._answer_late_claim(message, now_s)
-            case Act(claim, _):
+            case Act(claim):
                 self._add_claim(claim, now_s)
                 self.others.acts.append((message, now_s))
                 for sentence in self._sentences.values():
@@ -231,7 +239,15 @@ class Arbiter:
                 self.decisions.append(self._decision(sentence, now_s, first=False))
 
     def _answer_late_claim(self, claim: Claim, now_s: float) -> None:
-        """Repeat our Act for a room that was offline when we published it."""
+        """Repeat an Act for a room that was offline when it was published: ours, or that of a room
+        which has ended since, and cannot repeat it."""
+        came_s = self.others.since_s.get(claim.node, -math.inf)
+        for act, acted_s in self.others.acts:
+            has_ended = self.others.since_s.get(act.node, math.inf) > acted_s
+            missed = came_s + RETURN_S > acted_s and act.node != claim.node
+            if has_ended and missed and self.others.is_about(act, claim):
+                self._send(Act(act.claim, (claim.id,), self.node), now_s)
+                break
         for sentence in self._sentences.values():
             if sentence.state is SentenceState.ACTED and is_same_sentence(claim, sentence.claim):
                 missed_s = max(self.others.since_s.get(claim.node, -math.inf), self._connected_s)
@@ -275,6 +291,10 @@ class Arbiter:
             self._begin(sentence, now_s)
         if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
             return
+        waits = sentence.state is SentenceState.WAITING
+        if waits and (node := self.others.act_on(sentence.claim)):  # even if it has gone since
+            self._decide(sentence, SentenceState.DEFERRED, now_s, node)
+            return
         if not self.rooms:
             if now_s >= self.others.closing_until_s:
                 self._decide(sentence, SentenceState.ACTED, now_s)
@@ -284,12 +304,8 @@ class Arbiter:
             sentence.separation = separation
             self._decide(sentence, SentenceState.ACTED, now_s)
             return
-        if sentence.state is SentenceState.ACTING:
-            return
-        if node := self.others.act_on(sentence.claim):
-            self._decide(sentence, SentenceState.DEFERRED, now_s, node)
-            return
-        self._choose(sentence, now_s)
+        if waits:
+            self._choose(sentence, now_s)
 
     def _choose(self, sentence: ClaimedSentence, now_s: float) -> None:
         """Publish our Act if we are the best, or if the best has not published one in time."""
@@ -328,6 +344,11 @@ class Arbiter:
     def rooms(self) -> list[str]:
         """The other rooms that are online, or may be."""
         return sorted(self.others.since_s)
+
+    @property
+    def must_ask(self) -> bool:
+        """True if another room may act on a sentence, or has just acted on one and gone."""
+        return bool(self.others.since_s or self.others.acts)
 
     @property
     def _is_connected(self) -> bool:

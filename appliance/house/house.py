@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from appliance.house.acoustics import Measurement, measure_window
 from appliance.house.arbiter import Arbiter, Decision, Separation
-from appliance.house.claims import Claim
+from appliance.house.claims import Claim, sender
 from appliance.house.clocks import ClockOffsets, shift
 from appliance.house.messages import CLAIM_TOPIC, decode, encode, short_id
 from appliance.house.score import score
@@ -115,6 +115,8 @@ class House(Listener):
         self._clocks = ClockOffsets()
         self.rooms: tuple[str, ...] = tuple(self._arbiter.rooms)
         """Other rooms that are online, or may be."""
+        self._must_ask = bool(self.rooms)
+        """Whether another room may act on a sentence, or has just acted on one and gone."""
         self._inbox: deque[_Spoken | _Begun | Discarded] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._arbitrated = _Recent[bool]()
@@ -159,7 +161,7 @@ class House(Listener):
         if transcript.source != HEARD_HERE:
             return False
         with self._lock:
-            return self._arbitrated.setdefault(transcript.id, bool(self.rooms))
+            return self._arbitrated.setdefault(transcript.id, self._must_ask)
 
     def _put(self, item: _Spoken | _Begun | Discarded) -> None:
         self._inbox.append(item)
@@ -180,8 +182,8 @@ class House(Listener):
         if topic == CLAIM_TOPIC:
             if not retained and (found := decode(payload)):
                 message, sent_s = found
-                if message.node != self._node:
-                    offset_s = self._clocks.observe(message.node, sent_s, now_s)
+                if (node := sender(message)) != self._node:
+                    offset_s = self._clocks.observe(node, sent_s, now_s)
                     message = shift(message, offset_s)
                 self._arbiter.receive(message, now_s)
             return True
@@ -219,6 +221,7 @@ class House(Listener):
             yield Post(CLAIM_TOPIC, encode(message, now_s), ACT_EXPIRY_S)
         while self._posts:
             yield self._posts.popleft()
+        self._must_ask = self._arbiter.must_ask
         if self.rooms != (rooms := tuple(self._arbiter.rooms)):
             self._set_rooms(rooms)
 

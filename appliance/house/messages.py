@@ -49,8 +49,10 @@ def encode(message: Message, now_s: float) -> bytes:
                 fields["sketch"] = base64.b64encode(_pack(message.sketch)).decode()
             if not message.last:
                 fields["last"] = False
-        case Act(claim, over):
+        case Act(claim, over, by):
             fields |= _claim_fields(claim, now_s) | {"over": list(over[:MOST_OVER])}
+            if by:
+                fields["by"] = by
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -85,7 +87,8 @@ def _decode(fields: dict[str, Any], sent_s: float) -> Message:
             if not isinstance(over, list) or len(over) > MOST_OVER:
                 raise ValueError
             ids = tuple(_text({"id": one}, "id", _ID) for one in over)
-            return Act(_decode_claim(fields, node, utterance, sent_s), ids)
+            by = _text(fields, "by", _NODE) if "by" in fields else ""
+            return Act(_decode_claim(fields, node, utterance, sent_s), ids, by)
     raise ValueError
 
 

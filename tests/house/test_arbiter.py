@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 from rigs.house import House, Outcome
 
 from appliance.house.arbiter import (
     ANSWER_S,
+    REMEMBER_S,
     TAKE_OVER_S,
     Arbiter,
     Decision,
     Separation,
 )
-from appliance.house.claims import Act, Claim, Hearing
+from appliance.house.claims import Act, Claim, Hearing, sender
 from appliance.house.rooms import CLOSED_S
 
 
@@ -217,6 +219,52 @@ def test_a_room_that_was_alone_tells_one_that_returns_that_it_acted() -> None:
     assert list(arbiter.outgoing) == [Act(claim("kitchen"), ("sentence of hall",))]
 
 
+def test_the_act_of_a_room_that_has_gone_is_repeated_for_one_that_missed_it() -> None:
+    arbiter = connected()
+    arbiter.receive(Act(claim("hall")), 102.6)
+    arbiter.set_online("hall", False, 102.8)
+    arbiter.set_online("bath", True, 103.0)
+    arbiter.receive(claim("bath"), 103.2)
+    repeated = Act(claim("hall"), ("sentence of bath",), "kitchen")
+    assert list(arbiter.outgoing) == [repeated]
+    missed = Arbiter("bath", 102.9, ("hall", "kitchen"))
+    missed.set_connected(True, 103.0)
+    missed.set_online("kitchen", True, 103.01)
+    missed.claim(claim("bath", 0.9), 103.2)
+    missed.poll(103.31)
+    assert decided(missed) == []
+    missed.receive(repeated, 103.32)
+    assert decided(missed) == [(False, "hall")]
+
+
+def test_an_act_is_repeated_only_for_who_missed_it_and_if_its_room_has_forgotten_it() -> None:
+    arbiter = connected()
+    arbiter.set_online("bath", True, 0.2)
+    arbiter.receive(Act(claim("hall")), 102.6)
+    arbiter.set_online("attic", True, 103.0)
+    arbiter.receive(claim("attic"), 103.2)
+    assert not arbiter.outgoing, "the hall repeats it itself"
+    arbiter.set_online("hall", False, 104.0)
+    arbiter.set_online("hall", True, 104.5)
+    arbiter.receive(claim("bath"), 104.6)
+    assert not arbiter.outgoing, "the bath heard it"
+    arbiter.receive(claim("attic"), 104.7)
+    assert [(message.node, sender(message)) for message in arbiter.outgoing] == [
+        ("hall", "kitchen")
+    ]
+
+
+def test_left_alone_a_room_still_knows_who_acted() -> None:
+    arbiter = connected()
+    arbiter.receive(Act(claim("hall")), 102.4)
+    arbiter.set_online("hall", False, 102.45)
+    assert arbiter.must_ask
+    arbiter.claim(claim("kitchen"), 102.9)
+    assert decided(arbiter) == [(False, "hall")]
+    arbiter.poll(102.4 + REMEMBER_S + 1)
+    assert not arbiter.must_ask
+
+
 def test_who_also_heard_it_is_reported_later_too() -> None:
     arbiter = connected()
     arbiter.claim(claim("kitchen", 0.5), 102.5)
@@ -270,3 +318,22 @@ def test_no_sentence_is_lost_and_rooms_that_can_communicate_never_both_act(seed:
     # a link that begins to stall after a room's first message is not noticed at once
     both = [one for one in outcomes if together(one.acted) > 1]
     assert len(both) <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_rooms_that_are_killed_in_a_row_forget_nothing_together(seed: int) -> None:
+    """One while the sentence is spoken, the other about when it acts."""
+    house = House(3, seed, offsets_s=(0.0, 1.0, 3600.0))
+    chance = house.chance
+    for number in range(50):
+        first, second, third = chance.sample(list(house.rooms), 3)
+        nodes = [first, second, third][: chance.choice((2, 3, 3))]
+        house.speak(f"s{number}", {node: (1, chance.random()) for node in nodes})
+        for node, from_s, to_s in ((first, 0.0, 2.4), (second, 2.0, 3.4)):
+            house.later(
+                chance.uniform(from_s, to_s),
+                partial(house.kill, node, chance.uniform(0.5, 2.0)),
+            )
+        house.run(chance.uniform(14.0, 18.0))
+    assert {together(one.acted) for one in house.outcomes.values()} <= {0, 1}
+    assert min(len(one.acted) for one in house.outcomes.values()) == 1

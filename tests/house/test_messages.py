@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal
+from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal, sender
 from appliance.house.clocks import shift
 from appliance.house.messages import decode, encode
 from appliance.house.sketch import LONGEST_STEPS
@@ -36,6 +36,16 @@ def test_an_act_repeats_its_claim_without_the_sketch() -> None:
     act, _ = found
     assert isinstance(act, Act)
     assert (act.over, act.claim.sketch, act.claim.order) == (("ZZZZZZZZZZ",), b"", CLAIM.order)
+
+
+def test_a_repeated_act_has_the_times_of_the_room_that_repeats_it() -> None:
+    act = Act(PLAIN, ("ZZZZZZZZZZ",), "hall")
+    found = decode(encode(act, 100.0))
+    assert found
+    assert isinstance(found[0], Act)
+    assert (found[0].by, sender(found[0]), found[0].node) == ("hall", "hall", "kitchen")
+    assert (found[0].claim.end_s, found[1]) == (PLAIN.end_s, 100.0)
+    assert sender(Act(PLAIN)) == "kitchen"
 
 
 def test_the_messages_of_a_sentence_have_at_most_600_bytes_with_their_topics() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from appliance.house import Arbiter, Claim, Decision, Message
+from appliance.house.claims import sender
 from appliance.house.clocks import ClockOffsets, shift
 
 TICK_S = 0.001
@@ -208,7 +209,7 @@ class House:
         def arrive() -> None:
             if room.connected and room.up and room.life == life:
                 now_s = self.now_s + room.offset_s
-                moved = shift(message, room.clocks.observe(message.node, sent_s, now_s))
+                moved = shift(message, room.clocks.observe(sender(message), sent_s, now_s))
                 self._do(room, lambda now_s: room.arbiter.receive(moved, now_s))
 
         self.later(self._delay(room, "in"), arrive)
