@@ -176,7 +176,7 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         assert found["log"]["status"] == "ok"
         running.send_signal(signal.SIGTERM)
         assert running.wait(15) == 0, log_of(config)
-        # on a machine that is busy for longer than the daemon waits for the broker when it stops, the
+        # if the machine is busy for longer than the daemon waits for the broker when it stops, the
         # broker publishes the last will, too: `offline` once more
         until(lambda: listener.payloads("availability")[:2] == [b"online", b"offline"])
         assert b"online" not in listener.payloads("availability")[2:]
