@@ -182,7 +182,7 @@ def test_ffmpeg_ends_with_whoever_asked_it(tmp_path: Path, number: signal.Signal
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(children) == 1
         process.send_signal(number)
-        process.wait(10)
+        process.wait(30)
     until_s = time.monotonic() + 10
     while Path(f"/proc/{children[0]}").exists() and time.monotonic() < until_s:
         time.sleep(0.05)

@@ -262,7 +262,7 @@ def test_a_join_that_is_killed_leaves_a_whole_configuration(tmp_path: Path) -> N
         running = start("fleet", "join", "--yes", code, "--config", kitchen)
         until((kitchen.parent / "fleet" / "trusted.crt").exists, 60)  # an interpreter starts
         running.kill()
-        running.wait(10)
+        running.wait(30)
         found = sections(kitchen).get("fleet", {})
         assert set(found) in (set(), {"role", "server", "credential", "ca"})
         for key in ("credential", "ca"):

@@ -75,7 +75,7 @@ def test_what_is_no_answer_is_an_error(tmp_path: Path, said: bytes) -> None:
         pytest.raises(DaemonError, match="the daemon does not answer"),
     ):
         client.call("state")
-    thread.join(5)
+    thread.join(30)
     listener.close()
 
 

@@ -422,7 +422,7 @@ def test_while_the_room_speaks_requests_of_others_are_rare_and_do_not_starve(
     assert rig.backlog.submit(partial)
     assert rig.backlog.take_request(room_first=True) is partial, "it is the room's own"
     while not (taken := rig.backlog.take_request(room_first=True)):
-        assert time.monotonic() - begun_s < 5
+        assert time.monotonic() - begun_s < 30
     assert taken is second
     assert time.monotonic() - begun_s >= 0.2
     assert rig.backlog.submit(first)

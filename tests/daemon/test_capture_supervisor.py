@@ -20,7 +20,7 @@ from rigs.needs import needs_microphone
 from rigs.waiting import until
 
 pytestmark = needs_microphone
-HEALS_WITHIN_S = 20.0
+HEALS_WITHIN_S = 40.0
 """Generous: a busy machine stutters. How long it takes is measured elsewhere."""
 
 

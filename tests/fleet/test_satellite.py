@@ -138,7 +138,7 @@ def test_without_a_worker_the_own_model_writes_and_a_worker_when_one_is_back(
     local.gates = replace(local.gates, low_confidence=0.7)
     begun_s = time.monotonic()
     found = satellite.transcribe(a_window())
-    assert time.monotonic() - begun_s < 5.0
+    assert time.monotonic() - begun_s < 30.0
     assert (found.encoder, found.recommended["low_confidence"]) == ("cpu", 0.7)
     assert stats_of(satellite)["fleet_own_cpu"] == 1
     trouble = str(satellite.backend.trouble)

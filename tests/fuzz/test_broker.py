@@ -82,7 +82,7 @@ class Impostor:
 
     def close(self) -> None:
         self._over = True
-        self._thread.join(5)
+        self._thread.join(30)
         self._server.close()
 
 

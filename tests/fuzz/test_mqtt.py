@@ -108,7 +108,7 @@ class Stranger:
         self._client.on_message = self._heard
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
-        assert self._ready.wait(5)
+        assert self._ready.wait(30)
 
     def send(self, message: Sent) -> None:
         properties = properties_of(PacketTypes.PUBLISH)

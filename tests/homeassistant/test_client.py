@@ -96,7 +96,7 @@ def living(
         yield found
     finally:
         home.stop()
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
 
 

@@ -233,4 +233,4 @@ def test_a_server_that_is_no_home_assistant_is_reported_on_one_line(
         with pytest.raises(HomeAssistantError, match=said) as found:
             asyncio.run(visit())
         assert str(found.value).isprintable()
-        thread.join(5)
+        thread.join(30)

@@ -55,7 +55,7 @@ class Asker:
         self._client.on_connect = lambda c, *_: c.subscribe("roomscribe/kitchen/response/#", 1)
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
-        assert subscribed.wait(5)
+        assert subscribed.wait(30)
 
     def ask(
         self,

@@ -72,7 +72,7 @@ def impostor(serve: Callable[[socket.socket], None]) -> Iterator[tuple[int, list
             yield server.getsockname()[1], moments
         finally:
             over.set()
-            thread.join(5)
+            thread.join(30)
             for connection in held:
                 connection.close()
 

@@ -242,7 +242,7 @@ def test_a_stop_does_not_wait_for_a_broker_that_hangs(store: Store) -> None:
             broker.signal(signal.SIGSTOP)
             add(store, publisher, "kept")
             began = time.monotonic()
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 20
         assert store.depth() == 1
         broker.signal(signal.SIGCONT)
 
@@ -366,20 +366,23 @@ def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:
         for number in range(40):
             store.append(transcript(str(number)))
         began = time.monotonic()
-        publisher.stop()
+        publisher.stop(flush_s=60.0)
         thread.join()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         until(lambda: subscriber.payloads("availability")[-1] == b"offline")
         assert subscriber.texts() == [str(number) for number in range(40)]
         assert store.depth() == 0
 
 
 def test_a_stop_without_a_broker_ends_at_once(store: Store) -> None:
-    with Broker(start=False) as broker, running(settings(broker), store) as publisher:
+    with (
+        Broker(start=False) as broker,
+        running(settings(broker), store, flush_s=60.0) as publisher,
+    ):
         add(store, publisher, "kept")
         until(lambda: publisher.status().reasons)
         began = time.monotonic()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 20
     assert store.depth() == 1
 
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-START_S = 5.0
+START_S = 30.0
 """Longest wait until the broker takes connections."""
 
 
@@ -84,7 +84,7 @@ class Broker:
         """Ends it; everybody is disconnected."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(30)
             self._process = None
 
     def signal(self, number: signal.Signals) -> None:

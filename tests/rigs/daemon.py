@@ -64,7 +64,7 @@ def daemon(
         yield running
     finally:
         running.kill()
-        running.wait(10)
+        running.wait(30)
         if running.stdin:
             running.stdin.close()
 

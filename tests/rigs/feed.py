@@ -85,6 +85,6 @@ def serving(
             yield server
         finally:
             server.stop()
-            thread.join(10)
+            thread.join(30)
     assert not thread.is_alive()
     assert ended == []

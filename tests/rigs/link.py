@@ -99,7 +99,7 @@ class Link:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self._end_all()
-        self._thread.join(5)
+        self._thread.join(30)
 
 
 class _Way:

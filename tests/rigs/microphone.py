@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-START_WITHIN_S = 10.0
+START_WITHIN_S = 30.0
 SINK = "roomscribe_rig"
 
 

@@ -119,7 +119,7 @@ class Subscriber(MqttClient):
         session.SessionExpiryInterval = SESSION_S
         self._client.connect("127.0.0.1", self._port, clean_start=False, properties=session)
         self._client.loop_start()
-        assert self._ready.wait(5)
+        assert self._ready.wait(30)
         return self
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 from rigs.waiting import holds
 from rigs.wyoming import free_port
 
-START_S = 10.0
+START_S = 30.0
 """Longest wait until the server takes connections, and a cluster has a leader."""
 PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 

@@ -308,7 +308,7 @@ def serving(feed: Feed, path: Path) -> Iterator[ControlServer]:
             yield server
         finally:
             server.stop()
-            thread.join(10)
+            thread.join(30)
 
 
 PASSWORD = "correct horse"

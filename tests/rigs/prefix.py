@@ -50,4 +50,4 @@ def below_a_path(port: int) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(30)

@@ -46,7 +46,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        self._thread.join(5)
+        self._thread.join(30)
         for connection in (self._server, *self._pairs, *self._dead):
             connection.close()
 

@@ -62,6 +62,7 @@ def running(
     node: str = "kitchen",
     *,
     stats: Callable[[], ApplianceStats] | None = None,
+    flush_s: float = 1.0,
     **more: Any,
 ) -> Iterator[Publisher]:
     """A publisher in its thread, stopped in the end."""
@@ -71,6 +72,6 @@ def running(
     try:
         yield publisher
     finally:
-        publisher.stop(flush_s=1.0)
-        thread.join(5)
+        publisher.stop(flush_s)
+        thread.join(flush_s + 30)
         assert not thread.is_alive(), "the publisher did not stop in time"

@@ -119,7 +119,7 @@ class RealRoom:
 
     def __exit__(self, *_: object) -> None:
         self.publisher.stop(0.5)
-        self._thread.join(5)
+        self._thread.join(30)
         self.store.close()
 
 

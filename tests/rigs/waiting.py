@@ -16,6 +16,6 @@ def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.0
     return True
 
 
-def until(condition: Callable[[], object], within_s: float = 8.0) -> None:
+def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
     """Wait until `condition` holds, and fail the test if it does not within `within_s`."""
     assert holds(condition, within_s), f"the condition did not hold within {within_s:g} s"

@@ -94,7 +94,7 @@ class Worker:
     def stop(self) -> None:
         self.working.set()
         self._waiting.put(None)
-        self._thread.join(10)
+        self._thread.join(30)
 
 
 @dataclass
@@ -143,7 +143,7 @@ def running(
         yield Running(server, worker, port, counted, kept)
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(30)
         worker.stop()
     assert not thread.is_alive()
 

@@ -117,7 +117,7 @@ def test_a_home_assistant_that_is_away_is_a_reason_and_the_daemon_runs_and_ends_
             hub.silent = {"config/device_registry/list"}
             hub.change()
             running.send_signal(signal.SIGTERM)
-            assert running.wait(5) == 0
+            assert running.wait(30) == 0
 
 
 @needs_broker

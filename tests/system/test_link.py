@@ -36,7 +36,7 @@ def echo() -> Iterator[int]:
         thread.start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(30)
 
 
 def through(link: Link) -> tuple[bytes, float]:

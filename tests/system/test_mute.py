@@ -24,7 +24,7 @@ from rigs.waiting import until
 from appliance.daemon.mute import FILE_NAME, Position, write
 
 FIRST = SPEECH / "00.flac"
-OPENED_WITHIN_S = 2.0
+OPENED_WITHIN_S = 4.0
 """It takes half a second on an idle machine; in silence the next state would come after five."""
 
 
@@ -46,7 +46,7 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
         until(lambda: heard.payloads("speech")[-1:] == [b"ON"])
         time.sleep(0.3)
         command(heard, b"ON 30m")
-        until(lambda: heard.payloads("mute")[-1] == b"ON", 1)
+        until(lambda: heard.payloads("mute")[-1] == b"ON")
         assert microphone.listeners() == 0
         until(lambda: heard.state()["status"] == "muted")
         left = datetime.fromisoformat(heard.state()["muted_until"]) - datetime.now(UTC)
@@ -106,7 +106,7 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             until(lambda: heard.payloads("mute")[-1] == b"ON")
             end = heard.state()["muted_until"]
             running.send_signal(signal.SIGTERM)
-            assert running.wait(10) == 0
+            assert running.wait(30) == 0
         assert roomscribe("mute", "--config", config).returncode == 0
         before = len(heard.payloads("state"))
         with daemon(config) as running:
@@ -146,7 +146,7 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
             until(lambda: {"speech", "stats", "set"} <= last_parts(heard.messages))
             told = len(heard.messages)
             running.send_signal(signal.SIGTERM)
-            assert running.wait(10) == 0
+            assert running.wait(30) == 0
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         after = last_parts(heard.messages[told:])
         assert after <= {"availability", "state"}, "nothing else has changed"

@@ -52,7 +52,7 @@ def test_a_second_daemon_ends_with_one_line_that_names_the_first(
             assert heard.payloads("availability") == [b"online"], "the first was disturbed"
             assert not heard.payloads("availability", "hall")
             running.send_signal(signal.SIGKILL)
-            running.wait(10)
+            running.wait(30)
         with in_silence(second):
             node = "hall" if shared == "log" else "kitchen"
             until(lambda: heard.payloads("availability", node)[-1:] == [b"online"], READY_WITHIN_S)

@@ -466,7 +466,7 @@ def test_a_page_that_nobody_looks_at_ends_and_one_that_is_read_does_not(tmp_path
             reader.next("state")
             with pytest.raises(subprocess.TimeoutExpired):
                 home.process.wait(1.2)
-        assert home.process.wait(10) == 0
+        assert home.process.wait(30) == 0
 
 
 def test_its_memory_holds_neither_numpy_nor_a_database(found: Found) -> None:
@@ -480,7 +480,7 @@ def test_it_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
     with page(tmp_path) as home, Reader(home, "events=state") as reader:
         reader.next("daemon")
         home.process.terminate()
-        assert home.process.wait(5) == 0
+        assert home.process.wait(30) == 0
 
 
 def test_it_takes_the_socket_that_systemd_hands_over(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_it_takes_the_socket_that_systemd_hands_over(tmp_path: Path) -> None:
             connection.request("GET", "/")
             assert connection.getresponse().status == 200
             connection.close()
-            assert process.wait(10) == 0
+            assert process.wait(30) == 0
 
 
 def test_it_is_off_until_it_is_allowed_and_others_reach_it_with_a_password_only(
@@ -548,7 +548,7 @@ def test_it_serves_a_proxy_on_a_socket_with_a_path(tmp_path: Path) -> None:
             one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert one.recv(4096).startswith(b"HTTP/1.1 200 OK")
         process.terminate()
-        assert process.wait(5) == 0
+        assert process.wait(30) == 0
 
 
 def test_a_reader_that_does_not_read_is_let_go(found: Found) -> None:

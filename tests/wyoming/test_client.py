@@ -208,8 +208,8 @@ def test_hanging_up_cancels_the_request(server: SpeechServer) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert reached.wait(8.0)
+    assert reached.wait(30)
     client.hang_up()
-    thread.join(8.0)
+    thread.join(30)
     assert not thread.is_alive()
     assert len(errors) == 1

@@ -469,7 +469,7 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
         assert server.address is None
     until(lambda: server.address)
     server.stop()
-    thread.join(10)
+    thread.join(30)
     worker.stop()
     assert told[0] == (
         f"nobody can connect to 127.0.0.1 port {port} for speech to text: another program uses "

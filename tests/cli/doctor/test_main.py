@@ -236,7 +236,7 @@ def test_a_check_that_hangs_is_stopped_and_reports_its_step() -> None:
     assert check(hang, within_s=0.3) == failed(
         "no result after 0.3 s while opening the microphone", "do something"
     )
-    assert time.monotonic() - begun_s < 5
+    assert time.monotonic() - begun_s < 30
 
 
 def test_what_a_hanging_check_started_ends_with_it(tmp_path: Path) -> None:
@@ -248,10 +248,7 @@ def test_what_a_hanging_check_started_ends_with_it(tmp_path: Path) -> None:
 
     assert check(hang, within_s=1.0).status == "failed"
     pid = int((tmp_path / "pid").read_text(encoding="ascii"))
-    deadline_s = time.monotonic() + 5
-    while _runs(pid):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    until(lambda: not _runs(pid))
 
 
 def test_a_crash_is_a_failed_check_with_the_last_words() -> None:

@@ -117,7 +117,7 @@ def test_a_daemon_with_the_same_microphone_is_not_disturbed(
         assert look(rig).found.endswith("digital silence (every sample is the same)")
         assert started.poll() is None
         started.terminate()
-        assert started.wait(10) == 0
+        assert started.wait(30) == 0
     output = log_of(config).removeprefix(before)
     assert "microphone" not in output.replace("listening to", "")
     assert running_daemon(config) is None

@@ -378,7 +378,7 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     with pytest.raises(NpuError, match="did not answer in time"):
         npu.encode(mel_of(hef_bundle, 1))
     npu.close()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     simulator.set(hang_jobs=[])
     again = open_here(hef_bundle, limits=NpuLimits(job_ms=5000))
     assert again.encode(mel_of(hef_bundle, 1)).any()
