@@ -95,12 +95,13 @@ def describe(facts: dict[str, Any]) -> list[str]:
     found = facts["fitted"]
     vtln = facts["vtln"]
     right, wrong = found["acting"]
+    share = wrong / (right + wrong) if right + wrong else 0.0
     second = "off" if not vtln else "on" if vtln["warp"] else "on (beam search)"
     return [
         f"confidence: fitted to {found['texts']} texts, {found['wrong']} of them wrong; "
         f"calibration error {found['calibration_error']:.2f}",
         f"acting on a text: from a confidence of {facts['calibration']['act']:.2f} on; "
-        f"{right} right texts reach it, and {wrong} wrong ones",
+        f"of the {right + wrong:.0f} sentences that reach it, {share:.0%} are wrong",
         f"expected sentences: {'fitted' if facts['phrase_calibration'] else 'not fitted'}",
         f"end of a sentence: {'fitted' if facts['endings'] else 'not fitted'}",
         f"second pass: {second}; short windows: {'on' if facts['short_windows'] else 'off'}",

@@ -43,6 +43,7 @@ from appliance.errors import RoomscribeError
 from appliance.infer.opening import open_transcriber
 from appliance.lab.benchmark.subject import make_subject
 from appliance.lab.fit.main import FitRequest, fit_model
+from appliance.lab.fit.measurements import FILE as MEASUREMENTS
 from appliance.lab.fit.statistics import calibration_error, ranking
 from appliance.model.bundle import Calibration, enter_files, load_bundle, write_json
 
@@ -183,10 +184,12 @@ def add_noise(folder: Path, share: float) -> None:
 def fitted(folder: Path, report: Sequence[Path], shipped: Calibration | None, every: int) -> Facts:
     """Fit a bundle, unless that is done, and return the fit with what it makes of recordings."""
     manifest = json.loads((folder / "bundle.json").read_text())
+    begun = (folder / MEASUREMENTS).is_file()
     if not manifest.get("fitted"):
         manifest |= fit_model(FitRequest(folder, every=every), ONE_THREAD, follow)
     kept = (*FITTED, "short_windows", "fitted")
-    return {name: manifest[name] for name in kept} | heard_by(folder, report, shipped)
+    facts = {name: manifest[name] for name in kept} | {"interrupted": begun}
+    return facts | heard_by(folder, report, shipped)
 
 
 def follow(step: str, done: int, total: int) -> None:
@@ -291,9 +294,9 @@ def as_markdown(found: Facts, options: argparse.Namespace, bundle: Path) -> str:
     return "\n".join(lines)
 
 
-def pair(counts: Sequence[int] | None) -> str:
-    """Return two counts."""
-    return f"{counts[0]}, {counts[1]}" if counts else "-"
+def pair(counts: Sequence[float] | None) -> str:
+    """Return two counts; a text that counts in parts makes them broken."""
+    return f"{counts[0]:g}, {counts[1]:g}" if counts else "-"
 
 
 def calibration_of(one: Facts) -> str:
@@ -321,7 +324,9 @@ FACTS: dict[str, Callable[[Facts], str]] = {
     "second pass": lambda one: json.dumps(one["vtln"]),
     "endings": lambda one: json.dumps(one["endings"]),
     "short windows": short_windows_of,
-    "CPU time, with the report": lambda one: f"{one['cpu_s']} s",
+    "CPU time, with the report": lambda one: (
+        f"{one['cpu_s']} s{' after an interruption' if one['interrupted'] else ''}"
+    ),
 }
 
 

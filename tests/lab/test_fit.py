@@ -137,14 +137,21 @@ def test_a_confidence_for_acting_lets_few_wrong_texts_through() -> None:
     rng = np.random.default_rng(6)
     confidences = rng.random(4000)
     right = rng.random(4000) < confidences
-    weights = np.ones(4000)
-    act = choose_act_confidence(confidences, right, weights)
+    texts = [f"{number}" for number in range(4000)]
+    act = choose_act_confidence(confidences, right, texts)
     assert 0.9 < act < 0.97
     assert (~right[confidences >= act]).mean() <= 0.03
-    heavier = choose_act_confidence(confidences, right, np.where(right, 1.0, 3.0))
-    assert heavier > act
-    few = choose_act_confidence(confidences[:20], right[:20], weights[:20])
+    few = choose_act_confidence(confidences[:20], right[:20], texts[:20])
     assert few >= 0.5, "20 texts prove nothing; the best of them is taken"
+
+
+def test_a_text_counts_once_for_acting_however_often_it_is_heard() -> None:
+    confidences = np.array([0.97] * 200 + [0.9] * 30)
+    right = np.arange(230) < 220
+    texts = [f"{number}" for number in range(230)]
+    assert choose_act_confidence(confidences, right, texts) == 0.97
+    heard_ten_times = [*texts[:220], *["the same"] * 10]
+    assert choose_act_confidence(confidences, right, heard_ten_times) == 0.9
 
 
 def test_endings_take_few_beginnings_for_whole_and_few_sentences_for_open() -> None:

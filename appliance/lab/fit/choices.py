@@ -69,28 +69,37 @@ def fit_calibration(examples: Sequence[Example]) -> tuple[Calibration, dict[str,
             f"ones (area under the ROC curve {area:.2f}, at least {SEPARATE} is needed); nothing "
             "was changed"
         )
-    act = choose_act_confidence(expected, right, weights)
-    acting = expected >= act
+    texts = [one.group for one in examples]
+    act = choose_act_confidence(expected, right, texts)
     return replace(_regress(examples), act=act), {
         "texts": len(right),
         "wrong": int((~right).sum()),
         "calibration_error": round(calibration_error(expected, right, weights), 3),
         "area": round(area, 3),
-        "acting": [int((acting & right).sum()), int((acting & ~right).sum())],
+        "acting": [round(count, 1) for count in _count_acting(expected >= act, right, texts)],
     }
 
 
-def choose_act_confidence(expected: Numbers, right: Truths, weights: Numbers) -> float:
-    """Return the least confidence from which on at most WRONG_ACTS of the texts are wrong, by their
-    weights and with one wrong text added as a margin; if no confidence is enough for that, the one
-    with the smallest share."""
-    order = np.argsort(-expected)
-    weights = weights[order]
-    wrong = np.cumsum(weights * ~right[order])
-    share = (wrong + 1) / (np.cumsum(weights) + 1)
-    enough = np.flatnonzero(share <= WRONG_ACTS)
-    last = int(enough[-1] if len(enough) else np.argmin(share))
-    return max(LOW, math.floor(1000 * float(expected[order[last]])) / 1000)
+def choose_act_confidence(expected: Numbers, right: Truths, texts: Sequence[str]) -> float:
+    """Return the least confidence from which on at most WRONG_ACTS of the texts are wrong, with one
+    wrong text added as a margin; if no confidence is enough for that, the one with the smallest
+    share. A text counts once, however many examples have it."""
+    limits = np.unique(np.floor(1000 * expected[expected >= LOW]) / 1000)
+    if not len(limits):
+        return LOW
+    counts = np.array([_count_acting(expected >= limit, right, texts) for limit in limits])
+    shares = (counts[:, 1] + 1) / (counts.sum(axis=1) + 1)
+    enough = np.flatnonzero(shares <= WRONG_ACTS)
+    return float(limits[enough[0] if len(enough) else np.argmin(shares)])
+
+
+def _count_acting(acting: Truths, right: Truths, texts: Sequence[str]) -> tuple[float, float]:
+    """Return how many right and wrong texts act. Each example that acts is an equal part of its
+    text."""
+    _, numbers = np.unique(texts, return_inverse=True)
+    times = np.bincount(numbers[acting], minlength=len(texts))[numbers]
+    parts = acting / np.maximum(1, times)
+    return float(parts[right].sum()), float(parts[~right].sum())
 
 
 def _confidence(calibration: Calibration, one: Example) -> float:
