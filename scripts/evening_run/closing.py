@@ -44,7 +44,8 @@ def page_ms(stand: Stand, record: Record) -> list[int]:
 
 def closing(stand: Stand) -> Record:
     """Return where log, broker, page and Assist disagree at the end, and errors in the log."""
-    logged = {one["id"]: one["seq"] for one in stand.logged() if not one.get("source")}
+    transcripts = [one for one in stand.logged() if not one.get("source")]
+    logged = {one["id"]: one["seq"] for one in transcripts}
     sent = set()
     replies = 0
     for message in stand.messages():
@@ -64,6 +65,8 @@ def closing(stand: Stand) -> Record:
         "unlogged": sorted(sent - set(logged)),
         "assist_astray": abs(len(stand.hub.runs) - replies),
         "page_behind": int(behind),
+        "encode_ms": [one["encode_ms"] for one in transcripts],
+        "decode_ms": [one["decode_ms"] for one in transcripts],
         "page_errors": [f"page: {one}" for one in stand.tab.errors()] if stand.tab else [],
         "log_errors": [f"log: {one}" for one in lines if BROKEN.search(one)],
     }

@@ -2,6 +2,7 @@
 
     scripts/evening [--short | --long] [--groups a,b] [--seed N] [--work FOLDER] [--resume]
     scripts/evening --against COMMIT ...
+    scripts/evening --model FOLDER [--npu-latency-ms 31] ...
     scripts/evening --write ...
 
 A real daemon with the shipped configuration hears one continuous stream through PulseAudio: people
@@ -12,8 +13,10 @@ configuration is reloaded 20 times, the broker restarts, and the daemon is kille
 
 docs/figures.md says what each column means. --short takes 3 minutes and is what CI runs: it fails
 on all that does not depend on time. --against hears each block with another commit's appliance,
-too. --write puts the figures into README.md and docs/figures.md. Results are kept in FOLDER after
-each block; with --resume the evening goes on behind the last one.
+too. --model takes another model than the built-in one. With --npu-latency-ms the simulator of the
+tests stands in for a Hailo: it computes the encoder's states on the CPU and takes at least so long
+for each window. --write puts the figures into README.md and docs/figures.md. Results are kept in
+FOLDER after each block; with --resume the evening goes on behind the last one.
 """
 
 from __future__ import annotations
@@ -35,10 +38,18 @@ from evening_run.closing import closing, of_block, page_ms
 from evening_run.play import Player
 from evening_run.programme import FAMILIES, LEVELS, SENTENCE, Block, gather, spoken
 from evening_run.publish import write
-from evening_run.results import Checkpoint, about, git, merged, scored, summary
+from evening_run.results import (
+    Checkpoint,
+    about,
+    built_in_model,
+    git,
+    merged,
+    scored,
+    summary,
+)
 from evening_run.schedule import lay_out
 from evening_run.score import doings
-from evening_run.stand import Stand
+from evening_run.stand import Model, Stand
 from evening_run.table import as_text, columns, compared, compared_wholes, more
 from evening_run.verdict import faults
 from rigs import broker, microphone
@@ -114,11 +125,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=WORK, metavar="FOLDER")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--against", metavar="COMMIT")
+    parser.add_argument("--model", type=Path, metavar="FOLDER")
+    parser.add_argument("--npu-latency-ms", type=float, metavar="MS")
     parser.add_argument("--write", action="store_true")
     parser.set_defaults(level="usual")
     options = parser.parse_args()
     if options.write and (options.level == "short" or set(options.groups) != set(FAMILIES)):
         parser.error("--write needs all groups, and the usual or the long evening")
+    if options.write and (options.model or options.npu_latency_ms is not None):
+        parser.error("--write needs the built-in model on the CPU")
+    if options.model and not (options.model / "bundle.json").is_file():
+        parser.error(f"--model: expected a folder with bundle.json, found {options.model}")
     if options.against and not git(ROOT, "rev-parse", "--verify", f"{options.against}^{{commit}}"):
         parser.error(f"--against: expected a commit of this checkout, found {options.against}")
     return options
@@ -140,9 +157,11 @@ class Side:
     def __init__(self, name: str, root: Path, options: argparse.Namespace) -> None:
         """Raise ValueError when it cannot be gone on with."""
         self.root, self.folder = root, options.work / name
+        model = (options.model or built_in_model(root)).resolve()
+        self.model = Model(model, options.npu_latency_ms)
         self.header = {
-            **about(root), "level": options.level, "seed": options.seed,
-            "groups": list(options.groups),
+            **about(root, model), "level": options.level, "seed": options.seed,
+            "groups": list(options.groups), "npu_latency_ms": options.npu_latency_ms,
         }  # fmt: skip
         chosen = {key: value for key, value in self.header.items() if key != "date"}
         self.checkpoint = Checkpoint(options.work / f"{name}.jsonl", chosen, resume=options.resume)
@@ -194,7 +213,7 @@ def hear(sides: Sequence[Side], blocks: Sequence[Block]) -> None:
         stands = {}
         for side in {id(side): side for _, side in waiting}.values():
             say(f"starting {side.header['commit']}")
-            stand = Stand(side.root, side.folder, seed=side.header["seed"])
+            stand = Stand(side.root, side.folder, side.model, seed=side.header["seed"])
             stands[id(side)] = stack.enter_context(stand)
         for number, side in waiting:
             first = sum(len(block.items) for block in blocks[:number])

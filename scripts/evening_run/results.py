@@ -18,7 +18,8 @@ from evening_run.score import Row, Whole, row, rows, whole
 Record = dict[str, Any]
 LISTS = (
     "items", "stray", "memory", "repeated", "unsent", "unlogged", "page_errors", "log_errors",
-    "trouble", "reload_s", "restart_s", "wyoming_ms", "wyoming_texts", "page_ms",
+    "trouble", "reload_s", "restart_s", "wyoming_ms", "wyoming_texts", "page_ms", "encode_ms",
+    "decode_ms",
 )  # fmt: skip
 COUNTS = ("disorder", "partials", "broken_partials", "assist_astray", "page_behind")
 
@@ -80,15 +81,20 @@ def summary(evening: Record) -> Record:
     return {"groups": [{**asdict(one), "wer": one.wer} for one in groups], "whole": asdict(total)}
 
 
-def about(root: Path) -> Record:
-    """Return what is measured, and on what."""
+def built_in_model(root: Path) -> Path:
+    """Return the folder of a checkout's built-in model."""
+    return root / "appliance" / "bundles" / "home-en"
+
+
+def about(root: Path, model: Path | None = None) -> Record:
+    """Return what is measured, and on what; `model` is another one than the built-in."""
     commit = git(root, "rev-parse", "--short=10", "HEAD")
     changed = bool(git(root, "status", "--porcelain", "--untracked-files=no"))
     return {
         "commit": commit + ("+" if changed else ""),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "processor": processor(),
-        "model": weights_checksum(root / "appliance" / "bundles" / "home-en"),
+        "model": weights_checksum(model or built_in_model(root)),
     }
 
 

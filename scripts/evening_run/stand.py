@@ -29,6 +29,7 @@ from rigs.broker import Broker
 from rigs.browser import DESK, Browser, browser
 from rigs.command import start
 from rigs.daemon import log_of
+from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.home_websocket import TOKEN
 from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
@@ -36,10 +37,21 @@ from rigs.page import Page
 from rigs.waiting import holds
 from rigs.wyoming import free_port
 
+from appliance.model import load_bundle
+
 NODE = "kitchen"
 READY_WITHIN_S = 60.0
 DOWN_S = 1.0
 """The broker is away for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model of an evening, and what encodes."""
+
+    folder: Path
+    npu_latency_ms: float | None = None
+    """A simulated Hailo encodes, and takes at least so long for each window; None: the CPU."""
 
 
 @dataclass
@@ -58,9 +70,12 @@ class Tally:
 class Stand:
     """A running appliance of a checkout; use as `with Stand(root, folder) as stand:`."""
 
-    def __init__(self, root: Path, folder: Path, *, seed: int, with_page: bool = True) -> None:
+    def __init__(
+        self, root: Path, folder: Path, model: Model, *, seed: int, with_page: bool = True
+    ) -> None:
         """`root` has the appliance's code; `folder` gets its log and its configuration."""
         self._root, self._folder, self._seed = root, folder, seed
+        self._model, self._chip = model, dict[str, str]()
         self._with_page = with_page and bool(shutil.which("chromedriver"))
         self._stack = ExitStack()
         self._keys: dict[str, dict[str, Any]] = {}
@@ -111,7 +126,12 @@ class Stand:
         token.write_text(TOKEN, encoding="utf-8")
         token.chmod(0o600)
         self.wyoming_port, web_port = free_port(), free_port()
-        model = unmarked_model(self._root, self._folder)
+        model = unmarked_model(self._model.folder, self._folder)
+        if self._model.npu_latency_ms is not None:
+            simulator = Simulator(self._run_folder / "chip")
+            simulator.plug(latency_ms=self._model.npu_latency_ms)
+            self._chip = simulator.environment
+            model = with_hef(load_bundle(model), self._folder / "with-hef").folder
         self._keys = {
             "appliance": {"node": NODE},
             "model": {"bundle": str(model)},
@@ -126,6 +146,8 @@ class Stand:
                 "zeroconf": False,
             },
         }  # fmt: skip
+        if self._chip:
+            self._keys["encoder"] = {"backend": "hailo"}
         self._write_config()
 
     def _write_config(self) -> None:
@@ -134,9 +156,11 @@ class Stand:
 
     def _start(self, command: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """A process of the checkout; its output goes to the log that `log_of` reads."""
-        folders = (self._root, self._root / "tests", self._root / "scripts")
+        folders = [self._root, self._root / "tests", self._root / "scripts"]
+        folders += [Path(self._chip["PYTHONPATH"])] if self._chip else []
         given = {
             **environment,
+            **self._chip,
             "PYTHONPATH": ":".join(map(str, folders)),
             "RUNTIME_DIRECTORY": str(self._run_folder),
             "STATE_DIRECTORY": str(self._folder / "state"),
@@ -297,10 +321,10 @@ def with_keys(shipped: str, sections: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def unmarked_model(root: Path, folder: Path) -> Path:
-    """Return a copy of the checkout's built-in model that is not marked as a demonstration."""
-    copy = folder / "home-en"
-    shutil.copytree(root / "appliance" / "bundles" / "home-en", copy)
+def unmarked_model(model: Path, folder: Path) -> Path:
+    """Return a copy of a model in `folder` that is not marked as a demonstration."""
+    copy = folder / model.name
+    shutil.copytree(model, copy)
     file = copy / "bundle.json"
     table = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(table | {"demo_model": False}), encoding="utf-8")

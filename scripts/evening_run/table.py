@@ -79,6 +79,8 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
         ("listening again after kill -9, s", "restart_s"),
     ):
         found.append((f"{label} (median of {len(evening[key])})", number(median(evening[key]), 2)))
+    took = [number(median(evening[key])) for key in ("encode_ms", "decode_ms")]
+    found.append(("encoder, decoder: ms a window (medians)", ", ".join(took)))
     wyoming = evening["wyoming_ms"]
     right = sum(alike(said) == alike(text) for said, text in evening["wyoming_texts"])
     found += [

@@ -63,7 +63,7 @@ def write_random_checkpoint(config: WhisperConfig, folder: Path) -> Path:
     rng = np.random.Generator(np.random.PCG64(SEED))
     folder.mkdir(parents=True)
     _write_weights(rng, expected_shapes(config), folder / WEIGHTS_FILE)
-    special = _specials()
+    special = special_tokens()
     generation = {
         "is_multilingual": True,
         "begin_suppress_tokens": [SPACE, special["<|endoftext|>"]],
@@ -127,7 +127,7 @@ def _pieces() -> dict[str, int]:
     }
 
 
-def _specials() -> dict[str, int]:
+def special_tokens() -> dict[str, int]:
     """The multilingual special tokens in Whisper's order; English alone has its real name."""
     languages = ["<|en|>", *(f"<|{chr(97 + n // 26)}{chr(97 + n % 26)}x|>" for n in range(98))]
     names = [
