@@ -42,6 +42,9 @@ STORED_S = 1.5
 DECIDING_S = 0.8
 """A room has decided about a sentence so long after it is in the log."""
 READY_S = 20.0
+WAITED_S = 0.08
+"""A room whose text comes so much later than the first one's may be too late to act on it: rooms
+wait 0.1 s for each other (arbiter.DECIDE_S), and processes wait for a processor."""
 
 
 @dataclass
@@ -63,6 +66,18 @@ class Spoken:
     waited_ms: dict[str, int] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
     """Rooms that published `act`."""
+
+    @property
+    def best_is_late(self) -> bool:
+        """True if the best room's text came so late that another room may act."""
+        first_s = min(self.stored_s.values(), default=math.inf)
+        return self.stored_s.get(self.best, math.inf) - first_s > WAITED_S
+
+    @property
+    def went_well(self) -> bool:
+        """True if exactly one room acted, and the best one if its text came in time."""
+        allowed = self.rooms if self.best_is_late else (self.best,)
+        return len(self.acted) == 1 and self.acts == self.acted and self.acted[0] in allowed
 
 
 @dataclass
@@ -113,7 +128,7 @@ class Outcome:
     def broken(self) -> bool:
         """True when a promise was not kept."""
         undisturbed = [one for one in self.sentences if not one.disturbed]
-        wrong = [one for one in undisturbed if one.acted != [one.best] or one.acts != [one.best]]
+        wrong = not all(one.went_well for one in undisturbed)
         return bool(self.doubled or self.nowhere or self.doubled_acts or wrong)
 
     def __str__(self) -> str:
@@ -121,6 +136,7 @@ class Outcome:
         alone = [ms for one in calm if len(one.rooms) == 1 for ms in one.waited_ms.values()]
         several = [one.waited_ms[one.acted[0]] for one in calm if len(one.rooms) > 1 and one.acted]
         best = sum(one.acted == [one.best] for one in calm)
+        late = sum(one.best_is_late for one in calm)
         parts = max(1, sum(len(one.rooms) for one in self.sentences))
         what = ", ".join(f"{count} {name}" for name, count in sorted(self.disturbances.items()))
         return (
@@ -130,7 +146,8 @@ class Outcome:
             f"rooms of which one could not: {len(self.doubled_apart)}; `act` more than once: "
             f"{len(self.doubled_acts)}; acted on nowhere: {len(self.nowhere)}; "
             f"killed before it could act: {len(self.silenced)}\n"
-            f"    undisturbed: {len(calm)}, the best room acted on {best}; acting waited "
+            f"    undisturbed: {len(calm)}, the best room acted on {best} (its text was late for "
+            f"{late}); acting waited "
             f"{_range(alone)} if one room heard it, {_range(several)} if several did\n"
             f"    per sentence and room: {sum(self.messages.values()) / parts:.1f} messages, "
             f"{sum(self.bytes.values()) / parts:.0f} bytes"
