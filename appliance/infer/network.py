@@ -161,7 +161,9 @@ class Network:
     def _load(
         self, file: str, threads: int, inputs: dict[str, Shape], outputs: dict[str, Shape]
     ) -> Session:
-        arena = file == WORDS_FILE  # it computes many rows: without one its peak is 20 MB higher
+        # words.onnx computes many rows: without an arena its peak is 20 MB higher. cross.onnx has
+        # arrays so large that malloc would map each anew, 5 % of its time
+        arena = file in (CROSS_FILE, WORDS_FILE)
         precise, folder = self._bundle.zero_points, self._bundle.folder
         return Session(folder / file, threads, inputs, outputs, arena=arena, precise=precise)
 

@@ -109,7 +109,7 @@ def test_a_window_of_less_than_two_frames_is_refused() -> None:
         log_mel(np.zeros(200, np.float32))
 
 
-@pytest.mark.parametrize("frames", [2, 249, 250, 251, 1000])
+@pytest.mark.parametrize("frames", [2, 31, 32, 33, 1000])
 def test_blocks_of_frames_change_no_bit(frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = noise(frames / 100)
     in_blocks = log_mel(sound, 80, frames)
