@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time as clock, timedelta
 from pathlib import Path
@@ -207,9 +207,7 @@ def _show_house(options: argparse.Namespace, settings: Settings, wanted: Wanted)
             print(events.encode(event).decode())
             continue
         start = datetime.fromisoformat(event["start"]).astimezone()
-        better, also = event.get("heard_better_by"), event.get("heard_also")
-        more = f"  ({better} acted)" if better else ""
-        more = f"  (also heard in {', '.join(also)})" if also else more
+        more = _other_rooms(event.get("heard_better_by"), event.get("heard_also"))
         when = coloured(f"{start:%Y-%m-%d %H:%M:%S}", DIM)
         print(f"{when}  {event['node']:12s}  {printable(event['text'])}{more}")
     if not count and not options.quiet:
@@ -288,9 +286,17 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
             sure = coloured(f"{percent(transcript.confidence) if known else '?':>4}", doubt)
             line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {transcript.text}"
             spoken = f"  (said: {transcript.correction})" if transcript.correction else ""
-            print(f"{line}{spoken}", flush=options.follow)
+            more = _other_rooms(transcript.heard_better_by, transcript.heard_also)
+            print(f"{line}{spoken}{more}", flush=options.follow)
 
     return show
+
+
+def _other_rooms(better: str | None, also: Sequence[str] | None) -> str:
+    """Return which room acted on a sentence that several rooms heard; "" if only one did."""
+    if also:
+        return f"  (also heard in {', '.join(also)})"
+    return f"  ({better} acted)" if better else ""
 
 
 def _say_total(settings: Settings, wanted: Wanted, count: int) -> None:

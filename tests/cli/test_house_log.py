@@ -51,6 +51,8 @@ def test_the_sentences_of_all_rooms_come_in_order_and_silent_rooms_are_named(
         ]  # fmt: skip
         assert rows[3].endswith("fourth  (also heard in hall)") and "\x1b" not in rows[2]
         assert shown.err == ""
+        assert main.main(["log", "--config", str(config)]) == 0
+        assert capsys.readouterr().out.endswith("fourth  (also heard in hall)\n")
         publish_once(broker.port, "roomscribe/office/availability", b"online", retain=True)
         assert log(config, "--grep", "FI", "--limit", "2", "--json") == 0
         shown = capsys.readouterr()
