@@ -29,6 +29,9 @@ FRONT, CENTRE, SURROUND = 0.5, 0.5**0.5, 0.5**1.5
 DRIFT_SHARE = 0.01
 """Share of a difference from the clock that is made good per block: smooths jitter, follows the
 sound card's own clock."""
+LARGEST_DRIFT = 0.0002
+"""The clocks of a stream's sender and of this machine may differ by this share."""
+LATE_PERIOD_S = 5.0
 
 
 def power_of(samples: Samples) -> float:
@@ -172,6 +175,37 @@ class SampleClock:
         self.began_s += self._late_s
         self._late_s = None
         return True
+
+
+class Arrival:
+    """Measures by how much sound arrives later than it did at its earliest. One thread pushes, any
+    thread reads `late_s`.
+
+    A stream does not tell when its sound was recorded. So the whole delay is unknown, and what is
+    known is by how much it has grown.
+    """
+
+    def __init__(self) -> None:
+        self._earliest_s = math.inf
+        """When the stream would have begun, by its earliest sound."""
+        self._now_s = self._since_s = 0.0
+        self._latest_s = self._latest_before_s = 0.0
+        """The largest delay of this period, and of the one before."""
+
+    @property
+    def late_s(self) -> float:
+        """The largest added delay of the last LATE_PERIOD_S and more."""
+        return max(self._latest_s, self._latest_before_s)
+
+    def push(self, now_s: float, received_s: float) -> None:
+        """Take note that `received_s` of sound had come when it was `now_s`."""
+        began_s = now_s - received_s
+        passed_s = now_s - self._now_s
+        self._earliest_s = min(self._earliest_s + LARGEST_DRIFT * passed_s, began_s)
+        self._now_s = now_s
+        if now_s >= self._since_s + LATE_PERIOD_S:
+            self._since_s, self._latest_before_s, self._latest_s = now_s, self._latest_s, 0.0
+        self._latest_s = max(self._latest_s, began_s - self._earliest_s)
 
 
 class Resampler:

@@ -6,6 +6,7 @@ and watched for digital silence and distortion.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, is_stream, stable_name
-from appliance.capture.frames import Framer, Resampler, SampleClock, is_clipped
+from appliance.capture.frames import Arrival, Framer, Resampler, SampleClock, is_clipped
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
-from appliance.records import FULL_SCALE, SAMPLE_RATE, EchoState, Frame
+from appliance.records import FULL_SCALE, SAMPLE_RATE, EchoState, Frame, StreamState
 
 if TYPE_CHECKING:
     from appliance.capture.echo import EchoCanceller
@@ -71,10 +72,11 @@ class Microphone:
     def __init__(self, settings: CaptureSettings, recorder: Recorder | None = None) -> None:
         """Opens it, with `recorder` if there is one already; raises DeviceError."""
         self._recorder = recorder or Recorder()
+        self._opening_s, self._opened_s = time.monotonic(), 0.0
         opened = self._recorder.open(settings.device, settings.block_ms)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
         self._levels = Levels(settings.silence_s)
-        self._is_stream = is_stream(settings.device)
+        self._arrival = Arrival() if is_stream(settings.device) else None
         self.name = opened.name
         self._reference, self._canceller = _open_reference(settings)
         self.description = stable_name(opened.name)
@@ -87,6 +89,13 @@ class Microphone:
         if self._canceller is None:
             return EchoState(problem=self._reference.problem)
         return replace(self._canceller.state, problem=self._reference.problem)
+
+    @property
+    def stream(self) -> StreamState | None:
+        """How a stream's sound arrives; None before the first, and for a sound card."""
+        if self._arrival is None or not self._opened_s:
+            return None
+        return StreamState(round(self._opened_s, 1), round(self._arrival.late_s, 1))
 
     @property
     def silence(self) -> str:
@@ -118,6 +127,7 @@ class Microphone:
                 sound = np.frombuffer(block.data, np.int16).reshape(-1, self._channels)
                 received += len(sound)
                 self._levels.push(sound, len(sound) / self.rate_hz)
+                self._date(block.end_s, received / self.rate_hz)
                 waiting.append(sound)
                 lost = stream.clock.follow(block.end_s, received / self.rate_hz, lost=block.lost)
                 if lost is None:
@@ -127,7 +137,7 @@ class Microphone:
                 yield from self._without_echo(stream.push(waiting))
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
-            fix = STREAM_FIX if self._is_stream else error.fix
+            fix = STREAM_FIX if self._arrival else error.fix
             raise DeviceError(
                 f"microphone {self.name!r}: expected sound, found {error}: {fix}"
             ) from error
@@ -135,6 +145,12 @@ class Microphone:
     def stop(self) -> None:
         """Makes `frames` end at once. Any thread."""
         self._recorder.interrupt()
+
+    def _date(self, end_s: float, received_s: float) -> None:
+        """Take note of when a stream's sound arrives."""
+        if self._arrival:
+            self._opened_s = self._opened_s or end_s - self._opening_s
+            self._arrival.push(time.monotonic(), received_s)
 
     def _without_echo(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         """The frames without what the loudspeakers play."""
@@ -212,6 +228,11 @@ class Source(Protocol):
     @property
     def echo(self) -> EchoState | None:
         """What the echo canceller does; None without a reference."""
+        ...
+
+    @property
+    def stream(self) -> StreamState | None:
+        """How a stream's sound arrives; None if there is none."""
         ...
 
     def frames(self) -> Iterator[Frame]:

@@ -82,7 +82,7 @@ class Recording:
         self.description = legible(self._sound.description)
 
     silence = trouble = ""
-    echo = None
+    echo = stream = None
 
     @property
     def duration_s(self) -> float:

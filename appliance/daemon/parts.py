@@ -110,6 +110,7 @@ class Parts:
             fleet=self._fleet_state(),
             listens=self.supervisor.listens,
             echo=self.supervisor.echo,
+            stream=self.supervisor.stream,
         )
 
     def stats(self) -> ApplianceStats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -154,6 +155,7 @@ def state(
         "uptime_s": rounded(appliance.uptime_s),
         **until,
         **_reference(appliance.echo),
+        **({"stream": asdict(appliance.stream)} if appliance.stream else {}),
         **wyoming,
         **rooms,
         **fleet,

@@ -164,7 +164,7 @@ class Player:
 
     description = "recorded sentences"
     silence = trouble = ""
-    echo = None
+    echo = stream = None
 
     def __init__(self, sounds: Sequence[Utterance]) -> None:
         self._sounds, self._stopped = sounds, False

@@ -55,6 +55,8 @@ class Camera(BaseHTTPRequestHandler):
     """A web stream with a password."""
 
     blocks = 10_000
+    stalls = threading.Event()
+    """Once set, the next block and all that follow are 0.8 s late."""
 
     def do_GET(self) -> None:
         if self.headers.get("Authorization") != AUTHORIZATION:
@@ -68,15 +70,18 @@ class Camera(BaseHTTPRequestHandler):
             for block in islice(wave(), self.blocks):
                 self.wfile.write(block)
                 time.sleep(0.095)
+                if self.stalls.is_set():
+                    self.stalls.clear()
+                    time.sleep(0.8)
 
     def log_message(self, *_: Any) -> None:
         """Prints nothing."""
 
 
 @contextmanager
-def camera(blocks: int = 10_000) -> Iterator[int]:
+def camera(blocks: int = 10_000, stalls: threading.Event | None = None) -> Iterator[int]:
     """The port of a running stream that ends after so many blocks."""
-    handler = type("Camera", (Camera,), {"blocks": blocks})
+    handler = type("Camera", (Camera,), {"blocks": blocks, "stalls": stalls or threading.Event()})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -104,11 +109,19 @@ def test_streams_are_told_from_sound_cards_and_named_without_their_secrets() -> 
 
 @needs_ffmpeg
 def test_a_web_stream_is_a_microphone_and_its_password_is_in_no_process_list() -> None:
-    with camera() as port:
+    stalls = threading.Event()
+    with camera(stalls=stalls) as port:
         device = f"http://admin:s3cret%2Ftv@127.0.0.1:{port}/live?token=abc"
         with Microphone(CaptureSettings(device=device)) as microphone:
             assert microphone.name == f"http://127.0.0.1:{port}/live"
-            frames = list(islice(microphone.frames(), 20))
+            assert microphone.stream is None
+            coming = microphone.frames()
+            frames = list(islice(coming, 20))
+            stalls.set()
+            assert any(
+                microphone.stream and microphone.stream.late_s >= 0.5 for _ in islice(coming, 300)
+            )
+            assert microphone.stream and microphone.stream.opened_s > 0
             assert "ffmpeg" in command_lines()
             assert "s3cret" not in command_lines() and "token=abc" not in command_lines()
     loud = np.concatenate([frame.samples for frame in frames[5:]]).astype(float)

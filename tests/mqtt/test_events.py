@@ -29,8 +29,10 @@ from appliance.records import (
     AssistReply,
     Correction,
     Discarded,
+    EchoState,
     Partial,
     Phrase,
+    StreamState,
     Transcript,
     new_id,
 )
@@ -259,7 +261,8 @@ def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
     ill = replace(STATE, status="degraded", reasons=("unplugged",), uptime_s=math.nan)
     ill = replace(ill, rooms=("hall",))
     muted = replace(STATE, status="muted", muted=True)
-    for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT)):
+    camera = replace(STATE, stream=StreamState(opened_s=1.2, late_s=0.4), echo=EchoState(21.0, 120))
+    for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT), camera):
         check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
     bare, full = (
         ApplianceStats({}, 1.0),

@@ -24,7 +24,7 @@ class FakeSource:
 
     description = "a fake microphone"
     silence = trouble = ""
-    echo = None
+    echo = stream = None
 
     def __init__(
         self, script: Iterable[Frame], before_each: Callable[[], object] = lambda: None

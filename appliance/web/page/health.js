@@ -33,8 +33,15 @@ function echo(reference) {
   return `${drop}${reference.delay_ms} ms delay`;
 }
 
+/** Return how a stream's sound arrives, in words; undefined for a sound card. */
+function arrival(stream) {
+  if (!stream) return undefined;
+  return `First sound after ${stream.opened_s.toFixed(1)} s, now up to ${stream.late_s.toFixed(1)} s later than at its earliest`;
+}
+
 const stateFigures = (state) => figures([
   ["Microphone", state.microphone === "none" ? "None" : state.microphone],
+  ["Stream", arrival(state.stream)],
   ["Loudspeakers removed", echo(state.reference)],
   ["Model", state.model], ["Encoder", state.encoder], ["Version", state.version],
   ["Running for", duration(state.uptime_s)],
