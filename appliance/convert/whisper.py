@@ -200,7 +200,7 @@ def write_step(
     graph.output(logits, "logits", ("wanted", size))
     graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("wanted", size))
     started = graph.input("started", ("started",), TensorProto.INT64)
-    others = _left_out_logits(graph, graph.node("Gather", final, started), checkpoint, size)
+    others = _left_out_logits(graph, graph.node("Gather", final, started), checkpoint, bundle)
     graph.output(others, "left_out", ("started", config.vocab_size - size))
     if int4_scan:
         end = np.searchsorted(kept, [bundle.tokens.end_of_text])
@@ -262,7 +262,7 @@ def write_joint(checkpoint: Checkpoint, bundle: Bundle, step: RuntimeGraph, fold
     words.output(logits, "logits", ("wanted", len(kept)))
     words.output(words.node("Softmax", "logits", axis=-1), "odds", ("wanted", len(kept)))
     started = words.input("started", ("started",), TensorProto.INT64)
-    others = _left_out_logits(words, words.node("Gather", final, started), checkpoint, len(kept))
+    others = _left_out_logits(words, words.node("Gather", final, started), checkpoint, bundle)
     words.output(others, "left_out", ("started", config.vocab_size - len(kept)))
     words.save(folder / WORDS_FILE, "whisper_words")
     return True
@@ -340,15 +340,28 @@ def _rescore(
     graph.output(graph.reshape(exact, -1, BEST + 1), "exact", ("wanted", BEST + 1))
 
 
-def _left_out_logits(graph: RuntimeGraph, final: str, checkpoint: Checkpoint, size: int) -> str:
-    """Logits (s, vocabulary - K) of states (s, d); K is `size`."""
-    config = checkpoint.config
-    start = (2 if graph.int8 else 4) * size * config.d_model
-    shape = (config.vocab_size - size, config.d_model)
-    rows = graph.elsewhere(f"{EMBEDDING}.left_out", shape, EMBEDDING_FILE, start)
+def _left_out_logits(
+    graph: RuntimeGraph, final: str, checkpoint: Checkpoint, bundle: Bundle
+) -> str:
+    """Logits (s, vocabulary - K) of states (s, d).
+
+    onnxruntime keeps a table of float16 in memory as float32, so of many tokens of text those are
+    computed in 8 bits, as they would be if they were kept.
+    """
+    table, left_out, size = checkpoint.weights[EMBEDDING], bundle.left_out, len(bundle.kept)
+    texts = int(np.searchsorted(left_out, bundle.tokens.end_of_text))
+    if not graph.int8 or texts <= ROWS_AT_ONCE:
+        texts = 0
+    name, width = f"{EMBEDDING}.left_out", table.shape[1]
+    start = (2 if graph.int8 else 4) * (size + texts) * width
+    rows = graph.elsewhere(name, (len(left_out) - texts, width), EMBEDDING_FILE, start)
     if graph.int8:
         rows = graph.node("Cast", rows, to=TensorProto.FLOAT)
-    return graph.node("Gemm", final, rows, transB=1)
+    others = graph.node("Gemm", final, rows, transB=1)
+    if not texts:
+        return others
+    text = graph.project(final, f"{name}.text", table[left_out[:texts]].T)
+    return graph.node("Concat", text, others, axis=1)
 
 
 def _attend_to_text(

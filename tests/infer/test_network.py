@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,8 @@ from rigs.plain_decoder import PlainDecoder, pad
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import WhisperConfig
 from appliance.infer.decoder import Decoder
+from appliance.infer.network import Network
+from appliance.lab.benchmark.subject import OTHER_LETTERS, SHAPES, write_random_checkpoint
 from appliance.model.bundle import Bundle, Guards, load_bundle
 
 TOLERANCE = 1e-5
@@ -115,3 +117,37 @@ def test_every_shape_and_window_pads_exactly(
         found = pair.decoder.step(pair.decoder.start(pair.states(2)), tokens)
         expected = pair.plain.logits(pad(pair.states(2), positions), tokens)
         assert off(found, expected) < TOLERANCE
+
+
+def test_a_model_for_latin_letters_scores_its_tokens_as_the_whole_model_does(
+    tmp_path: Path,
+) -> None:
+    config = replace(
+        SHAPES["tiny"],
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        encoder_attention_heads=2,
+    )
+    checkpoint = write_random_checkpoint(config, tmp_path / "checkpoint")
+    states = np.random.Generator(np.random.PCG64(3)).standard_normal((50, 16), np.float32)
+    kept, found = [], []
+    for latin in (False, True):
+        folder = tmp_path / f"latin-{latin}"
+        build_bundle(checkpoint, folder, Recipe("pair", 1.0, quantize="int8", latin=latin))
+        bundle = load_bundle(folder)
+        network = Network(bundle, 1)
+        network.begin(states, 1500)
+        step = network.advance(bundle.prompt, (0, len(bundle.prompt) - 1), (0,))
+        scores: NDArray[np.float32] = np.empty(bundle.vocabulary_size, np.float32)
+        scores[bundle.kept], scores[bundle.left_out] = step.logits[0], step.left_out[0]
+        found.append(scores)
+        kept.append(bundle.kept)
+        assert network.advance((5,), (0,)).left_out.shape == (0, len(bundle.left_out))
+    whole, narrow = found
+    others = np.setdiff1d(kept[0], kept[1])
+    assert len(others) == OTHER_LETTERS
+    assert whole[kept[1]].tobytes() == narrow[kept[1]].tobytes()
+    # the others are products of 8 bits, too, but the state has another scale
+    assert 0 < np.abs(whole - narrow)[others].max() < 0.03 * np.abs(whole).max()
