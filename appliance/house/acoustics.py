@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture import frame_powers
-from appliance.house.sketch import LONGEST_STEPS
-from appliance.records import SAMPLE_RATE, Window
+from appliance.house.sketch import LONGEST_STEPS, STEP_S
+from appliance.records import FULL_SCALE, SAMPLE_RATE, Samples, Window
 
 Powers = NDArray[np.float64]
 
 PRE_ROLL_S = 0.25
-"""The silence before speech is left out of the sketch: it is the same for all sentences."""
-FRAMES_PER_STEP = 3
-"""Frames of 20 ms in a step of the sketch."""
-STEP_DB = 3.0
-LEVELS = 16
-"""A sketch tells LEVELS levels apart, STEP_DB each, from the loudest down."""
+"""The sketch begins after this part of the silence before speech, which says nothing about it."""
+EDGES_HZ = (200, 500, 900, 1400, 2200)
+"""Bands of the sketch: a door leaves these of speech."""
+SPECTRUM = round(0.12 * SAMPLE_RATE)
+"""Samples of a spectrum. There is one per step."""
+RISE_STEPS = 2
+"""A band rises in a step if it is louder than so many steps before."""
+QUIET = 1e-9
+"""Power that is added to each band: that of a sound that no microphone hears."""
 DECAY_FRAMES = 5
 """The fall of the level is measured over 100 ms."""
 DECAY_SHARE = 0.05
@@ -42,18 +46,25 @@ def measure_window(window: Window) -> Measurement:
     """Return the measurement of a window. The sketch ends where its speech does."""
     powers = np.maximum(frame_powers(window.samples), 1e-10)
     begin, end_s = round(PRE_ROLL_S * SAMPLE_RATE), window.speech_end_s - window.start_s
-    spoken = np.maximum(frame_powers(window.samples[begin : round(end_s * SAMPLE_RATE)]), 1e-10)
+    spoken = window.samples[begin : round(end_s * SAMPLE_RATE)]
     return Measurement(_sketch(spoken), _decay_db(10 * np.log10(powers)))
 
 
-def _sketch(powers: Powers) -> bytes:
-    whole = len(powers) // FRAMES_PER_STEP
-    if not whole:
+def _sketch(samples: Samples) -> bytes:
+    step = round(STEP_S * SAMPLE_RATE)
+    spectra = min((len(samples) - SPECTRUM) // step + 1, LONGEST_STEPS + RISE_STEPS)
+    if spectra <= RISE_STEPS:
         return b""
-    steps = powers[len(powers) - whole * FRAMES_PER_STEP :].reshape(whole, FRAMES_PER_STEP)
-    decibels = 10 * np.log10(steps.mean(axis=1))[-LONGEST_STEPS:]
-    levels = (decibels - decibels.max()) / STEP_DB + LEVELS - 1
-    return bytes(np.clip(np.round(levels), 0, LEVELS - 1).astype(np.uint8))
+    ends = len(samples) - step * np.arange(spectra)[::-1]
+    pieces = samples[ends[:, None] - np.arange(SPECTRUM, 0, -1)] * np.hanning(SPECTRUM)
+    powers = np.square(np.abs(np.fft.rfft(pieces / FULL_SCALE)))
+    hz = np.fft.rfftfreq(SPECTRUM, 1 / SAMPLE_RATE)
+    bands = [
+        powers[:, (low <= hz) & (hz < high)].sum(axis=1) + QUIET
+        for low, high in itertools.pairwise(EDGES_HZ)
+    ]
+    rises = np.array([band[RISE_STEPS:] > band[:-RISE_STEPS] for band in bands])
+    return bytes(int(step) for step in (1 << np.arange(len(bands))) @ rises)
 
 
 def _decay_db(decibels: Powers) -> float | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.house.sketch import is_same_sound
+from appliance.house.sketch import agreement
 
-SAME_END_S = 0.5
-"""Two rooms that hear one sentence find its end within this time of each other. In simulated rooms
-the median of the difference is 0.03 s."""
+SAME_START_S, SAME_END_S = 0.2, 0.5
+"""Two rooms that hear one sentence find its start or its end within this time of each other. In
+simulated rooms the median of the differences is 0.03 s. A room that is far away may miss the first
+or the last word, and one may cut a sentence in two where another does not."""
+SAME, SURELY_SAME = 1.95, 2.6
+"""Agreement of two sketches from which on they are of one sound: if its start or its end agrees,
+and if neither does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Claim:
     score: float
     """How well it was heard; higher is better."""
     sketch: bytes = b""
-    """The course of the sound's level; empty if unknown."""
+    """When the sound rises; empty if unknown."""
     last: bool = True
     """False if the utterance continues."""
 
@@ -78,9 +82,14 @@ def sender(message: Message) -> str:
 
 
 def is_same_sentence(one: Claim, other: Claim) -> bool:
-    """Return True if two claims are about one sentence: they overlap, end together, and their sound
-    has the same course."""
+    """Return True if two claims are about one sentence: they overlap, and their sound agrees."""
     overlap_s = min(one.end_s, other.end_s) - max(one.start_s, other.start_s)
-    if overlap_s <= 0 or abs(one.end_s - other.end_s) > SAME_END_S:
+    if overlap_s <= 0:
         return False
-    return is_same_sound(one.sketch, other.sketch, other.end_s - one.end_s)
+    ends_together = abs(one.end_s - other.end_s) <= SAME_END_S
+    starts_together = abs(one.start_s - other.start_s) <= SAME_START_S
+    found = agreement(one.sketch, other.sketch, other.end_s - one.end_s)
+    if found is None:  # too little sound to compare
+        longer_s = max(one.end_s - one.start_s, other.end_s - other.start_s)
+        return ends_together and overlap_s > longer_s / 2
+    return found >= (SAME if ends_together or starts_together else SURELY_SAME)

@@ -570,18 +570,22 @@ class Publisher(Listener):
         for message in self._connection.take_messages():
             self._handle_message(now_s, message)
         if self._rooms:
-            self._publish_posts(self._rooms, now_s)
+            self._publish_posts(self._rooms)
         self._delivery.limit_outbox(now_s)
         if self._connection.is_connected:
             self._publish_due(now_s)
         # The cursor is stored last, once a step, and never passes an unacknowledged transcript.
         if self._rooms:  # a sentence that was just published may be acted on
-            self._publish_posts(self._rooms, now_s)
+            self._publish_posts(self._rooms)
         self._outbox.save_cursor()
 
-    def _publish_posts(self, rooms: RoomExchange, now_s: float) -> None:
-        """Exchange messages with other rooms. Raises BrokerError."""
-        for post in rooms.poll(now_s):
+    def _publish_posts(self, rooms: RoomExchange) -> None:
+        """Exchange messages with other rooms. Raises BrokerError.
+
+        They compare clocks, so they need the present time and not that of the step's beginning: a
+        slow disk or broker may have delayed the step since.
+        """
+        for post in rooms.poll(time.monotonic()):
             if self._connection.is_connected:
                 message = OutgoingMessage(post.topic, post.payload, expiry_s=post.expiry_s)
                 self._connection.send(message)
@@ -668,7 +672,9 @@ class Publisher(Listener):
         if self._former.take(message):
             return
         payload, retained = message.payload, message.retained
-        if self._rooms and self._rooms.take(message.topic, payload, retained=retained, now_s=now_s):
+        if self._rooms and self._rooms.take(
+            message.topic, payload, retained=retained, now_s=time.monotonic()
+        ):
             return
         if message.topic == self._home_assistant.status_topic:
             self._presence.on_status(now_s, message)

@@ -35,9 +35,8 @@ from train.texts import commands
 from appliance.config import Settings
 from appliance.daemon.transcription import compose
 from appliance.house.acoustics import measure_window
-from appliance.house.claims import SAME_END_S
+from appliance.house.claims import SAME_END_S, Claim, is_same_sentence
 from appliance.house.score import WEIGHTS, properties
-from appliance.house.sketch import SAME, correlation, is_same_sound
 from appliance.infer.gates import judge
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
@@ -73,6 +72,11 @@ class Heard:
     def score(self) -> float:
         """The score with the shipped weights."""
         return sum(WEIGHTS[name] * value for name, value in self.found.items())
+
+    def claim(self, later_s: float = 0.0) -> Claim:
+        """What the room claims if it heard this so much later."""
+        start_s, end_s = self.start_s + later_s, self.end_s + later_s
+        return Claim("", "", "", start_s, end_s, 1, self.score(), self.sketch)
 
 
 @dataclass(frozen=True)
@@ -211,20 +215,15 @@ def report(name: str, pairs: Sequence[Pair]) -> None:
     )
     print(f"    same text in both rooms       {sum(near.text == far.text for near, far in both)}")
     chance = random.Random(SEED)
-    same = [correlation(near.sketch, far.sketch, far.end_s - near.end_s) for near, far in both]
-    known = [one for one in same if one is not None]
-    print(
-        f"    one sentence taken for two    {sum(one < SAME for one in known)} of {len(known)} "
-        f"(least correlation {min(known, default=1):.2f})"
-    )
+    split = sum(not is_same_sentence(near.claim(), far.claim()) for near, far in both)
+    print(f"    one sentence taken for two    {split} of {len(both)}")
     others = [
-        (one, two, chance.uniform(-OVERLAP_S, OVERLAP_S))
+        (one, two, one.end_s - two.end_s + chance.uniform(-OVERLAP_S, OVERLAP_S))
         for (one, _), (again, two) in itertools.permutations(both, 2)
         if one.text != again.text
     ]
     mixed = sum(
-        abs(apart_s) <= SAME_END_S and is_same_sound(one.sketch, two.sketch, apart_s)
-        for one, two, apart_s in others
+        is_same_sentence(one.claim(), two.claim(later_s)) for one, two, later_s in others
     )
     share = 100 * mixed / max(1, len(others))
     print(f"    two sentences at once taken for one  {mixed} of {len(others)} ({share:.1f} %)")

@@ -13,8 +13,9 @@ from rigs.recordings import sentences
 
 from appliance.capture.recording import Recording
 from appliance.house.acoustics import measure_window
+from appliance.house.claims import SAME, SURELY_SAME, Claim, is_same_sentence
 from appliance.house.score import score
-from appliance.house.sketch import LONGEST_STEPS, STEP_S, correlation, is_same_sound
+from appliance.house.sketch import LONGEST_STEPS, agreement
 from appliance.records import SAMPLE_RATE, Window
 
 Sound = NDArray[np.float64]
@@ -45,35 +46,52 @@ def far(sound: Sound) -> Sound:
     return np.asarray(np.convolve(heard, np.ones(8) / 8, "same") * 0.4)
 
 
-def test_a_sketch_is_alike_in_another_room_and_not_for_another_sentence() -> None:
+def claim(sound: Sound, end_s: float, begin_s: float = 0.0) -> Claim:
+    """A room hears the sound, which ends then; it misses what is before `begin_s`."""
+    heard = window(sound[round(begin_s * SAMPLE_RATE) :])
+    start_s = end_s - heard.speech_end_s
+    return Claim("", "", "", start_s, end_s, 1, 0.0, measure_window(heard).sketch)
+
+
+def test_two_rooms_hear_one_sentence_and_two_people_say_two() -> None:
     sounds = [read(number) for number in range(6)]
-    near = [measure_window(window(one)).sketch for one in sounds]
-    there = [measure_window(window(far(one))).sketch for one in sounds]
-    assert {len(one) for one in near} <= set(range(8, LONGEST_STEPS + 1))
-    assert all(is_same_sound(*pair, 0.0) for pair in zip(near, there, strict=True))
-    apart = [
-        is_same_sound(near[one], there[other], (one - other) * 0.1)
+    near = [claim(one, 9.0) for one in sounds]
+    assert {len(one.sketch) for one in near} <= set(range(8, LONGEST_STEPS + 1))
+    there = [claim(far(one), 9.05) for one in sounds]
+    assert all(is_same_sentence(*pair) for pair in zip(near, there, strict=True))
+    mixed = [
+        is_same_sentence(near[one], claim(far(sounds[other]), 9.0 + (one - other) * 0.3))
         for one in range(6)
         for other in range(6)
         if one != other
     ]
-    assert sum(apart) <= 3, "two sentences whose ends are 0.1 to 0.5 s apart"
+    assert sum(mixed) <= 1, "two sentences at once"
+
+
+def test_a_room_may_miss_the_end_or_the_beginning() -> None:
+    sound = read(0)
+    whole, missing_s = claim(sound, 9.0), 0.8
+    cut = claim(far(sound[: -round(missing_s * SAMPLE_RATE)]), 9.0 - missing_s)
+    late = claim(far(sound), 9.0, missing_s)
+    assert is_same_sentence(whole, cut) and is_same_sentence(cut, whole)
+    assert is_same_sentence(whole, late) and is_same_sentence(late, whole)
+    other = claim(far(read(3)[: -round(missing_s * SAMPLE_RATE)]), 9.0 - missing_s)
+    assert not is_same_sentence(whole, other)
 
 
 def test_steps_are_compared_by_their_time() -> None:
-    sound = read(0)
-    whole = measure_window(window(sound)).sketch
-    later = 4 * STEP_S
-    cut = measure_window(window(sound[: -round(later * SAMPLE_RATE)])).sketch
-    right, wrong = correlation(cut, whole, later), correlation(cut, whole, -later)
-    assert right is not None and wrong is not None
-    assert right > 0.9 > wrong
+    sketch = claim(read(0), 9.0).sketch
+    at_once, apart = agreement(sketch, sketch, 0.0), agreement(sketch, sketch, 0.4)
+    assert at_once is not None and apart is not None
+    assert at_once > SURELY_SAME > SAME > apart
 
 
 def test_short_sketches_are_not_compared() -> None:
-    assert correlation(b"\x01" * 7, b"\x02" * 30, 0.0) is None
-    assert is_same_sound(b"", bytes(range(15)), 0.0)
+    assert agreement(b"\x01" * 7, b"\x02" * 30, 0.0) is None
     assert measure_window(Window("", 1, True, np.zeros(100, np.int16), 0.0, 0.0, 0.0)).sketch == b""
+    word, sentence = claim(read(0)[: round(0.9 * SAMPLE_RATE)], 9.0), claim(read(0), 9.0)
+    assert word.sketch == b"" and is_same_sentence(word, word)
+    assert not is_same_sentence(word, sentence)
 
 
 def test_reverberation_makes_the_level_fall_more_slowly() -> None:

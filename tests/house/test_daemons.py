@@ -1,0 +1,101 @@
+"""Two daemons as shipped hear one sentence, on a real Mosquitto and beside a Home Assistant."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rigs.broker import Broker
+from rigs.checkout import ROOT, SPEECH
+from rigs.command import roomscribe
+from rigs.daemon import daemon, log_of, write_config
+from rigs.home_websocket import DEVICE, TOKEN, Hub
+from rigs.microphone import PulseMicrophone
+from rigs.mqtt_client import Subscriber
+from rigs.needs import needs_broker, needs_microphone
+from rigs.waiting import until
+
+NODES = ("kitchen", "hall")
+SENTENCE = SPEECH / "08.flac"
+"""Turn off the cellar fan."""
+START_S, WITHIN_S = 90.0, 30.0
+
+
+def configure(folder: Path, node: str, model: Path, broker: Broker, hub: Hub) -> Path:
+    """A room that hands sentences to Assist."""
+    room = folder / node
+    room.mkdir()
+    token = room / "token"
+    token.write_text(TOKEN, encoding="utf-8")
+    token.chmod(0o600)
+    return write_config(
+        room,
+        broker.port,
+        appliance={"node": node},
+        model={"bundle": model},
+        homeassistant={"url": hub.url, "token_file": token},
+        assist={"phrase": "turn"},
+        history={"enabled": True},
+    )
+
+
+def unmarked_model(folder: Path) -> Path:
+    """The built-in model, not marked as a demonstration: Assist acts on no sentence of one."""
+    model = folder / "model"
+    shutil.copytree(ROOT / "appliance" / "bundles" / "home-en", model)
+    file = model / "bundle.json"
+    table = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(table | {"demo_model": False}), encoding="utf-8")
+    return model
+
+
+def knows(heard: Subscriber, node: str, other: str) -> bool:
+    """The room's state lists the other one."""
+    states: list[dict[str, Any]] = [json.loads(one) for one in heard.payloads("state", node)]
+    return bool(states) and states[-1].get("rooms") == [other]
+
+
+def spoken(heard: Subscriber, node: str) -> list[dict[str, Any]]:
+    """The room's transcripts."""
+    return [json.loads(one) for one in heard.payloads("transcript", node)]
+
+
+def house() -> Hub:
+    """A Home Assistant that has the two appliances and a cellar."""
+    hub = Hub()
+    hub.devices = [
+        DEVICE | {"id": node, "identifiers": [["mqtt", f"roomscribe_{node}"]]} for node in NODES
+    ]
+    hub.areas.append({"area_id": "cellar", "name": "Cellar", "aliases": [], "floor_id": None})
+    return hub
+
+
+@needs_broker
+@needs_microphone
+def test_of_two_daemons_that_hear_a_sentence_one_acts_and_all_can_see_which(tmp_path: Path) -> None:
+    model = unmarked_model(tmp_path)
+    microphone = PulseMicrophone(tmp_path / "microphone")
+    with Broker() as broker, house() as hub, microphone, Subscriber(broker.port) as heard:
+        kitchen, hall = (configure(tmp_path, node, model, broker, hub) for node in NODES)
+        environment = microphone.environment
+        with daemon(kitchen, environment=environment), daemon(hall, environment=environment):
+            until(lambda: knows(heard, *NODES) and knows(heard, *reversed(NODES)), START_S)
+            until(lambda: len(hub.tokens) == len(NODES), WITHIN_S)
+            until(lambda: microphone.listeners() == len(NODES), WITHIN_S)
+            microphone.speak(SENTENCE)
+            until(lambda: all(spoken(heard, node) for node in NODES), WITHIN_S)
+            until(lambda: "acts on it" in log_of(kitchen) + log_of(hall), WITHIN_S)
+            until(lambda: hub.runs, WITHIN_S)
+            shown = roomscribe("log", "--house", "--config", hall).stdout
+        assert len(hub.runs) == 1
+    (act,) = [json.loads(one) for node in NODES for one in heard.payloads("act", node)]
+    better, worse = act["node"], NODES[act["node"] == NODES[0]]
+    transcripts = [one for node in NODES for one in spoken(heard, node)]
+    assert [one["arbitrated"] for one in transcripts] == [True, True]
+    assert act["id"] in [one["id"] for one in transcripts]
+    assert act["heard_also"] == [worse]
+    lines = {line.split()[2]: line for line in shown.splitlines()}
+    assert lines[better].endswith(f"(also heard in {worse})")
+    assert lines[worse].endswith(f"({better} acted)")
