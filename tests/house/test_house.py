@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,10 +69,14 @@ def test_of_two_rooms_the_one_that_heard_better_acts_and_both_logs_know(
         until(lambda: kitchen.house.rooms == ("hall",) and hall.house.rooms == ("kitchen",))
         begun = [(room, room.begin()) for room in (kitchen, hall)]
         until(lambda: len(claims(heard)) == 2)
+        end_s = time.monotonic()
         ends = [
-            room.end(utterance, SENTENCE, level_dbfs=-30.0 if room is hall else -45.0, report=False)
+            room.end(
+                utterance, SENTENCE, ago_s=time.monotonic() - end_s, report=False,
+                level_dbfs=-30.0 if room is hall else -45.0,
+            )
             for room, utterance in begun
-        ]
+        ]  # fmt: skip
         for (room, _), spoken in zip(begun, ends, strict=True):
             room.report(spoken)
         until(lambda: hall.assist.actions and acts(heard, "hall"))
