@@ -9,6 +9,7 @@ time, which the claims have.
 
 from __future__ import annotations
 
+import functools
 import math
 
 STEP_S = 0.05
@@ -18,20 +19,20 @@ LONGEST_STEPS = 42
 """A sketch describes the last 2.1 s of the speech at most."""
 LEAST_STEPS = 8
 """Shorter sketches are not compared: they could be of anything."""
-UNSURE_STEPS = 1
-"""Two machines disagree about the time of a sound by this much: sound cards have buffers."""
 
 
-def agreement(one: bytes, other: bytes, apart_s: float) -> float | None:
+@functools.lru_cache(maxsize=64)
+def agreement(one: bytes, other: bytes, apart_s: float, unsure_s: float) -> float | None:
     """Return how much two sketches agree where both have heard the same moments.
 
     It is the share of equal bits above that of unequal ones, times the square root of the steps, so
     that sketches of different sounds have values around 0, however long they are; the best of some
-    shifts is mostly below 2. `other` ends `apart_s` later than `one`. None if too few steps are
-    common.
+    shifts is mostly below 2. `other` ends `apart_s` later than `one`, give or take `unsure_s`. None
+    if too few steps are common.
     """
-    lag, found = apart_s / STEP_S, list[float]()
-    for shift in range(math.floor(lag) - UNSURE_STEPS, math.ceil(lag) + UNSURE_STEPS + 1):
+    first, last = (apart_s - unsure_s) / STEP_S, (apart_s + unsure_s) / STEP_S
+    found = list[float]()
+    for shift in range(math.floor(first), math.ceil(last) + 1):
         left = one[: len(one) + shift] if shift < 0 else one
         right = other[: len(other) - shift] if shift > 0 else other
         steps = min(len(left), len(right))

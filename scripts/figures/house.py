@@ -222,9 +222,7 @@ def report(name: str, pairs: Sequence[Pair]) -> None:
         for (one, _), (again, two) in itertools.permutations(both, 2)
         if one.text != again.text
     ]
-    mixed = sum(
-        is_same_sentence(one.claim(), two.claim(later_s)) for one, two, later_s in others
-    )
+    mixed = sum(is_same_sentence(one.claim(), two.claim(later_s)) for one, two, later_s in others)
     share = 100 * mixed / max(1, len(others))
     print(f"    two sentences at once taken for one  {mixed} of {len(others)} ({share:.1f} %)")
 

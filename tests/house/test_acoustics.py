@@ -13,7 +13,7 @@ from rigs.recordings import sentences
 
 from appliance.capture.recording import Recording
 from appliance.house.acoustics import measure_window
-from appliance.house.claims import SAME, SURELY_SAME, Claim, is_same_sentence
+from appliance.house.claims import SAME, SOUND_S, SURELY_SAME, Claim, is_same_sentence
 from appliance.house.score import score
 from appliance.house.sketch import LONGEST_STEPS, agreement
 from appliance.records import SAMPLE_RATE, Window
@@ -80,14 +80,16 @@ def test_a_room_may_miss_the_end_or_the_beginning() -> None:
 
 
 def test_steps_are_compared_by_their_time() -> None:
-    sketch = claim(read(0), 9.0).sketch
-    at_once, apart = agreement(sketch, sketch, 0.0), agreement(sketch, sketch, 0.4)
+    here = claim(read(0), 9.0)
+    at_once = agreement(here.sketch, here.sketch, 0.0, SOUND_S)
+    apart = agreement(here.sketch, here.sketch, 0.4, SOUND_S)
     assert at_once is not None and apart is not None
     assert at_once > SURELY_SAME > SAME > apart
+    assert is_same_sentence(here, claim(far(read(0)), 9.4)), "a camera whose sound comes later"
 
 
 def test_short_sketches_are_not_compared() -> None:
-    assert agreement(b"\x01" * 7, b"\x02" * 30, 0.0) is None
+    assert agreement(b"\x01" * 7, b"\x02" * 30, 0.0, 0.0) is None
     assert measure_window(Window("", 1, True, np.zeros(100, np.int16), 0.0, 0.0, 0.0)).sketch == b""
     word, sentence = claim(read(0)[: round(0.9 * SAMPLE_RATE)], 9.0), claim(read(0), 9.0)
     assert word.sketch == b"" and is_same_sentence(word, word)

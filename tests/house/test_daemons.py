@@ -86,7 +86,7 @@ def test_of_two_daemons_that_hear_a_sentence_one_acts_and_all_can_see_which(tmp_
             until(lambda: microphone.listeners() == len(NODES), WITHIN_S)
             microphone.speak(SENTENCE)
             until(lambda: all(spoken(heard, node) for node in NODES), WITHIN_S)
-            until(lambda: "acts on it" in log_of(kitchen) + log_of(hall), WITHIN_S)
+            until(lambda: "better and acts on it" in log_of(kitchen) + log_of(hall), WITHIN_S)
             until(lambda: hub.runs, WITHIN_S)
             shown: list[str] = []
 
