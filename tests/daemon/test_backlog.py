@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,18 @@ WINDOW_S = 6.0
 NOWHERE = Path("/nowhere/at/all")
 
 
+OPENED: list[Backlog] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close the backlogs of a test, also those of processes that it takes for dead."""
+    yield
+    for opened in OPENED:
+        opened.close()
+    OPENED.clear()
+
+
 class Rig:
     """A backlog, with or without a spool."""
 
@@ -43,6 +56,7 @@ class Rig:
         )
         self.discarded: list[Discarded] = []
         self.backlog = Backlog(Settings(spool=chosen), self.health, self.discarded.append)
+        OPENED.append(self.backlog)
 
     def push(self, number: int, seconds: float = WINDOW_S) -> list[Window]:
         windows = [a_window(f"u{place}", seconds) for place in range(number)]
