@@ -95,17 +95,20 @@ class Browser:
 
     def press(self, selector: str, text: str = "") -> None:
         """Clicks the first such element with that text or label, where a finger would."""
-        from selenium.webdriver.common.by import By
+        # one request for all of them: a list has a hundred buttons
+        labelled = (
+            "return [...document.querySelectorAll(arguments[0])].filter((one) =>"
+            " (one.innerText || one.ariaLabel || '').includes(arguments[1]))"
+        )
+        found: list[Any] = []
 
-        def find() -> Any:
-            for one in self.driver.find_elements(By.CSS_SELECTOR, selector):
-                shown = one.text or one.get_attribute("aria-label") or ""
-                if text in shown and one.is_displayed() and one.is_enabled():
-                    return one
-            return None
+        def find() -> bool:
+            shown = self.run(labelled, selector, text)
+            found[:] = [one for one in shown if one.is_displayed() and one.is_enabled()][:1]
+            return bool(found)
 
-        until(lambda: find() is not None, WITHIN_S)
-        one = find()
+        until(find, WITHIN_S)
+        one = found[0]
         self.run("arguments[0].scrollIntoView({block: 'center'})", one)
         one.click()
 

@@ -6,13 +6,18 @@ import time
 from collections.abc import Callable
 
 
-def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.02) -> bool:
-    """Wait until `condition` holds; return False if it does not within `within_s`."""
-    deadline_s = time.monotonic() + within_s
+def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.0) -> bool:
+    """Wait until `condition` holds; return False if it does not within `within_s`.
+
+    The longer it takes, the longer are the pauses between two looks, since many conditions ask
+    another process. `every_s` sets one length for all.
+    """
+    begun_s = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline_s:
+        waited_s = time.monotonic() - begun_s
+        if waited_s > within_s:
             return False
-        time.sleep(every_s)
+        time.sleep(every_s or min(0.2, max(0.01, waited_s / 10)))
     return True
 
 
