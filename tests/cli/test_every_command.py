@@ -170,6 +170,8 @@ def test_names_that_are_not_utf_8_are_taken_and_shown(house: Path, command: str)
     assert odd.returncode == usual.returncode, odd.stderr
     if re.search(f"{house}/no(thing|where)", usual.stdout + usual.stderr):
         assert re.search(r"k\\(x|udc)fcche/no(thing|where)", odd.stdout + odd.stderr)
+    if (odd.stdout + odd.stderr).isascii() and command != INTERPRETED:
+        return  # an ASCII terminal shows the same
     more = {"PYTHONUTF8": "0"} if command == INTERPRETED else {}
     plain = ended(command, house / ODD, more={"PYTHONIOENCODING": "ascii", **more})
     assert plain.returncode == usual.returncode

@@ -347,7 +347,7 @@ def test_of_sentences_that_nobody_said_the_best_is_the_one_that_an_exhaustive_se
     others = ["lights on", "good morning", "lock the front door", "stop", "what time is it"]
     wrong = sorted({*others, *(" ".join(text.split()[:-1]) or "no" for text in said)} - {*said})
     found = Phrases(network(tmp_path, *wrong), home, Tokenizer.open(home), decoder)
-    for _, states, duration_s in heard:
+    for _, states, duration_s in heard[::4]:
         decoder.decode(states, duration_s)
         scores = found._search(-math.inf)
         best = max(scores, key=scores.__getitem__)
