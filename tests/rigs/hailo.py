@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from rigs.hailo_simulator.control import Simulator, with_decoder, with_hef
 from rigs.models import HOME, ODD, random_weights, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.shapes import WhisperConfig
 from appliance.errors import RoomscribeError
 from appliance.infer.encoder import Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
@@ -40,12 +42,40 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
         simulator.leave()
 
 
+BUNDLES = "ROOMSCRIBE_TEST_BUNDLES"
+"""Variable that names the folder in which the processes of rigs.mutants share these bundles."""
+
+
 @pytest.fixture(scope="session")
-def hef_bundle(tmp_path_factory: pytest.TempPathFactory, checkpoint_folder: Path) -> Bundle:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
+    """Return a function that builds a bundle, or loads it if another process has built it."""
+
+    def find(name: str, build: Callable[[Path], Bundle]) -> Bundle:
+        if not (shared := os.environ.get(BUNDLES)):
+            return build(tmp_path_factory.mktemp(name))
+        folder = Path(shared) / name
+        finished = folder / "finished"
+        if finished.exists():
+            return load_bundle(Path(finished.read_text(encoding="utf-8")))
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        built = build(folder)
+        finished.write_text(str(built.folder), encoding="utf-8")
+        return built
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def hef_bundle(request: pytest.FixtureRequest, kept: Callable[..., Bundle]) -> Bundle:
     """A bundle of 2 s windows with a HEF for a Hailo-8. Not to be changed."""
-    folder = tmp_path_factory.mktemp("hailo")
-    build_bundle(checkpoint_folder, folder / "plain", Recipe("small", 2.0))
-    return with_hef(load_bundle(folder / "plain"), folder / "small")
+
+    def build(folder: Path) -> Bundle:
+        checkpoint: Path = request.getfixturevalue("checkpoint_folder")
+        build_bundle(checkpoint, folder / "plain", Recipe("small", 2.0))
+        return with_hef(load_bundle(folder / "plain"), folder / "small")
+
+    return kept("hailo", build)
 
 
 LENGTHS = {"home": 40, "odd": 45}
@@ -53,26 +83,32 @@ LENGTHS = {"home": 40, "odd": 45}
 
 
 @pytest.fixture(scope="session")
-def npu_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+def npu_bundles(kept: Callable[..., Bundle]) -> dict[str, Bundle]:
     """Bundles of 2 s windows with both HEFs for a Hailo-8. Not to be changed."""
-    bundles = {}
-    for name, config, seed in (("home", HOME, 1), ("odd", ODD, 3)):
-        folder = tmp_path_factory.mktemp(name)
+
+    def build(name: str, config: WhisperConfig, seed: int, folder: Path) -> Bundle:
         checkpoint = write_checkpoint(folder / "checkpoint", config, random_weights(config, seed))
         build_bundle(checkpoint, folder / "plain", Recipe(name, 2.0))
         encoding = with_hef(load_bundle(folder / "plain"), folder / name)
-        bundles[name] = with_decoder(encoding, checkpoint, LENGTHS[name])
-    return bundles
+        return with_decoder(encoding, checkpoint, LENGTHS[name])
+
+    return {
+        name: kept(name, partial(build, name, config, seed))
+        for name, config, seed in (("home", HOME, 1), ("odd", ODD, 3))
+    }
 
 
 @pytest.fixture(scope="session")
-def int8_npu_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def int8_npu_bundle(kept: Callable[..., Bundle]) -> Bundle:
     """A bundle as `model add` makes it, with both HEFs. Not to be changed."""
-    folder = tmp_path_factory.mktemp("int8")
-    checkpoint = write_checkpoint(folder / "checkpoint", HOME, random_weights(HOME, 1))
-    build_bundle(checkpoint, folder / "plain", Recipe("home", 2.0, quantize="int8"))
-    encoding = with_hef(load_bundle(folder / "plain"), folder / "home")
-    return with_decoder(encoding, checkpoint, LENGTHS["home"])
+
+    def build(folder: Path) -> Bundle:
+        checkpoint = write_checkpoint(folder / "checkpoint", HOME, random_weights(HOME, 1))
+        build_bundle(checkpoint, folder / "plain", Recipe("home", 2.0, quantize="int8"))
+        encoding = with_hef(load_bundle(folder / "plain"), folder / "home")
+        return with_decoder(encoding, checkpoint, LENGTHS["home"])
+
+    return kept("int8", build)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
     run([Change("appliance.infer.hailo.npu", "old", "new", "tests/...::test_...")], folder)
 
 A process imports the heavy libraries once and forks for each change: the child imports `appliance`
-afresh, with the changed source in place of the module's, and runs pytest on the one test.
+afresh, with the changed source in place of the module's, and runs pytest on the test. Tests of the
+same change share a child, and all children share the bundles that the first of them build.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PRELOADED = (
     "paho.mqtt.client", "sqlite3", "tomllib", "xxhash",
 )  # fmt: skip
 WITHIN_S = 30.0
-"""A child that takes longer is killed, and has no failures to tell."""
+"""A child that takes longer for each of its tests is killed, and has no failures to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def run(changes: Sequence[Change], folder: Path) -> list[list[str]]:
     """
     unwanted = ("COVERAGE", "PYTHONDONTWRITEBYTECODE")  # the tests are compiled once, not by each
     kept = {name: value for name, value in environment().items() if not name.startswith(unwanted)}
+    kept["ROOMSCRIBE_TEST_BUNDLES"] = str(folder / "bundles")
     asked = json.dumps([asdict(change) for change in changes])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "rigs.mutants", str(folder)],
@@ -102,35 +104,44 @@ class Finder(MetaPathFinder):
 
 
 class Failures:
-    """Collects what fails, as a plugin of pytest."""
+    """Collects the failures of each test, as a plugin of pytest."""
 
-    def __init__(self) -> None:
-        self.found: list[str] = []
+    def __init__(self, tests: Sequence[str]) -> None:
+        self.found: dict[str, list[str]] = {test: [] for test in tests}
 
-    def pytest_exception_interact(self, call: pytest.CallInfo[Any]) -> None:
+    def add(self, failure: str, test: str = "") -> None:
+        """Add a failure to a test; to every test if it is none of theirs alone."""
+        for each in [test] if test in self.found else self.found:
+            self.found[each].append(failure)
+
+    def pytest_exception_interact(
+        self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any]
+    ) -> None:
         assert call.excinfo
         said = " ".join(str(call.excinfo.value).split())
-        self.found.append(f"{call.excinfo.typename}: {said}")
+        self.add(f"{call.excinfo.typename}: {said}", node.nodeid)
 
 
-def child(change: Change, folder: Path, answer: int) -> None:
-    """Runs the test and writes what failed; does not return."""
+def child(changes: Sequence[Change], folder: Path, answer: int) -> None:
+    """Run the tests of one change and write the failures of each; does not return."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
-    failures = Failures()
+    tests = [change.test for change in changes]
+    failures = Failures(tests)
     try:
-        if change.old:
-            sys.meta_path.insert(0, Finder(change))
+        if changes[0].old:
+            sys.meta_path.insert(0, Finder(changes[0]))
+            os.environ["ROOMSCRIBE_TEST_PATIENCE_S"] = "6"  # a condition is meant to fail
         # what was imported before the fork cannot be rewritten, and need not be
         options = ["-q", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        options += ["-p", "no:cacheprovider", f"--basetemp={folder}", change.test]
+        options += ["-p", "no:cacheprovider", f"--basetemp={folder}", *tests]
         status = pytest.main(options, plugins=[failures])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            failures.found.append(f"pytest: {status!r}")
+            failures.add(f"pytest: {status!r}")
     except BaseException as error:
-        failures.found.append(f"{type(error).__name__}: {error}")
-    os.write(answer, json.dumps(failures.found).encode()[:60_000])
+        failures.add(f"{type(error).__name__}: {error}")
+    os.write(answer, json.dumps(list(failures.found.values())).encode()[:60_000])
     os._exit(0)
 
 
@@ -141,22 +152,33 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()  # else each child's collections walk all of that
-    found = []
-    for number, change in enumerate(changes):
+    groups: dict[tuple[str, str, str], dict[str, Change]] = {}
+    for change in changes:
+        group = groups.setdefault((change.module, change.old, change.new), {})
+        group[change.test] = change
+    found: dict[Change, list[str]] = {}
+    # what is not changed goes first: it builds the bundles
+    for number, group in enumerate(sorted(groups.values(), key=_is_changed)):
         answer, given = os.pipe()
         process = os.fork()
         if not process:
-            child(change, folder / str(number), given)
+            child([*group.values()], folder / str(number), given)
         os.close(given)
-        found.append(json.loads(_read(answer, process) or b'["nothing within the time"]'))
+        written = _read(answer, process, WITHIN_S * len(group))
+        failures = json.loads(written) if written else [["nothing within the time"]] * len(group)
+        found |= zip(group.values(), failures, strict=True)
         os.close(answer)
         os.waitpid(process, 0)
-    print(json.dumps(found))
+    print(json.dumps([found[change] for change in changes]))
 
 
-def _read(answer: int, process: int) -> bytes:
+def _is_changed(group: dict[str, Change]) -> bool:
+    return any(change.old for change in group.values())
+
+
+def _read(answer: int, process: int, within_s: float) -> bytes:
     """What a child writes until its end or its time's."""
-    deadline_s = time.monotonic() + WITHIN_S
+    deadline_s = time.monotonic() + within_s
     os.set_blocking(answer, False)
     while time.monotonic() < deadline_s:
         try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+
+PATIENCE_S = float(os.environ.get("ROOMSCRIBE_TEST_PATIENCE_S", "30"))
+"""Seconds until a condition counts as failed: many, as they pass only where something is wrong."""
 
 
 def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.0) -> bool:
@@ -21,6 +25,6 @@ def holds(condition: Callable[[], object], within_s: float, every_s: float = 0.0
     return True
 
 
-def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
+def until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Wait until `condition` holds, and fail the test if it does not within `within_s`."""
     assert holds(condition, within_s), f"the condition did not hold within {within_s:g} s"
