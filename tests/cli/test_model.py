@@ -692,16 +692,33 @@ def npy(table: NDArray[np.float32]) -> bytes:
     return file.getvalue()
 
 
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A models folder with the model "plain", and what a store has for it."""
+    folder, weights = tmp_path_factory.mktemp("stock"), random_weights(SMALL, 6)
+    checkpoint, models = (
+        write_checkpoint(folder / "whisper-home", SMALL, weights),
+        folder / "models",
+    )
+    done = roomscribe(
+        *("model", "add", checkpoint, "--name", "plain", "--no-fit"),
+        environment={"ROOMSCRIBE_MODELS": str(models)},
+    )
+    assert done.returncode == 0, done.stderr
+    return models, {
+        f"{H8}encoder-10s_15dB.hef": write_hef(folder / "encoder.hef", *EDGES).read_bytes(),
+        DECODER: write_decoder_hef(load_bundle(models / "plain"), LENGTH).read_bytes(),
+        TOKENS: npy(weights["model.decoder.embed_tokens.weight"]),
+        PLACES: npy(weights["model.decoder.embed_positions.weight"][:LENGTH]),
+    }
+
+
 @pytest.fixture
-def stocked(desk: Desk, tmp_path: Path) -> Desk:
-    """A desk whose store has both HEFs and the tables."""
-    weights = random_weights(SMALL, 6)
-    store = desk.hub.hefs
-    store[f"{H8}encoder-10s_15dB.hef"] = write_hef(tmp_path / "encoder.hef", *EDGES).read_bytes()
-    assert desk.run("add", desk.checkpoint, "--name", "plain").returncode == 0
-    store[DECODER] = write_decoder_hef(load_bundle(desk.models / "plain"), LENGTH).read_bytes()
-    store[TOKENS] = npy(weights["model.decoder.embed_tokens.weight"])
-    store[PLACES] = npy(weights["model.decoder.embed_positions.weight"][:LENGTH])
+def stocked(desk: Desk, stock: tuple[Path, dict[str, bytes]]) -> Desk:
+    """A desk with the model "plain", whose store has both HEFs and the tables."""
+    models, published = stock
+    shutil.copytree(models, desk.models, symlinks=True)
+    desk.hub.hefs |= published
     return desk
 
 
