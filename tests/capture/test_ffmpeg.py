@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rigs.checkout import ROOT, SPEECH, environment
-from rigs.command import roomscribe
+from rigs.command import is_gone, roomscribe
 from rigs.needs import needs_ffmpeg
+from rigs.waiting import until
 
 from appliance.capture.recording import Recording
 from appliance.errors import AudioError
@@ -162,9 +162,9 @@ def test_without_ffmpeg_one_line_says_what_converts_it(tmp_path: Path) -> None:
 @needs_ffmpeg
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ffmpeg_ends_with_whoever_asked_it(tmp_path: Path, number: signal.Signals) -> None:
-    noise = ("-f", "lavfi", "-i", "anoisesrc=d=900:r=16000")
-    file = tmp_path / "long.m4a"
-    subprocess.run(["ffmpeg", "-v", "error", *noise, "-b:a", "16k", file], check=True)
+    silence = ("-f", "lavfi", "-i", "anullsrc=r=16000:cl=mono", "-t", "900", "-c:a", "pcm_s16le")
+    file = tmp_path / "long.mkv"
+    subprocess.run(["ffmpeg", "-v", "error", *silence, file], check=True)
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from appliance.capture.recording import Recording\n"
@@ -183,10 +183,7 @@ def test_ffmpeg_ends_with_whoever_asked_it(tmp_path: Path, number: signal.Signal
         assert len(children) == 1
         process.send_signal(number)
         process.wait(30)
-    until_s = time.monotonic() + 10
-    while Path(f"/proc/{children[0]}").exists() and time.monotonic() < until_s:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{children[0]}/cmdline").exists()
+    until(lambda: is_gone(int(children[0])))
 
 
 @needs_ffmpeg
