@@ -284,7 +284,7 @@ def test_who_does_not_read_is_dropped_and_costs_the_others_nothing(
             assert (good.next_event(5) or ("", {}))[1]["number"] == told - 1
             return len(server._connections) == 1
 
-        until(tell, 20)
+        until(tell)
         with pytest.raises(DaemonError, match="closed the connection"):
             while slow.next_event(5):
                 pass

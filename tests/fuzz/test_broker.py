@@ -135,6 +135,6 @@ def test_no_thread_and_no_file_is_left_of_all_these_connections(
     files, threads = open_files(), threading.active_count()
     served = impostor.served
     until(lambda: impostor.served >= served + 40, 60)
-    until(lambda: threading.active_count() < threads + 10, 20)
-    until(lambda: open_files() < files + 20, 20)
+    until(lambda: threading.active_count() < threads + 10)
+    until(lambda: open_files() < files + 20)
     assert "Traceback" not in capfd.readouterr().err

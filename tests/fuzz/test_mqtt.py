@@ -123,7 +123,7 @@ class Stranger:
     def ask(self) -> dict[str, object]:
         """The answer to a good command."""
         token = self.send_good()
-        until(lambda: token in self.answers or self.thrown_out, 20)
+        until(lambda: token in self.answers or self.thrown_out)
         assert not self.thrown_out, "the broker threw the stranger out"
         found: dict[str, object] = json.loads(self.answers.pop(token))
         self.answers.clear()
@@ -262,4 +262,4 @@ def test_a_byte_order_mark_in_a_response_topic_is_survived(house: House) -> None
         token = house.stranger.send_good()
         return holds(lambda: token in house.stranger.answers, 1)
 
-    until(is_answered, 20)
+    until(is_answered)

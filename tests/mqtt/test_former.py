@@ -74,7 +74,7 @@ def test_it_is_cleared_when_a_broker_that_was_offline_at_the_change_returns(
         with running(at(broker), store, node="hall", announcement=Announcement(names_file=file)):
             time.sleep(0.5)
             broker.start()
-            until(lambda: retained(broker) == topics_of("hall"), 20)
+            until(lambda: retained(broker) == topics_of("hall"))
 
 
 def test_the_old_name_is_left_to_another_appliance_that_is_online_with_it(
@@ -108,7 +108,7 @@ def test_a_broker_that_forbids_it_is_no_trouble(tmp_path: Path, store: Store) ->
         with running(
             at(broker), store, node="hall", announcement=Announcement(names_file=file)
         ) as publisher:
-            until(lambda: [one[1] for one in json.loads(file.read_text())] == ["hall"], 20)
+            until(lambda: [one[1] for one in json.loads(file.read_text())] == ["hall"])
             assert publisher.status().reasons == ()
 
 

@@ -510,7 +510,7 @@ def test_a_home_assistant_that_subscribes_late_misses_nothing(store: Store, alon
             until(lambda: publisher.status().connected)
             ids += say_all(store, publisher, "after it")
             until(lambda: publisher.status().reasons)
-            until(lambda: store.depth() == 0, 20)
+            until(lambda: store.depth() == 0)
             until(lambda: len(house.events) == 4)
     assert [event["id"] for event in house.events] == ids
     assert house.missed == []
@@ -567,6 +567,7 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(
         assert [event["late"] for event in house.events[:4]] == [False, True, True, True]
         assert set(house.fired) <= {ids[0], ids[3]}
         until(lambda: store.depth() == 0)
+        until(lambda: len(everybody.events()) >= 3 + len(ids))
         assert [event["id"] for event in everybody.events()] == [*ids[:3], *ids]
         until(lambda: publisher.reasons() == ())
         say_all(store, publisher, "as ever")
@@ -586,7 +587,7 @@ def test_what_home_assistant_missed_outlives_our_own_restart(store: Store) -> No
             until(lambda: store.depth() == 1)
         with running(settings(broker), store, delays=SOON):
             house.come_back()
-            until(lambda: house.events, 12)
+            until(lambda: house.events)
             assert [(event["id"], event["late"]) for event in house.events] == [(ids[0], True)]
 
 
@@ -610,7 +611,7 @@ def test_a_subscriber_to_everything_does_not_replace_home_assistant(
         ids = say_all(store, publisher, "before the house is back")
         until(lambda: store.depth() == 0)
         assert house.events == []
-        until(lambda: house.events, 15)
+        until(lambda: house.events)
         assert [(event["id"], event["late"]) for event in house.events] == [(ids[0], True)]
 
 
@@ -632,7 +633,7 @@ def test_our_own_broken_connection_makes_nothing_late(
             until(lambda: len(house.events) == 2 or publisher.reasons())
             assert "offline" not in "".join(publisher.reasons())
             until(lambda: len(house.events) == 2)
-            assert time.monotonic() - began_s < 6
+            assert time.monotonic() - began_s < 20
             assert [event["late"] for event in house.events] == [False, False]
             until(lambda: publisher.reasons() == ())
 
@@ -665,7 +666,7 @@ def test_home_assistant_is_waited_for_on_mqtt_3_too(store: Store) -> None:
         broker.stop()
         ids = say_all(store, publisher, "during the outage")
         broker.start()
-        until(lambda: len(house.events) == 1, 15)
+        until(lambda: len(house.events) == 1)
         assert [event["id"] for event in house.events] == ids
 
 

@@ -193,7 +193,7 @@ def test_a_transcript_that_the_broker_never_accepts_does_not_block_the_others(
         proxy = Refusing(broker.port, b"too long")
         here = MqttSettings(host="127.0.0.1", port=proxy.port)
         with proxy, running(here, store, delays=hasty):
-            until(lambda: store.depth() == 0)
+            until(lambda: store.depth() == 0 and len(subscriber.events()) >= 3)
         assert (proxy.mark_refused, subscriber.texts()) == (3, ["1", "2", "3"])
 
 
@@ -336,10 +336,11 @@ def test_of_a_backlog_beyond_the_limit_the_newest_are_published(
             broker.start()
             with Subscriber(broker.port) as subscriber:
                 until(lambda: len(subscriber.events()) == 30)
-                until(lambda: not publisher.reasons(), 12)
+                until(lambda: not publisher.reasons())
                 assert subscriber.texts() == [str(number) for number in range(12, 42)]
                 assert b"(12 so far)" in subscriber.payloads("state")[0]
                 until(lambda: b"(12 so far)" not in subscriber.payloads("state")[-1])
+                until(lambda: subscriber.payloads("stats"))
                 assert b'"passed_over": 12' in subscriber.payloads("stats")[0]
             status = publisher.status()
             assert (status.outbox_depth, status.expired, status.passed_over) == (0, 0, 12)

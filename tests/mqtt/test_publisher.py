@@ -138,7 +138,8 @@ def test_availability_comes_before_everything_and_state_is_retained(store: Store
         assert subscriber.payloads("microphone") == [b"online"]
         until(lambda: subscriber.payloads("availability")[-1] == b"offline")
         with Subscriber(broker.port, name="newcomer") as newcomer:
-            until(lambda: newcomer.payloads("state") and newcomer.payloads("microphone"))
+            kept = ("availability", "state", "microphone")
+            until(lambda: all(newcomer.payloads(name) for name in kept))
             assert newcomer.payloads("availability") == [b"offline"]
             assert newcomer.events() == []
 
@@ -180,7 +181,7 @@ def test_what_is_heard_before_the_broker_is_there_comes_late_in_order_and_once(
         with Subscriber(broker.port) as subscriber:
             until(lambda: len(subscriber.events()) >= 50)
             add(store, publisher, "at once")
-            until(lambda: store.depth() == 0)
+            until(lambda: store.depth() == 0 and len(subscriber.events()) >= 51)
             assert subscriber.texts() == [*texts, "at once"]
             assert [event["late"] for event in subscriber.events()] == [True] * 50 + [False]
             assert publisher.status().reasons == ()
@@ -334,7 +335,7 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
             [sys.executable, "-c", program, *arguments], cwd=TESTS.parent, env=os.environ
         )
         try:
-            until(subscriber.events, 15)
+            until(subscriber.events)
         finally:
             process.kill()
             process.wait()

@@ -26,18 +26,18 @@ def test_a_sentence_that_was_begun_when_the_microphone_went_is_published_and_fla
             env=microphone.environment,
             stderr=subprocess.DEVNULL,
         ) as speaker:
-            until(lambda: heard.payloads("speech")[-1:] == [b"ON"], 20)
+            until(lambda: heard.payloads("speech")[-1:] == [b"ON"])
             time.sleep(0.8)
             microphone.unplug()
             speaker.kill()
-        until(lambda: len(heard.events()) == 1, 20)
-        until(lambda: heard.payloads("microphone")[-1] == b"offline", 20)
+        until(lambda: len(heard.events()) == 1)
+        until(lambda: heard.payloads("microphone")[-1] == b"offline")
         assert heard.state()["status"] == "degraded"
         microphone.plug()
-        until(lambda: heard.payloads("microphone")[-1] == b"online", 20)
-        until(lambda: heard.state()["status"] == "running", 20)
+        until(lambda: heard.payloads("microphone")[-1] == b"online")
+        until(lambda: heard.state()["status"] == "running")
         microphone.speak(SECOND)
-        until(lambda: len(heard.events()) == 2, 20)
+        until(lambda: len(heard.events()) == 2)
         assert running.poll() is None, "the daemon is the same one"
         first, second = heard.events()
     assert "interrupted" in first["flags"]

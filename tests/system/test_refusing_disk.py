@@ -70,7 +70,7 @@ def test_a_sentence_heard_on_a_read_only_disk_is_told_and_in_the_log_later(tmp_p
             hearing = Hearing(process)
             hearing.say(1)
             until(lambda: len(heard.events()) == 2, WITHIN_S)
-            assert "kept in memory only" in str(heard.state()["reasons"])
+            until(lambda: "kept in memory only" in str(heard.state()["reasons"]))
             assert [seq for seq, _ in logged(config)] == [1, 2]
         # killed; the next one still finds the disk read-only
         with daemon(config, "--recording", "-", stdin=subprocess.PIPE) as process:

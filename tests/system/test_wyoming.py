@@ -87,7 +87,7 @@ def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_pa
     with house.daemon() as running:
         wait_for_port(house.port)
         running.send_signal(signal.SIGUSR1)
-        until(lambda: "the microphone is closed" in log_of(house.config), 20)
+        until(lambda: "the microphone is closed" in log_of(house.config))
         assert house.text() == SENTENCE.text
         running.send_signal(signal.SIGTERM)
         assert running.wait(20) == 0
