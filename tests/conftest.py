@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -36,6 +37,21 @@ def handlers_of_one_test() -> Iterator[None]:
     yield
     root.handlers[:] = [handler for handler in root.handlers if handler in handlers]
     root.setLevel(level)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect the tests without looking for garbage, nor later for garbage among them.
+
+    There are thousands of tests, and each process has all of them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

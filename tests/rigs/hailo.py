@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
@@ -31,14 +30,12 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
     """A machine without a chip yet; at the end nothing must have gone wrong unnoticed."""
     simulator = Simulator(tmp_path / "machine")
     simulator.enter()
-    gc.freeze()  # as the real classes do, the simulated ones collect garbage again and again
     try:
         simulator.set(latency_ms=1)
         yield simulator
         assert not is_closing(20.0)
         assert simulator.inner.violations == []
     finally:
-        gc.unfreeze()
         simulator.leave()
 
 
