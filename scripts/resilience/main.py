@@ -159,11 +159,13 @@ def power(given: argparse.Namespace) -> bool:
 
 
 def fuzz(given: argparse.Namespace) -> bool:
-    """The fuzzing tests, with more examples; a short run leaves them to the tests, unless named."""
+    """The fuzzing tests, with more examples, and the parity tests with all inputs; a short run
+    leaves them to the tests, unless named."""
     if given.short and "fuzz" not in given.ordeals:
         return True
     examples = "50" if given.short else "1000"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fuzz"]
+    tests = ("tests/fuzz", "tests/infer/test_parity.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"ROOMSCRIBE_FUZZ": examples},
         stdout=subprocess.PIPE, text=True, check=False,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs.hailo import hold, looked_after, mel_of
+from rigs.hailo import PATIENT, hold, looked_after, mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.config import EncoderSettings
@@ -20,7 +20,7 @@ from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo import errors, failover
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import LIMITS, NpuLimits, is_closing, open_npu
+from appliance.infer.hailo.npu import NpuLimits, is_closing, open_npu
 from appliance.infer.opening import open_encoder
 from appliance.model.bundle import ENCODER_FILE, HEF_FILE, Bundle
 
@@ -42,7 +42,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def on_clock(bundle: Bundle, clock: Clock, limits: NpuLimits = LIMITS) -> FailoverEncoder:
+def on_clock(bundle: Bundle, clock: Clock, limits: NpuLimits = PATIENT) -> FailoverEncoder:
     file = bundle.folder / HEF_FILE
     cpu = CpuEncoder(bundle, 1)
     return FailoverEncoder(lambda: open_npu(bundle, file, share=False, limits=limits), cpu, clock)
@@ -160,7 +160,7 @@ def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once_and_the_npu_come
     simulator: Simulator, hef_bundle: Bundle, clock: Clock, fault: str
 ) -> None:
     simulator.plug()
-    encoder = on_clock(hef_bundle, clock, NpuLimits(job_ms=250, first_job_ms=1000))
+    encoder = on_clock(hef_bundle, clock, NpuLimits(job_ms=1000, first_job_ms=2000))
     encoder.open()
     mel, cpu = mel_of(hef_bundle, 7), CpuEncoder(hef_bundle, 1)
     settings, words = FAULTS[fault]

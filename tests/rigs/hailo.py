@@ -20,9 +20,12 @@ from appliance.convert.shapes import WhisperConfig
 from appliance.errors import RoomscribeError
 from appliance.infer.encoder import Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import is_closing
+from appliance.infer.hailo.npu import NpuLimits, is_closing
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel
+
+PATIENT = NpuLimits(job_ms=30_000, first_job_ms=30_000, step_ms=30_000)
+"""For tests in which no job hangs: the simulated chip computes on this machine's processor."""
 
 
 @pytest.fixture

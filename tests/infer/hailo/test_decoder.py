@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rigs.checkout import shared
-from rigs.hailo import LENGTHS, looked_after, mel_of
+from rigs.hailo import LENGTHS, PATIENT, looked_after, mel_of
 from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
 from rigs.records import differences
 
@@ -24,7 +24,7 @@ from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import LIMITS, NpuLimits, open_npu
+from appliance.infer.hailo.npu import NpuLimits, open_npu
 from appliance.infer.opening import open_transcriber
 from appliance.model.bundle import HEF_FILE, PLACE_TABLE, TOKEN_TABLE, Bundle, Guards
 from appliance.model.hef import read_hef
@@ -47,7 +47,7 @@ class Way:
         self.encoder.close()
 
 
-def both(bundle: Bundle, rules: Guards | None = None, limits: NpuLimits = LIMITS) -> Way:
+def both(bundle: Bundle, rules: Guards | None = None, limits: NpuLimits = PATIENT) -> Way:
     rules = rules or Guards(bundle.positions, 1.0, 0.0)
     cpu = Decoder(bundle, rules, 1)
     return Way(cpu, *open_on_npu(bundle, ON_HAILO, cpu, limits))
@@ -233,7 +233,7 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     simulator: Simulator, npu_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     simulator.plug()
-    limits = NpuLimits(first_job_ms=1000, step_ms=300)
+    limits = NpuLimits(job_ms=1000, first_job_ms=2000, step_ms=1000)
     way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0), limits)
     states, settings = states_of(npu_bundle, 5), FAULTS[fault][0]
     steps: list[int] = []

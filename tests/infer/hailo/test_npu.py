@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rigs.hailo import hold, mel_of
+from rigs.hailo import PATIENT, hold, mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError, ModelError
@@ -25,13 +25,13 @@ from appliance.infer.hailo.device import (
     newest_known,
 )
 from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
-from appliance.infer.hailo.npu import LIMITS, Npu, NpuLimits, open_npu
+from appliance.infer.hailo.npu import Npu, NpuLimits, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
 
 FIX = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
 
 
-def open_here(bundle: Bundle, *, share: bool = False, limits: NpuLimits = LIMITS) -> Npu:
+def open_here(bundle: Bundle, *, share: bool = False, limits: NpuLimits = PATIENT) -> Npu:
     return open_npu(bundle, bundle.folder / HEF_FILE, share=share, limits=limits)
 
 
@@ -372,7 +372,7 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     simulator.plug()
-    npu = open_here(hef_bundle, limits=NpuLimits(job_ms=250))
+    npu = open_here(hef_bundle, limits=NpuLimits(job_ms=1000))
     simulator.set(hang_jobs="all", hang_s=30)
     begun = time.monotonic()
     with pytest.raises(NpuError, match="did not answer in time"):
