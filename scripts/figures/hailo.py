@@ -1,7 +1,7 @@
 """Measure what NPU faults do to a stream of speech, and what the backend costs: one table.
 
     scripts/measure hailo [--windows 300] [--faults 100] [--bundle home-en]
-        [--only overlap|deaf|fit]
+        [--only overlap|deaf|fit|second]
 
 No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
 Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
@@ -16,8 +16,8 @@ random weights, whose decoder takes longer than the encoder. The chip's results 
 earlier round, so that of its time only the waiting is left and a busy processor makes no difference
 to it.
 
-`--only fit` measures the second pass of doubtful windows, and `roomscribe model fit` with the
-chip's encoder (see hailo_fit.py; --every N fits to each N-th sentence).
+`--only second` measures the second pass of doubtful windows, `--only fit` what `roomscribe model
+fit` takes with the chip's encoder (see hailo_fit.py; --every N fits to each N-th sentence).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from figures.hailo_fit import measure_fit
+from figures.hailo_fit import measure_fit, measure_second_pass
 from rigs.hailo import looked_after
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.models import TINY, random_weights, write_checkpoint
@@ -281,15 +281,19 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=300)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--bundle", default="home-en")
-    parser.add_argument("--only", choices=("overlap", "deaf", "fit"))
+    parser.add_argument("--only", choices=("overlap", "deaf", "fit", "second"))
     parser.add_argument("--every", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(Path(folder) / "machine")
         simulator.enter()
         simulator.plug(latency_ms=LATENCY_MS)
-        if options.only == "fit":
-            for each in measure_fit(simulator, options.bundle, Path(folder), options.every):
+        if options.only in ("fit", "second"):
+            if options.only == "fit":
+                rows = measure_fit(simulator, options.bundle, Path(folder), options.every)
+            else:
+                rows = measure_second_pass(simulator, options.bundle, Path(folder))
+            for each in rows:
                 row(*each)
             simulator.leave()
             return

@@ -1,11 +1,11 @@
 """Measure the second pass and `roomscribe model fit` with an NPU's encoder, on the simulator.
 
-Part of `scripts/measure hailo` (`--only fit`). The texts are the built-in model's; the chip is the
-tests' simulator, which computes the states on the CPU and takes at least the 31 ms of a Hailo-8 for
-each window. Times are CPU time without that computation, plus 31 ms for each window on the chip:
-what it takes on a machine with a chip that does nothing else. The limit after which a chip counts
-as failed is longer than the appliance's, because on a busy machine the simulator is slower than any
-chip.
+Part of `scripts/measure hailo` (`--only second`, `--only fit`). The texts are the built-in model's.
+The chip is the tests' simulator, which computes the states on the CPU and takes at least the 31 ms
+of a Hailo-8 for each window. Times are CPU time without that computation, plus 31 ms for each
+window on the chip: what it takes on a machine with a chip that does nothing else. The limit after
+which a chip counts as failed is longer than the appliance's, because on a busy machine the
+simulator is slower than any chip.
 """
 
 from __future__ import annotations
@@ -45,18 +45,12 @@ Row = tuple[str, str]
 
 
 def measure_fit(simulator: Simulator, bundle: str, folder: Path, every: int) -> list[Row]:
-    """Return the rows of both."""
-    opened = functools.partial(npu.open_npu, limits=PATIENT)
-    with patch.object(npu, "open_npu", opened), Chip(simulator) as chip:
-        source = load_bundle(bundle)
-        rows = second_pass(chip, with_hef(source, folder / "second").folder)
-        for name, value in rows:
-            print(f"{name:52} {value}", flush=True)
-        target = with_hef(source, folder / "fit").folder
-        enter_files(target, (), **dict.fromkeys(FITTED), short_windows=False)
-        begun_ms = chip.spent_ms()
+    """Return the rows of a fit."""
+    target = with_hef(load_bundle(bundle), folder / "fit").folder
+    enter_files(target, (), **dict.fromkeys(FITTED), short_windows=False)
+    with Chip(simulator) as chip:
         facts = fit_model(FitRequest(target, every=every), SETTINGS, follow)
-        took_s = (chip.spent_ms() - begun_ms) / 1000
+        took_s = chip.spent_ms() / 1000
     fitted = facts["fitted"]
     return [
         (
@@ -67,6 +61,33 @@ def measure_fit(simulator: Simulator, bundle: str, folder: Path, every: int) -> 
             "... calibration error and area in its cross-validation; second pass",
             f"{fitted['calibration_error']}, {fitted['area']}; {facts['vtln']}",
         ),
+    ]
+
+
+def measure_second_pass(simulator: Simulator, name: str, folder: Path) -> list[Row]:
+    """Return the time of doubtful windows: without a second pass, with the appliance's, whose
+    encoder is the CPU's, and with one whose encoder is the chip's."""
+    bundle = with_hef(load_bundle(name), folder / "second")
+    below = bundle.vtln.below if bundle.vtln else 0.0
+    whole = replace(bundle, short_windows=False)
+    found: dict[str, tuple[float, list[str]]] = {}
+    with Chip(simulator) as chip:
+        with open_transcriber(SETTINGS, bundle=replace(bundle, vtln=None)) as plain:
+            windows = doubtful(plain, below)
+            found["without a second pass"] = timed(chip, plain, windows)
+        for way, kind in (("short windows on the CPU", bundle), ("whole windows on it", whole)):
+            with open_transcriber(SETTINGS, bundle=kind) as transcriber:
+                found[f"second pass: {way}"] = timed(chip, transcriber, windows)
+        with open_transcriber(SETTINGS, bundle=bundle) as transcriber:
+            if transcriber._vtln:
+                transcriber._vtln._encoder = transcriber.encoder
+            found["second pass: the chip"] = timed(chip, transcriber, windows)
+    texts = [texts for _, texts in found.values()][1:]
+    rows = [(f"doubtful window, {way}", f"p50 {ms:.0f} ms") for way, (ms, _) in found.items()]
+    same = [sum(a == b for a, b in zip(texts[-1], each, strict=True)) for each in texts[:-1]]
+    return [
+        *rows,
+        (f"the chip's text of {len(windows)}: short, whole windows on the CPU", str(same)),
     ]
 
 
@@ -81,9 +102,11 @@ class Chip:
 
     def __init__(self, simulator: Simulator) -> None:
         self._inner = simulator.inner
-        self._computed_s = 0.0
+        self._computed_s, self._begun_s = 0.0, time.process_time()
+        self._before = len(self._inner.history)
 
     def __enter__(self) -> Chip:
+        patient = functools.partial(npu.open_npu, limits=PATIENT)
         compute = self._inner.Network.compute
 
         def timed(network: Any, job: Any) -> Any:
@@ -92,40 +115,23 @@ class Chip:
             self._computed_s += time.process_time() - begun_s
             return found
 
-        self._patch = patch.object(self._inner.Network, "compute", timed)
-        self._patch.start()
+        self._patches = (
+            patch.object(npu, "open_npu", patient),
+            patch.object(self._inner.Network, "compute", timed),
+        )
+        for each in self._patches:
+            each.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patch.stop()
+        for each in self._patches:
+            each.stop()
 
     def spent_ms(self) -> float:
-        """Milliseconds of this process's CPU time without the states' computation, and LATENCY_MS
-        for each window on the chip."""
-        waited_ms = LATENCY_MS * len(self._inner.history)
-        return waited_ms + 1000 * (time.process_time() - self._computed_s)
-
-
-def second_pass(chip: Chip, folder: Path) -> list[Row]:
-    """Return the time of doubtful windows: without a second pass, with the appliance's, whose
-    encoder is the CPU's, and with one whose encoder is the chip's."""
-    bundle = load_bundle(folder)
-    below = bundle.vtln.below if bundle.vtln else 0.0
-    found: dict[str, tuple[float, list[str]]] = {}
-    with open_transcriber(SETTINGS, bundle=replace(bundle, vtln=None)) as plain:
-        windows = doubtful(plain, below)
-        found["without a second pass"] = timed(chip, plain, windows)
-    for name, on_chip in (("on the CPU", False), ("on the chip", True)):
-        with open_transcriber(SETTINGS, bundle=bundle) as transcriber:
-            if on_chip and transcriber._vtln:
-                transcriber._vtln._encoder = transcriber.encoder
-            found[f"second pass encoded {name}"] = timed(chip, transcriber, windows)
-    same = sum(
-        one == other
-        for one, other in zip(*(texts for _, texts in list(found.values())[1:]), strict=True)
-    )
-    rows = [(f"doubtful window, {name}", f"p50 {ms:.0f} ms") for name, (ms, _) in found.items()]
-    return [*rows, ("... the same text on both", f"{same} of {len(windows)}")]
+        """Milliseconds so far: this process's CPU time without the states' computation, and
+        LATENCY_MS for each window on the chip."""
+        waited_ms = LATENCY_MS * (len(self._inner.history) - self._before)
+        return waited_ms + 1000 * (time.process_time() - self._begun_s - self._computed_s)
 
 
 def doubtful(transcriber: Transcriber, below: float) -> list[Window]:

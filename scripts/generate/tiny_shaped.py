@@ -14,7 +14,8 @@ the built-in model. Its weights lie in tiny's larger matrices so that each part 
   two copies of a column, which real tokens have alike and the others with unlike signs.
 
 The encoder stays the built-in model's (8 layers of 128), because a simulated Hailo computes it: its
-states are followed by zeros. So its time on the CPU is not tiny's.
+states are followed by zeros. So its time on the CPU is not tiny's. Texts and probabilities are
+nearly those of the built-in model, so its fit is copied, too: --bundle names a fitted copy of it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from appliance.model.bundle import enter_files
 from appliance.records import Window
 
 Array = NDArray[np.float32]
+FITTED = ("calibration", "endings", "phrase_calibration", "vtln", "fitted")
 COPIES = 3
 LOW, ONE = 40.0, 1.0
 LEAST_SAME = 0.9
@@ -83,7 +85,7 @@ def read_texts(folder: Path) -> list[str]:
 
 
 def write_bundle(source: Bundle, scratch: Path, folder: Path) -> None:
-    """Write the bundle folder; it has no fit."""
+    """Write the bundle folder, with the fit of `source`."""
     config, weights = read_arrays(source.folder)
     large = replace(SHAPES["tiny"], encoder_layers=1)  # its encoder is replaced
     vocabulary = json.loads((source.folder / "vocabulary.json").read_text("utf-8"))
@@ -109,7 +111,13 @@ def write_bundle(source: Bundle, scratch: Path, folder: Path) -> None:
         old.unlink()
     write_encoder(source.folder / "encoder.onnx", folder / "encoder.onnx", large.d_model)
     shutil.copy(source.folder / "phrases.toml", folder)
-    enter_files(folder, ("encoder.onnx", "phrases.toml"))
+    manifest = json.loads((source.folder / "bundle.json").read_text("utf-8"))
+    enter_files(
+        folder,
+        ("encoder.onnx", "phrases.toml"),
+        **{name: manifest.get(name) for name in FITTED},
+        vocabulary_boost=source.vocabulary_boost,
+    )
     load_bundle(folder)
 
 
