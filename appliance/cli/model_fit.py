@@ -64,6 +64,8 @@ def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
     facts = _fit(FitRequest(folder, options.recordings, options.corrections), settings, _Terminal())
     for line in describe(facts):
         print(line)
+    if options.name in (None, in_use):
+        print("The daemon uses this after `sudo systemctl restart roomscribe`.")
     return 0
 
 

@@ -129,7 +129,7 @@ class Stand:
         model = unmarked_model(self._model.folder, self._folder)
         if self._model.npu_latency_ms is not None:
             simulator = Simulator(self._run_folder / "chip")
-            simulator.plug(latency_ms=self._model.npu_latency_ms)
+            simulator.plug(latency_ms=self._model.npu_latency_ms, remember=False)
             self._chip = simulator.environment
             model = with_hef(load_bundle(model), self._folder / "with-hef").folder
         self._keys = {
