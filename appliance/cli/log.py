@@ -293,10 +293,10 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
 
 
 def _other_rooms(better: str | None, also: Sequence[str] | None) -> str:
-    """Return which room acted on a sentence that several rooms heard; "" if only one did."""
+    """Return which other rooms heard a sentence; "" if none did."""
     if also:
         return f"  (also heard in {', '.join(also)})"
-    return f"  ({better} acted)" if better else ""
+    return f"  (heard better in {better})" if better else ""
 
 
 def _say_total(settings: Settings, wanted: Wanted, count: int) -> None:

@@ -104,4 +104,4 @@ def test_of_two_daemons_that_hear_a_sentence_one_acts_and_all_can_see_which(tmp_
     assert act["heard_also"] in ([worse], []), "on a busy machine, the other text may come later"
     lines = {line.split()[2]: line for line in shown}
     assert lines[better].endswith(f"(also heard in {worse})")
-    assert lines[worse].endswith(f"({better} acted)")
+    assert lines[worse].endswith(f"(heard better in {better})")

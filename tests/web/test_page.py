@@ -223,8 +223,8 @@ def test_other_rooms_and_the_one_that_acted_are_shown(
 
     until(are_shown, WITHIN_S)
     assert tab.texts(".expected") == [
-        "Acted on in hall, where it was heard better",
-        "Acted on here. Also heard in hall, office",
+        "Heard better in hall. Only that room may act on it.",
+        "Also heard in hall, office. Only this room may act on it.",
     ]
 
 

@@ -11,10 +11,10 @@ const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").tr
 /** What makes two rows of the same sentence differ. */
 export const sentenceKey = (one) => `s${one.seq} ${one.heard_better_by ?? ""} ${one.heard_also ?? ""} ${one.correction ?? ""}`;
 
-/** Return which room acted on a sentence that several rooms heard; empty for one that only this room heard. */
+/** Return which room may act on a sentence that several rooms heard; empty for one that only this room heard. */
 function otherRooms({ heard_better_by: better, heard_also: also }) {
-  if (better) return `Acted on in ${better}, where it was heard better`;
-  return also?.length ? `Acted on here. Also heard in ${also.join(", ")}` : "";
+  if (better) return `Heard better in ${better}. Only that room may act on it.`;
+  return also?.length ? `Also heard in ${also.join(", ")}. Only this room may act on it.` : "";
 }
 
 /** Return a sentence as a list's item, with a button to correct it; with `onDelete` also to delete it. */
