@@ -14,6 +14,10 @@ from rigs.needs import program
 from rigs.page import Page
 from rigs.waiting import until
 from selenium import webdriver
+from selenium.common.exceptions import (
+    ElementNotInteractableException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver.chrome.service import Service
 
 needs_browser = program("chromedriver", package="chromium-driver")
@@ -100,17 +104,19 @@ class Browser:
             "return [...document.querySelectorAll(arguments[0])].filter((one) =>"
             " (one.innerText || one.ariaLabel || '').includes(arguments[1]))"
         )
-        found: list[Any] = []
 
-        def find() -> bool:
-            shown = self.run(labelled, selector, text)
-            found[:] = [one for one in shown if one.is_displayed() and one.is_enabled()][:1]
-            return bool(found)
+        def is_pressed() -> bool:
+            try:
+                for one in self.run(labelled, selector, text):
+                    if one.is_displayed() and one.is_enabled():
+                        self.run("arguments[0].scrollIntoView({block: 'center'})", one)
+                        one.click()
+                        return True
+            except (ElementNotInteractableException, StaleElementReferenceException):
+                pass  # the page was drawn anew meanwhile, and nothing was pressed
+            return False
 
-        until(find, WITHIN_S)
-        one = found[0]
-        self.run("arguments[0].scrollIntoView({block: 'center'})", one)
-        one.click()
+        until(is_pressed, WITHIN_S)
 
     def type(self, selector: str, text: str) -> None:
         """Puts `text` in place of what the field has, as a keyboard does."""
