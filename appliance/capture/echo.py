@@ -24,15 +24,16 @@ from appliance.capture.alignment import (
     SEARCH_S,
     Alignment,
 )
-from appliance.capture.frames import SampleClock, power_of
+from appliance.capture.frames import FRAME_SAMPLES, SampleClock, power_of
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, EchoState, Frame, Samples
 
 LIBRARY = "libspeexdsp.so.1"
-BLOCK = SAMPLE_RATE // 100
-"""Samples that libspeexdsp processes at once: 10 ms."""
-FILTER_MS = 250
-"""Length of the filter. A longer one learns more slowly; 300 ms cost 2 ms more CPU per second."""
+BLOCK = FRAME_SAMPLES // 2
+"""Samples that libspeexdsp processes at once: 15 ms. 10 ms cost a fifth more CPU; 30 ms a sixth
+less, and the sound would come 15 ms later."""
+FILTER_MS = 240
+"""Length of the filter. In a room with RT60 0.75 s, 200 ms remove 3 dB less, and 100 ms 10 dB."""
 (SET_NOISE_SUPPRESS, SET_ECHO_SUPPRESS, SET_ECHO_SUPPRESS_ACTIVE, SET_ECHO_STATE) = (18, 20, 22, 24)
 """speex/speex_preprocess.h."""
 SET_SAMPLING_RATE = 24
@@ -103,13 +104,21 @@ class ReferenceBuffer:
 
     def read(self, start: int, count: int) -> Samples:
         """Return samples (count,) int16 from position `start`; zeros where there are none."""
-        indices = np.arange(start, start + count)
-        samples: Samples = self._ring[indices % BUFFER]
-        samples[(indices < max(0, self.count - BUFFER)) | (indices >= self.count)] = 0
+        samples: Samples = np.zeros(count, np.int16)
+        begin = max(start, 0, self.count - BUFFER)
+        end = min(start + count, self.count)
+        if begin < end:
+            first = begin % BUFFER
+            part = self._ring[first : first + end - begin]
+            rest = self._ring[: end - begin - len(part)]
+            samples[begin - start : end - start] = np.concatenate((part, rest))
         return samples
 
     def _append(self, samples: Samples) -> None:
-        self._ring[np.arange(self.count, self.count + len(samples)) % BUFFER] = samples
+        first = self.count % BUFFER
+        part = self._ring[first : first + len(samples)]
+        part[:] = samples[: len(part)]
+        self._ring[: len(samples) - len(part)] = samples[len(part) :]
         self.count += len(samples)
 
 
@@ -219,17 +228,17 @@ class EchoCanceller:
             step = math.floor(share)
             taps = FRACTIONS[int((share - step) * PHASES)]
             segment = source[at + step : at + step + BLOCK + TAPS - 1]
-            block = np.convolve(segment, taps, "valid")
-            played[at : at + BLOCK] = np.clip(np.rint(block), -32768, 32767)
+            block = np.rint(np.convolve(segment, taps, "valid"))
+            played[at : at + BLOCK] = block.clip(-32768, 32767, out=block)
             self._speex.cancel(frame.samples, played, out, at)
         self._aligned.push(played)
-        if not self._processing:  # what libspeexdsp returns is 10 ms later
+        if not self._processing:  # what libspeexdsp returns is a block late
             self._processing = True
             ramp = np.linspace(0, 1, BLOCK)
             out[:BLOCK] = frame.samples[:BLOCK] * (1 - ramp) + out[:BLOCK] * ramp
         power = power_of(frame.samples)
         explained = self._gate.push(power, power_of(out), size / SAMPLE_RATE)
-        return replace(frame, samples=out, explained=explained, recorded_power=power)
+        return Frame(out, frame.start_s, frame.after_gap, explained, power)
 
     def _align(self, expected: float) -> None:
         """Search the delay, or follow it, once a second."""
@@ -328,6 +337,8 @@ class _Speex:
             ) from error
         library.speex_echo_state_init.restype = ctypes.c_void_p
         library.speex_preprocess_state_init.restype = ctypes.c_void_p
+        library.speex_echo_cancellation.argtypes = (ctypes.c_void_p,) * 4
+        library.speex_preprocess_run.argtypes = (ctypes.c_void_p,) * 2
         taps = filter_ms * SAMPLE_RATE // 1000
         self._filter = ctypes.c_void_p(library.speex_echo_state_init(BLOCK, taps))
         rate = ctypes.c_int(SAMPLE_RATE)
@@ -343,14 +354,11 @@ class _Speex:
             library.speex_preprocess_ctl(self._suppressor, what, value)
 
     def cancel(self, sound: Samples, played: Samples, out: Samples, at: int) -> None:
-        """Write into `out` from `at` a block of the sound without what was played; 10 ms late."""
+        """Write into `out` from `at` a block of the sound without what was played, a block late."""
         first = 2 * at
-        target = ctypes.c_void_p(out.ctypes.data + first)
+        target = out.ctypes.data + first
         self._library.speex_echo_cancellation(
-            self._filter,
-            ctypes.c_void_p(sound.ctypes.data + first),
-            ctypes.c_void_p(played.ctypes.data + first),
-            target,
+            self._filter, sound.ctypes.data + first, played.ctypes.data + first, target
         )
         self._library.speex_preprocess_run(self._suppressor, target)
 

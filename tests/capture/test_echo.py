@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rigs.checkout import TESTS
 from rigs.recordings import sentences
 
-from appliance.capture.echo import EchoCanceller, ReferenceBuffer
+from appliance.capture.echo import BLOCK, EchoCanceller, ReferenceBuffer
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
@@ -133,7 +133,7 @@ def test_a_sound_that_is_not_in_the_reference_stays() -> None:
     said = slice(at // FRAME_SAMPLES, (at + len(voice)) // FRAME_SAMPLES)
     left = np.concatenate([one.samples for one in done.after[said]]).astype(float)
     wanted = person[said.start * FRAME_SAMPLES :][: len(left)]
-    late = np.roll(wanted, SAMPLE_RATE // 100)
+    late = np.roll(wanted, BLOCK)
     assert np.corrcoef(left, late)[0, 1] > 0.8
     assert np.mean([one.explained for one in done.after[said]]) < 0.4
     assert np.mean([one.explained for one in done.after[150 : said.start]]) > 0.7
