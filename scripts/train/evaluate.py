@@ -33,6 +33,7 @@ SPLITS = {
 }
 """Kinds of the bank's shards, and what the table calls them; the harder tests are of the first."""
 SEED = 90_001
+FAR_M = (3.0, 5.0)
 TAIL_S = 0.4
 OFFSETS_S = (0.0, 2.0, 4.0, 6.0, 8.0)
 OFFSET_SPEECH_S = 1.9
@@ -131,6 +132,8 @@ def examine(test: Examination, bank: Path, count: int, noise_folder: Path | None
         noisy = [with_noise(rng, s, noises, snr_db) for s in sounds]
         test.words_of(f"noise {snr_db:.0f} dB", texts, noisy)
     test.words_of("reverberation", texts, [in_room(rng, s, rooms) for s in sounds])
+    far = make_channels(SEED + 1, 80, FAR_M)
+    test.words_of("3 to 5 m away", texts, [in_room(rng, s, far) for s in sounds])
     short_texts, short = spoken(splits["homeseen"], count, OFFSET_SPEECH_S)
     for offset_s in OFFSETS_S:
         moved = [window_of(s, offset_s) for s in short]
@@ -139,6 +142,7 @@ def examine(test: Examination, bank: Path, count: int, noise_folder: Path | None
     quiet = [noise[: WINDOW_FRAMES * HOP].astype(np.float32) / 32768 for noise in noises]
     test.silence_of("synthetic noise and music", quiet)
     test.silence_of("the same, 30 dB down", [sound * decibels(-30) for sound in quiet])
+    test.silence_of("the same, 3 to 5 m away", [in_room(rng, sound, far) for sound in quiet])
     if noise_folder:
         recorded = files_in(noise_folder)
         test.silence_of("recordings", [s for _, s in recorded], [name for name, _ in recorded])

@@ -108,6 +108,13 @@ class Renderer:
             at = end + int(rng.uniform(0.0, 0.7) * SAMPLE_RATE)
         return audio, phones, ids, [*places, end / SAMPLE_RATE / POSITION_S], end
 
+    def across_the_room(self, rng: Generator, sound: Sound) -> Sound:
+        """`sound` in a random room, as long and as loud as before."""
+        response = self.channels[int(rng.integers(len(self.channels) // 2)) * 2 + 1]
+        heard = signal.oaconvolve(sound, response)[FILTER_DELAY : FILTER_DELAY + len(sound)]
+        quieter: Sound = (heard * (level(sound) / level(heard))).astype(np.float32)
+        return quieter
+
     def distort(self, rng: Generator, audio: Sound, end: int, strength: float) -> Sound:
         """Speech through a room and microphone, with background until sample `end`."""
         speech_level = level(audio[audio != 0]) if np.any(audio) else decibels(-20)
@@ -148,12 +155,14 @@ class Renderer:
             return audio
         end = n if rng.random() < 0.5 else int(rng.uniform(0.15, 1.0) * n)
         for _ in range(int(rng.choice([1, 1, 2]))):
-            audio[:end] += self.background(rng, end) * decibels(rng.uniform(-20, 0))
+            sound = self.background(rng, end) * decibels(rng.uniform(-20, 0))
+            audio[:end] += self.across_the_room(rng, sound) if rng.random() < 0.5 else sound
         if rng.random() < 0.15:
             for _ in range(int(rng.integers(2, 6))):
                 voice = self.bank.utterance(int(rng.integers(len(self.bank)))).audio[::-1][:end]
                 at = int(rng.integers(end - len(voice) + 1))
-                audio[at : at + len(voice)] += voice.astype(np.float32) / 32768 * 0.1
+                babble = voice.astype(np.float32) / np.float32(32768)
+                audio[at : at + len(voice)] += self.across_the_room(rng, babble) * 0.1
         quiet = decibels(rng.uniform(-60, -3)) / (float(np.abs(audio).max()) + 1e-9)
         return np.clip(np.round(audio * quiet * 32768), -32768, 32767).astype(
             np.float32

@@ -14,6 +14,16 @@ from scipy import signal
 Sound = NDArray[np.float32]
 Generator = np.random.Generator
 SAMPLE_RATE = 16_000
+RT60_S, DISTANCES_M = (0.2, 0.9), (0.5, 6.0)
+"""Reverberation times of the rooms, and from where in them people speak."""
+VOLUMES_M3 = (25.0, 150.0)
+DIRECTED_DB = (0.0, 4.0)
+"""By how much a mouth is louder towards the microphone than in the mean of all directions."""
+RATIOS_DB = (-15.0, 14.0)
+"""Ratios of direct to reverberant sound that are drawn."""
+TAIL_S = 0.75
+"""Longest response; what follows in the longest reverberation is 50 dB softer."""
+SPEED_M_S = 343.0
 SCALES = ((0, 2, 4, 5, 7, 9, 11), (0, 2, 3, 5, 7, 8, 10), (0, 2, 4, 7, 9))
 
 
@@ -183,26 +193,44 @@ def equaliser(rng: Generator, taps: int = 255) -> Sound:
     return response
 
 
-def room(rng: Generator, taps: int = 255) -> Sound:
-    """A room's impulse response through an equaliser: direct sound, echoes, decaying tail."""
-    decay_s = np.exp(rng.uniform(np.log(0.1), np.log(0.8)))
-    n = int(SAMPLE_RATE * min(decay_s, 0.5))
+def direct_to_reverberant_db(rt60_s: float, distance_m: float, volume_m3: float) -> float:
+    """How much louder the direct sound is than its reverberation, for a source that sounds alike in
+    all directions: 0 at the critical distance (Kuttruff, Room Acoustics, 5.39)."""
+    critical_m = 0.057 * np.sqrt(volume_m3 / rt60_s)
+    return float(20 * np.log10(critical_m / distance_m))
+
+
+def room(
+    rng: Generator, taps: int = 255, distances_m: tuple[float, float] = DISTANCES_M
+) -> Sound:
+    """A room's impulse response through an equaliser: direct sound, echoes, decaying tail.
+
+    Reverberation time, distance and volume are drawn; the ratio of direct to reverberant sound
+    follows from them.
+    """
+    rt60_s = rng.uniform(*RT60_S)
+    distance_m = np.exp(rng.uniform(*np.log(distances_m)))
+    volume_m3 = np.exp(rng.uniform(*np.log(VOLUMES_M3)))
+    n = int(SAMPLE_RATE * min(rt60_s, TAIL_S))
     t = _times(n)
-    tail = rng.standard_normal(n) * np.exp(-6.9 * t / decay_s)
-    tail[: int(rng.uniform(0.002, 0.01) * SAMPLE_RATE)] = 0
+    tail = rng.standard_normal(n) * np.exp(-6.9 * t / rt60_s)
+    longer_m = rng.uniform(0.5, 3.0) / np.sqrt(1 + distance_m)  # of the first echo
+    tail[: int(longer_m / SPEED_M_S * SAMPLE_RATE)] = 0
     low_pass = signal.butter(1, rng.uniform(2000, 7000), fs=SAMPLE_RATE, output="sos")
     tail = signal.sosfilt(low_pass, tail)
     for _ in range(int(rng.integers(2, 8))):
         at = int(rng.uniform(0.001, 0.03) * SAMPLE_RATE)
         tail[at] += rng.normal(0, 0.5) * tail.std() * 20
-    direct_to_tail_db = rng.uniform(-2, 14)
-    tail *= 10 ** (-direct_to_tail_db / 20) / np.sqrt(np.sum(tail**2) + 1e-12)
+    ratio_db = direct_to_reverberant_db(rt60_s, distance_m, volume_m3) + rng.uniform(*DIRECTED_DB)
+    tail *= 10 ** (-np.clip(ratio_db, *RATIOS_DB) / 20) / np.sqrt(np.sum(tail**2) + 1e-12)
     tail[0] += 1.0
     response: Sound = signal.fftconvolve(tail, equaliser(rng, taps)).astype(np.float32)
     return response
 
 
-def make_channels(seed: int, count: int) -> list[Sound]:
+def make_channels(
+    seed: int, count: int, distances_m: tuple[float, float] = DISTANCES_M
+) -> list[Sound]:
     """`count` impulse responses: even numbers equalisers alone, odd numbers rooms."""
     rng = np.random.default_rng(seed)
-    return [room(rng) if i % 2 else equaliser(rng) for i in range(count)]
+    return [room(rng, distances_m=distances_m) if i % 2 else equaliser(rng) for i in range(count)]
