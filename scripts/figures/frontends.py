@@ -1,6 +1,7 @@
 """Measure what front ends gain in rooms with echo: high-pass, automatic gain, dereverberation.
 
     scripts/measure frontends [--sentences 40]
+    scripts/measure frontends --each RT60 METRES    what becomes of each of people's commands
 
 Speech has -27 dBFS at 1 m, in simulated rooms (RT60 0.3 and 0.6 s; 1, 3 and 5 m); the noise of the
 room is pink, -67 dBFS. Each sentence goes through front end, voice detector, segmenter, model and
@@ -23,7 +24,8 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -110,6 +112,19 @@ class Listener:
         found = cut(to_samples(sound), self._settings, length_s)
         return [one for one in found if isinstance(one, Window)]
 
+    def explain(self, sound: Sound) -> Iterator[tuple[str, str, str, float]]:
+        """Yield for each window, and each discarded sound: the reason without a text, the text,
+        the likeliest expected sentence and its confidence."""
+        gates = Gates(self._settings.gates)
+        for window in cut(to_samples(sound), self._settings, self._transcriber.bundle.window_s):
+            if not isinstance(window, Window):
+                yield window.reason, "", "", 0.0
+                continue
+            result, reason = gates.apply(window, self._transcriber.transcribe(window))
+            found = result.phrase
+            sentence, confidence = (found.sentence, found.confidence) if found else ("", 0.0)
+            yield reason, result.text, sentence, confidence
+
     def listen(self, windows: Iterable[Window]) -> tuple[str, str]:
         """Return the text of one sentence's windows, and the expected sentence."""
         texts, sentence, gates = [], "", Gates(self._settings.gates)
@@ -127,9 +142,13 @@ def main() -> None:
     """Choose the values, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sentences", type=int, default=40)
+    parser.add_argument("--each", type=float, nargs=2, metavar=("RT60", "METRES"))
     options = parser.parse_args()
     people = commands()
     listener = Listener()
+    if options.each:
+        show_each(listener, people, *options.each)
+        return
     chosen = [Treatment("none")]
     voices = spoken()[: options.sentences]
     print(f"{len(voices)} synthetic sentences, RT60 {TUNED_IN[0]:g} s, {TUNED_IN[1]:g} m")
@@ -155,6 +174,32 @@ def commands() -> list[Item]:
     return found
 
 
+def show_each(listener: Listener, people: Sequence[Item], rt60_s: float, distance_m: float) -> None:
+    """Print what becomes of each command, and count it."""
+    counts: Counter[str] = Counter()
+    for number, item in enumerate(people):
+        lines = list(listener.explain(across(item, number, room(rt60_s, distance_m))))
+        heard = " ".join(text for reason, text, _, _ in lines if text and not reason)
+        counts["without a text" if not heard else "with a text"] += 1
+        counts["text right"] += alike(heard) == alike(item.text)
+        for reason, _, sentence, confidence in lines:
+            counts[f"discarded: {reason}"] += bool(reason)
+            sure = "from" if confidence >= SENTENCE_CONFIDENCE else "below"
+            right = "right" if alike(sentence) == alike(item.text) else "wrong"
+            counts[f"sentence {right}, {sure} 70 %"] += bool(sentence) and not reason
+        print(f"{item.text!r}: {lines or 'not detected'}", flush=True)
+    for name, count in sorted(counts.items()):
+        if count:
+            print(f"{count:3d} {name}")
+
+
+def across(item: Item, number: int, response: Sound) -> Sound:
+    """Return the sound of an item in a room with this response, and the room's noise."""
+    sound = in_room(dry(item), response)
+    sound += pink(np.random.default_rng(SEED + number), len(sound)) * NOISE_RMS
+    return sound
+
+
 def report(listener: Listener, people: Sequence[Item], treatment: Treatment) -> None:
     """Print a line of the table."""
     total, cells, times_ms = Score(), [], []
@@ -178,8 +223,7 @@ def measure(
     score, spent_s, length_s = Score(), 0.0, 0.0
     response = room(rt60_s, float(distance_m))
     for number, item in enumerate(items):
-        sound = in_room(dry(item), response)
-        sound += pink(np.random.default_rng(SEED + number), len(sound)) * NOISE_RMS
+        sound = across(item, number, response)
         length_s += len(sound) / SAMPLE_RATE
         began_s = time.process_time()
         if treatment.stream:
