@@ -38,7 +38,7 @@ FILTER_MS = 240
 """speex/speex_preprocess.h."""
 SET_SAMPLING_RATE = 24
 """speex/speex_echo.h."""
-NOISE_DB, ECHO_DB, ECHO_WHILE_SPEAKING_DB = 0, -40, -15
+NOISE_DB, ECHO_DB, ECHO_WHILE_SPEAKING_DB = 0, -30, -12
 """Suppression of noise (none), and of the echo that the filter leaves."""
 
 TAPS, PHASES = 32, 256
