@@ -200,9 +200,7 @@ def direct_to_reverberant_db(rt60_s: float, distance_m: float, volume_m3: float)
     return float(20 * np.log10(critical_m / distance_m))
 
 
-def room(
-    rng: Generator, taps: int = 255, distances_m: tuple[float, float] = DISTANCES_M
-) -> Sound:
+def room(rng: Generator, taps: int = 255, distances_m: tuple[float, float] = DISTANCES_M) -> Sound:
     """A room's impulse response through an equaliser: direct sound, echoes, decaying tail.
 
     Reverberation time, distance and volume are drawn; the ratio of direct to reverberant sound
