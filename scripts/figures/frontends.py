@@ -123,7 +123,7 @@ class Listener:
             result, reason = gates.apply(window, self._transcriber.transcribe(window))
             found = result.phrase
             sentence, confidence = (found.sentence, found.confidence) if found else ("", 0.0)
-            yield reason, result.text, sentence, confidence
+            yield reason or "", result.text, sentence, confidence
 
     def listen(self, windows: Iterable[Window]) -> tuple[str, str]:
         """Return the text of one sentence's windows, and the expected sentence."""
