@@ -19,7 +19,7 @@ import enum
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from appliance.house.claims import (
     Act,
@@ -228,8 +228,8 @@ class Arbiter:
                     ):
                         self._decide(sentence, SentenceState.DEFERRED, now_s, claim.node)
 
-    def _add_claim(self, claim: Claim, now_s: float) -> None:
-        self.others.add_claim(claim, now_s)
+    def _add_claim(self, found: Claim, now_s: float) -> None:
+        claim = self.others.add_claim(found, now_s)
         for sentence in self._sentences.values():
             is_ours = sentence.state is SentenceState.ACTED and is_same_sentence(
                 claim, sentence.claim
@@ -246,7 +246,8 @@ class Arbiter:
             has_ended = self.others.since_s.get(act.node, math.inf) > acted_s
             missed = came_s + RETURN_S > acted_s and act.node != claim.node
             if has_ended and missed and self.others.is_about(act, claim):
-                self._send(Act(act.claim, (claim.id,), self.node), now_s)
+                known = self.others.add_claim(act.claim, now_s)
+                self._send(Act(known, (claim.id,), self.node), now_s)
                 break
         for sentence in self._sentences.values():
             if sentence.state is SentenceState.ACTED and is_same_sentence(claim, sentence.claim):
@@ -315,7 +316,8 @@ class Arbiter:
         is_best = all(sentence.claim.order < claim.order for claim, _ in group)
         if is_best or now_s >= self._take_over_s(sentence):
             sentence.state = SentenceState.ACTING
-            self._send(Act(sentence.claim, tuple(claim.id for claim, _ in group)), now_s)
+            known = replace(sentence.claim, sketch=b"")  # from our claim
+            self._send(Act(known, tuple(claim.id for claim, _ in group)), now_s)
 
     def _decide(
         self, sentence: ClaimedSentence, state: SentenceState, now_s: float, node: str = ""

@@ -45,8 +45,6 @@ def encode(message: Message, now_s: float) -> bytes:
             fields["utterance"] = utterance
         case Claim():
             fields |= _claim_fields(message, now_s)
-            if message.sketch:
-                fields["sketch"] = base64.b64encode(_pack(message.sketch)).decode()
             if not message.last:
                 fields["last"] = False
         case Act(claim, over, by):
@@ -114,7 +112,8 @@ def _decode_claim(fields: dict[str, Any], node: str, utterance: str, sent_s: flo
 
 
 def _claim_fields(claim: Claim, now_s: float) -> dict[str, Any]:
-    return {
+    sketch = {"sketch": base64.b64encode(_pack(claim.sketch)).decode()} if claim.sketch else {}
+    return sketch | {
         "id": claim.id,
         "utterance": claim.utterance,
         "start_ms": _ago_ms(claim.start_s, now_s),

@@ -54,14 +54,11 @@ class OtherRooms:
         for key in [key for key in self.hearers if key[0] == node]:
             del self.hearers[key]
 
-    def add_claim(self, claim: Claim, now_s: float) -> bool:
-        """Note a claim; return False if it is known."""
+    def add_claim(self, claim: Claim, now_s: float) -> Claim:
+        """Note a claim, and return it as it came first: an act after a claim has no sketch."""
         if claim.last:
             self.hearers.pop((claim.node, claim.utterance), None)
-        if claim.id in self._claims:
-            return False
-        self._claims[claim.id] = claim, now_s
-        return True
+        return self._claims.setdefault(claim.id, (claim, now_s))[0]
 
     def group(self, claim: Claim) -> list[tuple[Claim, float]]:
         """Return the claims of the same sentence by rooms that are online, and when they came."""

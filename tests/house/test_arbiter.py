@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -252,6 +253,19 @@ def test_an_act_is_repeated_only_for_who_missed_it_and_if_its_room_has_forgotten
     assert [(message.node, sender(message)) for message in arbiter.outgoing] == [
         ("hall", "kitchen")
     ]
+
+
+def test_the_act_of_a_sentence_that_was_not_claimed_before_says_how_it_sounds() -> None:
+    sounds = replace(claim("kitchen"), sketch=b"\x01\x02")
+    alone = connected()
+    alone.claim(sounds, 102.5)
+    assert list(alone.outgoing) == [Act(sounds)]
+    arbiter = connected()
+    arbiter.receive(Hearing("hall", "utterance of hall", 100.0), 100.1)
+    arbiter.claim(sounds, 102.5)
+    arbiter.receive(replace(claim("hall", -1.0), utterance="utterance of hall"), 102.6)
+    assert [one.sketch for one in arbiter.outgoing if isinstance(one, Claim)] == [sounds.sketch]
+    assert [one.claim.sketch for one in arbiter.outgoing if isinstance(one, Act)] == [b""]
 
 
 def test_left_alone_a_room_still_knows_who_acted() -> None:
