@@ -318,7 +318,7 @@ FACTS: dict[str, Callable[[Facts], str]] = {
     "texts, wrong; error and area in a cross-validation": lambda one: (
         "{texts}, {wrong}; {calibration_error}, {area}".format_map(one["fitted"])
     ),
-    "texts from its confidence for acting on: right, wrong": lambda one: pair(
+    "sentences from its confidence for acting on: right, wrong": lambda one: pair(
         one["fitted"]["acting"]
     ),
     "second pass": lambda one: json.dumps(one["vtln"]),
