@@ -159,12 +159,12 @@ def power(given: argparse.Namespace) -> bool:
 
 
 def fuzz(given: argparse.Namespace) -> bool:
-    """The fuzzing tests, with more examples, and the parity tests with all inputs; a short run
-    leaves them to the tests, unless named."""
+    """The fuzzing tests, with more examples, and those that compare with exact results, with all
+    inputs; a short run leaves them to the tests, unless named."""
     if given.short and "fuzz" not in given.ordeals:
         return True
     examples = "50" if given.short else "1000"
-    tests = ("tests/fuzz", "tests/infer/test_parity.py")
+    tests = ("tests/fuzz", "tests/infer/test_parity.py", "tests/infer/test_phrases.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"ROOMSCRIBE_FUZZ": examples},
