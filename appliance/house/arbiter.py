@@ -219,16 +219,14 @@ class Arbiter:
                 self._add_claim(message, now_s)
                 self._answer_late_claim(message, now_s)
             case Act(claim):
-                self._add_claim(claim, now_s)
-                self.others.acts.append((message, now_s))
+                act = replace(message, claim=self._add_claim(claim, now_s))
+                self.others.acts.append((act, now_s))
                 for sentence in self._sentences.values():
                     open_states = (SentenceState.WAITING, SentenceState.ACTING)
-                    if sentence.state in open_states and self.others.is_about(
-                        message, sentence.claim
-                    ):
+                    if sentence.state in open_states and self.others.is_about(act, sentence.claim):
                         self._decide(sentence, SentenceState.DEFERRED, now_s, claim.node)
 
-    def _add_claim(self, found: Claim, now_s: float) -> None:
+    def _add_claim(self, found: Claim, now_s: float) -> Claim:
         claim = self.others.add_claim(found, now_s)
         for sentence in self._sentences.values():
             is_ours = sentence.state is SentenceState.ACTED and is_same_sentence(
@@ -237,6 +235,7 @@ class Arbiter:
             if is_ours and claim.node not in sentence.others:
                 sentence.others.add(claim.node)
                 self.decisions.append(self._decision(sentence, now_s, first=False))
+        return claim
 
     def _answer_late_claim(self, claim: Claim, now_s: float) -> None:
         """Repeat an Act for a room that was offline when it was published: ours, or that of a room
@@ -246,8 +245,7 @@ class Arbiter:
             has_ended = self.others.since_s.get(act.node, math.inf) > acted_s
             missed = came_s + RETURN_S > acted_s and act.node != claim.node
             if has_ended and missed and self.others.is_about(act, claim):
-                known = self.others.add_claim(act.claim, now_s)
-                self._send(Act(known, (claim.id,), self.node), now_s)
+                self._send(Act(act.claim, (claim.id,), self.node), now_s)
                 break
         for sentence in self._sentences.values():
             if sentence.state is SentenceState.ACTED and is_same_sentence(claim, sentence.claim):

@@ -233,7 +233,7 @@ class House(Listener):
     def _claim(self, spoken: _Spoken, now_s: float) -> None:
         """Claim a sentence, unless it is old or this room is muted."""
         transcript, key = spoken.transcript, short_id(spoken.transcript.id)
-        now, moment_s = datetime.now(UTC), time.monotonic()  # `now_s` may be a slow step older
+        now = datetime.now(UTC)
         if not -OLD < now - transcript.end < OLD:
             if not spoken.acted:
                 self._hand_over(spoken)
@@ -247,8 +247,8 @@ class House(Listener):
                 self._node,
                 key,
                 short_id(transcript.utterance_id),
-                moment_s - (now - transcript.start).total_seconds(),
-                moment_s - (now - transcript.end).total_seconds(),
+                now_s - (now - transcript.start).total_seconds(),
+                now_s - (now - transcript.end).total_seconds(),
                 grade=2 if spoken.command else int(not is_doubtful(transcript)),
                 score=score(transcript, measured.decay_db),
                 sketch=measured.sketch,

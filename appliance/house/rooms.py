@@ -30,6 +30,7 @@ class OtherRooms:
         self._claims: dict[str, tuple[Claim, float]] = {}
         """Claims and when they came."""
         self.acts: list[tuple[Act, float]] = []
+        """Acts, with the claim as it came first, and when they came."""
 
     def reconnect(self, now_s: float) -> None:
         """Forget who is online and what was missed: our connection begins or ends."""
@@ -82,8 +83,7 @@ class OtherRooms:
     def is_about(self, act: Act, claim: Claim) -> bool:
         """Return True if a room's Act is about the sentence that we claim."""
         ids = {claim.id, *(other.id for other, _ in self.group(claim))}
-        known, _ = self._claims.get(act.claim.id, (act.claim, 0.0))
-        return not ids.isdisjoint(act.over) or is_same_sentence(known, claim)
+        return not ids.isdisjoint(act.over) or is_same_sentence(act.claim, claim)
 
     @property
     def closing_until_s(self) -> float:
