@@ -101,7 +101,7 @@ def run_container(options: argparse.Namespace, settings: Settings) -> int:
     program = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]]
     arguments = ["--config", str(options.config)] if options.config else []
     os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain what was said
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump may contain speech
     private = Path(tempfile.mkdtemp(prefix="roomscribe-", dir="/dev/shm"))
     try:
         _make_folder(state)

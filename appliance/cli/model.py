@@ -429,8 +429,8 @@ def _end_with(reader: socket.socket) -> None:
 class _JsonProgress:
     """A ProgressDisplay that writes a JSON line for each percent of the current step.
 
-    Nobody reads them while the page is closed. When the socket's buffer is a quarter full, progress
-    is left out, so that there is always room for the last line.
+    While the page is closed, nothing reads from the socket, and its buffer fills. Once a quarter of
+    it is full, progress is left out, so that the last line always fits.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A sketch of a sound: when its bands rise and fall, in a few bytes.
+"""A sketch of a sound: when its frequency bands become louder, in a few bytes.
 
 Two rooms that hear one sentence have similar sketches, although one of them hears it more softly,
 muffled by a door and blurred by reverberation: these change how loud a band is, but hardly when it

@@ -128,8 +128,8 @@ def token_places(vocabulary: dict[str, int]) -> NDArray[np.intp]:
 
 
 def write_tokens(checkpoint: Path, config: WhisperConfig, vocabulary: dict[str, int]) -> None:
-    """Write the files of a checkpoint that say what its tokens are. Those that the built-in model
-    does not have are numbers that nobody says."""
+    """Write the files of a checkpoint that say what its tokens are. Tokens that the built-in model
+    does not have get numbers as their texts, and are never written."""
     pieces = {piece: at for piece, at in vocabulary.items() if not re.match(r"<\|", piece)}
     pieces |= {f"#{at:04x}": at for at in range(len(pieces), TEXT_TOKENS)}
     model = {"model_type": "whisper", "activation_function": "gelu", **asdict(config)}
