@@ -1,6 +1,6 @@
 """What an image must do: scripts/test-image runs this in a root with podman, without a network.
 
-/work has the image, recordings and room for storage. Prints one line for each check; the exit
+/mnt has the image, recordings and room for storage. Prints one line for each check; the exit
 status is 0 if all passed.
 """
 
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-WORK = Path("/work")
+WORK = Path("/mnt")
 USER = 10300
 PASSWORD, TOKEN = "sesame", "supervisors-token"
 INGRESS = "172.30.32.2"
@@ -68,7 +68,7 @@ def wait(what: str, ready: Callable[[], object], within_s: float = WITHIN_S) -> 
 def podman(*arguments: str, given: str = "", status: int | None = 0) -> str:
     """Return what podman prints. Raises CheckError for another exit status."""
     done = subprocess.run(
-        ["podman", "--root", "/work/storage", "--runroot", "/run/podman", *arguments],
+        ["podman", "--root", "/mnt/storage", "--runroot", "/run/podman", *arguments],
         capture_output=True, text=True, input=given, check=False,
     )  # fmt: skip
     if status is not None and done.returncode != status:
@@ -123,7 +123,7 @@ class Microphone:
         threading.Thread(target=self._play, daemon=True).start()
 
     def speak(self, name: str) -> None:
-        """Play a recording of /work/speech."""
+        """Play a recording of /mnt/speech."""
         self._waiting.append(
             subprocess.run(
                 ["flac", "-d", "-s", "-c", "--force-raw-format", "--endian=little",
@@ -212,7 +212,7 @@ def check_container(image: str, microphone: Microphone, heard: Path) -> None:
             "-v",
             f"{settings}:/etc/roomscribe:ro",
         ),
-        *("-v", "/work/sound:/sound", "--secret", f"mqtt-password,uid={USER},mode=0400"),
+        *("-v", "/mnt/sound:/sound", "--secret", f"mqtt-password,uid={USER},mode=0400"),
     )
     podman(*run, "-d", "--name", "room", image)
     hears("room", microphone, heard)
@@ -289,7 +289,7 @@ def check_app(image: str, microphone: Microphone, heard: Path) -> None:
         *("--log-driver", "k8s-file", "--add-host", "supervisor:127.0.0.1"),
         *("-e", f"SUPERVISOR_TOKEN={TOKEN}", "-e", "STATE_DIRECTORY=/data/roomscribe"),
         *("-e", "ROOMSCRIBE_MODELS=/data/roomscribe/models", "-v", f"{data}:/data"),
-        *("-v", "/work/sound:/sound", image, "container", "run", "--home-assistant", "/data"),
+        *("-v", "/mnt/sound:/sound", image, "container", "run", "--home-assistant", "/data"),
     )
     hears("app", microphone, heard)
     owner = (data / "roomscribe/roomscribe.db").stat().st_uid
@@ -311,7 +311,7 @@ def report(what: str) -> None:
 def main() -> int:
     """Run all checks; return the exit status."""
     begun_s = time.monotonic()
-    podman("load", "-i", "/work/image.oci.tar")
+    podman("load", "-i", "/mnt/image.oci.tar")
     (image,) = podman("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines()
     found = json.loads(podman("image", "inspect", image))[0]
     print(f"test-image: {image}, {found['Architecture']}, {found['Size'] / 1e6:.0f} MB unpacked")

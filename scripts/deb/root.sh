@@ -102,7 +102,7 @@ in_root() {
 }
 
 # in_system ROOT FOLDER COMMAND...: runs a command in a copy of ROOT that is a real root (pivot_root), as containers
-# need it, with FOLDER at /work and namespaces that vanish with it. NET=no: without a network.
+# need it, with FOLDER at /mnt and namespaces that vanish with it. NET=no: without a network.
 in_system() {
     local root=$1 folder=$2 namespaces=(-m -C -p -f --kill-child --propagation private); shift 2
     [ "${NET:-}" != no ] || namespaces+=(-n)
@@ -110,8 +110,8 @@ in_system() {
         cd "$FOLDER"
         mkdir -p .upper .work .root
         mount -t overlay overlay -o "lowerdir=$ROOT,upperdir=.upper,workdir=.work" .root
-        mkdir -p .root/work .root/.old
-        mount --bind . .root/work
+        mkdir -p .root/mnt .root/.old
+        mount --bind . .root/mnt
         cd .root
         mount -t proc proc proc; mount -t sysfs sysfs sys; mount --rbind /dev dev
         mount -t tmpfs tmpfs run; mount -t tmpfs tmpfs tmp; mount -t cgroup2 cgroup2 sys/fs/cgroup
