@@ -573,6 +573,19 @@ def test_the_days_memory_and_an_expected_sentence_are_shown(found: Found, tab: B
     assert tab.run(line).count("M") == 2, "where there was no daemon there is no line"
 
 
+def test_how_late_a_stream_is_stands_in_health(found: Found, tab: Browser) -> None:
+    home, feed, server = found
+    tab.enter(home, "health")
+    until(lambda: "Version" in tab.texts(".figures dt"), WITHIN_S)
+    assert not [term for term in tab.texts(".figures dt") if "stream" in term]
+    feed.appliance["stream"] = {"opened_s": 1.44, "late_s": 0.6}
+    server.announce_state()
+    until(lambda: "Measured delay of the stream" in tab.texts(".figures dt"), WITHIN_S)
+    values = dict(zip(tab.texts(".figures dt"), tab.texts(".figures dd"), strict=True))
+    assert values["First sound of the stream"] == "After 1.4 s"
+    assert values["Measured delay of the stream"] == "Up to 0.6 s"
+
+
 def test_no_request_leaves_the_page(found: Found, tab: Browser) -> None:
     home = found[0]
     tab.enter(home)

@@ -8,6 +8,7 @@ import { mutedUntil } from "./mute.js";
 import { DAY_MS, duration, message, readable, reason, seconds } from "./text.js";
 
 const EVERY_MS = 60e3;
+const LONG = 20; // characters; a longer value has smaller letters
 const SENTENCES = 2000; // the most that the chart of latencies shows
 
 const degrees = (value) => (value === null || value === undefined ? undefined : `${value.toFixed(1)} °C`);
@@ -15,7 +16,7 @@ const degrees = (value) => (value === null || value === undefined ? undefined : 
 /** Return terms with values; undefined leaves one out. */
 const figures = (pairs) =>
   pairs.filter(([, value]) => value !== undefined).map(([name, value]) =>
-    element("div", {}, element("dt", {}, name), element("dd", {}, String(value ?? "–"))));
+    element("div", {}, element("dt", {}, name), element("dd", { class: String(value).length > LONG ? "long" : "" }, String(value ?? "–"))));
 
 function summary({ up, state }) {
   if (!up) return "No connection. This is the last known status.";
@@ -33,15 +34,12 @@ function echo(reference) {
   return `${drop}${reference.delay_ms} ms delay`;
 }
 
-/** Return how a stream's sound arrives, in words; undefined for a sound card. */
-function arrival(stream) {
-  if (!stream) return undefined;
-  return `First sound after ${stream.opened_s.toFixed(1)} s, now up to ${stream.late_s.toFixed(1)} s later than at its earliest`;
-}
-
 const stateFigures = (state) => figures([
   ["Microphone", state.microphone === "none" ? "None" : state.microphone],
-  ["Stream", arrival(state.stream)],
+  ...(state.stream ? [
+    ["First sound of the stream", `After ${state.stream.opened_s.toFixed(1)} s`],
+    ["Measured delay of the stream", `Up to ${state.stream.late_s.toFixed(1)} s`],
+  ] : []),
   ["Loudspeakers removed", echo(state.reference)],
   ["Model", state.model], ["Encoder", state.encoder], ["Version", state.version],
   ["Running for", duration(state.uptime_s)],
