@@ -178,6 +178,7 @@ def judge_state(availability: str, payload: str) -> Outcome:
         f"model {state.get('model')}",
         f"version {state.get('version')}",
         f"{state.get('queue_depth')} windows and {state.get('outbox_depth')} transcripts waiting",
+        *(["other rooms: " + " ".join(map(str, rooms))] if (rooms := state.get("rooms")) else []),
     ])  # fmt: skip
     if status not in ("running", "muted"):
         reasons = "; ".join(map(str, state.get("reasons", []))) or "no reason given"

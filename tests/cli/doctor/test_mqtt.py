@@ -273,6 +273,15 @@ def test_a_degraded_daemon_is_a_fault_with_its_reasons() -> None:
     assert publishing.judge_state("offline", json.dumps(state)).status == "skipped"
 
 
+def test_the_other_rooms_are_listed() -> None:
+    state = {"status": "running", "encoder": "cpu"}
+    alone = publishing.judge_state("online", json.dumps(state))
+    assert "rooms" not in alone.found
+    together = publishing.judge_state("online", json.dumps(state | {"rooms": ["bath", "hall"]}))
+    assert together.status == "ok"
+    assert together.found == f"{alone.found}, other rooms: bath hall"
+
+
 def test_a_unit_that_is_not_active_is_a_fault() -> None:
     facts = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
     assert publishing.judge_unit(facts).status == "ok"
