@@ -193,6 +193,27 @@ def test_the_training_command_says_how_it_is_called_and_installs_nothing(
     assert line in done.stdout + done.stderr
 
 
+def test_shards_that_are_whole_are_kept_and_made_again_for_other_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = people.Utterance("one:a", "yes", np.full(8000, 9, np.int16), [])
+    made: list[str] = []
+    monkeypatch.setattr(
+        people, "utterances", lambda *_: made.append("made") or {"train": [heard], "spliced": []}
+    )
+    words = [word for name in ("people", "out", "pieces", "bundle") for word in (f"--{name}", "x")]
+    words[3] = str(tmp_path / "bank")
+    monkeypatch.setattr("sys.argv", ["people", *words])
+    people.main()
+    assert (tmp_path / "bank" / "train-people-00000.npz").exists()
+    people.main()
+    assert made == ["made"]
+    assert capsys.readouterr().out.endswith("bank has the shards of people\n")
+    monkeypatch.setattr(people, "manifest", lambda: {"spoken": {"commit": "0" * 40}})
+    people.main()
+    assert made == ["made", "made"]
+
+
 def test_a_speaker_is_held_out_by_name_alone_about_one_of_eight() -> None:
     kept = sum(people.held_out(f"{number:04}") for number in range(800))
     assert 70 <= kept <= 130
