@@ -26,6 +26,8 @@ PRE_ROLL_S = 0.6
 """Room sound in front of speech at run time."""
 FILTER_DELAY = 127
 """Samples by which the impulse responses of `sounds` are late."""
+CHANNEL_SHARE, ROOM_SHARE = 0.8, 0.65
+"""Of the hardest windows that sound through a response at all, and of these through a room's."""
 IGNORED = -100
 """Target that costs nothing, as PyTorch's cross_entropy has it."""
 
@@ -118,10 +120,9 @@ class Renderer:
     def distort(self, rng: Generator, audio: Sound, end: int, strength: float) -> Sound:
         """Speech through a room and microphone, with background until sample `end`."""
         speech_level = level(audio[audio != 0]) if np.any(audio) else decibels(-20)
-        if rng.random() < 0.75 * strength:
-            number = int(rng.integers(len(self.channels)))
-            if strength < 0.5:
-                number -= number % 2
+        if rng.random() < CHANNEL_SHARE * strength:
+            in_a_room = strength >= 0.5 and rng.random() < ROOM_SHARE
+            number = int(rng.integers(len(self.channels) // 2)) * 2 + in_a_room
             through = signal.oaconvolve(audio, self.channels[number])
             audio = through[FILTER_DELAY : FILTER_DELAY + len(audio)].astype(np.float32)
             audio[end:] = 0

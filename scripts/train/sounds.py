@@ -15,7 +15,7 @@ Sound = NDArray[np.float32]
 Generator = np.random.Generator
 SAMPLE_RATE = 16_000
 RT60_S, DISTANCES_M = (0.2, 0.9), (0.5, 6.0)
-"""Reverberation times of the rooms, and from where in them people speak."""
+"""Reverberation times of the rooms, and from where in them people speak: all are equally likely."""
 VOLUMES_M3 = (25.0, 150.0)
 DIRECTED_DB = (0.0, 4.0)
 """By how much a mouth is louder towards the microphone than in the mean of all directions."""
@@ -207,7 +207,7 @@ def room(rng: Generator, taps: int = 255, distances_m: tuple[float, float] = DIS
     follows from them.
     """
     rt60_s = rng.uniform(*RT60_S)
-    distance_m = np.exp(rng.uniform(*np.log(distances_m)))
+    distance_m = rng.uniform(*distances_m)
     volume_m3 = np.exp(rng.uniform(*np.log(VOLUMES_M3)))
     n = int(SAMPLE_RATE * min(rt60_s, TAIL_S))
     t = _times(n)
