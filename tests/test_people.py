@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rigs.checkout import ROOT
 from train import people
 from train.align import Word, phrases
+from train.bank import Utterance
 from train.phones import Segment
 from train.splice import Splicer, Spoken
 
@@ -196,11 +197,13 @@ def test_the_training_command_says_how_it_is_called_and_installs_nothing(
 def test_shards_that_are_whole_are_kept_and_made_again_for_other_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heard = people.Utterance("one:a", "yes", np.full(8000, 9, np.int16), [])
     made: list[str] = []
-    monkeypatch.setattr(
-        people, "utterances", lambda *_: made.append("made") or {"train": [heard], "spliced": []}
-    )
+
+    def utterances(*_: object) -> dict[str, list[Utterance]]:
+        made.append("made")
+        return {"train": [Utterance("one:a", "yes", np.full(8000, 9, np.int16), [])], "spliced": []}
+
+    monkeypatch.setattr(people, "utterances", utterances)
     words = [word for name in ("people", "out", "pieces", "bundle") for word in (f"--{name}", "x")]
     words[3] = str(tmp_path / "bank")
     monkeypatch.setattr("sys.argv", ["people", *words])

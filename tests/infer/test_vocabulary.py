@@ -266,7 +266,7 @@ def fourteen() -> Window:
     """A recording in white noise at 10 dB, which the model hears wrongly."""
     sound = to_int16(read(SPEECH / "16.flac")).astype(np.float64)
     level = np.sqrt(np.mean(sound**2)) * 10 ** (-10 / 20)
-    sound += np.random.default_rng(0).standard_normal(len(sound)) * level
+    sound += np.random.default_rng(3).standard_normal(len(sound)) * level
     samples = np.clip(sound, -32768, 32767).astype(np.int16)
     return Window("", 1, True, np.pad(samples, (9600, 4800)), 0.0, 0.0, 0.0)
 
