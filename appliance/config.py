@@ -319,7 +319,7 @@ class ModelSettings:
     bundle: str = key(
         "",
         "Model: the name of an installed one, or a folder with a bundle.json. Empty: the one "
-        "chosen with `roomscribe model use`, else the built-in home-en.",
+        "chosen with `roomscribe model use`, else the built-in tiny.en.",
     )
 
 

@@ -93,7 +93,7 @@ def check_bundle(folder: Path) -> None:
     found["guards"] |= {name: found[name] for name in ("no_speech_sure", "no_speech_lone")}
     del listed["schema"], listed["files"]
     assert list(missing(listed, found)) == []
-    assert (found["name"], found["d_model"], found["language"]) == ("home-en", 128, "en")
+    assert (found["name"], found["d_model"], found["language"]) == ("tiny.en", 128, "en")
 
 
 def check_configuration(folder: Path) -> None:

@@ -26,7 +26,7 @@ from figures.gate_record import (
     write_record,
 )
 from figures.model import read
-from rigs.checkout import HOME_EN
+from rigs.checkout import TINY_EN
 from rigs.recordings import sentences
 
 from appliance.infer.opening import open_transcriber
@@ -37,13 +37,13 @@ AGAIN = "run scripts/measure gate --write on a quiet machine"
 
 
 def test_the_shipped_model_passed_the_gate() -> None:
-    load_bundle(HOME_EN)  # its files are those that bundle.json names
-    assert record_faults(read_record(HOME_EN), bundle_checksum(HOME_EN)) == [], AGAIN
+    load_bundle(TINY_EN)  # its files are those that bundle.json names
+    assert record_faults(read_record(TINY_EN), bundle_checksum(TINY_EN)) == [], AGAIN
 
 
 def test_the_model_card_has_the_last_releases() -> None:
-    card = (HOME_EN / CARD).read_text(encoding="utf-8")
-    assert f"{MARKS[0]}\n{card_table(read_record(HOME_EN))}\n{MARKS[1]}" in card, AGAIN
+    card = (TINY_EN / CARD).read_text(encoding="utf-8")
+    assert f"{MARKS[0]}\n{card_table(read_record(TINY_EN))}\n{MARKS[1]}" in card, AGAIN
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_the_model_card_has_the_last_releases() -> None:
 def test_a_change_of_weights_or_calibration_needs_a_new_gate(
     key: str, value: object, passes: bool, tmp_path: Path
 ) -> None:
-    manifest = json.loads((HOME_EN / "bundle.json").read_text(encoding="utf-8"))
+    manifest = json.loads((TINY_EN / "bundle.json").read_text(encoding="utf-8"))
     (tmp_path / "bundle.json").write_text(json.dumps(manifest | {key: value}), encoding="utf-8")
-    found = record_faults(read_record(HOME_EN), bundle_checksum(tmp_path))
+    found = record_faults(read_record(TINY_EN), bundle_checksum(tmp_path))
     assert (found == []) == passes
 
 
 def test_recorded_values_must_be_complete_and_within_the_limits_and_time_is_not_looked_at() -> None:
-    record = read_record(HOME_EN)
+    record = read_record(TINY_EN)
     newest = record["releases"][0]
     checksum = newest["checksum"]
 
@@ -104,7 +104,7 @@ def test_a_damaged_model_breaks_a_limit(
     damaged: Callable[[Path], None] | None, broken: set[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(HOME_EN, folder)
+    shutil.copytree(TINY_EN, folder)
     if damaged:
         damaged(folder)
     settings = of_bundle(folder)
@@ -117,13 +117,13 @@ def test_a_damaged_model_breaks_a_limit(
     }
     if not damaged:
         del values["confidence_error"]  # of six right texts: too few
-    lines = faults(values, read_record(HOME_EN)["limits"])
+    lines = faults(values, read_record(TINY_EN)["limits"])
     assert bool(lines) == bool(broken)
     assert all(any(line.startswith(title(name)) for line in lines) for name in broken), lines
 
 
 def test_a_release_replaces_its_own_values_or_comes_first(tmp_path: Path) -> None:
-    record: dict[str, Any] = read_record(HOME_EN)
+    record: dict[str, Any] = read_record(TINY_EN)
     entry = record["releases"][0] | {"release": "99.0.0", "checksum": "0123456789abcdef"}
     longer = with_release(record, entry)
     assert [one["release"] for one in longer["releases"][1:]] == [

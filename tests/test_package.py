@@ -234,7 +234,7 @@ def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
 def test_every_recording_that_the_model_heard_has_its_licence_and_its_source_named() -> None:
     text = (DEBIAN / "copyright").read_text(encoding="utf-8")
     files, *_ = (each for each in text.split("\nFiles: ") if each.startswith("appliance/bundles/"))
-    card = (ROOT / "appliance/bundles/home-en/MODEL_CARD.md").read_text(encoding="utf-8")
+    card = (ROOT / "appliance/bundles/tiny.en/MODEL_CARD.md").read_text(encoding="utf-8")
     listed = (ROOT / "scripts/train/people.toml").read_text(encoding="utf-8")
     for name, one in tomllib.loads(listed).items():
         licence = one["licence"].partition(" (")[0]

@@ -1,6 +1,6 @@
 """Builds a model bundle from a Whisper checkpoint folder, with onnx and numpy alone.
 
-    python -m appliance.convert.build CHECKPOINT_DIR OUT --name home-en --window 10
+    python -m appliance.convert.build CHECKPOINT_DIR OUT --name tiny.en --window 10
 
 The folder holds model.safetensors, config.json and tokenizer.json, or vocab.json with
 added_tokens.json, and, where the model has it, generation_config.json, as Hugging Face writes them.

@@ -77,7 +77,7 @@ FORMER = Path("/var/lib/roomscribe/models")
 may name, and which only the daemon and root can follow."""
 VARIABLE = "ROOMSCRIBE_MODELS"
 """Environment variable: a folder for models in place of INSTALLED."""
-BUILT_IN = "home-en"
+BUILT_IN = "tiny.en"
 DISK = "see that the disk is there and works"
 CHOICE = "in-use"
 """File in the models folder that holds the name of the chosen model."""

@@ -92,7 +92,7 @@ def tries_again(box: Container) -> str:
     late = "/srv/models/late"
     box.run(f"cp -p {CONFIG} /root/kept; printf '[model]\\nbundle = \"{late}\"\\n' > {CONFIG}")
     line = ends_with(box, 75, late, "no such folder")
-    built_in = "/usr/lib/roomscribe/appliance/bundles/home-en"
+    built_in = "/usr/lib/roomscribe/appliance/bundles/tiny.en"
     box.run(f"mkdir -p /srv/models && cp -r {built_in} {late}")
     box.wait("the daemon", lambda: listens(box), 60)
     box.run(f"cp -p /root/kept {CONFIG}")
@@ -240,7 +240,7 @@ def upgrades(box: Container, newer: str) -> str:
     can read."""
     box.run(
         f"rm {STATE}/models && mv -T {MODELS} {STATE}/models && cd {STATE}/models"
-        f" && cp -r /usr/lib/roomscribe/appliance/bundles/home-en {MODEL}"
+        f" && cp -r /usr/lib/roomscribe/appliance/bundles/tiny.en {MODEL}"
         f" && echo {MODEL} > in-use && chown -R roomscribe: . && chmod 700 ."
     )
     box.run(f"echo '# edited' >> {CONFIG}")

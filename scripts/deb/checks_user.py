@@ -28,7 +28,7 @@ SUBSCRIBER = "mosquitto_sub -t 'roomscribe/+/transcript' | jq -r .text"
 README = {
     "systemctl status roomscribe": 'Status: "listening',
     "sudo roomscribe log --since 2h --grep light": "light",
-    "sudo roomscribe model add tiny": "chosen instead of home-en",
+    "sudo roomscribe model add tiny": "chosen instead of tiny.en",
     "sudo roomscribe doctor": "microphone",
     SUBSCRIBER: "",
 }
@@ -96,13 +96,13 @@ def serves_a_user(box: Container) -> str:
     """Commands that need no rights work without sudo; the others name sudo in one line."""
     does(box, "roomscribe --help && roomscribe --version && roomscribe devices")
     for command in ("list", "info", "verify"):
-        expect("home-en" in does(box, f"roomscribe model {command}"), f"model {command}")
+        expect("tiny.en" in does(box, f"roomscribe model {command}"), f"model {command}")
     spoken, heard = SPOKEN["00.flac"], does(box, f"roomscribe transcribe {SOUND}").splitlines()[-1]
     expect(is_alike(spoken, heard), f"spoken {spoken!r}, written {heard!r}")
     for command in ("log", "log --follow", "log --delete --all --yes", "mute", "mute on"):
         refused(box, f"roomscribe {command}", 74, "sudo")
     refused(box, "roomscribe setup --yes --node keller", 78, "sudo")
-    for command in ("add tiny", "use home-en"):
+    for command in ("add tiny", "use tiny.en"):
         refused(box, f"roomscribe model {command}", 78, "sudo")
     expect("watching" in does(box, "timeout 3 roomscribe mqtt watch", 124), "mqtt watch")
     expect("is online" in does(box, "roomscribe mqtt forget", 74), "mqtt forget")
@@ -183,5 +183,5 @@ def reads_models(box: Container) -> str:
     expect(len(named) == 1 and "sudo" in named[0], f"a folder that may not be read: {output}")
     expect(is_alike(SPOKEN["00.flac"], output[-1]), f"written is {output[-1]!r}")
     box.run(f"chmod 755 {MODELS}")
-    does(box, "sudo roomscribe model use home-en && sudo roomscribe model remove tiny")
+    does(box, "sudo roomscribe model use tiny.en && sudo roomscribe model remove tiny")
     return does(box, "roomscribe model list").strip()

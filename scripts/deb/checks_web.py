@@ -60,7 +60,7 @@ if not child:
 shown, seen, head, answers, words, before = "", 0, None, 0, [], None
 ANSWERS = [
     ("called? [", "Kitchen"), ("Enter to continue", ""), ("or none [", ""),
-    ("Which model? [home-en]", ""), ("Write it? [yes]", ""),
+    ("Which model? [tiny.en]", ""), ("Write it? [yes]", ""),
 ]
 until = time.monotonic() + 100
 begun = time.monotonic()

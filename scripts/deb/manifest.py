@@ -116,7 +116,7 @@ def models(tree: Path) -> Iterator[dict[str, Any]]:
             }
             for name, source in people.items()
         ]
-        made = "speech of synthesisers, made by scripts/train-home-en; licence: Apache-2.0"
+        made = "speech of synthesisers, made by scripts/train-tiny.en; licence: Apache-2.0"
         yield {
             "type": "machine-learning-model",
             "bom-ref": f"model/{content['name']}",

@@ -83,7 +83,7 @@ def summary(evening: Record) -> Record:
 
 def built_in_model(root: Path) -> Path:
     """Return the folder of a checkout's built-in model."""
-    return root / "appliance" / "bundles" / "home-en"
+    return root / "appliance" / "bundles" / "tiny.en"
 
 
 def about(root: Path, model: Path | None = None) -> Record:

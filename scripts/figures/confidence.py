@@ -56,7 +56,7 @@ class Heard:
 def main() -> int:
     """Print the fit and the table; the exit status."""
     parser = argparse.ArgumentParser("scripts/measure confidence", description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--fit", type=Path, nargs="+", default=[])
     parser.add_argument("--report", type=Path, nargs="+", default=[])
     parser.add_argument("--write", action="store_true")

@@ -1,6 +1,6 @@
 """Measure false transcripts per hour of sound without speech, through the appliance's own path.
 
-    nice scripts/measure false_transcripts [--bundle home-en] [--recordings FOLDER] [--kept FILE]
+    nice scripts/measure false_transcripts [--bundle tiny.en] [--recordings FOLDER] [--kept FILE]
 
 All noise, music, chimes and silence of FOLDER/MANIFEST.tsv (default: $ROOMSCRIBE_SHARED/data/audio)
 are played on end at several gains, beginning at several samples, with faint noise or none between
@@ -83,7 +83,7 @@ def measure(samples: Samples, settings: Settings, transcriber: Transcriber) -> d
 def main() -> None:
     """Print a line for each stream with a false transcript, and the sum."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
     parser.add_argument("--kept", type=Path)
     options = parser.parse_args()

@@ -98,7 +98,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser("scripts/measure fit", description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--only", choices=("shipped", "damaged", "random"))
     parser.add_argument("--report", type=Path, nargs="+", default=[SPEECH, SHARED_AUDIO])
     parser.add_argument("--damage", type=float, default=0.25, metavar="SHARE")

@@ -226,7 +226,7 @@ def trip(_given: argparse.Namespace) -> Iterator[str]:
         Window(f"u{number}", 1, True, sound_of(one.file, 0.3, 0.6), 0.0, 1.0, 1.0)
         for number, one in enumerate(sentences())
     ]
-    plain = replace(Settings(), model=replace(Settings().model, bundle="home-en"))
+    plain = replace(Settings(), model=replace(Settings().model, bundle="tiny.en"))
     with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
         if not house.serving(bus, house.worker("worker", [server.url])):
             raise RuntimeError("the worker does not serve")
@@ -290,7 +290,7 @@ def heard_in_real_time(
         "fleet": {"role": role, "server": url},
         "segmenter": {"speculate": speculate},
         "spool": {"path": folder / "spool"},
-        "model": {"bundle": "home-en" if role == "alone" else ""},
+        "model": {"bundle": "tiny.en" if role == "alone" else ""},
     }
     config = write_config(folder, **common)
     with tempfile.TemporaryDirectory() as name, Bus(url) as bus:
@@ -299,7 +299,7 @@ def heard_in_real_time(
             appliance={"node": "worker"},
             capture={"device": "none"},
             fleet={"role": "worker", "server": url},
-            model={"bundle": "home-en"},
+            model={"bundle": "tiny.en"},
             store={"path": Path(name) / "state"},
         )
         with daemon(served) as worker:
@@ -402,7 +402,7 @@ def load(_given: argparse.Namespace) -> Iterator[str]:
         if not house.serving(bus, *workers):
             raise RuntimeError("the workers do not serve")
         for pause_s in (30.0, 15.0, 10.0):
-            yield "two workers with home-en, " + loaded(server, pause_s, size)
+            yield "two workers with tiny.en, " + loaded(server, pause_s, size)
     for share in (0.0, 0.05):
         with House(0, 12) as house, NatsServer() as server, Bus(server.url) as bus:
             worker = house.worker("worker1", [server.url])

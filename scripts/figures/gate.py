@@ -59,7 +59,7 @@ from figures.model import (
     to_int16,
     with_noise,
 )
-from rigs.checkout import HOME_EN, ROOT
+from rigs.checkout import TINY_EN, ROOT
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
 from rigs.word_errors import word_error_rate
 
@@ -108,7 +108,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Print the table; return the exit status."""
     options = arguments(words)
     try:
-        record = read_record(HOME_EN)
+        record = read_record(TINY_EN)
         with tempfile.TemporaryDirectory() as scratch:
             return measured(options, record, Path(scratch))
     except (RoomscribeError, OSError, ValueError) as error:
@@ -124,7 +124,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--bundle", default="home-en", metavar="NAME", help="a name or a folder")
+    which.add_argument("--bundle", default="tiny.en", metavar="NAME", help="a name or a folder")
     which.add_argument("--commit", help="the built-in model of this commit, with today's code")
     parser.add_argument(
         "--against",
@@ -163,7 +163,7 @@ def measured(options: argparse.Namespace, record: Record, scratch: Path) -> int:
         del entry["model"]
         if options.commit:
             entry["commit"] = git(ROOT, "rev-parse", "--short=10", options.commit)
-        write_record(HOME_EN, with_release(record, entry | {"values": values}))
+        write_record(TINY_EN, with_release(record, entry | {"values": values}))
         print(f"written as release {options.release}")
     elif options.write:
         print("gate: not passed, so nothing was written", file=sys.stderr)
@@ -174,7 +174,7 @@ def measured(options: argparse.Namespace, record: Record, scratch: Path) -> int:
 def extract(commit: str, folder: Path) -> Path:
     """Write the built-in model of a commit into a new folder and return the bundle's. Raises
     ValueError if the commit has none."""
-    place = HOME_EN.relative_to(ROOT)
+    place = TINY_EN.relative_to(ROOT)
     done = subprocess.run(
         ["git", "archive", "--format=tar", commit, str(place)], cwd=ROOT, capture_output=True,
         check=False,
@@ -189,7 +189,7 @@ def extract(commit: str, folder: Path) -> Path:
 def commit_of(release: Record) -> str:
     """Return the commit that has a recorded release's model: the release's tag, the measured
     commit, or the commit with the record. Raises ValueError if none has it."""
-    place = HOME_EN.relative_to(ROOT)
+    place = TINY_EN.relative_to(ROOT)
     added = git(ROOT, "log", "--format=%H", f"-S{release['checksum']}", "--", f"{place}/{FILE}")
     for commit in (
         f"v{release['release']}",

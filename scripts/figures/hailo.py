@@ -1,6 +1,6 @@
 """Measure what NPU faults do to a stream of speech, and what the backend costs: one table.
 
-    scripts/measure hailo [--windows 300] [--faults 100] [--bundle home-en]
+    scripts/measure hailo [--windows 300] [--faults 100] [--bundle tiny.en]
         [--only overlap|deaf|fit|second]
 
 No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
@@ -280,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=300)
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--only", choices=("overlap", "deaf", "fit", "second"))
     parser.add_argument("--every", type=int, default=1)
     options = parser.parse_args()

@@ -91,7 +91,7 @@ class Rooms:
     """Simulates rooms, and hears what is said in them."""
 
     def __init__(self) -> None:
-        self._settings = replace(Settings(), model=replace(Settings().model, bundle="home-en"))
+        self._settings = replace(Settings(), model=replace(Settings().model, bundle="tiny.en"))
         self._transcriber: Transcriber = open_transcriber(self._settings)
         chance = random.Random(SEED)
         self._near = [
@@ -132,7 +132,7 @@ class Rooms:
             result = self._transcriber.transcribe(one)
             if judge(result, self._transcriber.gates, one.voiced_s):
                 continue
-            transcript = compose(one, result, "home-en", 0.0)
+            transcript = compose(one, result, "tiny.en", 0.0)
             measured = measure_window(one)
             found = properties(transcript, measured.decay_db)
             return Heard(

@@ -50,7 +50,7 @@ import numpy as np
 from evening_run.results import processor, weights_checksum
 from figures.model import alike, read, to_int16
 from numpy.typing import NDArray
-from rigs.checkout import HOME_EN
+from rigs.checkout import TINY_EN
 from rigs.recordings import SHARED_AUDIO, manifest, sentences as speech_sentences
 from rigs.word_errors import words as split_words
 
@@ -403,7 +403,7 @@ class Study:
             {one.key: listener.count_errors(one, Learnt()) for one in everything},
         )
         self._state = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-        self._state += f" {weights_checksum(HOME_EN)}"
+        self._state += f" {weights_checksum(TINY_EN)}"
         before = json.dumps(dict(self._baseline.errors)).encode()
         self._state += f" {hashlib.sha256(before).hexdigest()[:16]}"
         self._outcomes = self._read_kept()

@@ -1,6 +1,6 @@
 """Measure the word errors that cutting long speech into windows causes: one table.
 
-    scripts/measure long_speech [--bundle home-en]
+    scripts/measure long_speech [--bundle tiny.en]
 
 tests/speech has no recording longer than a window, so the windows are made shorter: each sentence
 is spoken without a gap of more than 60 ms and cut at several limits, in the middle, where no pause
@@ -143,7 +143,7 @@ def differences(pairs: list[tuple[str, str]]) -> tuple[int, int]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     options = parser.parse_args()
     settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))
     sentences = [

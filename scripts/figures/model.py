@@ -1,6 +1,6 @@
 """Measure a bundle's word errors through the appliance's own path: one table.
 
-    scripts/measure model [--bundle home-en] [--recordings FOLDER]
+    scripts/measure model [--bundle tiny.en] [--recordings FOLDER]
 
 Sentences are those of tests/speech. "windows" goes straight to the model, greedy, in zero-padded
 windows; "pipeline" goes through voice detector, segmenter and gates as the microphone would. With
@@ -47,7 +47,7 @@ SEED = 7
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
     options = parser.parse_args()
     settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))

@@ -2,7 +2,7 @@
 
     scripts/measure phrase_sets OUT --people CLONES
 
-CLONES has the repositories of scripts/train/people.toml, as for `scripts/train-home-en --people`;
+CLONES has the repositories of scripts/train/people.toml, as for `scripts/train-tiny.en --people`;
 only people held out from training are used. OUT gets the folders `fit` and `report`, with other
 people, voices and sentences in each:
 
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--people", type=Path, required=True, metavar="CLONES")
     options = parser.parse_args()
-    own = read_phrases(PACKAGED / "home-en" / PHRASES_FILE)
+    own = read_phrases(PACKAGED / "tiny.en" / PHRASES_FILE)
     taken = {one.text for one in sentences()}
     people: dict[str, list[tuple[str, Samples]]] = {"fit": [], "report": []}
     for half, text, sound in readings(options.people):

@@ -1,6 +1,6 @@
 """Measure how often an expected sentence is found although the text is wrong, and its cost.
 
-    scripts/measure phrases FOLDER... [--bundle home-en] [--file PHRASES.toml]
+    scripts/measure phrases FOLDER... [--bundle tiny.en] [--file PHRASES.toml]
     scripts/measure phrases FOLDER... --fit FOLDER... [--write]
 
 Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text), and a phrases.toml where
@@ -56,7 +56,7 @@ def main() -> int:
     """Print the table; the exit status."""
     parser = argparse.ArgumentParser("scripts/measure phrases", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--file", default="bundle")
     parser.add_argument("--fit", type=Path, nargs="+", default=[], metavar="FOLDER")
     parser.add_argument("--write", action="store_true")

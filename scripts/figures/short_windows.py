@@ -1,6 +1,6 @@
 """Measure short windows on the CPU: whether texts stay the same, the encoder's time and memory.
 
-    scripts/measure short_windows [--bundle home-en] [--shape tiny] [--recordings FOLDER]
+    scripts/measure short_windows [--bundle tiny.en] [--shape tiny] [--recordings FOLDER]
 
 The texts are compared in the same way as `roomscribe model fit` does: windows are cut as the
 microphone's path cuts them, and the bundle's second pass counts. The package's sentences decide;
@@ -47,7 +47,7 @@ ROUNDS = 9
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--shape", choices=("tiny", "base"), default="")
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
     parser.add_argument("--encode", choices=("whole", "short"), help=argparse.SUPPRESS)

@@ -1,6 +1,6 @@
 """Measure how many listed words become right with contextual biasing, and its effect on others.
 
-    scripts/measure words [--bundle home-en] [--recordings FOLDER]
+    scripts/measure words [--bundle tiny.en] [--recordings FOLDER]
 
 30 words that the built-in model never saw stand in made-up sentences, 100 others are listed beside
 them; other sentences are the grammar's test split, and tests/speech. All are said by the training's
@@ -116,7 +116,7 @@ class Said:
 def main() -> int:
     """Print the tables; the exit status."""
     parser = argparse.ArgumentParser("scripts/measure words", description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--recordings", type=Path)
     options = parser.parse_args()
     quiet = replace(Settings().phrases, file="")

@@ -1,6 +1,6 @@
 """Measure Wyoming requests: latency, throughput, and their cost for the microphone.
 
-    scripts/measure wyoming [--bundle home-en] [--sentences 20]
+    scripts/measure wyoming [--bundle tiny.en] [--sentences 20]
 
 Sentences are those of tests/speech, sent in real time in chunks of 10 ms as Home Assistant sends
 them, against `roomscribe run`.
@@ -53,7 +53,7 @@ QUIET_S = 1.5
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--sentences", type=int, default=20)
     options = parser.parse_args()
     chosen = sentences()[: options.sentences]

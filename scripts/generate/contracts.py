@@ -241,7 +241,7 @@ def write_samples(folder: Path) -> None:
         (folder / LOG).write_bytes(gzip.compress((Path(made) / FILE_NAME).read_bytes(), mtime=0))
     with tempfile.TemporaryDirectory() as made:
         write_bundle_files(Path(made))
-        write_manifest(load_bundle("home-en"), Path(made))
+        write_manifest(load_bundle("tiny.en"), Path(made))
         (folder / BUNDLE).write_bytes((Path(made) / BUNDLE).read_bytes())
     for name, text in ROLES.items():
         (folder / name).write_text(text, "utf-8")

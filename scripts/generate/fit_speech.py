@@ -4,7 +4,7 @@
 
 Debian's free synthesisers (espeak-ng, flite, festival) speak home commands of the grammar's test
 split and the talk below, which is about nothing that a home does. Ogg Opus, 16 kHz, with 50 ms
-of silence at both ends. Needs what scripts/train-home-en installs for its voices.
+of silence at both ends. Needs what scripts/train-tiny.en installs for its voices.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def main() -> int:
     """Write the bundle."""
     parser = argparse.ArgumentParser("generate.tiny_shaped", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--bundle", default="home-en")
+    parser.add_argument("--bundle", default="tiny.en")
     options = parser.parse_args()
     source = load_bundle(options.bundle)
     with tempfile.TemporaryDirectory() as scratch:

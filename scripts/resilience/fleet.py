@@ -600,7 +600,7 @@ def alone(outcome: Outcome, plan: Plan) -> None:
     rounds, waits_s = 1 if plan.short else 10, list[float]()
     with House(plan.seed, 12) as house, NatsServer() as server, Bus(server.url) as bus:
         worker = house.worker("worker", [server.url])
-        satellite = house.satellite("satellite1", [server.url], model={"bundle": "home-en"})
+        satellite = house.satellite("satellite1", [server.url], model={"bundle": "tiny.en"})
         outcome.must(house.serving(bus, worker), "the worker does not serve")
         satellite.speak(lambda: True, 2)
         all_told([satellite])

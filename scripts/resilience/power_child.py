@@ -71,7 +71,7 @@ def sentence(number: int) -> Transcript:
     text = f"sentence {number} " + "turn on the light " * (400 if number % 17 == 0 else 3)
     return Transcript(
         f"{number:026d}", new_id(0), 1, 1, NOON, NOON + timedelta(seconds=number), text, "en",
-        -0.2, 0.1, 1.1, 2.5, "home-en", "cpu", 80.0, 200.0, 5.0, 500.0, (), 0.8,
+        -0.2, 0.1, 1.1, 2.5, "tiny.en", "cpu", 80.0, 200.0, 5.0, 500.0, (), 0.8,
     )  # fmt: skip
 
 

@@ -188,7 +188,7 @@ class House:
             "ROOMSCRIBE_TORTURE_LEAST_MS": str(more.pop("least_ms", 0)),
             "ROOMSCRIBE_TORTURE_EARLY": "1" if more.pop("early", False) else "",
         }
-        sections = {"capture": {"device": "none"}, "model": {"bundle": "home-en"}} | more
+        sections = {"capture": {"device": "none"}, "model": {"bundle": "tiny.en"}} | more
         room = Room(self, node, "worker", servers, environment=environment, **sections)
         return self._opened.enter_context(room)
 

@@ -34,7 +34,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "model fetch": lambda folder: ("nothing", folder / "nothing"),
     "model list": lambda _folder: (),
     "model info": lambda _folder: (),
-    "model verify": lambda folder: ("home-en", folder / "nothing"),
+    "model verify": lambda folder: ("tiny.en", folder / "nothing"),
     "model remove": lambda folder: (folder.name,),
     "model use": lambda folder: (folder / "nothing",),
     "model fit": lambda folder: (folder / "nothing",),

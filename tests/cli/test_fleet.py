@@ -145,7 +145,7 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
             others = [one["name"] for one in checks if one["status"] != "ok"]
             assert others == ["queue"], "a satellite may not look at the queue"
             own = roomscribe("fleet", "status", "--config", worker, environment=runtime)
-            assert "attic                home-en, idle, 1 done" in own.stdout
+            assert "attic                tiny.en, idle, 1 done" in own.stdout
             assert "here: 1 done for others, 0 again, 0 refused" in own.stdout
             again = roomscribe(
                 "fleet", "join", "--serve", "--yes", "--config", worker, environment=runtime

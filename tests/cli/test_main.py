@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from rigs.checkout import HOME_EN, SPEECH
+from rigs.checkout import TINY_EN, SPEECH
 from rigs.command import errors, roomscribe
 from rigs.daemon import daemon, log_of, write_config
 from rigs.recordings import sentences
@@ -125,13 +125,13 @@ def test_a_missing_bundle_is_one_line_and_status_78(bundle: str) -> None:
 
 def test_a_daemon_without_its_model_is_started_again_for_its_disk_may_come(tmp_path: Path) -> None:
     config = tmp_path / "roomscribe.toml"
-    bundle = tmp_path / "disk" / "home-en"
+    bundle = tmp_path / "disk" / "tiny.en"
     keys = f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n'
     config.write_text(f'{keys}[model]\nbundle = "{bundle}"\n', encoding="utf-8")
     done = roomscribe("run", "--config", config)
     assert done.returncode == 75
     assert len(errors(done)) == 1
-    shutil.copytree(HOME_EN, bundle)
+    shutil.copytree(TINY_EN, bundle)
     done = roomscribe("run", "--config", config, "--recording", SPEECH / "00.flac")
     assert done.returncode == 0
 
@@ -159,8 +159,8 @@ def test_a_configuration_that_cannot_be_read_is_one_line_and_tried_again(
 
 
 def test_a_damaged_bundle_is_one_line_and_status_78(tmp_path: Path) -> None:
-    damaged = tmp_path / "home-en"
-    shutil.copytree(HOME_EN, damaged)
+    damaged = tmp_path / "tiny.en"
+    shutil.copytree(TINY_EN, damaged)
     content = bytearray((damaged / "encoder.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / "encoder.onnx").write_bytes(content)
@@ -276,7 +276,7 @@ def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_prints_everyth
         "import atexit, sys, time; from appliance.cli import main; "
         "from appliance.system import BackgroundTask; "
         "atexit.register(print, 'the end'); "
-        "sys.argv = ['roomscribe', 'model', 'info', 'home-en']; "
+        "sys.argv = ['roomscribe', 'model', 'info', 'tiny.en']; "
         "hangs = len(sys.stdin.read()); "
         "task = BackgroundTask(lambda: time.sleep(60 * hangs)); "
         "hangs or task.join(); "
@@ -289,4 +289,4 @@ def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_prints_everyth
             timeout=30, check=True,
         )  # fmt: skip
         said.append(done.stdout)
-    assert said[0] == said[1] + "the end\n" and "home-en" in said[1]
+    assert said[0] == said[1] + "the end\n" and "tiny.en" in said[1]

@@ -108,7 +108,7 @@ def test_one_command_downloads_builds_verifies_and_chooses(desk: Desk) -> None:
     assert added.returncode == 0, added.stderr
     assert (
         "verified with a test decode" in added.stdout
-        and "chosen instead of home-en" in added.stdout
+        and "chosen instead of tiny.en" in added.stdout
     )
     commit = desk.hub.repositories[REPOSITORY].commit
     facts = json.loads(desk.run("info", "--json").stdout)
@@ -152,7 +152,7 @@ def test_an_interrupted_download_leaves_no_model_and_continues(desk: Desk) -> No
     running.communicate()
     begun = part.stat().st_size
     assert 0 < begun <= size // 2
-    assert desk.in_use() == "home-en" and not (desk.models / "whisper-home").exists()
+    assert desk.in_use() == "tiny.en" and not (desk.models / "whisper-home").exists()
     desk.hub.faults.clear()
     assert desk.run("add", REPOSITORY).returncode == 0
     assert desk.hub.fetched("model.safetensors")[-1].headers["Range"] == f"bytes={begun}-"
@@ -199,7 +199,7 @@ def test_a_signal_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
     assert fetching.returncode == status, complaint
     assert "roomscribe model remove whisper-home" in told
     assert [file.name for file in (desk.models / ".work").iterdir()] == ["whisper-home"]
-    assert desk.in_use() == "home-en"
+    assert desk.in_use() == "tiny.en"
 
 
 def test_a_signal_that_arrives_while_an_object_is_finalised_ends_the_command(
@@ -242,7 +242,7 @@ def test_nohup_keeps_a_command_alive(desk: Desk, tmp_path: Path) -> None:
     ) as building:
         wait_for(DRAFT, desk.models, building)
         building.send_signal(signal.SIGHUP)
-        assert "chosen instead of home-en" in building.communicate()[0]
+        assert "chosen instead of tiny.en" in building.communicate()[0]
     assert building.returncode == 0
 
 
@@ -322,7 +322,7 @@ def test_a_wrong_checksum_installs_nothing(desk: Desk) -> None:
     size = (desk.checkpoint / "model.safetensors").stat().st_size
     desk.hub.misbehave("model.safetensors", *[Fault(content=b"x" * size) for _ in range(20)])
     assert "is damaged or changed on its way" in one_line(desk.run("add", REPOSITORY))
-    assert desk.in_use() == "home-en"
+    assert desk.in_use() == "tiny.en"
 
 
 def test_an_unknown_name_is_one_line_with_the_known_ones(desk: Desk) -> None:
@@ -353,7 +353,7 @@ def test_an_empty_name_is_not_chosen(desk: Desk) -> None:
 
 
 def test_a_model_that_cannot_be_removed_is_not_suggested(desk: Desk) -> None:
-    for name, which in (("home-en", "the built-in model"), ("../x", "'../x'")):
+    for name, which in (("tiny.en", "the built-in model"), ("../x", "'../x'")):
         line = one_line(desk.run("remove", name))
         assert f"{which} cannot be removed. You can remove: (no model is installed)" in line
 
@@ -364,19 +364,19 @@ def test_a_wrong_name_on_the_command_line_is_not_blamed_on_the_configuration(
 ) -> None:
     for command in ("info", "verify", "use"):
         (line,) = errors(desk.run(command, name))
-        assert "nosuch" in line and "home-en" in line
+        assert "nosuch" in line and "tiny.en" in line
         assert "[model]" not in line
 
 
 def test_a_folder_becomes_a_model_of_another_name_and_stays_unused_if_asked(desk: Desk) -> None:
     done = desk.run("add", desk.checkpoint, "--name", "mine", "--no-use", "--window", "4")
     assert done.returncode == 0, done.stderr
-    assert "roomscribe model use mine" in done.stdout and desk.in_use() == "home-en"
+    assert "roomscribe model use mine" in done.stdout and desk.in_use() == "tiny.en"
     assert json.loads(desk.run("info", "mine", "--json").stdout)["window_s"] == 4
     assert desk.run("use", "mine").returncode == 0
     assert desk.in_use() == "mine"
     assert "is in use; first choose another one" in one_line(desk.run("remove", "mine"))
-    assert desk.run("use", "home-en").returncode == 0
+    assert desk.run("use", "tiny.en").returncode == 0
     assert desk.run("remove", "mine").returncode == 0
     assert "mine" not in desk.run("list").stdout
 
@@ -429,12 +429,12 @@ def test_a_second_model_does_not_push_the_chosen_one_aside(desk: Desk) -> None:
 
 def test_the_configuration_goes_before_the_choice(desk: Desk, tmp_path: Path) -> None:
     config = tmp_path / "roomscribe.toml"
-    config.write_text('[model]\nbundle = "home-en"\n', encoding="utf-8")
+    config.write_text('[model]\nbundle = "tiny.en"\n', encoding="utf-8")
     assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
     line = one_line(desk.run("use", "mine", "--config", config))
-    assert "sets [model] bundle = 'home-en'" in line
+    assert "sets [model] bundle = 'tiny.en'" in line
     listed = desk.run("list", "--config", config).stdout
-    assert [line.split()[1] for line in listed.splitlines() if line.startswith("*")] == ["home-en"]
+    assert [line.split()[1] for line in listed.splitlines() if line.startswith("*")] == ["tiny.en"]
 
 
 def test_a_chosen_model_that_is_gone_is_one_line_with_its_fix(desk: Desk) -> None:
@@ -444,7 +444,7 @@ def test_a_chosen_model_that_is_gone_is_one_line_with_its_fix(desk: Desk) -> Non
         "transcribe", SPEECH / "00.flac", environment={"ROOMSCRIBE_MODELS": str(desk.models)}
     )
     assert "'mine'" in one_line(done)
-    assert desk.run("use", "home-en").returncode == 0
+    assert desk.run("use", "tiny.en").returncode == 0
 
 
 def test_a_models_folder_that_may_not_be_read_leaves_the_built_in_one(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_a_damaged_model_is_found_and_the_others_are_still_checked(desk: Desk) -
     done = desk.run("verify")
     assert "one/bundle.json" in one_line(done)
     assert "two: all files are intact" in done.stdout
-    assert "home-en: all files are intact" in done.stdout
+    assert "tiny.en: all files are intact" in done.stdout
 
 
 def test_two_adds_of_one_name_at_once_are_kept_apart(

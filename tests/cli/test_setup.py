@@ -81,7 +81,7 @@ def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
     config = write_config(tmp_path, capture={"silence_s": 5})
     config.chmod(0o640)
     arguments = ("setup", "--config", config, "--yes", "--node", "Wohnküche", "--broker", "none")
-    done = roomscribe(*arguments, "--model", "home-en")
+    done = roomscribe(*arguments, "--model", "tiny.en")
     assert done.returncode == 0, done.stderr
     assert '+node = "wohnkuche"' in done.stdout
     assert "turn off the cellar fan" in done.stdout
@@ -179,7 +179,7 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
                 terminal.until("not shown")
                 terminal.enter("secret")
                 terminal.until("accepts the connection.\nHome Assistant does not use")
-                terminal.until("Which model? [home-en]")
+                terminal.until("Which model? [tiny.en]")
                 terminal.enter()
                 terminal.until("was transcribed as 'turn off the cellar fan'")
                 terminal.until('+node = "kuche"')
@@ -228,7 +228,7 @@ def test_ctrl_c_changes_nothing(tmp_path: Path) -> None:
 def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     before = config.read_text()
-    arguments = ("--device", "", "--broker", "none", "--model", "home-en")
+    arguments = ("--device", "", "--broker", "none", "--model", "tiny.en")
     with Terminal("setup", "--config", config, *arguments) as terminal:
         terminal.until("[kitchen]")
         terminal.enter("hall")
@@ -240,7 +240,7 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
 
 
 def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
-    answers = Answers("kitchen", "", "", MqttSettings(), "home-en")
+    answers = Answers("kitchen", "", "", MqttSettings(), "tiny.en")
     assert with_room(answers, "hall").area == ""
     named = with_room(answers, "Living Room")
     assert (named.node, named.area) == ("living_room", "Living Room")
@@ -249,7 +249,7 @@ def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
     assert again.changes_since(named) == {"appliance.node": "alpha", "homeassistant.area": "alpha"}
     chosen = with_room(named, "Living Room")
     assert chosen == named
-    upstairs = Answers("kitchen", "Upstairs", "", MqttSettings(), "home-en")
+    upstairs = Answers("kitchen", "Upstairs", "", MqttSettings(), "tiny.en")
     assert with_room(upstairs, "alpha").area == "Upstairs"
 
 
@@ -257,11 +257,11 @@ def test_the_largest_english_model_that_is_quick_enough_is_proposed() -> None:
     quick, slow, large = Estimate(0.2, 0.3, True), Estimate(1.5, 0.5, True), Estimate(0.1, 9, False)
     estimates = {"tiny": quick, "tiny.en": quick, "base.en": Estimate(0.4, 0.4, True)}
     estimates |= {"small.en": slow, "other.en": large}
-    assert suggest("home-en", ["home-en"], estimates, reachable=True) == "base.en"
-    assert suggest("home-en", ["home-en"], estimates, reachable=False) == "home-en"
-    assert suggest("home-en", ["home-en", "tiny"], estimates, reachable=False) == "tiny"
-    assert suggest("mine", ["home-en", "mine"], estimates, reachable=True) == "mine"
-    assert suggest("home-en", ["home-en"], {"small.en": slow}, reachable=True) == "home-en"
+    assert suggest("tiny.en", ["tiny.en"], estimates, reachable=True) == "base.en"
+    assert suggest("tiny.en", ["tiny.en"], estimates, reachable=False) == "tiny.en"
+    assert suggest("tiny.en", ["tiny.en", "tiny"], estimates, reachable=False) == "tiny"
+    assert suggest("mine", ["tiny.en", "mine"], estimates, reachable=True) == "mine"
+    assert suggest("tiny.en", ["tiny.en"], {"small.en": slow}, reachable=True) == "tiny.en"
 
 
 def test_an_estimate_grows_with_the_model_and_falls_with_the_speed() -> None:
@@ -294,9 +294,9 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
             terminal.enter(f"127.0.0.1:{broker.port}")
             terminal.until("accepts the connection")
             terminal.until("no connection to the hub")
-            terminal.until("Which model? [home-en]", 60)
+            terminal.until("Which model? [tiny.en]", 60)
             terminal.enter("tiny")
-            terminal.until("Which model? [home-en]", 60)
+            terminal.until("Which model? [tiny.en]", 60)
             terminal.enter()
             terminal.until("Write it? [yes]", 60)
             terminal.enter("maybe")
@@ -314,7 +314,7 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
 def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     before = config.read_text()
-    options = ("--device", "", "--model", "home-en", "--node", "kitchen")
+    options = ("--device", "", "--model", "tiny.en", "--node", "kitchen")
     with Terminal("setup", "--config", config, *options) as terminal:
         terminal.until("or none [")
         terminal.enter("127.0.0.1:9")
@@ -329,7 +329,7 @@ def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None
 @needs_microphone
 def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> None:
     config = write_config(tmp_path)
-    options = ("--node", "kitchen", "--broker", "none", "--model", "home-en")
+    options = ("--node", "kitchen", "--broker", "none", "--model", "tiny.en")
     with PulseMicrophone(tmp_path / "microphone") as microphone:
         environment = {**microphone.environment, "TERM": "xterm"}
         with Terminal("setup", "--config", config, *options, environment=environment) as terminal:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from deb import manifest
-from rigs.checkout import HOME_EN, ROOT, environment
+from rigs.checkout import TINY_EN, ROOT, environment
 from rigs.command import roomscribe
 from rigs.needs import program
 
@@ -39,7 +39,7 @@ INSTALLED = {
 }
 HOME = "usr/lib/roomscribe"
 SOURCE = f"{HOME}/appliance/config.py"
-WEIGHTS = f"{HOME}/appliance/bundles/home-en/encoder.onnx"
+WEIGHTS = f"{HOME}/appliance/bundles/tiny.en/encoder.onnx"
 CONFIGURATION = "etc/roomscribe/roomscribe.toml"
 LIBRARY = f"{HOME}/vendor/nats_py-2.16.0.dist-info/METADATA"
 
@@ -66,8 +66,8 @@ def write_manifest(system: Path, signatures: Path) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A system with a small package of Roomscribe, not signed."""
     system = tmp_path_factory.mktemp("system")
-    bundle = system / HOME / "appliance/bundles/home-en"
-    shutil.copytree(HOME_EN, bundle, ignore=shutil.ignore_patterns("*.md"))
+    bundle = system / HOME / "appliance/bundles/tiny.en"
+    shutil.copytree(TINY_EN, bundle, ignore=shutil.ignore_patterns("*.md"))
     write(system / SOURCE, "ANSWER = 42\n\n\ndef answer():\n    return ANSWER\n")
     write(system / CONFIGURATION, "# nothing\n")
     write(system / "usr/share/doc/roomscribe/README.md", "Read me.\n")
@@ -160,7 +160,7 @@ def test_the_bill_of_materials_is_compared_with_what_is_installed(system: Path) 
 
 def test_an_added_model_is_checked_against_its_own_checksums(system: Path) -> None:
     mine = system / "var/lib/roomscribe-models/mine"
-    shutil.copytree(HOME_EN, mine)
+    shutil.copytree(TINY_EN, mine)
     assert verified(system, "--unsigned")[0] == 0
     (mine / "step.onnx").write_bytes(b"nothing")
     (found,) = differences(system)
@@ -175,7 +175,7 @@ def test_the_bill_of_materials_has_the_versions_of_this_machine(system: Path) ->
     assert status == 0
     assert versions["python3-numpy"] == "1:2.2.4"
     assert versions["nats-py"] == "2.16.0"
-    model = next(part for part in found["components"] if part["name"] == "home-en")
+    model = next(part for part in found["components"] if part["name"] == "tiny.en")
     data = json.dumps(model["modelCard"])
     assert model["licenses"] == [{"license": {"id": "Apache-2.0"}}]
     assert "https://github.com/jimbozhang/speechocean762/tree/" in data

@@ -259,8 +259,8 @@ def test_whispers_own_vocabulary_and_generation_config_are_understood(tmp_path: 
 def test_the_command_builds_a_bundle_and_says_its_size(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "home-en"
-    options = ["--name", "home-en", "--window", "10", "--demo", "--positions", "700"]
+    out = tmp_path / "tiny.en"
+    options = ["--name", "tiny.en", "--window", "10", "--demo", "--positions", "700"]
     assert main([str(checkpoint), str(out), *options, "--licence", "Apache-2.0"]) == 0
     bundle = load_bundle(out)
     assert bundle.demo_model and bundle.guards.positions == 700 and bundle.licence == "Apache-2.0"

@@ -324,7 +324,7 @@ def test_configure_reads_the_configuration_once_as_it_is_and_once_as_it_would_be
         ("mqtt.username", "eve", "may not be set here"),
         ("capture.recording", "/etc/passwd", "may not be set here"),
         ("model.bundle", "../x", "expected the name of an installed model, found a path"),
-        ("model.bundle", "enormous", "expected an installed model (home-en), found enormous"),
+        ("model.bundle", "enormous", "expected an installed model (tiny.en), found enormous"),
         ("capture.device", "\ud800", "expected text, found half a letter"),
         ("capture.device", "rtsp://a:b@c/1", "expected a sound card: write a stream into"),
         ("capture.device", "a\nb", "expected text without control characters"),
@@ -334,8 +334,8 @@ def test_configure_reads_the_configuration_once_as_it_is_and_once_as_it_would_be
         ("vocabulary.replace", {"a": 1}, "expected"),
         ("vocabulary.file", "/etc/shadow", "may not be set here"),
         ("decoder.language", "German", "expected auto or an ISO 639 code such as de"),
-        ("decoder.language", "de", "expected a language of the model home-en (en), found de"),
-        ("decoder.language", "auto", "expected a language of the model home-en (en), found auto"),
+        ("decoder.language", "de", "expected a language of the model tiny.en (en), found de"),
+        ("decoder.language", "auto", "expected a language of the model tiny.en (en), found auto"),
         ("decoder.languages", ["de"], "may not be set here"),
     ],
 )
@@ -358,11 +358,11 @@ def test_the_language_is_one_that_the_model_knows_whichever_is_chosen_first(
     manifest = {"language": "en", "languages": ["en", "de"], "source": "x"}
     (two / "bundle.json").write_text(json.dumps(manifest), encoding="utf-8")
     known = {one["name"]: one["languages"] for one in ask(house, "models")["models"]}
-    assert known == {"home-en": ["en"], "two": ["en", "de"]}
+    assert known == {"tiny.en": ["en"], "two": ["en", "de"]}
     both = {"decoder.language": "de", "model.bundle": "two"}
     assert set(ask(house, "configure", set=both)["changed"]) == set(both)
-    back = {"model.bundle": "home-en"}
-    why = "expected a model that knows the chosen language, de, found home-en"
+    back = {"model.bundle": "tiny.en"}
+    why = "expected a model that knows the chosen language, de, found tiny.en"
     assert ask(house, "configure", set=back) == {"mistakes": {"model.bundle": why}}
     assert ask(house, "configure", set=back | {"decoder.language": ""})["changed"]
     assert house.read(None).settings.decoder.language == ""
@@ -377,7 +377,7 @@ def test_models_are_listed_and_added_where_somebody_may_add_them(
     found = ask(house, "models")
     built_in, torn = found["models"]
     assert (torn["name"], torn["size_mb"], "expected JSON" in torn["about"]) == ("torn", None, True)
-    assert (built_in["name"], built_in["size_mb"] > 1, built_in["npu"]) == ("home-en", True, False)
+    assert (built_in["name"], built_in["size_mb"] > 1, built_in["npu"]) == ("tiny.en", True, False)
     tiny = next(one for one in found["offered"] if one["name"] == "tiny")
     assert (tiny["download_mb"], tiny["fits"], tiny["begun_mb"]) == (151, True, None)
     assert (found["adding"], found["failed"], found["possible"]) == (None, None, False)

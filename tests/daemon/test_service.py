@@ -279,10 +279,10 @@ def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatc
         service, "memory_ceiling_mb", lambda configured: configured or next(found_mb)
     )
     limits = service.MemoryLimits()
-    assert [limits.limit_mb("home-en", 0) for _ in range(3)] == [500, 500, 500]
-    assert limits.limit_mb("home-en", 200) == 200
+    assert [limits.limit_mb("tiny.en", 0) for _ in range(3)] == [500, 500, 500]
+    assert limits.limit_mb("tiny.en", 200) == 200
     assert limits.limit_mb("base", 0) == 900, "another model may need more"
-    assert limits.limit_mb("home-en", 0) == 500
+    assert limits.limit_mb("tiny.en", 0) == 500
 
 
 DYING = """

@@ -9,7 +9,7 @@ from evening_run.publish import BEGIN, END, put, write
 from evening_run.results import Checkpoint, merged, scored, weights_checksum
 from evening_run.stand import with_keys
 from evening_run.verdict import faults
-from rigs.checkout import HOME_EN, ROOT
+from rigs.checkout import TINY_EN, ROOT
 
 HEADER = {"level": "short", "seed": 1}
 
@@ -108,10 +108,10 @@ def test_keys_are_set_in_the_shipped_configuration_and_unknown_ones_refused() ->
 
 
 def test_the_checksum_changes_with_the_weights_and_not_with_the_sentences(tmp_path: Path) -> None:
-    table = json.loads((HOME_EN / "bundle.json").read_text(encoding="utf-8"))
+    table = json.loads((TINY_EN / "bundle.json").read_text(encoding="utf-8"))
     (tmp_path / "bundle.json").write_text(json.dumps(table), encoding="utf-8")
     before = weights_checksum(tmp_path)
-    assert before == weights_checksum(HOME_EN)
+    assert before == weights_checksum(TINY_EN)
     for name, changes in (("phrases.toml", False), ("step.onnx", True)):
         table["files"][name]["sha256"] = "0" * 64
         (tmp_path / "bundle.json").write_text(json.dumps(table), encoding="utf-8")

@@ -44,7 +44,7 @@ def configure(folder: Path, node: str, model: Path, broker: Broker, hub: Hub) ->
 def unmarked_model(folder: Path) -> Path:
     """The built-in model, not marked as a demonstration: Assist acts on no sentence of one."""
     model = folder / "model"
-    shutil.copytree(ROOT / "appliance" / "bundles" / "home-en", model)
+    shutil.copytree(ROOT / "appliance" / "bundles" / "tiny.en", model)
     file = model / "bundle.json"
     table = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(table | {"demo_model": False}), encoding="utf-8")

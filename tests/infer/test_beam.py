@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from rigs.checkout import HOME_EN
+from rigs.checkout import TINY_EN
 
 from appliance.infer.beam import BeamSearch
 from appliance.infer.decoder import Decoder, preset_guards
@@ -18,7 +18,7 @@ DURATION_S = 2.0
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return load_bundle(str(HOME_EN))
+    return load_bundle(str(TINY_EN))
 
 
 @pytest.fixture(scope="module")

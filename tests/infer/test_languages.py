@@ -116,7 +116,7 @@ def test_a_language_that_the_model_lacks_is_refused_in_one_line(
 def test_a_model_of_one_language_and_the_npu_decoder_say_so(
     two: Bundle, tokenizer: Tokenizer
 ) -> None:
-    with pytest.raises(ConfigError, match="expected a model of several languages, found home-en"):
+    with pytest.raises(ConfigError, match="expected a model of several languages, found tiny.en"):
         open_transcriber(Settings(decoder=DecoderSettings(language="auto")))
     npu = DecoderSettings(language="auto", backend="hailo")
     with pytest.raises(ConfigError, match=r"\[decoder\] language .*found hailo"):

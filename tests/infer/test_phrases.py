@@ -265,7 +265,7 @@ def test_a_text_is_compared_without_capitals_and_marks() -> None:
 
 @pytest.fixture(scope="module")
 def home() -> Bundle:
-    return load_bundle("home-en")
+    return load_bundle("tiny.en")
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +281,7 @@ def window_of(sentence: Sentence, *, last: bool = True) -> Window:
 
 @pytest.fixture(scope="module")
 def heard(home: Bundle, decoder: Decoder) -> list[tuple[str, States, float]]:
-    """Texts, states and durations of recorded sentences that home-en hears rightly."""
+    """Texts, states and durations of recorded sentences that tiny.en hears rightly."""
     with open_transcriber(Settings(phrases=PhrasesSettings(file=""))) as transcriber:
         found = []
         for one in sentences():
@@ -374,7 +374,7 @@ def test_the_address_phrase_may_stand_in_front_of_every_sentence(
     assert words.rebuild is None
     again = read_phrases(file, {}, "Hey Jarvis").rebuild
     assert again and again({}).parse(["hey", "jarvis", "turn", "on", "the", "fan"])
-    with pytest.raises(ConfigError, match=r"\[assist\] phrase: expected words that model home-en"):
+    with pytest.raises(ConfigError, match=r"\[assist\] phrase: expected words that model tiny.en"):
         Phrases(read_phrases(file, None, "компьютер"), home, Tokenizer.open(home), decoder)
 
 
@@ -451,7 +451,7 @@ def test_a_word_in_another_script_than_the_models_is_refused(
     tmp_path: Path, home: Bundle, decoder: Decoder, word: str
 ) -> None:
     words = network(tmp_path, word)
-    with pytest.raises(ConfigError, match=f"model home-en can write \\(en\\), found '{word}'"):
+    with pytest.raises(ConfigError, match=f"model tiny.en can write \\(en\\), found '{word}'"):
         Phrases(words, home, Tokenizer.open(home), decoder)
 
 

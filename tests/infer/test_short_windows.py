@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from figures.model import read
-from rigs.checkout import HOME_EN
+from rigs.checkout import TINY_EN
 from rigs.recordings import sentences
 
 from appliance.config import Settings
@@ -32,8 +32,8 @@ from appliance.records import SAMPLE_RATE, Mel, Samples, Window
 
 
 @pytest.fixture(scope="module")
-def home_en() -> Bundle:
-    return load_bundle(HOME_EN)
+def tiny_en() -> Bundle:
+    return load_bundle(TINY_EN)
 
 
 def speech(count: int) -> list[Window]:
@@ -70,9 +70,9 @@ def test_silence_within_and_before_the_sound_counts() -> None:
     assert positions_of_sound(mel_of(np.concatenate((samples, noise(0.2))))) == 170
 
 
-def test_behind_the_sound_are_the_states_of_a_silent_window(home_en: Bundle) -> None:
-    assert home_en.short_windows
-    whole, short = CpuEncoder(replace(home_en, short_windows=False), 1), CpuEncoder(home_en, 1)
+def test_behind_the_sound_are_the_states_of_a_silent_window(tiny_en: Bundle) -> None:
+    assert tiny_en.short_windows
+    whole, short = CpuEncoder(replace(tiny_en, short_windows=False), 1), CpuEncoder(tiny_en, 1)
     silence = whole.encode(np.full((1000, 80), SILENT_MEL, np.float32))
     states = short.encode(mel_of(noise(3.0)))
     assert states.shape == (500, 128)
@@ -83,9 +83,9 @@ def test_behind_the_sound_are_the_states_of_a_silent_window(home_en: Bundle) -> 
     assert np.array_equal(states, short.encode(mel_of(noise(3.0)))), "no trace of other windows"
 
 
-def test_texts_and_gates_of_the_built_in_model_stay_the_same(home_en: Bundle) -> None:
-    noises = [noise_window(each, home_en) for each in (noise(2.0), noise(1.0) // 50)]
-    found = measure_short_windows(home_en, speech(8), noises)
+def test_texts_and_gates_of_the_built_in_model_stay_the_same(tiny_en: Bundle) -> None:
+    noises = [noise_window(each, tiny_en) for each in (noise(2.0), noise(1.0) // 50)]
+    found = measure_short_windows(tiny_en, speech(8), noises)
     assert (found.speech, found.same_text, found.sounds, found.changed_gates) == (8, 8, 2, 0)
     assert found.encode_ms[1] < found.encode_ms[0]
 
@@ -111,15 +111,15 @@ def test_short_windows_are_safe_if_95_of_100_texts_and_every_gate_stay(
     assert found.safe is safe
 
 
-def test_the_second_pass_has_short_windows_too(home_en: Bundle) -> None:
-    with open_transcriber(Settings(), bundle=home_en) as transcriber:
+def test_the_second_pass_has_short_windows_too(tiny_en: Bundle) -> None:
+    with open_transcriber(Settings(), bundle=tiny_en) as transcriber:
         assert transcriber._vtln and transcriber._vtln._encoder is transcriber.encoder
 
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Bundle:
     """The built-in model with the encoder of earlier versions, for windows of 10 s only."""
-    folder = Path(shutil.copytree(HOME_EN, tmp_path / "earlier"))
+    folder = Path(shutil.copytree(TINY_EN, tmp_path / "earlier"))
     model = onnx.load(folder / ENCODER_FILE)
     graph = model.graph
     cut = next(node for node in graph.node if node.op_type == "Slice")
@@ -132,11 +132,11 @@ def earlier(tmp_path: Path) -> Bundle:
     graph.output[0].type.tensor_type.shape.dim[1].dim_value = 500
     del graph.initializer[[each.name for each in graph.initializer].index(cut.input[1])]
     onnx.save(model, folder / ENCODER_FILE)
-    return replace(load_bundle(HOME_EN), folder=folder)
+    return replace(load_bundle(TINY_EN), folder=folder)
 
 
 def test_an_encoder_of_an_earlier_version_works_as_before_and_can_be_rewritten(
-    earlier: Bundle, home_en: Bundle
+    earlier: Bundle, tiny_en: Bundle
 ) -> None:
     mel, file = mel_of(noise(3.0)), earlier.folder / ENCODER_FILE
     states = CpuEncoder(replace(earlier, short_windows=False), 1).encode(mel)
@@ -144,7 +144,7 @@ def test_an_encoder_of_an_earlier_version_works_as_before_and_can_be_rewritten(
         CpuEncoder(earlier, 1)
     accept_short_windows(file)
     rewritten = file.read_bytes()
-    assert np.array_equal(CpuEncoder(earlier, 1).encode(mel), CpuEncoder(home_en, 1).encode(mel))
+    assert np.array_equal(CpuEncoder(earlier, 1).encode(mel), CpuEncoder(tiny_en, 1).encode(mel))
     whole = CpuEncoder(replace(earlier, short_windows=False), 1)
     assert np.allclose(whole.encode(mel), states, atol=1e-5)
     accept_short_windows(file)
@@ -153,7 +153,7 @@ def test_an_encoder_of_an_earlier_version_works_as_before_and_can_be_rewritten(
 
 
 def test_the_manifest_says_whether_windows_may_be_short(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(HOME_EN, tmp_path / "copy"))
+    folder = Path(shutil.copytree(TINY_EN, tmp_path / "copy"))
     manifest = json.loads((folder / "bundle.json").read_text())
     for value, wanted in ((None, False), (False, False), (True, True)):
         manifest.pop("short_windows", None)

@@ -54,13 +54,13 @@ QUICK = Settings(decoder=DecoderSettings(threads=1), encoder=EncoderSettings(thr
 
 
 @pytest.fixture(scope="module")
-def home_en() -> Bundle:
-    return load_bundle("home-en")
+def tiny_en() -> Bundle:
+    return load_bundle("tiny.en")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(home_en: Bundle) -> Tokenizer:
-    return Tokenizer.open(home_en)
+def tokenizer(tiny_en: Bundle) -> Tokenizer:
+    return Tokenizer.open(tiny_en)
 
 
 class Ear:
@@ -91,7 +91,7 @@ def written(
 
 
 def looked(
-    home_en: Bundle,
+    tiny_en: Bundle,
     tokenizer: Tokenizer,
     words: Sequence[str],
     text: str,
@@ -100,7 +100,7 @@ def looked(
     """What becomes of a text, and which others were asked about."""
     vocabulary = Vocabulary(words, lambda _: True)
     ear = Ear(tokenizer, likely)
-    rescorer = Rescorer(home_en, tokenizer, cast(Decoder, ear), vocabulary, 1.0)
+    rescorer = Rescorer(tiny_en, tokenizer, cast(Decoder, ear), vocabulary, 1.0)
     result = rescorer.rescore(written(tokenizer, text))
     return tokenizer.detokenize(result.tokens).strip(), result, ear
 
@@ -122,43 +122,43 @@ def test_the_likest_words_are_found_among_a_thousand() -> None:
 
 
 def test_a_word_comes_in_when_the_sound_allows_it_and_not_else(
-    home_en: Bundle, tokenizer: Tokenizer
+    tiny_en: Bundle, tokenizer: Tokenizer
 ) -> None:
     text, better = "tell wind stone to come", "tell winston to come"
     credit = CREDIT * (likeness(sound("wind stone"), sound("winston")) - UNLIKE)
     rest = sum(written(tokenizer, text).logprobs[len(tokenizer.tokenize(" tell")) :])
     near, far = rest - credit + 0.1, rest - credit - 0.1
-    assert looked(home_en, tokenizer, ["Winston"], text, {better: near})[0] == better
-    assert looked(home_en, tokenizer, ["Winston"], text, {better: far})[0] == text
-    assert looked(home_en, tokenizer, ["Beatrix"], text, {better: near})[2].asked == []
+    assert looked(tiny_en, tokenizer, ["Winston"], text, {better: near})[0] == better
+    assert looked(tiny_en, tokenizer, ["Winston"], text, {better: far})[0] == text
+    assert looked(tiny_en, tokenizer, ["Beatrix"], text, {better: near})[2].asked == []
 
 
-def test_no_credit_is_in_the_log_probabilities(home_en: Bundle, tokenizer: Tokenizer) -> None:
+def test_no_credit_is_in_the_log_probabilities(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
     text, better = "tell wind stone to come", "tell winston to come"
-    _, result, _ = looked(home_en, tokenizer, ["Winston"], text, {better: -7.0})
+    _, result, _ = looked(tiny_en, tokenizer, ["Winston"], text, {better: -7.0})
     before = UNSURE * len(tokenizer.tokenize(" tell"))
     assert sum(result.logprobs) == pytest.approx(before - 7.0)
     assert len(result.logprobs) == len(result.tokens) + 1
 
 
 def test_what_is_a_word_of_the_home_stays_and_more_than_one_comes_in(
-    home_en: Bundle, tokenizer: Tokenizer
+    tiny_en: Bundle, tokenizer: Tokenizer
 ) -> None:
     text = "tell gideon and wind stone to call bee tricks"
     one = "tell gideon and winston to call bee tricks"
     both = "tell gideon and winston to call beatrix"
     words = ["Gideon", "Gibson", "Winston", "Beatrix"]
     likely = {one: -6.0, both: -7.0, text.replace("gideon", "gibson"): 0.0}
-    assert looked(home_en, tokenizer, words, text, likely)[0] == both
+    assert looked(tiny_en, tokenizer, words, text, likely)[0] == both
 
 
 def test_a_word_that_was_heard_well_is_not_replaced_by_a_short_name(
-    home_en: Bundle, tokenizer: Tokenizer
+    tiny_en: Bundle, tokenizer: Tokenizer
 ) -> None:
     text, other = "set the light to red", "set the light tom red"
     ear = Ear(tokenizer, {other: -4.0})
     vocabulary = Vocabulary(["Tom", "Theo"], lambda _: True)
-    rescorer = Rescorer(home_en, tokenizer, cast(Decoder, ear), vocabulary, 2.0)
+    rescorer = Rescorer(tiny_en, tokenizer, cast(Decoder, ear), vocabulary, 2.0)
     sure = written(tokenizer, text, each=math.log(0.71))
     assert rescorer.rescore(sure) is sure and ear.asked == []
     changed = rescorer.rescore(written(tokenizer, text, each=math.log(0.69)))
@@ -175,23 +175,23 @@ def test_short_names_leave_sentences_that_are_heard_well(names: tuple[str, ...])
             assert result.text == one.text
 
 
-def test_only_a_few_texts_are_asked_about(home_en: Bundle, tokenizer: Tokenizer) -> None:
+def test_only_a_few_texts_are_asked_about(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
     words = [f"winst{letter}n" for letter in "abcdefghijklmnopqrstuvwxyz"]
-    asked = looked(home_en, tokenizer, words, "tell winson to come", {})[2].asked
+    asked = looked(tiny_en, tokenizer, words, "tell winson to come", {})[2].asked
     assert 0 < len(asked) <= TRIALS_AT_MOST
 
 
-def test_words_of_one_text_are_forgotten_with_it(home_en: Bundle, tokenizer: Tokenizer) -> None:
+def test_words_of_one_text_are_forgotten_with_it(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
     vocabulary = Vocabulary(["Gideon"], lambda _: True)
     vocabulary.set_names([("Pantry", 1)])
     assert vocabulary.with_names(("Winston",)).words == ("Gideon", "Winston", "Pantry")
     assert vocabulary.words.words == ("Gideon", "Pantry")
 
 
-def test_a_text_that_did_not_end_is_left_as_it_is(home_en: Bundle, tokenizer: Tokenizer) -> None:
+def test_a_text_that_did_not_end_is_left_as_it_is(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
     ear = Ear(tokenizer, {"tell winston to come": 0.0})
     vocabulary = Vocabulary(["Winston"], lambda _: True)
-    rescorer = Rescorer(home_en, tokenizer, cast(Decoder, ear), vocabulary, 4.0)
+    rescorer = Rescorer(tiny_en, tokenizer, cast(Decoder, ear), vocabulary, 4.0)
     endless = replace(written(tokenizer, "tell winson to come"), ended=False)
     assert rescorer.rescore(endless) is endless
 
@@ -221,11 +221,11 @@ def test_the_likeliest_names_stay_when_there_are_too_many() -> None:
 
 
 def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
-    home_en: Bundle, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+    tiny_en: Bundle, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = VocabularySettings(words=("Анна", "Anna"))
     with caplog.at_level(logging.WARNING):
-        assert open_vocabulary(settings, home_en, tokenizer).words.words == ("Anna",)
+        assert open_vocabulary(settings, tiny_en, tokenizer).words.words == ("Anna",)
     assert "the model cannot write 1 of them: Анна" in caplog.text
 
 
@@ -241,24 +241,24 @@ def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
     ],
 )
 def test_a_file_of_words_that_is_wrong_is_refused_in_one_line(
-    tmp_path: Path, home_en: Bundle, tokenizer: Tokenizer, content: bytes | None, message: str
+    tmp_path: Path, tiny_en: Bundle, tokenizer: Tokenizer, content: bytes | None, message: str
 ) -> None:
     file = tmp_path / "words.txt"
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        open_vocabulary(VocabularySettings(file=str(file)), home_en, tokenizer)
+        open_vocabulary(VocabularySettings(file=str(file)), tiny_en, tokenizer)
     (line,) = caught.value.messages
     assert message in line and "\n" not in line
 
 
 def test_a_file_of_words_is_read_with_its_comments(
-    tmp_path: Path, home_en: Bundle, tokenizer: Tokenizer
+    tmp_path: Path, tiny_en: Bundle, tokenizer: Tokenizer
 ) -> None:
     file = tmp_path / "words.txt"
     file.write_text("# people\nGideon  # a cat\n\nair fryer\nGideon\n")
     settings = VocabularySettings(words=("Pantry",), file=str(file))
-    read = open_vocabulary(settings, home_en, tokenizer)
+    read = open_vocabulary(settings, tiny_en, tokenizer)
     assert read.words.words == ("Pantry", "Gideon", "air fryer")
 
 

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 from figures.model import read, to_int16
-from rigs.checkout import HOME_EN, SPEECH
+from rigs.checkout import TINY_EN, SPEECH
 from rigs.recordings import sentences
 from rigs.records import differences
 
@@ -80,7 +80,7 @@ def best(*heard: Decoded, limit_s: float = 1.0) -> tuple[Decoded, list[Mel], Sta
     """What is chosen where the first was written and then, of the window and of the two others,
     these; which mels were encoded for that, and the states begun in the end."""
     encoder, decoder = Warping(), Hearing(*heard[1:])
-    bundle = load_bundle(str(HOME_EN))
+    bundle = load_bundle(str(TINY_EN))
     tokens = replace(bundle.tokens, end_of_text=END)
     bundle = replace(bundle, tokens=tokens, suppressed_first=())
     rescorer = VtlnRescorer(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
@@ -155,7 +155,7 @@ def test_no_other_throat_is_tried_once_it_is_cancelled() -> None:
     first, likely = decoded(1, 2, logprob=-2.0), decoded(1, 3, logprob=-1.0)
     answers = iter([True, True, False])
     encoder, decoder = Warping(), Hearing(first, likely)
-    bundle = replace(load_bundle(str(HOME_EN)), suppressed_first=())
+    bundle = replace(load_bundle(str(TINY_EN)), suppressed_first=())
     bundle = replace(bundle, tokens=replace(bundle.tokens, end_of_text=END))
     rescorer = VtlnRescorer(bundle, VTLN, cast(Encoder, encoder), cast(Decoder, decoder))
     rescorer.rescore(first, MEL, OWN, 1.0, lambda: next(answers))
@@ -168,7 +168,7 @@ def hearing_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transcriber
     made = []
     for name, vtln in (("with", {"warp": 0.12, "below": -0.15, "beam": 4}), ("without", None)):
         folder = tmp_path_factory.mktemp("bundles") / name
-        shutil.copytree(HOME_EN, folder)
+        shutil.copytree(TINY_EN, folder)
         enter_files(folder, (), vtln=vtln)
         made.append(open_transcriber(settings(folder)))
     return made[0], made[1]

@@ -520,8 +520,8 @@ def test_a_chip_without_a_fitting_hef_leaves_the_rows_out_with_the_reason(
     simulator: Simulator, int8_npu_bundle: Bundle, checkpoint_folder: Path, tmp_path: Path
 ) -> None:
     simulator.plug()
-    rows = measured("home-en", checkpoint_folder, tmp_path)
-    assert "home-en, has no encoder.hef" in rows["hybrid"]["absent"]
+    rows = measured("tiny.en", checkpoint_folder, tmp_path)
+    assert "tiny.en, has no encoder.hef" in rows["hybrid"]["absent"]
     assert "decoder.hef" in rows["npu"]["absent"]
     rows = measured(int8_npu_bundle.folder, checkpoint_folder, tmp_path, "4")
     assert "has frames 200 instead of 400" in rows["hybrid"]["absent"]

@@ -78,7 +78,7 @@ def stopped_after(limit: int) -> Callable[[str, int, int], object]:
 @pytest.fixture
 def unfitted(tmp_path: Path) -> Path:
     """The built-in model without what was fitted."""
-    folder = Path(shutil.copytree(PACKAGED / "home-en", tmp_path / "unfitted"))
+    folder = Path(shutil.copytree(PACKAGED / "tiny.en", tmp_path / "unfitted"))
     manifest = json.loads((folder / "bundle.json").read_text())
     manifest |= dict.fromkeys(UNFITTED)
     (folder / "bundle.json").write_text(json.dumps(manifest))
@@ -367,7 +367,7 @@ def test_a_model_that_was_replaced_meanwhile_stays_as_it_is(unfitted: Path) -> N
 
 def test_the_built_in_model_is_never_written_to() -> None:
     with pytest.raises(ConfigError, match="belongs to the package and is fitted already"):
-        fit_model(FitRequest(PACKAGED / "home-en"), ONE_THREAD, silent)
+        fit_model(FitRequest(PACKAGED / "tiny.en"), ONE_THREAD, silent)
 
 
 @pytest.mark.parametrize(

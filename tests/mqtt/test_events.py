@@ -154,7 +154,7 @@ def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
         "status": "degraded",
         "reasons": ["microphone unplugged"],
         "encoder": "cpu",
-        "model": "home-en",
+        "model": "tiny.en",
         "microphone": "Null Output",
         "queue_depth": 2,
         "outbox_depth": 7,

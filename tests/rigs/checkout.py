@@ -9,7 +9,7 @@ TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
 GOLDEN = TESTS / "golden"
 SPEECH = TESTS / "speech"
-HOME_EN = ROOT / "appliance" / "bundles" / "home-en"
+TINY_EN = ROOT / "appliance" / "bundles" / "tiny.en"
 SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED") or ROOT.parent / "shared")
 """Recordings, models and published values that are too large for the repository, or not ours."""
 

@@ -71,7 +71,7 @@ class Feed:
             "host": "broker.lan", "port": 1883, "username": "ear", "tls": False, "password": True,
         }  # fmt: skip
         self.phrases, self.own_phrases = PHRASES, False
-        self.models = ["home-en", "tiny"]
+        self.models = ["tiny.en", "tiny"]
         self.languages = ["en"]
         """Those of tiny."""
         self.publish: Callable[[str, Mapping[str, Any]], object] = lambda name, data: None

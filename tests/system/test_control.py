@@ -109,7 +109,7 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Pa
             second = roomscribe("run", "--config", config, "--recording", "-")
             assert (second.returncode, len(errors(second))) == (74, 1)
             with ControlClient([place]) as client:
-                assert client.call("state")["model"] == "home-en"
+                assert client.call("state")["model"] == "tiny.en"
             first.send_signal(signal.SIGKILL)
             first.wait(30)
         assert place.is_socket()

@@ -76,7 +76,7 @@ def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stay
     )
     with daemon(workers) as other:
         serves(server)
-        assert "serving, without a microphone with model home-en" in log_of(workers)
+        assert "serving, without a microphone with model tiny.en" in log_of(workers)
         with hearing(satellites) as (running, say):
             for name in ("00.flac", "01.flac"):
                 say(name)
@@ -88,7 +88,7 @@ def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stay
     first, second = texts(satellites)
     assert (first["text"], first["model"], first["encoder"]) == (
         "what is the weather like in chicago",
-        "home-en",
+        "tiny.en",
         "cpu",
     )
     assert second["text"].startswith("remind me")

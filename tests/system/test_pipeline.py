@@ -41,7 +41,7 @@ def test_sentences_spoken_into_the_microphone_reach_a_subscriber(tmp_path: Path)
     assert all(not event["late"] and event["latency_ms"] > 0 for event in events)
     assert events[0]["end"] < events[1]["start"]
     assert state["status"] == "running"
-    assert state["model"] == "home-en"
+    assert state["model"] == "tiny.en"
     assert "rooms" not in state and not heard.payloads("claim", "house")
     speech = heard.payloads("speech")
     assert speech[-4:] == [b"ON", b"OFF", b"ON", b"OFF"]

@@ -98,7 +98,7 @@ def test_a_model_that_was_chosen_before_does_not_stop_it(tmp_path: Path) -> None
         server.answer = says("what is the weather")
         config = write_config(
             tmp_path,
-            model={"bundle": "home-en"},
+            model={"bundle": "tiny.en"},
             transcriber={"backend": "wyoming", "host": "127.0.0.1", "port": server.port},
         )
         status, said = run_bare("run", "--config", config, "--recording", SENTENCE)
@@ -132,7 +132,7 @@ def test_a_satellite_hears_a_sentence_with_nothing_that_runs_a_model(tmp_path: P
         ("benchmark", "--random-weights", "tiny"),
         ("model", "add", "tiny"),
         ("model", "verify"),
-        ("model", "export", "home-en", "--for", "hailo"),
+        ("model", "export", "tiny.en", "--for", "hailo"),
     ],
 )
 def test_what_needs_a_model_says_in_one_line_what_is_missing(

@@ -394,7 +394,7 @@ def test_the_menu_of_languages_is_there_for_a_model_of_several(found: Found, tab
         assert feed.chosen["decoder.language"] == "de"
         assert tab.value("key-decoder.language") == "de"
         assert faults(tab, axe()) == []
-        feed.appliance["model"] = "home-en"
+        feed.appliance["model"] = "tiny.en"
         server.announce_state()
         until(lambda: not tab.texts(menu), WITHIN_S)
     finally:
@@ -406,7 +406,7 @@ def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
     found: Found, tab: Browser
 ) -> None:
     home, feed, _ = found
-    feed.models, feed.adding, feed.failed = ["home-en", "tiny"], None, None
+    feed.models, feed.adding, feed.failed = ["tiny.en", "tiny"], None, None
     tab.enter(home, "settings")
     until(lambda: "95 MB of it done" in tab.text(".offers"), WITHIN_S)
     small = "return document.querySelector('[aria-label=\"Add small\"]').disabled"
@@ -425,9 +425,9 @@ def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
     until(lambda: tab.texts("progress"), WITHIN_S)
     feed.adding, feed.models = None, [*feed.models, "base"]
     options = "return [...document.getElementById('key-model.bundle')].map((one) => one.value)"
-    until(lambda: tab.run(options) == ["", "home-en", "tiny", "base"], WITHIN_S)
+    until(lambda: tab.run(options) == ["", "tiny.en", "tiny", "base"], WITHIN_S)
     assert "base" not in tab.text(".offers")
-    feed.models = ["home-en", "tiny"]
+    feed.models = ["tiny.en", "tiny"]
 
 
 def test_a_broker_is_tried_before_it_is_saved_and_its_password_never_comes_back(

@@ -49,13 +49,13 @@ def test_another_roomscribe_transcribes_a_spoken_sentence_word_for_word() -> Non
         chosen = TranscriberSettings(backend="wyoming", host="127.0.0.1", port=server.port)
         with ServedTranscriber(Settings(transcriber=chosen), None) as ears:
             ears.warm_up()
-            assert (ears.bundle.name, ears.bundle.language) == ("home-en", "en")
+            assert (ears.bundle.name, ears.bundle.language) == ("tiny.en", "en")
             file = ROOT / "appliance" / "cli" / "doctor" / "sentence.flac"
             with Recording(str(file), real_time=False) as recording:
                 sound = np.concatenate([frame.samples for frame in recording.frames()])
             found = ears.transcribe(a_window(samples=sound))
     assert found.text.lower().strip(".") == "turn off the cellar fan"
-    assert (found.model, found.encoder, found.language) == ("home-en", "wyoming", "en")
+    assert (found.model, found.encoder, found.language) == ("tiny.en", "wyoming", "en")
 
 
 def test_another_roomscribe_that_has_too_much_to_do_is_busy() -> None:

@@ -262,7 +262,7 @@ def test_without_a_chosen_model_the_server_is_all_there_is_and_windows_have_10_s
 
 
 def test_a_model_that_the_configuration_names_stands_in(server: SpeechServer) -> None:
-    chosen = replace(settings_for(server), model=ModelSettings(bundle="home-en"))
+    chosen = replace(settings_for(server), model=ModelSettings(bundle="tiny.en"))
     with open_transcriber(chosen) as transcriber:
         assert transcriber.in_process
         assert transcriber.bundle.window_s == 10.0

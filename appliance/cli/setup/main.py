@@ -65,7 +65,7 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--password-file", metavar="FILE", help="file that holds the broker's password"
     )
     sub.add_argument(
-        "--model", metavar="NAME", help="home-en, an installed model, or one to add, such as tiny"
+        "--model", metavar="NAME", help="tiny.en, an installed model, or one to add, such as tiny"
     )
     sub.add_argument(
         "--page",

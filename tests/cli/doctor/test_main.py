@@ -152,7 +152,7 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         rig = stack.enter_context(PulseMicrophone(tmp_path / "rig"))
         simulator = Simulator(tmp_path / "machine")
         simulator.plug(latency_ms=1)
-        folder = with_hef(load_bundle("home-en"), tmp_path / "home-en").folder
+        folder = with_hef(load_bundle("tiny.en"), tmp_path / "tiny.en").folder
         config = write_config(tmp_path, broker.port, model={"bundle": folder})
         environment = rig.environment | simulator.environment
         soundfile.write(tmp_path / "noise.wav", noise(0.01, 60), 16_000)

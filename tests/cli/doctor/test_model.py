@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.checkout import HOME_EN
+from rigs.checkout import TINY_EN
 from rigs.recordings import sentences
 from rigs.saturating import Saturating
 
@@ -28,13 +28,13 @@ def around(bundle: Path | str) -> Surroundings:
 
 
 def test_the_built_in_model_passes_and_is_called_a_demonstration() -> None:
-    found = transcribing.bundle(around("home-en"))
+    found = transcribing.bundle(around("tiny.en"))
     assert found.status == "ok"
     assert "a demonstration model" in found.found
 
 
 def test_the_built_in_model_reads_the_packaged_sentence() -> None:
-    found = transcribing.self_test(around("home-en"))
+    found = transcribing.self_test(around("tiny.en"))
     assert found.status == "ok", found.found
     assert f"was transcribed as '{TEXT}'" in found.found
 
@@ -58,8 +58,8 @@ def test_the_int8_arithmetic_is_checked_where_a_model_has_any(bundle_folder: Pat
 @pytest.mark.parametrize(
     ("name", "result", "status"),
     [
-        ("home-en", replace(RESULT, text="Turn off the cellar fan."), "ok"),
-        ("home-en", replace(RESULT, text="turn off the seller fan"), "failed"),
+        ("tiny.en", replace(RESULT, text="Turn off the cellar fan."), "ok"),
+        ("tiny.en", replace(RESULT, text="turn off the seller fan"), "failed"),
         ("tiny", replace(RESULT, text="Turn off the seller fan."), "ok"),
         ("tiny", replace(RESULT, text=" ."), "failed"),
         ("tiny", replace(RESULT, ended=False), "failed"),
@@ -72,8 +72,8 @@ def test_texts_are_judged_by_what_the_model_knows(
 
 
 def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path) -> None:
-    folder = tmp_path / "home-en"
-    shutil.copytree(HOME_EN, folder)
+    folder = tmp_path / "tiny.en"
+    shutil.copytree(TINY_EN, folder)
     content = bytearray((folder / "encoder.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "encoder.onnx").write_bytes(content)

@@ -254,7 +254,7 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
             assert doctor.round_trip(where).status == "ok"
             found = publishing.daemon_state(where)
             assert found.status == "ok"
-            assert found.found.startswith("running, encoder cpu, model home-en")
+            assert found.found.startswith("running, encoder cpu, model tiny.en")
             assert listener.payloads("availability") == [b"online"]
         assert broker.log().count("as roomscribe-kitchen (") == 1
 
