@@ -10,7 +10,7 @@ from appliance.model import BUILT_IN, chosen_model, installed_bundles
 LACKING = (
     "this machine cannot transcribe: {} is missing; have a worker transcribe "
     "(`sudo roomscribe fleet join CODE`), or install the package that contains it "
-    "(`sudo apt install roomscribe`)"
+    "(`sudo apt install {}`)"
 )
 
 
@@ -20,7 +20,7 @@ def lacking_runtime() -> str:
         found = importlib.util.find_spec("onnxruntime")
     except ImportError:
         found = None
-    return "" if found else LACKING.format("the library onnxruntime")
+    return "" if found else LACKING.format("the library onnxruntime", "roomscribe")
 
 
 def lacking_model(settings: Settings) -> str:
@@ -29,7 +29,7 @@ def lacking_model(settings: Settings) -> str:
     if lacking := lacking_runtime():
         return lacking
     found = settings.model.bundle or chosen_model() or BUILT_IN in installed_bundles()
-    return "" if found else LACKING.format("a model")
+    return "" if found else LACKING.format("a model", "roomscribe-model-tiny-en")
 
 
 def transcribed_elsewhere(settings: Settings) -> bool:

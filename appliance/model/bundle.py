@@ -68,7 +68,7 @@ FRAMES_PER_POSITION = 2
 POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION
 
 PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
-"""Models of the package; never written to."""
+"""Models of the package, or links to them; never written to."""
 INSTALLED = Path("/var/lib/roomscribe-models")
 """The user roomscribe-models owns it (docs/web.md) and every user may read it, unlike the daemon's
 own folder /var/lib/roomscribe."""
@@ -414,7 +414,7 @@ def find_bundle(path_or_name: str | Path) -> Path:
         return installed[path_or_name]
     fix = "name one of these, or roomscribe model add tiny"
     if path_or_name == BUILT_IN:
-        fix = "`sudo apt install roomscribe` brings it (roomscribe-satellite comes without)"
+        fix = "`sudo apt install roomscribe-model-tiny-en` or `roomscribe model add tiny.en`"
     raise MissingModelError(
         f"model bundle {path_or_name!r} is not installed in "
         f"{', '.join(map(str, _models_folders()))}; installed are: "
@@ -427,10 +427,18 @@ def _models_folders() -> list[Path]:
     return list(dict.fromkeys([PACKAGED, INSTALLED, models_folder()]))
 
 
+def is_packaged(folder: Path) -> bool:
+    """Return whether `folder` is a model of the package; each of those may lie behind a link."""
+    return folder.resolve() in [each.resolve() for each in PACKAGED.glob("*")]
+
+
 def _fix(folder: Path) -> str:
     """What to do about a damaged bundle."""
-    if folder.resolve().is_relative_to(PACKAGED):
-        return "the package is damaged: reinstall roomscribe"
+    if is_packaged(folder):
+        return (
+            "the built-in model is damaged: reinstall the package roomscribe-model-tiny-en, or, in "
+            "a checkout, run scripts/demo"
+        )
     return "the bundle is damaged: install it again, or roomscribe model add tiny"
 
 

@@ -52,7 +52,7 @@ from appliance.lab.short_windows import (
     count_changes,
     noise_window,
 )
-from appliance.model import MANIFEST, PACKAGED, Bundle, Vtln, library, load_bundle, read_json
+from appliance.model import MANIFEST, Bundle, Vtln, is_packaged, library, load_bundle, read_json
 from appliance.system import write_whole
 
 WITH_PHRASES = ("plain", "noise 5 dB")
@@ -92,7 +92,7 @@ def fit_model(request: FitRequest, settings: Settings, show: Show) -> dict[str, 
     Raises RoomscribeError; then the bundle is as before.
     """
     folder = request.folder
-    if folder.resolve().is_relative_to(PACKAGED):
+    if is_packaged(folder):
         raise ConfigError(
             f"{folder.name} belongs to the package and is fitted already. Name a model that you "
             "added, or a copy of its folder."
