@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 __version__ = "0.1.0"
 HOMEPAGE = "https://example.org/roomscribe"
 """Where the project is found; stands for its address until it has a public one."""
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+"""PyPI's onnxruntime for Linux has telemetry since 1.29: it keeps a device id and a queue of events
+in the user's cache folder and sends them to Microsoft. Only this variable, set before the import,
+prevents it; `disable_telemetry_events()` does not (tried with 1.32). Every process of Roomscribe,
+and each of its children, has it from here."""
 
 
 def lazily(package: str, file: str) -> Callable[[str], object]:

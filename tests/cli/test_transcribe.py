@@ -103,3 +103,11 @@ def test_a_terminal_sees_how_far_a_long_file_is(
     silent._next_s = 0.0
     silent.update(1.0, 4000.0)
     assert capsys.readouterr().err == ""
+
+
+def test_onnxruntime_keeps_no_telemetry(tmp_path: Path) -> None:
+    """No file in the user's home: onnxruntime's telemetry would keep its queue there."""
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "XDG_STATE_HOME": ""}
+    done = roomscribe("transcribe", SPEECH / "03.flac", environment=home, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
