@@ -7,7 +7,7 @@ import re
 import pytest
 from evening_run.publish import BEGIN, END
 from evening_run.results import weights_checksum
-from rigs.checkout import TINY_EN, ROOT
+from rigs.checkout import ROOT, TINY_EN
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/figures.md"])

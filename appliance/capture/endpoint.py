@@ -124,7 +124,7 @@ STANDS_OUT, QUIET_SHARE = ratio_of(6.0), 0.2
 """A voice stands out if it is this much louder than the quietest share of the last KEPT_S: people
 pause between sentences, a television does not. With shares of 0.25 and 0.2, sentences of
 tests/speech with 1 s between them stand out in 28 % and 70 %. In 54 recordings beside a television
-(scripts/measure pause_set) voices do so 119 and 121 times."""
+voices do so 119 and 121 times."""
 STEADY_SLACK_S = 0.05
 """Longer than any frame."""
 HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)

@@ -1,8 +1,8 @@
 """How well a room heard a sentence, as one number that can be compared with other rooms'.
 
 The weights are those of a logistic regression: the difference of two rooms' scores is the logarithm
-of the odds that the first one is nearer to the speaker. `scripts/measure house --fit` fits them, on
-simulated rooms and with voices that no published figure uses.
+of the odds that the first one is nearer to the speaker. They were fitted on
+simulated rooms, with synthetic voices.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ LEAST = 0.5
 """Words less alike than this are not compared."""
 CREDIT, UNLIKE = 20.0, 0.3
 """Credit, natural logarithm, of a text with a word of the home: CREDIT times boost times the
-likeness above UNLIKE. Chosen on synthesised sentences with tiny.en (scripts/measure words)."""
+likeness above UNLIKE. Chosen on synthesised sentences with a smaller model."""
 DOUBTED = math.log(0.7)
 """Natural log-probability of a token below which its span may be replaced. Without this limit the
 credit alone puts a short name ("Tom") in place of a common word ("to") that was heard well."""

@@ -1,8 +1,8 @@
 """Measures whether a model may encode short windows: whether its texts stay the same.
 
-`model fit` decides by the package's sentences, `scripts/measure short_windows` reports the same for
-other recordings. Both use the second pass that the bundle has, and windows as the microphone's path
-cuts them: without a second pass, or without the silence around a sentence, more texts change.
+`model fit` decides by the package's sentences, with the second pass that the bundle has and windows
+as the microphone's path cuts them: without a second pass, or without the silence around a sentence,
+more texts change.
 """
 
 from __future__ import annotations

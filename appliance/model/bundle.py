@@ -163,7 +163,7 @@ def log_odds(share: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Endings:
     """Limits for the natural log-probability, without sound, that a text ends here: whether it is a
-    complete sentence. From sentences with pauses in them (scripts/measure pauses)."""
+    complete sentence. From sentences with pauses in them."""
 
     sure: float
     """From here on it is complete."""

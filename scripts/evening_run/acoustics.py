@@ -11,8 +11,6 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-import soxr
-from figures.pause_set import pink, speech_power
 from numpy.typing import NDArray
 
 from appliance.records import SAMPLE_RATE
@@ -30,8 +28,8 @@ HIGH_PASS_HZ = 80.0
 DIRECT_S = 0.0025
 """The response up to so long after its first sample counts as direct sound."""
 CORRECTIONS = 4
-FINE = 8
-"""How much finer the samples are in which two microphones differ."""
+STEP = SAMPLE_RATE // 100
+"""10 ms."""
 
 
 class Paths(NamedTuple):
@@ -41,8 +39,6 @@ class Paths(NamedTuple):
     """(n,)"""
     reflections: Sound
     """(n,): how often each is reflected."""
-    directions: Sound
-    """(3, n): unit vectors to where each comes from."""
 
 
 @functools.cache
@@ -51,47 +47,21 @@ def room(reverberation_s: float, distance_m: float, seed: int = 1) -> Sound:
 
     The direct sound is at sample 0, so that speech ends where it did before.
     """
-    paths = _paths(distance_m, reverberation_s * SPEED_M_S, seed)
-    return _fit(paths, reverberation_s)[0]
+    return _fit(_paths(distance_m, reverberation_s * SPEED_M_S, seed), reverberation_s)
 
 
-@functools.cache
-def pair(
-    reverberation_s: float, distance_m: float, spacing_m: float, angle_deg: float, seed: int = 1
-) -> tuple[Sound, Sound]:
-    """Return the responses of two microphones that are `spacing_m` apart; at 0 degrees the speaker
-    is in front of both, at 90 degrees the second one is behind the first."""
-    paths = _paths(distance_m, reverberation_s * SPEED_M_S, seed)
-    reflected = _fit(paths, reverberation_s)[1]
-    angle = np.radians(angle_deg)
-    ahead = np.array([np.sin(angle), np.cos(angle), 0.0]) @ paths.directions * spacing_m / 2
-    start_m = float(paths.lengths_m.min()) - spacing_m
-    first, second = (
-        _respond(paths.lengths_m + side * ahead, paths.reflections, reflected, FINE, start_m)
-        for side in (-1, 1)
-    )
-    return _coarse(first), _coarse(second)
-
-
-def _coarse(response: Sound) -> Sound:
-    """Return a response of FINE times the rate at the usual one."""
-    return np.asarray(soxr.resample(response, FINE * SAMPLE_RATE, SAMPLE_RATE, "VHQ") * FINE)
-
-
-def _fit(paths: Paths, reverberation_s: float) -> tuple[Sound, float]:
-    """Return the response with the wanted reverberation time, and how much of the pressure a wall
-    gives back for it."""
+def _fit(paths: Paths, reverberation_s: float) -> Sound:
+    """Return the response with the wanted reverberation time."""
     width, depth, height = ROOM_M
     volume = width * depth * height
     surface = 2 * (width * depth + width * height + depth * height)
     log_reflected = -0.161 * volume / (surface * reverberation_s)  # Eyring's ln(1 - absorption)
     response: Sound = np.zeros(0)
-    reflected = 0.0
     for _ in range(CORRECTIONS):
         reflected = float(np.exp(log_reflected / 2))
         response = _respond(paths.lengths_m, paths.reflections, reflected)
         log_reflected *= reverberation_time_s(response) / reverberation_s
-    return response, reflected
+    return response
 
 
 def _paths(distance_m: float, farthest_m: float, seed: int) -> Paths:
@@ -107,25 +77,15 @@ def _paths(distance_m: float, farthest_m: float, seed: int) -> Paths:
     x, y, z = np.meshgrid(*axes, indexing="ij", sparse=True)
     lengths = np.sqrt(x**2 + y**2 + z**2)
     near = lengths <= farthest_m
-    directions = np.array([(axis / lengths)[near] for axis in (x, y, z)])
     reflections = functools.reduce(np.add.outer, counts)[near].astype(float)
     paths = lengths[near]
     moved = np.random.default_rng(seed).uniform(-JITTER_M, JITTER_M, len(paths))
-    return Paths(np.where(reflections > 0, paths + moved, paths), reflections, directions)
+    return Paths(np.where(reflections > 0, paths + moved, paths), reflections)
 
 
-def _respond(
-    paths_m: Sound,
-    reflections: Sound,
-    reflected: float,
-    fine: int = 1,
-    start_m: float | None = None,
-) -> Sound:
-    """Return the response of such paths, of whose pressure a wall gives back so much: `fine` times
-    the usual rate, from a path of `start_m` on (None: the shortest)."""
-    rate_hz = fine * SAMPLE_RATE
-    delays = paths_m / SPEED_M_S * rate_hz
-    delays -= delays.min() if start_m is None else start_m / SPEED_M_S * rate_hz
+def _respond(paths_m: Sound, reflections: Sound, reflected: float) -> Sound:
+    """Return the response of such paths, of whose pressure a wall gives back so much."""
+    delays = (paths_m - paths_m.min()) / SPEED_M_S * SAMPLE_RATE
     strengths = reflected**reflections / paths_m
     first = delays.astype(np.int64)
     share = delays - first
@@ -134,7 +94,7 @@ def _respond(
     response += np.bincount(first + 1, strengths * share, size)
     direct = response[0]
     spectrum = np.fft.rfft(response, 2 * size)
-    hz = np.fft.rfftfreq(2 * size, 1 / rate_hz)
+    hz = np.fft.rfftfreq(2 * size, 1 / SAMPLE_RATE)
     spectrum *= hz**2 / (hz**2 + HIGH_PASS_HZ**2)
     filtered: Sound = np.fft.irfft(spectrum)[:size]
     filtered[0] = direct
@@ -202,3 +162,19 @@ def in_turn(sounds: list[Sound], pause_s: float = 0.3) -> Sound:
     pause = np.zeros(int(pause_s * SAMPLE_RATE))
     parts = [np.concatenate((one / np.sqrt(speech_power(one)), pause)) for one in sounds]
     return np.concatenate(parts)
+
+
+def pink(rng: np.random.Generator, size: int) -> Sound:
+    """Return pink noise, RMS 1."""
+    spectrum = np.fft.rfft(rng.normal(size=size))
+    spectrum[1:] /= np.sqrt(np.arange(1, len(spectrum)))
+    spectrum[0] = 0
+    sound: Sound = np.fft.irfft(spectrum, size)
+    return np.asarray(sound / sound.std())
+
+
+def speech_power(sound: Sound) -> float:
+    """Return the mean square of the 10 ms within 25 dB of the loudest."""
+    steps = sound[: len(sound) // STEP * STEP].reshape(-1, STEP)
+    power = (steps**2).mean(axis=1)
+    return float(power[power > power.max() / 10**2.5].mean())

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from figures.page import memory_mb
-
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 LOOK_S = 0.1
 
@@ -37,6 +35,12 @@ def family(pid: int) -> list[int]:
             for task in Path(f"/proc/{one}/task").iterdir():
                 found += map(int, (task / "children").read_text("ascii").split())
     return found
+
+
+def memory_mb(pid: int) -> float:
+    """Return the memory that the process alone has (USS)."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii")
+    return sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", text))) / 1024
 
 
 def usage(pid: int) -> Usage:

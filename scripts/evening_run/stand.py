@@ -22,8 +22,6 @@ from typing import Any, Self
 from evening_run.home import ASSIST_PHRASE, home
 from evening_run.processes import Clock, Usage, usage
 from evening_run.stream import Samples, Stream
-from figures.page import WATCH
-from figures.wyoming import request
 from paho.mqtt.client import MQTTMessage
 from rigs.broker import Broker
 from rigs.browser import DESK, Browser, browser
@@ -35,14 +33,29 @@ from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.page import Page
 from rigs.waiting import holds
-from rigs.wyoming import free_port
+from rigs.wyoming import AUDIO_16K, Talk, free_port
 
 from appliance.model import load_bundle
+from appliance.records import SAMPLE_RATE
 
 NODE = "kitchen"
 READY_WITHIN_S = 60.0
 DOWN_S = 1.0
 """The broker is away for so long."""
+CHUNK = SAMPLE_RATE // 100
+"""Samples that a Wyoming client sends at once, as Home Assistant does."""
+WATCH = """
+window.seen = [];
+new MutationObserver(() => {
+  const first = document.querySelector('.sentences li[data-seq]');
+  if (first && !seen.some(([seq]) => seq === first.dataset.seq)) {
+    const found = [first.dataset.seq, 0];
+    seen.push(found);
+    requestAnimationFrame(() => { found[1] = Date.now(); });
+  }
+}).observe(document.body, {subtree: true, childList: true});
+"""
+"""Notes when the browser draws which transcript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +139,7 @@ class Stand:
         token.write_text(TOKEN, encoding="utf-8")
         token.chmod(0o600)
         self.wyoming_port, web_port = free_port(), free_port()
-        model = unmarked_model(self._model.folder, self._folder)
+        model = self._model.folder
         if self._model.npu_latency_ms is not None:
             simulator = Simulator(self._run_folder / "chip")
             simulator.plug(latency_ms=self._model.npu_latency_ms, remember=False)
@@ -232,7 +245,7 @@ class Stand:
 
         def work() -> None:
             try:
-                took_ms, text = request(self.wyoming_port, sound, real_time=True)
+                took_ms, text = request(self.wyoming_port, sound)
             except (OSError, IndexError, KeyError) as error:
                 self.tally.trouble.append(f"a Wyoming request failed: {error!r}")
                 return
@@ -300,6 +313,20 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(10)
 
 
+def request(port: int, sound: Samples) -> tuple[float, str]:
+    """Send a sentence in real time. Return the ms from audio-stop to the text, and the text."""
+    with Talk(port) as talk:
+        talk.send("audio-start", **AUDIO_16K)
+        begun_s = time.monotonic()
+        for number, at in enumerate(range(0, len(sound), CHUNK), 1):
+            talk.sound(sound[at : at + CHUNK])
+            time.sleep(max(0.0, begun_s + number * CHUNK / SAMPLE_RATE - time.monotonic()))
+        stopped_s = time.monotonic()
+        talk.send("audio-stop")
+        text = talk.text()
+        return 1000 * (time.monotonic() - stopped_s), text
+
+
 def with_keys(shipped: str, sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a shipped configuration, in which every key is commented out, with keys set in it.
 
@@ -319,13 +346,3 @@ def with_keys(shipped: str, sections: Mapping[str, Mapping[str, Any]]) -> str:
     if left:
         raise KeyError(*sorted(".".join(one) for one in left))
     return "\n".join([*lines, ""])
-
-
-def unmarked_model(model: Path, folder: Path) -> Path:
-    """Return a copy of a model in `folder` that is not marked as a demonstration."""
-    copy = folder / model.name
-    shutil.copytree(model, copy)
-    file = copy / "bundle.json"
-    table = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(table | {"demo_model": False}), encoding="utf-8")
-    return copy

@@ -59,7 +59,7 @@ from figures.model import (
     to_int16,
     with_noise,
 )
-from rigs.checkout import TINY_EN, ROOT
+from rigs.checkout import ROOT, TINY_EN
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
 from rigs.word_errors import word_error_rate
 

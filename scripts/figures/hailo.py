@@ -15,9 +15,6 @@ How encoding and decoding overlap comes last (`--only overlap`): with whisper-ti
 random weights, whose decoder takes longer than the encoder. The chip's results are those of an
 earlier round, so that of its time only the waiting is left and a busy processor makes no difference
 to it.
-
-`--only second` measures the second pass of doubtful windows, `--only fit` what `roomscribe model
-fit` takes with the chip's encoder (see hailo_fit.py; --every N fits to each N-th sentence).
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from figures.hailo_fit import measure_fit, measure_second_pass
 from rigs.hailo import looked_after
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.models import TINY, random_weights, write_checkpoint
@@ -281,22 +277,12 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=300)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--bundle", default="tiny.en")
-    parser.add_argument("--only", choices=("overlap", "deaf", "fit", "second"))
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--only", choices=("overlap", "deaf"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(Path(folder) / "machine")
         simulator.enter()
         simulator.plug(latency_ms=LATENCY_MS)
-        if options.only in ("fit", "second"):
-            if options.only == "fit":
-                rows = measure_fit(simulator, options.bundle, Path(folder), options.every)
-            else:
-                rows = measure_second_pass(simulator, options.bundle, Path(folder))
-            for each in rows:
-                row(*each)
-            simulator.leave()
-            return
         if not options.only:
             faults(simulator, options, Path(folder))
         if options.only != "overlap":

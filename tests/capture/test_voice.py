@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from figures.voice import room_noise
+from numpy.typing import NDArray
 from rigs.checkout import SPEECH, shared
 
 from appliance.capture.frames import Framer
@@ -18,8 +18,9 @@ from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import SILERO_SAMPLES, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
-from appliance.records import Frame, Samples, Window
+from appliance.records import SAMPLE_RATE, Frame, Samples, Window
 
+STEP = SAMPLE_RATE // 100
 TASKS = Path("/proc/self/task")
 """A folder for each thread of this process."""
 
@@ -27,6 +28,35 @@ TASKS = Path("/proc/self/task")
 def noise(seconds: float, rms: float) -> Samples:
     shape = int(seconds * 16000)
     return np.rint(np.random.default_rng(0).normal(size=shape) * rms).astype(np.int16)
+
+
+def loud_steps(samples: Samples) -> NDArray[np.bool_]:
+    """Which 10 ms steps of a recording are speech, by their level alone."""
+    power = samples.astype(np.float64) ** 2
+    steps = power[: len(power) // STEP * STEP].reshape(-1, STEP).mean(axis=1)
+    level = 10 * np.log10((steps[:-1] + steps[1:]) / 2 + 1e-2)
+    loud = (level > np.percentile(level, 5) + 12) & (level > np.percentile(level, 95) - 35)
+    three = loud[:-2] & loud[1:-1] & loud[2:]
+    spoken: NDArray[np.bool_] = np.concatenate((three, [False, False]))
+    spoken |= np.concatenate(([False], three, [False]))
+    return spoken
+
+
+def room_noise(samples: Samples, seconds: float, seed: int = 0) -> Samples:
+    """(n,) int16 of a recording's pauses: pieces of 0.2 s of what is not speech, in random order,
+    faded into each other."""
+    whole = samples[: len(samples) // STEP * STEP].reshape(-1, STEP)
+    loud = np.append(loud_steps(samples), [False, False])[: len(whole)]
+    near = np.convolve(loud, np.ones(11), "same") > 0
+    quiet = whole[~near].reshape(-1).astype(np.float64)
+    half = min(len(quiet), SAMPLE_RATE // 5) // 2
+    length, generator = int(seconds * SAMPLE_RATE), np.random.default_rng(seed)
+    fade = np.sin(np.pi * (np.arange(2 * half) + 0.5) / (2 * half))
+    mixed = np.zeros(length + 2 * half)
+    for at in range(0, length, half):
+        begin = generator.integers(0, len(quiet) - 2 * half + 1)
+        mixed[at : at + 2 * half] += quiet[begin : begin + 2 * half] * fade
+    return np.clip(np.rint(mixed[:length]), -32768, 32767).astype(np.int16)
 
 
 def heard(samples: Samples) -> list[Window]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
 import soundfile
-from figures.microphone import Listener
 from rigs.command import is_gone
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.needs import needs_microphone
@@ -22,6 +23,78 @@ from rigs.waiting import until
 pytestmark = needs_microphone
 HEALS_WITHIN_S = 40.0
 """Generous: a busy machine stutters. How long it takes is measured elsewhere."""
+
+SUPERVISOR = """
+import sys, tempfile, time
+from pathlib import Path
+from appliance.daemon.capture_supervisor import CaptureSupervisor
+from appliance.daemon.health import Health
+from appliance.daemon.mute import Mute
+from appliance.config import CaptureSettings
+
+last = 0
+def hear(frame):
+    global last
+    if supervisor._recorder.pid != last:
+        last = supervisor._recorder.pid
+        print("frame", frame.start_s, time.monotonic(), last, flush=True)
+def trouble():
+    print("trouble", time.monotonic(), health.troubles(), flush=True)
+
+health = Health()
+health.on_change = trouble
+settings = CaptureSettings(device=sys.argv[1], silence_s=float(sys.argv[2]))
+supervisor = CaptureSupervisor(settings, health, Mute(Path(tempfile.mkdtemp())), hear, lambda: None)
+supervisor.listen(lambda: None)
+"""
+
+
+class Listener:
+    """A capture supervisor in another process, and the lines that it prints."""
+
+    def __init__(
+        self, microphone: PulseMicrophone, device: str = "", silence_s: float = 0.0
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, device, str(silence_s)],
+            env=microphone.environment,
+            stdout=subprocess.PIPE,
+        )
+        self.pid = self._process.pid
+        self.reader = 0
+        """Process that reads the microphone, as of the last frame that was told."""
+        self._text = b""
+
+    def wait(self, what: str, within_s: float = 30.0) -> list[str]:
+        """The words of the next line that begins with `what`."""
+        assert self._process.stdout
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
+            line, newline, rest = self._text.partition(b"\n")
+            if newline:
+                self._text = rest
+                words = line.decode().split()
+                if words[0] == what:
+                    if what == "frame":
+                        self.reader = int(words[3])
+                    return words[1:]
+            elif select.select([self._process.stdout], [], [], 0.2)[0]:
+                data = os.read(self._process.stdout.fileno(), 65536)
+                if not data:
+                    raise RuntimeError("the supervisor has ended")
+                self._text += data
+        raise TimeoutError(f"no {what} within {within_s:g} s")
+
+    def kill(self) -> None:
+        """Kill the supervisor."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 @pytest.fixture

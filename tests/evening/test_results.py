@@ -9,7 +9,7 @@ from evening_run.publish import BEGIN, END, put, write
 from evening_run.results import Checkpoint, merged, scored, weights_checksum
 from evening_run.stand import with_keys
 from evening_run.verdict import faults
-from rigs.checkout import TINY_EN, ROOT
+from rigs.checkout import ROOT, TINY_EN
 
 HEADER = {"level": "short", "seed": 1}
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from figures.model import read, to_int16
-from figures.words import Said, errors
 from rigs.checkout import SPEECH
 from rigs.models import HOME, random_weights, write_checkpoint
 from rigs.recordings import sentences
@@ -367,11 +366,3 @@ def test_a_word_more_is_no_sound_of_it() -> None:
     assert words.near([Span(0, 1, "lights"), Span(0, 2, "the lights")]) == []
     (found,) = words.near([Span(0, 2, "air fryar")])
     assert found.likeness == likeness(sound("fryar"), sound("fryer"))
-
-
-def test_errors_are_counted_apart_for_listed_words_and_all_others() -> None:
-    said = Said("tell wine cooler to come", frozenset({"wine", "cooler"}), cast(Any, None))
-    assert errors(said, "tell wine cooler to come") == (0, 2, 0, 3)
-    assert errors(said, "tell why cooler come down") == (1, 2, 2, 3)
-    assert errors(said, "") == (2, 2, 3, 3)
-    assert errors(said, "oh tell wine to come") == (1, 2, 1, 3)

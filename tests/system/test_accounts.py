@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from figures import pauses
 from resilience import latency, soak
 from resilience.accounts import Hearing, Sentences, Waiting, compare, first_times, spooled, stored
 from resilience.kill import Outcome
@@ -19,7 +18,6 @@ from resilience.scenes import Item, Scene, Sounds, scene
 from rigs.publishing import transcript
 
 from appliance.config import StoreSettings
-from appliance.records import Window
 from appliance.store.store import Store
 
 SAID = random.Random(7).choices(range(40), k=300)
@@ -226,25 +224,3 @@ def test_the_latency_is_told_of_those_ended_early_and_of_the_others_and_by_who_s
     assert [line.split()[:1] for line in lines[3:]] == [["all"], ["commands"], ["readings"]]
     assert "1: 400/400/400" in lines[4] and "1: 700/700/700" in lines[4]
     assert "1: 650/650/650" in lines[5] and "1: 400/400/400" not in lines[5]
-
-
-def test_a_sentence_is_cut_when_an_utterance_ends_in_its_pause() -> None:
-    case = pauses.Case("a", ("quiet",), np.zeros(80_000, np.int16), 1.0, 3.0, "", paused=True)
-
-    def utterance(start_s: float, end_s: float, when_s: float) -> pauses.Closed:
-        samples = np.zeros(round((end_s - start_s) * 16_000), np.int16)
-        window = Window("u", 1, True, samples, start_s, end_s, 1.0)
-        return pauses.Closed(window, when_s, when_s + 0.1)
-
-    def counted(*closed: pauses.Closed) -> pauses.Tally:
-        tally = pauses.Tally()
-        tally.add(case, pauses.Heard([one.window for one in closed], [""], list(closed)))
-        return tally
-
-    whole = counted(utterance(0.5, 3.3, 3.6))
-    assert (whole.cut, whole.lost, whole.ends) == (0, 0, 0)
-    assert whole.text_ms == pytest.approx([700]) and whole.closed_ms == pytest.approx([600])
-    cut = counted(utterance(0.5, 2.0, 2.3), utterance(2.0, 3.3, 3.6))
-    assert (cut.cut, cut.lost, cut.text_ms) == (1, 0, [])
-    assert counted(utterance(0.5, 2.85, 3.6)).ends == 1
-    assert counted().lost == 1

@@ -1,6 +1,6 @@
 """The speech that a model is fitted to: the package's, the user's, and what a room makes of it.
 
-The package has sentences of synthetic voices (`scripts/generate/fit_speech.py`). They are heard as
+The package has sentences of synthetic voices (espeak-ng, flite, festival). They are heard as
 they are, in noise and in simulated rooms, so that a model that knows them makes errors, too.
 Sounds are (n,) float32 at 16 kHz.
 """
