@@ -44,7 +44,7 @@ HEARD_HERE = "microphone"
 UNSURE_FLAGS = frozenset({"low_confidence", "unsure_to_act"})
 """Flags of a text's confidence, which do not count for an expected sentence."""
 DOUBTFUL_FLAGS = (
-    *sorted(UNSURE_FLAGS), "demo_model", "repetition", "known_hallucination", "cut_at_window",
+    *sorted(UNSURE_FLAGS), "repetition", "known_hallucination", "cut_at_window",
     "interrupted", "token_limit",
 )  # fmt: skip
 """Flags of transcripts that nothing should act on."""

@@ -713,7 +713,6 @@ def _facts(bundle: Bundle) -> dict[str, Any]:
         "description": bundle.description,
         "source": bundle.source,
         "licence": bundle.licence,
-        "demo_model": bundle.demo_model,
         "checkpoint_sha256": bundle.checkpoint_sha256,
         "size_bytes": folder_bytes(bundle.folder),
         "window_s": bundle.window_s,

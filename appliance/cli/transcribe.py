@@ -88,12 +88,6 @@ def _transcribe_files(
     """Print the text of each file; return the status of the last one that failed."""
     from appliance.records import Window
 
-    if transcriber.bundle.demo_model and not (options.json or options.quiet):
-        print(
-            f"roomscribe: {transcriber.bundle.name} is a demonstration model that knows a few "
-            "hundred words. `roomscribe model add tiny` adds a real one.",
-            file=sys.stderr,
-        )
     status = 0
     for file in options.files:
         number = heard = 0

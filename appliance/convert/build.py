@@ -61,7 +61,6 @@ class Recipe:
     description: str = ""
     source: str = ""
     licence: str = ""
-    demo_model: bool = False
     language: str = ""
     """Code or English name; "": the one that the checkpoint names, or English."""
     latin: bool = False
@@ -191,7 +190,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         description=recipe.description,
         source=recipe.source,
         licence=recipe.licence,
-        demo_model=recipe.demo_model,
         checkpoint_sha256=checkpoint.sha256,
         d_model=config.d_model,
         encoder_layers=config.encoder_layers,
@@ -235,9 +233,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{option}", default="")
     parser.add_argument("--language", default="", help="of the prompt (default: the checkpoint's)")
     parser.add_argument("--latin", action="store_true", help="leave out tokens of other letters")
-    parser.add_argument(
-        "--demo", dest="demo_model", action="store_true", help="mark as a demonstration model"
-    )
     parser.add_argument(
         "--positions",
         dest="padded_positions",

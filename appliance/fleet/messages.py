@@ -116,7 +116,6 @@ class Presence:
     language: str
     languages: tuple[str, ...]
     window_s: float
-    demo_model: bool
     clock_s: float = math.nan
     """Time by its clock when it answered, in seconds since 1970."""
 
@@ -338,7 +337,6 @@ def pack_presence(worker: Presence) -> bytes:
             "language": worker.language,
             "languages": list(worker.languages)[:200],
             "window_s": worker.window_s,
-            "demo_model": worker.demo_model,
             "clock_s": time.time(),
         }
     )
@@ -369,7 +367,6 @@ def read_presence(data: bytes) -> Presence:
         if isinstance(languages, list)
         else (),
         window_s=window_s if math.isfinite(window_s) else 10.0,
-        demo_model=fields.get("demo_model") is True,
         clock_s=_read_number(fields.get("clock_s"), 0.0, 1e11),
     )
 

@@ -547,7 +547,7 @@ class SatelliteTranscriber(RemoteTranscriber[Presence, Transcription]):
         if not found:
             return RemoteModel("unknown", "und", (), WINDOW_S)
         window_s = min(found.window_s, local.bundle.window_s) if local else found.window_s
-        return RemoteModel(found.name, found.language, found.languages, window_s, found.demo_model)
+        return RemoteModel(found.name, found.language, found.languages, window_s)
 
     def transcription(self, window: Window, reply: Transcription) -> Transcription:
         """Return `reply`, which is a transcription already."""

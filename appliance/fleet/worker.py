@@ -278,7 +278,6 @@ class FleetWorker:
                     language=model.language,
                     languages=tuple(model.languages),
                     window_s=model.window_s,
-                    demo_model=model.demo_model,
                 )
             ),
         )

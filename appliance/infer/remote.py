@@ -60,7 +60,6 @@ class RemoteModel:
     language: str
     languages: tuple[str, ...]
     window_s: float = WINDOW_S
-    demo_model: bool = False
 
 
 def longest_text(duration_s: float) -> int:

@@ -106,10 +106,6 @@ class Model(Protocol):
     def window_s(self) -> float:
         """Longest window."""
 
-    @property
-    def demo_model(self) -> bool:
-        """True for a model that is for demonstration only."""
-
 
 class AnyDecoder(Protocol):
     """A decoder on the CPU or on an NPU. One thread."""
@@ -363,7 +359,6 @@ class Transcriber:
     def describe(self, decoded: Decoded, encoded: Encoded, decode_ms: float) -> Transcription:
         """Return the transcription of a decode that took `decode_ms`."""
         text = self._tokenizer.detokenize(decoded.tokens).strip()
-        flags = {"demo_model": self.bundle.demo_model, "token_limit": not decoded.ended}
         result = Transcription(
             text=text,
             tokens=decoded.tokens,
@@ -377,7 +372,7 @@ class Transcriber:
             encode_ms=encoded.encode_ms,
             decode_ms=decode_ms,
             confidence=self.bundle.confidence(decoded.logprobs),
-            flags=tuple(flag for flag, raised in flags.items() if raised),
+            flags=() if decoded.ended else ("token_limit",),
         )
         return self._corrections.apply(result)
 

@@ -193,8 +193,6 @@ class Bundle:
     description: str
     source: str
     licence: str
-    demo_model: bool
-    """True for a model that must never be mistaken for real Whisper."""
     checkpoint_sha256: str
     d_model: int
     encoder_layers: int
@@ -557,7 +555,6 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         description=table.text("description"),
         source=table.text("source"),
         licence=table.text("licence"),
-        demo_model=table.flag("demo_model"),
         checkpoint_sha256=table.text("checkpoint_sha256"),
         d_model=table.whole("d_model", 1),
         encoder_layers=table.whole("encoder_layers", 1),

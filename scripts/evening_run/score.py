@@ -20,7 +20,7 @@ Record = dict[str, Any]
 BLUEPRINT, ASSIST = 0.7, 0.8
 """Least confidence at which Home Assistant's blueprint, and Assist, act."""
 ARTICLES = {"a", "an", "the"}
-DOUBTFUL = {"demo_model", "repetition", "known_hallucination"}
+DOUBTFUL = {"repetition", "known_hallucination"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,14 +297,14 @@ def windows(settings: Settings, transcriber: Transcriber, sound: Sound) -> list[
 
 
 def as_event(result: Transcription) -> Record:
-    """A result as the event has it, without the demonstration's flag, which stops every action."""
+    """A result as the event has it."""
     phrase = result.phrase
     return {
         "text": result.text,
         "confidence": result.confidence if math.isfinite(result.confidence) else 0.0,
         "phrase": phrase.sentence if phrase else "",
         "phrase_confidence": phrase.confidence if phrase else 0.0,
-        "flags": [one for one in result.flags if one != "demo_model"],
+        "flags": list(result.flags),
         "late": False,
     }
 

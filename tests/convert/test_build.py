@@ -260,10 +260,10 @@ def test_the_command_builds_a_bundle_and_says_its_size(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "tiny.en"
-    options = ["--name", "tiny.en", "--window", "10", "--demo", "--positions", "700"]
+    options = ["--name", "tiny.en", "--window", "10", "--positions", "700"]
     assert main([str(checkpoint), str(out), *options, "--licence", "Apache-2.0"]) == 0
     bundle = load_bundle(out)
-    assert bundle.demo_model and bundle.guards.positions == 700 and bundle.licence == "Apache-2.0"
+    assert bundle.guards.positions == 700 and bundle.licence == "Apache-2.0"
     assert "MB" in capsys.readouterr().out
 
 

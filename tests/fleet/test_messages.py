@@ -188,7 +188,7 @@ def test_what_is_wrong_in_an_answer_is_left_out() -> None:
             "confidence": 7,
             "encoder": "quantum",
             "encode_ms": -1,
-            "flags": ["demo_model", "Bad flag", 3],
+            "flags": ["clipped", "Bad flag", 3],
             "finished": "yes",
             "model": "a\nb",
             "phrase": {"sentence": "s", "name": "n", "slots": {"a": [1]}, "confidence": 0.5},
@@ -198,7 +198,7 @@ def test_what_is_wrong_in_an_answer_is_left_out() -> None:
     found = read_answer(json.dumps(data).encode()).result
     assert not isinstance(found, Refusal)
     assert (found.text, found.tokens, found.language) == ("yes [2J no", (1, 2), "und")
-    assert (found.encoder, found.encode_ms, found.flags) == ("fleet", 0.0, ("demo_model",))
+    assert (found.encoder, found.encode_ms, found.flags) == ("fleet", 0.0, ("clipped",))
     assert math.isnan(found.confidence)
     assert (found.complete, found.model) == (None, "a\\nb")
     assert found.phrase

@@ -108,7 +108,6 @@ def test_a_worker_writes_and_the_satellite_knows_its_model(
         assert found.recommended["low_confidence"] == 0.3
         assert np.array_equal(worker.windows[-1].samples, window.samples)
         assert (satellite.bundle.name, satellite.bundle.window_s) == ("fake", 10.0)
-        assert satellite.bundle.demo_model
         assert (satellite.backend.name, satellite.backend.trouble, satellite.in_process) == (
             "fleet",
             None,

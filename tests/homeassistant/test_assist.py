@@ -96,7 +96,6 @@ def test_the_phrase_is_whatever_it_is(phrase: str, text: str, wanted: str) -> No
         ({"confidence": math.nan, "avg_logprob": -0.06}, "confidence"),
         ({"flags": ("low_confidence",)}, "low_confidence"),
         ({"flags": ("unsure_to_act",)}, "unsure_to_act"),
-        ({"flags": ("demo_model",)}, "demo_model"),
         ({"flags": ("clipped", "repetition")}, "repetition"),
         ({"flags": ("interrupted",)}, "interrupted"),
         ({"source": "wyoming"}, "source"),
@@ -137,7 +136,7 @@ def test_the_expected_sentence_is_the_command_if_it_is_sure(
     [
         (("low_confidence",), ""),
         (("unsure_to_act",), ""),
-        (("demo_model", "low_confidence"), "demo_model"),
+        (("token_limit", "low_confidence"), "token_limit"),
     ],
 )
 def test_the_confidence_of_the_expected_sentence_counts(flags: tuple[str, ...], why: str) -> None:
@@ -227,7 +226,7 @@ def test_only_one_sentence_that_begins_soon_belongs_to_the_phrase(tmp_path: Path
     [
         {"confidence": 0.79},
         {"flags": ("low_confidence",)},
-        {"flags": ("demo_model",)},
+        {"flags": ("unsure_to_act",)},
         {"flags": ("interrupted",)},
         {"source": "wyoming"},
         {"windows": None},

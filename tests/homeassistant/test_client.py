@@ -339,7 +339,6 @@ def test_without_a_phrase_nothing_is_handed_over(hub: Hub, tmp_path: Path) -> No
     "changes",
     [
         {"flags": ("low_confidence",)},
-        {"flags": ("demo_model",)},
         {"confidence": 0.5},
         {"source": "wyoming"},
         {"end": datetime.now(UTC) - timedelta(minutes=1)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +40,6 @@ def configure(folder: Path, node: str, model: Path, broker: Broker, hub: Hub) ->
     )
 
 
-def unmarked_model(folder: Path) -> Path:
-    """The built-in model, not marked as a demonstration: Assist acts on no sentence of one."""
-    model = folder / "model"
-    shutil.copytree(ROOT / "appliance" / "bundles" / "tiny.en", model)
-    file = model / "bundle.json"
-    table = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(table | {"demo_model": False}), encoding="utf-8")
-    return model
-
-
 def knows(heard: Subscriber, node: str, other: str) -> bool:
     """The room's state lists the other one."""
     states: list[dict[str, Any]] = [json.loads(one) for one in heard.payloads("state", node)]
@@ -75,7 +64,7 @@ def house() -> Hub:
 @needs_broker
 @needs_microphone
 def test_of_two_daemons_that_hear_a_sentence_one_acts_and_all_can_see_which(tmp_path: Path) -> None:
-    model = unmarked_model(tmp_path)
+    model = ROOT / "appliance" / "bundles" / "tiny.en"
     microphone = PulseMicrophone(tmp_path / "microphone")
     with Broker() as broker, house() as hub, microphone, Subscriber(broker.port) as heard:
         kitchen, hall = (configure(tmp_path, node, model, broker, hub) for node in NODES)

@@ -38,8 +38,8 @@ def test_without_a_table_nothing_is_touched() -> None:
 
 
 def test_a_changed_text_is_flagged_and_no_other() -> None:
-    told = Corrections(TABLE).apply(replace(HEARD, text="ate", flags=("demo_model",)))
-    assert (told.text, told.flags) == ("eight", ("demo_model", "corrected"))
+    told = Corrections(TABLE).apply(replace(HEARD, text="ate", flags=("token_limit",)))
+    assert (told.text, told.flags) == ("eight", ("token_limit", "corrected"))
     same = replace(HEARD, text="late")
     assert Corrections(TABLE).apply(same) is same
 

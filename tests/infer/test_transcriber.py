@@ -56,15 +56,6 @@ def test_a_window_becomes_a_transcription(transcriber: Transcriber) -> None:
     assert result.encode_ms > 0 and result.decode_ms > 0
 
 
-def test_the_demonstration_model_is_marked_on_every_transcription(
-    transcriber: Transcriber, checkpoint_folder: Path, tmp_path: Path
-) -> None:
-    assert "demo_model" in transcriber.transcribe(window(1.0)).flags
-    build_bundle(checkpoint_folder, tmp_path / "real", Recipe("real", 10.0, demo_model=False))
-    real = open_transcriber(settings(tmp_path / "real"))
-    assert "demo_model" not in real.transcribe(window(1.0)).flags
-
-
 def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:
     eager = open_transcriber(settings(bundle_folder, eot_boost=5.0))
     plain = open_transcriber(settings(bundle_folder))

@@ -50,7 +50,7 @@ def replace_file(folder: Path, name: str, data: bytes) -> None:
 
 
 def test_a_bundle_says_what_it_was_built_from(bundle: Bundle) -> None:
-    assert bundle.name == "random" and bundle.demo_model
+    assert bundle.name == "random"
     assert (bundle.d_model, bundle.heads, bundle.head_size) == (128, 4, 32)
     assert (bundle.frames, bundle.positions, bundle.window_s) == (1000, 500, 10.0)
     assert bundle.prompt == (513, 514, 516, 520)
@@ -201,7 +201,7 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
         ({"suppressed": 5}, "suppressed: expected a list of token ids less than 521, found 5"),
         ({"language": "de"}, "language: expected one of en, found de"),
         ({"languages": []}, "languages: expected a list of texts, found"),
-        ({"demo_model": 1}, "demo_model: expected true or false, found 1"),
+        ({"zero_points": 1}, "zero_points: expected true or false, found 1"),
         ({"name": None}, "name: expected a text, found None"),
         ({"tokens__no_speech": 600}, "tokens.no_speech: expected a whole number from 0 to 520"),
         ({"tokens": []}, r"tokens: expected a table, found \[\]"),

@@ -241,16 +241,16 @@ def test_the_blueprint_takes_a_sentence_that_the_appliance_expected_and_is_sure_
     assert not runs("torn of a height", **expected | {"phrase_confidence": 0.69}, **doubtful)
     assert not runs("torn of a height", **expected | {"phrase_confidence": None}, **doubtful)
     assert not runs("turn on the light", **expected | {"phrase": "stop"})
-    assert not runs("torn of a height", **expected, **doubtful | {"flags": ["demo_model"]})
+    assert not runs("torn of a height", **expected, **doubtful | {"flags": ["repetition"]})
     assert runs(
         "torn of a height",
         **expected,
-        **doubtful | {"flags": ["demo_model", "low_confidence"]},
-        given={"doubtful": ["demo_model"]},
+        **doubtful | {"flags": ["repetition", "low_confidence"]},
+        given={"doubtful": ["repetition"]},
     )
 
 
-DOUBTS = ["demo_model", "low_confidence", "unsure_to_act", "repetition", "known_hallucination"]
+DOUBTS = ["low_confidence", "unsure_to_act", "repetition", "known_hallucination"]
 
 
 @pytest.mark.parametrize("name", [SENTENCE, ASSIST])
@@ -266,7 +266,8 @@ def test_what_is_doubtful_runs_nothing_unless_allowed(doubt: str) -> None:
     assert runs(said, flags=["clipped", "gap"])
     assert not runs(said, flags=flags)
     assert runs(said, flags=flags, given={"doubtful": [doubt]})
-    assert not runs(said, flags=[*flags, "repetition", "demo_model"], given={"doubtful": [doubt]})
+    other = DOUBTS[DOUBTS.index(doubt) - 1]
+    assert not runs(said, flags=[*flags, other], given={"doubtful": [doubt]})
     assert handed_on("computer stop", flags=flags) is None
     assert handed_on("computer stop", {"doubtful": [doubt]}, flags=flags) == "stop"
 
@@ -403,8 +404,8 @@ def test_the_card_needs_no_node_and_takes_only_the_one_it_is_given() -> None:
 
 
 def test_the_card_marks_what_is_doubtful() -> None:
-    shown = card("x", "kitchen", **SAID | {"flags": ["clipped", "demo_model"]})
-    assert shown.startswith("*stop*\n300 s ago, doubtful (demo_model)")
+    shown = card("x", "kitchen", **SAID | {"flags": ["clipped", "repetition"]})
+    assert shown.startswith("*stop*\n300 s ago, doubtful (repetition)")
 
 
 def test_the_card_distinguishes_offline_from_nothing_heard() -> None:

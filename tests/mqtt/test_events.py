@@ -122,9 +122,9 @@ def test_language_probability_is_published_if_the_language_is_detected() -> None
 
 
 def test_flags_lateness_and_an_unfinished_utterance_are_published() -> None:
-    event = event_of(transcript(windows=None, flags=("demo_model", "cut_at_window")), late=True)
+    event = event_of(transcript(windows=None, flags=("clipped", "cut_at_window")), late=True)
     assert event["windows"] is None
-    assert event["flags"] == ["demo_model", "cut_at_window"]
+    assert event["flags"] == ["clipped", "cut_at_window"]
     assert event["late"] is True
 
 

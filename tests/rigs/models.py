@@ -144,7 +144,7 @@ def _scale(name: str, shape: tuple[int, ...], noise: NDArray[np.float32]) -> NDA
     return scaled
 
 
-RANDOM_RECIPE = Recipe(name="random", window_s=10.0, description="random weights", demo_model=True)
+RANDOM_RECIPE = Recipe(name="random", window_s=10.0, description="random weights")
 
 
 @pytest.fixture(scope="session")

@@ -52,9 +52,7 @@ class FakeTranscriber:
 
     def __init__(self) -> None:
         self.should_continue: Callable[[], bool] = lambda: True
-        self.bundle = SimpleNamespace(
-            name="fake", window_s=10.0, language="en", languages=("en",), demo_model=False
-        )
+        self.bundle = SimpleNamespace(name="fake", window_s=10.0, language="en", languages=("en",))
         self.encoder = FakeEncoder()
         self.gates = replace(Settings().gates, low_confidence=0.3)
         self.answer: Transcription | Exception = HEARD

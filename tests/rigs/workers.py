@@ -51,9 +51,7 @@ class FakeWorker:
         self.counts: Counter[str] = Counter()
         self.troubles: list[str | None] = []
         self.gates = GateSettings(low_confidence=0.3)
-        self.model = SimpleNamespace(
-            name=model, language="en", languages=("en",), window_s=10.0, demo_model=True
-        )
+        self.model = SimpleNamespace(name=model, language="en", languages=("en",), window_s=10.0)
         self.link: Link | None = None
 
     def start(self) -> None:

@@ -46,7 +46,7 @@ def texts(store: Store) -> list[str]:
 
 def test_a_transcript_comes_back_with_every_field(store: Store) -> None:
     first = transcript("Grüße 🎤", windows=None, flags=())
-    second = transcript(flags=("demo_model", "clipped"))
+    second = transcript(flags=("repetition", "clipped"))
     assert [store.append(first).seq, store.append(second).seq] == [1, 2]
     assert [stored.transcript for stored in store.read_after(0)] == [first, second]
 

@@ -92,7 +92,6 @@ def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stay
         "cpu",
     )
     assert second["text"].startswith("remind me")
-    assert "demo_model" in first["flags"]
     assert (first["confidence"] > 0.5, first["node"]) == (True, "kitchen")
     assert texts(workers) == []
     assert "trouble" not in log_of(satellites).lower()

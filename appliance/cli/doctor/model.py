@@ -70,8 +70,6 @@ def bundle(around: Surroundings) -> Outcome:
     )
     if found.calibration is None:
         line += f"; its confidence is not measured: `sudo roomscribe model fit {found.name}`"
-    if found.demo_model:
-        line += "; this is a demonstration model: `roomscribe model add tiny` adds a real one"
     return ok(line)
 
 

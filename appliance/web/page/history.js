@@ -2,7 +2,7 @@
 
 import { command, readLog, session } from "./api.js";
 import { button, element, fillList, setText } from "./dom.js";
-import { demoNote, sentenceKey, sentenceRow } from "./sentence.js";
+import { sentenceKey, sentenceRow } from "./sentence.js";
 import { count, dayName, dayOf, message } from "./text.js";
 
 const PAGE = 50; // sentences that are read at once
@@ -55,8 +55,7 @@ export class History {
   #more = button("Show older", () => this.#read(PAGE, this.#found.transcripts.at(-1).seq), { hidden: true });
   #exports = ["csv", "jsonl"].map((kind) =>
     button(kind === "csv" ? "CSV" : "JSON lines", () => this.#export(kind), { disabled: true, "aria-label": `Save as ${kind === "csv" ? "CSV" : "JSON lines"}` }));
-  #note = demoNote();
-  #result = element("section", { class: "card", "aria-label": "Sentences", hidden: true }, this.#note.node, this.#days, this.#empty, this.#more);
+  #result = element("section", { class: "card", "aria-label": "Sentences", hidden: true }, this.#days, this.#empty, this.#more);
   #onScroll = () => this.#found && sessionStorage.setItem(KEPT, JSON.stringify({ y: scrollY, count: this.#found.transcripts.length }));
 
   /** `onDelete` runs after sentences are deleted. */
@@ -155,7 +154,6 @@ export class History {
         sentenceRow(one, () => this.#deleteOne(one)));
     setText(this.#status, status);
     for (const one of this.#exports) one.disabled = !total;
-    this.#note.showFor(transcripts);
     this.#empty.hidden = transcripts.length > 0;
     setText(this.#empty, this.#query.value || this.#day.value ? "No sentence matches." : "The log is empty.");
     this.#more.hidden = !more;

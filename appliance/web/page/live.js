@@ -5,7 +5,7 @@ import { button, element, fillList, setAttribute, setText } from "./dom.js";
 import { keepMeter } from "./meter.js";
 import { mutedUntil, muteForAWhile } from "./mute.js";
 import { isRecent, playSentence } from "./playback.js";
-import { demoNote, sentenceKey, sentenceRow } from "./sentence.js";
+import { sentenceKey, sentenceRow } from "./sentence.js";
 import { clock, message, reason, seconds } from "./text.js";
 
 function heading(live) {
@@ -31,7 +31,6 @@ export class Live {
     element("li", { class: "coming" }, element("time", {}, "now"), this.#partial));
   #lines = element("ul", { class: "sentences" });
   #empty = element("p", { class: "empty" }, "Say something. It will appear here.");
-  #note = demoNote();
   #recent = null;
   #play = button("Play last sentence", () => this.#playLast(), { class: "plain", hidden: true });
   #timer = setInterval(() => this.#showPlay(), 1000);
@@ -48,7 +47,7 @@ export class Live {
     this.nodes = [
       this.#now,
       element("section", { class: "card", "aria-labelledby": "sentences" },
-        element("h2", { id: "sentences" }, "Sentences"), this.#note.node,
+        element("h2", { id: "sentences" }, "Sentences"),
         element("div", { role: "log", "aria-label": "Sentences, newest first" }, this.#coming, this.#lines),
         this.#empty),
     ];
@@ -73,7 +72,6 @@ export class Live {
       (one) => (one.text !== undefined ? sentenceKey(one) : `d${one.key}`),
       (one) => (one.text !== undefined ? sentenceRow(one) : discardedRow(one)));
     this.#empty.hidden = live.lines.length > 0 || Boolean(live.partial);
-    this.#note.showFor(live.lines);
   }
 
   #showPlay() {

@@ -2,7 +2,6 @@
 
 import { button, element, setAttribute, setText } from "./dom.js";
 import { MicrophoneWatch } from "./microphone.js";
-import { demoNote } from "./sentence.js";
 import { reason, seconds } from "./text.js";
 
 const QUIET_MS = 15e3; // without anything heard for this long, say what to do
@@ -26,7 +25,6 @@ export class SentenceStep {
   #heard = null;
   #text = element("p", { class: "heard", dir: "auto" });
   #status = element("p", { role: "status" });
-  #note = demoNote();
   #timer = setInterval(() => this.#show(), LOOK_MS);
   #partial = null;
 
@@ -34,7 +32,7 @@ export class SentenceStep {
     this.#watch = new MicrophoneWatch(mute, "Go back, and plug one in or choose another one.");
     this.nodes = [
       element("p", {}, "Say a sentence, for example: “Turn on the light in the kitchen.”"),
-      ...this.#watch.nodes, element("div", { class: "note" }, this.#text, this.#status), this.#note.node,
+      ...this.#watch.nodes, element("div", { class: "note" }, this.#text, this.#status),
     ];
     this.actions = [button("Finish", next, { class: "main" })];
   }
@@ -64,7 +62,6 @@ export class SentenceStep {
     setAttribute(this.#text, "lang", shown?.language);
     this.#text.hidden = !this.#text.textContent;
     setText(this.#status, this.#describe());
-    this.#note.showFor(one ? [one] : []);
   }
 
   #describe() {

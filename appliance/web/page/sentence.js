@@ -4,7 +4,6 @@ import { correctSentence } from "./correct.js";
 import { button, element, icon } from "./dom.js";
 import { clock, flag, percent, seconds } from "./text.js";
 
-const DEMO = "demo_model";
 const LIKELY = 0.5; // a less confident match is not shown
 const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
 
@@ -19,7 +18,6 @@ function otherRooms({ heard_better_by: better, heard_also: also }) {
 
 /** Return a sentence as a list's item, with a button to correct it; with `onDelete` also to delete it. */
 export function sentenceRow(one, onDelete) {
-  const flags = (one.flags || []).filter((name) => name !== DEMO);
   const isLikely = one.phrase && (one.phrase_confidence ?? 1) >= LIKELY;
   const differs = isLikely && letters(one.phrase) !== letters(one.text);
   return element(
@@ -36,14 +34,6 @@ export function sentenceRow(one, onDelete) {
     element("div", { class: "about number" },
       element("span", {}, one.confidence === null ? "" : `${percent(one.confidence)} sure`),
       element("span", {}, `after ${seconds(one.latency_ms)}`),
-      flags.map((name) => element("span", { class: "chip" }, flag(name)))),
+      (one.flags || []).map((name) => element("span", { class: "chip" }, flag(name)))),
   );
-}
-
-/** Return a note about the demonstration model, hidden until `showFor` gets a sentence of it. */
-export function demoNote() {
-  const node = element("p", { class: "note", hidden: true },
-    "The demonstration model wrote some of these. It gets about one word in four wrong. You can add a better one under ",
-    element("a", { href: "#settings" }, "Settings"), ".");
-  return { node, showFor: (lines) => (node.hidden = !lines.some((one) => one.flags?.includes(DEMO))) };
 }
