@@ -616,11 +616,11 @@ def use(options: argparse.Namespace, settings: Settings) -> int:
 
 def export(options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe model export`."""
-    from appliance.convert import CONFIG_FILE, read_config, require_checkpoint, window_of
+    from appliance.convert import read_sizes, require_checkpoint, window_of
     from appliance.lab import export_for_hailo, recorded_mels
 
     require_checkpoint(options.folder)
-    config = read_config(options.folder / CONFIG_FILE)
+    config, _ = read_sizes(options.folder)
     window_s = window_of(config) if options.window is None else options.window
     report = export_for_hailo(
         options.folder,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from appliance.convert.checkpoint import (
         Checkpoint as Checkpoint,
         load_checkpoint as load_checkpoint,
+        read_sizes as read_sizes,
         require_checkpoint as require_checkpoint,
     )
     from appliance.convert.decoding import read_vocabulary as read_vocabulary
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         WEIGHTS_FILE as WEIGHTS_FILE,
         WhisperConfig as WhisperConfig,
         expected_shapes as expected_shapes,
-        read_config as read_config,
     )
     from appliance.convert.tensors import Weights as Weights
     from appliance.convert.whisper import accept_short_windows as accept_short_windows

@@ -14,16 +14,15 @@ import numpy as np
 
 from appliance.convert import hailo_store, huggingface as hub
 from appliance.convert.build import Recipe, build_bundle, window_positions
-from appliance.convert.checkpoint import load_checkpoint, require_checkpoint
+from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
 from appliance.convert.decoding import Decoding, read_decoding
 from appliance.convert.download import ProgressDisplay, open_progress_display
 from appliance.convert.shapes import (
-    CONFIG_FILE,
     DECODER,
     EMBEDDING,
     WhisperConfig,
+    checkpoint_name,
     parameters,
-    read_config,
 )
 from appliance.errors import ConfigError, ModelError
 from appliance.model import (
@@ -103,7 +102,7 @@ class AddRequest:
         """Name of the bundle."""
         if self.name or self.source in hub.NAMES:
             return self.name or self.source
-        stem = self.folder.resolve().name if self.folder else self.source.rsplit("/", 1)[-1]
+        stem = checkpoint_name(self.folder) if self.folder else self.source.rsplit("/", 1)[-1]
         return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
 
 
@@ -137,6 +136,11 @@ def make_bundle(
     if not request.folder:
         yield f"fetched {source}: every file is as the hub has it"
     config, decoding = plan(checkpoint)
+    if quantized := read_sizes(checkpoint)[1]:
+        yield (
+            f"its weights are stored as {quantized} and are dequantised; the same model with "
+            "float16 weights hears as well or better"
+        )
     yield f"language: {decoding.language} ({decoding.language_from})"
     recipe = Recipe(
         name=staging.name,
@@ -182,7 +186,7 @@ def _obtain_checkpoint(
     if request.folder:
         require_checkpoint(request.folder)
         check(request.folder)
-        return request.folder, request.folder.resolve().name, ""
+        return request.folder, checkpoint_name(request.folder), ""
     with model_errors(staging.checkpoint):
         staging.checkpoint.mkdir(exist_ok=True)
     origin = hub.fetch_checkpoint(
@@ -203,7 +207,7 @@ def _plan(
     checkpoint: Path, window_s: float | None, request: AddRequest
 ) -> tuple[WhisperConfig, Decoding]:
     """Return sizes and decoding rules; needs no weights. Raises ModelError for a contradiction."""
-    config = read_config(checkpoint / CONFIG_FILE)
+    config, _ = read_sizes(checkpoint)
     window_positions(config, window_s or window_of(config))
     return config, read_decoding(checkpoint, config, request.language, latin=request.latin)
 

@@ -1,8 +1,8 @@
 """Read a Whisper checkpoint: the network's sizes and its verified, named weights.
 
 Beside config.json lie model.safetensors, or its shards and model.safetensors.index.json, or
-encoder_model.onnx and decoder_model.onnx, also in a folder onnx. Nothing of a checkpoint is ever
-executed.
+encoder_model.onnx and decoder_model.onnx, also in a folder onnx, or CTranslate2's model.bin. A
+folder of the hub's cache stands for the snapshot in it. Nothing of a checkpoint is ever executed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.convert.ctranslate2 import MODEL_FILE, open_ctranslate2
 from appliance.convert.onnx_import import find_onnx, open_onnx_weights
 from appliance.convert.shapes import (
     CONFIG_FILE,
@@ -28,13 +29,16 @@ from appliance.convert.shapes import (
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     WhisperConfig,
+    checkpoint_name,
     expected_shapes,
+    find_snapshot,
     read_config,
     sinusoids,
 )
 from appliance.convert.tensors import (
     DTYPES,
     LazyWeights,
+    ReadableTensor,
     StoredTensor,
     Weights,
     digest,
@@ -51,7 +55,7 @@ PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 TRAINERS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"}
 """Pickles that a training leaves beside the weights."""
 OTHER_KINDS = {".h5", ".msgpack", ".tflite", ".onnx"}
-HELD = (WEIGHTS_FILE, INDEX_FILE, "pytorch_model.bin")
+HELD = (WEIGHTS_FILE, INDEX_FILE, MODEL_FILE, "pytorch_model.bin")
 GGML = {b"lmgg", b"GGUF"}
 """First bytes of whisper.cpp's files, old and new."""
 SIZES = re.compile(r"(tiny|base|small|medium)(\.en)?|large(-v[123])?(-turbo)?|turbo")
@@ -76,7 +80,7 @@ class Checkpoint:
     weights: Weights
     """Lazy: each access reads the tensor from its file; nothing is kept."""
     sha256: str
-    """Of model.safetensors; for several files see `tensors.digest`."""
+    """Of model.safetensors or model.bin; for several files see `tensors.digest`."""
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -85,10 +89,15 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     Every number is read once, tensor by tensor, to check that it is finite.
     """
     require_checkpoint(folder)
-    find = _find(folder)
-    config = read_config(folder / CONFIG_FILE)
-    tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
-    tensors, files = find(config)
+    folder = find_snapshot(folder)
+    if _is_ctranslate2(folder):
+        model, files = open_ctranslate2(folder / MODEL_FILE), [folder / MODEL_FILE]
+        config, tensors, tied = model.config, model.tensors, True
+    else:
+        find = _find(folder)
+        config = read_config(folder / CONFIG_FILE)
+        tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
+        tensors, files = find(config)
     path = files[0] if len(files) == 1 else folder
     troubles, readers = _check(tensors, config, tied=tied)
     if troubles:
@@ -96,7 +105,25 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(config, LazyWeights(readers), digest(files))
 
 
-Found = tuple[Mapping[str, StoredTensor], list[Path]]
+def read_sizes(folder: Path) -> tuple[WhisperConfig, str]:
+    """Return the network's sizes, and as what its weights are quantised (int8, int16), if at all.
+
+    `folder` has passed `require_checkpoint`. Raises ModelError.
+    """
+    folder = find_snapshot(folder)
+    if _is_ctranslate2(folder):
+        model = open_ctranslate2(folder / MODEL_FILE)
+        return model.config, model.quantized
+    return read_config(folder / CONFIG_FILE), ""
+
+
+def _is_ctranslate2(folder: Path) -> bool:
+    """Return True if model.bin has the weights of `folder`: one of safetensors goes before it."""
+    others = any((folder / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE))
+    return not others and (folder / MODEL_FILE).exists()
+
+
+Found = tuple[Mapping[str, ReadableTensor], list[Path]]
 """Tensors by name, and the files they lie in."""
 Reader = Callable[[], NDArray[np.float32]]
 
@@ -136,6 +163,7 @@ def require_checkpoint(path: Path) -> None:
         if not path.is_dir():
             found = _file_instead(path) if path.exists() else "none"
             raise ModelError(f"{path}: expected a folder with a checkpoint, found {found}")
+        path = find_snapshot(path)
         if (path / MANIFEST).is_file():
             raise ModelError(
                 f"{path}: expected a checkpoint, found a bundle, which is already built; "
@@ -144,13 +172,13 @@ def require_checkpoint(path: Path) -> None:
         names = {file.name for file in path.iterdir()}
         described = [name for name in (CONFIG_FILE, ADAPTER_FILE) if name in names]
         config = read_json(path / described[0]) if described else {}
-        found = foreign(names, config, path.resolve().name) or _folder_instead(path, names)
+        found = foreign(names, config, checkpoint_name(path)) or _folder_instead(path, names)
     except OSError as error:
         raise unreadable(path, error) from error
     if found:
         raise ModelError(
-            f"{path}: expected {CONFIG_FILE} with {WEIGHTS_FILE}, or with encoder_model.onnx and "
-            f"decoder_model.onnx, found {found}"
+            f"{path}: expected {CONFIG_FILE} with {WEIGHTS_FILE} or {MODEL_FILE}, or with "
+            f"encoder_model.onnx and decoder_model.onnx, found {found}"
         )
 
 
@@ -168,8 +196,6 @@ def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> st
             f".from_pretrained({base!r}), FOLDER).merge_and_unload().save_pretrained(OUT), and "
             f"give OUT with {TOKENIZER_FILE} of {base} in it"
         )
-    if "model.bin" in names and not whole:
-        return f"a model for CTranslate2 (faster-whisper); {_original(title)}"
     if any(name.startswith("openvino_") for name in names) and not whole:
         return f"a model for OpenVINO; {_original(title)}"
     if "n_audio_state" in config:
@@ -216,9 +242,9 @@ def _pickle(name: str) -> str:
     )
 
 
-def _folder_instead(folder: Path, names: Collection[str]) -> str:
+def _folder_instead(folder: Path, names: set[str]) -> str:
     """Return what a folder without weights or config.json has, and the fix; "" if it has both."""
-    weights = (WEIGHTS_FILE in names) or (INDEX_FILE in names) or bool(find_onnx(folder))
+    weights = bool({WEIGHTS_FILE, INDEX_FILE, MODEL_FILE} & names) or bool(find_onnx(folder))
     if weights and CONFIG_FILE in names:
         return ""
     inner = [
@@ -244,7 +270,7 @@ def _folder_instead(folder: Path, names: Collection[str]) -> str:
 
 
 def _check(
-    tensors: Mapping[str, StoredTensor], config: WhisperConfig, *, tied: bool
+    tensors: Mapping[str, ReadableTensor], config: WhisperConfig, *, tied: bool
 ) -> tuple[list[str], dict[str, Reader]]:
     """Return everything missing, surplus or wrong, and how to read each weight."""
     shapes = expected_shapes(config)
@@ -262,7 +288,7 @@ def _check(
 
 
 def _check_output(
-    tensors: Mapping[str, StoredTensor], shape: tuple[int, ...], *, tied: bool
+    tensors: Mapping[str, ReadableTensor], shape: tuple[int, ...], *, tied: bool
 ) -> list[str]:
     """Return what is wrong with the output projection, which must equal the token embedding."""
     output, embedding = tensors.get(TIED_OUTPUT), tensors.get(EMBEDDING)
@@ -279,7 +305,7 @@ def _check_output(
     ]
 
 
-def _trouble(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
+def _trouble(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
     """Return what is wrong with a tensor; empty if nothing is. Reads it."""
     if tensor.dtype not in DTYPES:
         return f"expected {', '.join(DTYPES)}, found {tensor.dtype}"
@@ -291,6 +317,6 @@ def _trouble(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def _hash(tensor: StoredTensor) -> bytes:
+def _hash(tensor: ReadableTensor) -> bytes:
     """Return the numbers' SHA-256, so that two large matrices are never in memory together."""
     return hashlib.sha256(tensor.read().data).digest()

@@ -1,12 +1,15 @@
 """Read a checkpoint's tokens: vocabulary, language, prompt and suppressed tokens.
 
 The vocabulary is vocab.json with added_tokens.json, or tokenizer.json alone, as transformers writes
-it from version 5 on. How to decode stands in generation_config.json; checkpoints from before there
-was one have the same keys in config.json. What both leave open is decided as transformers decides.
+it from version 5 on, or CTranslate2's list of all tokens, vocabulary.json or vocabulary.txt. How to
+decode stands in generation_config.json; checkpoints from before there was one have the same keys in
+config.json, and CTranslate2's have keys of their own there. What all leave open is decided as
+transformers decides.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,15 +24,18 @@ from appliance.convert.shapes import (
     TOKENIZER_FILE,
     VOCAB_FILE,
     WhisperConfig,
+    find_snapshot,
 )
 from appliance.convert.tensors import shown
 from appliance.errors import ModelError
-from appliance.model import Tokens, read_json
+from appliance.model import Tokens, read_bounded, read_json
 
 END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
 TRANSCRIBE, TRANSLATE = "<|transcribe|>", "<|translate|>"
 NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 FIRST_TIMESTAMP = "<|0.00|>"
+TOKEN_LISTS = ("vocabulary.json", "vocabulary.txt")
+"""CTranslate2's: a JSON list, or a line for each token."""
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 ENGLISH = "en"
 LEAST_MULTILINGUAL = 51_865
@@ -85,6 +91,7 @@ def read_decoding(
 
     Raises ModelError for what cannot be, and for a language that the model does not know.
     """
+    folder = find_snapshot(folder)
     vocabulary = read_vocabulary(folder)
     special = {name: i for name, i in vocabulary.items() if re.fullmatch(r"<\|.*\|>", name)}
     rules = _Rules(folder, config.vocab_size, special)
@@ -96,7 +103,7 @@ def read_decoding(
     if latin and chosen in OTHERS:
         raise ModelError(f"--latin: {chosen} is written in other letters, too; leave --latin out")
     tokens = _find_tokens(folder, vocabulary, special, [*prompt, NO_TIMESTAMPS], config.vocab_size)
-    suppressed = set(rules.ids("suppress_tokens"))
+    suppressed = set(rules.ids("suppress_tokens", "suppress_ids"))
     if tokens.end_of_text in suppressed:
         raise rules.trouble("suppress_tokens", "a list without end-of-text", tokens.end_of_text)
     if latin:
@@ -111,18 +118,24 @@ def read_decoding(
         language=chosen,
         language_from=source,
         suppressed=tuple(sorted(not_text | suppressed)),
-        suppressed_first=tuple(sorted(set(rules.ids("begin_suppress_tokens")))),
+        suppressed_first=tuple(
+            sorted(set(rules.ids("begin_suppress_tokens", "suppress_ids_begin")))
+        ),
     )
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
     """Every token's id, special ones included. Raises ModelError."""
+    folder = find_snapshot(folder)
     file, added = folder / VOCAB_FILE, folder / ADDED_FILE
     if file.exists():
         vocabulary = read_json(file) | (read_json(added) if added.exists() else {})
     elif (folder / TOKENIZER_FILE).exists():
         file = folder / TOKENIZER_FILE
         vocabulary = _read_tokenizer(file)
+    elif lists := [folder / name for name in TOKEN_LISTS if (folder / name).exists()]:
+        file = lists[0]
+        vocabulary = _read_token_list(file)
     else:
         raise ModelError(
             f"{folder}: expected {VOCAB_FILE} or {TOKENIZER_FILE}, found neither; "
@@ -154,6 +167,23 @@ def _read_tokenizer(file: Path) -> dict[Any, Any]:
             f"{file}: expected model.vocab and added_tokens with content and id; get the file again"
         ) from error
     return table
+
+
+def _read_token_list(file: Path) -> dict[str, int]:
+    """The same out of a list of all tokens. Raises ModelError."""
+    content = read_bounded(file)
+    try:
+        tokens = (
+            json.loads(content)
+            if file.suffix == ".json"
+            else content.decode().removesuffix("\n").split("\n")
+        )
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+    except (ValueError, TypeError, RecursionError):
+        vocabulary = {}
+    if not vocabulary or "" in vocabulary or len(vocabulary) < len(tokens):
+        raise ModelError(f"{file}: expected a list of all tokens, each once; get the file again")
+    return vocabulary
 
 
 def _where_instead(folder: Path) -> str:
@@ -189,8 +219,12 @@ class _Rules:
             "remove that key"
         )
 
-    def ids(self, key: str) -> list[int]:
-        """A list of token ids; empty where it is missing. Raises ModelError."""
+    def ids(self, key: str, other: str) -> list[int]:
+        """A list of token ids, by Hugging Face's key or CTranslate2's; empty where it is missing.
+
+        Raises ModelError.
+        """
+        key = other if other in self._values else key
         if (values := self._values.get(key)) is None:
             return []
         expected = f"token ids from 0 to {self._size - 1}"

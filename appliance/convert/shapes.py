@@ -33,6 +33,8 @@ LONGEST_WAVE = 10_000
 """Of the position table, in positions over 2 pi (openai/whisper, model.py, `sinusoids`)."""
 MOST, MOST_LAYERS = 10_000_000, 256
 """Sizes beyond these are nonsense; a large Whisper has 32 layers and 51866 tokens."""
+SNAPSHOTS = "snapshots"
+"""The folder of a repository in the hub's cache that has a folder for each commit."""
 MODEL_TYPE, ACTIVATION = "whisper", "gelu"
 
 
@@ -56,6 +58,31 @@ class WhisperConfig:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.d_model // self.decoder_attention_heads
+
+
+def find_snapshot(folder: Path) -> Path:
+    """Return the checkpoint that a folder of the hub's cache stands for; else `folder` itself.
+
+    The cache has models--OWNER--NAME/snapshots/COMMIT/, and refs/main with the last commit. Its
+    own folder stands for a repository if that is the only one. Raises OSError.
+    """
+    repositories = [each for each in folder.glob("models--*") if (each / SNAPSHOTS).is_dir()]
+    if len(repositories) == 1 and not (folder / CONFIG_FILE).exists():
+        folder = repositories[0]
+    if not (folder / SNAPSHOTS).is_dir():
+        return folder
+    commits = sorted((folder / SNAPSHOTS).iterdir())
+    main = folder / "refs" / "main"
+    named = main.read_text("ascii", "replace").strip() if main.is_file() else ""
+    chosen = [each for each in commits if each.name == named] or commits
+    return chosen[0] if len(chosen) == 1 else folder
+
+
+def checkpoint_name(folder: Path) -> str:
+    """Return the name of a checkpoint's folder; in the hub's cache, of its repository."""
+    folder = find_snapshot(folder).resolve()
+    cached = folder.parent.name == SNAPSHOTS
+    return folder.parent.parent.name.rpartition("--")[2] if cached else folder.name
 
 
 def expected_shapes(config: WhisperConfig) -> dict[str, tuple[int, ...]]:

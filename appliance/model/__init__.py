@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from appliance.model.files import (
         JSON_LIMIT as JSON_LIMIT,
+        read_bounded as read_bounded,
         read_json as read_json,
         require_regular as require_regular,
         sha256 as sha256,

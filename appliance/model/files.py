@@ -34,15 +34,22 @@ def require_regular(file: Path) -> None:
         raise OSError(errno.EINVAL, found, str(file))
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON table in a file. Raises ModelError."""
+def read_bounded(file: Path) -> bytes:
+    """Return the content of a table of a model. Raises ModelError."""
     try:
         require_regular(file)
         if file.stat().st_size > JSON_LIMIT:
             raise ModelError(f"{file}: expected at most {JSON_LIMIT} bytes of JSON, found more")
-        values = json.loads(file.read_bytes())
+        return file.read_bytes()
     except OSError as error:
         raise unreadable(file, error) from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON table in a file. Raises ModelError."""
+    content = read_bounded(file)
+    try:
+        values = json.loads(content)
     except RecursionError:
         raise ModelError(f"{file}: expected JSON, found it nested too deep") from None
     except ValueError as error:

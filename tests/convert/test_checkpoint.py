@@ -513,7 +513,6 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, name: str, message:
     assert message in refusal(folder)
 
 
-CT2 = {"alignment_heads": [[2, 2]], "lang_ids": [50259], "suppress_ids_begin": [220]}
 MLX = {"n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 384, "model_type": "whisper"}
 LORA = {"base_model_name_or_path": "openai/whisper-small", "peft_type": "LORA"}
 
@@ -527,12 +526,6 @@ LORA = {"base_model_name_or_path": "openai/whisper-small", "peft_type": "LORA"}
             "found an adapter (LoRA), which is no model without the one that it was trained on; "
             "merge them where PEFT is: PeftModel.from_pretrained(WhisperForConditionalGeneration"
             ".from_pretrained('openai/whisper-small'), FOLDER)",
-        ),
-        (
-            "faster-whisper-tiny.en",
-            {"config.json": CT2, "model.bin": {}, "tokenizer.json": {}, "vocabulary.txt": {}},
-            "found a model for CTranslate2 (faster-whisper); add the model that it was made from "
-            "in place of it: roomscribe model add openai/whisper-tiny.en",
         ),
         (
             "whisper-base-mlx",
@@ -569,11 +562,6 @@ LORA = {"base_model_name_or_path": "openai/whisper-small", "peft_type": "LORA"}
              "checkpoint-1000/config.json": {}, "checkpoint-1000/model.safetensors": {},
              "training_args.bin": {}, "preprocessor_config.json": {}},
             "found 2 folders with one in it, as a training leaves them; give {}/checkpoint-1000",
-        ),
-        (
-            "models--openai--whisper-tiny",
-            {"snapshots/0123abc/config.json": {}, "snapshots/0123abc/model.safetensors": {}},
-            "found 1 folder with one in it; give {}/snapshots/0123abc",
         ),
     ],
 )  # fmt: skip

@@ -106,12 +106,12 @@ def write_checkpoint(folder: Path, config: WhisperConfig, weights: Weights) -> P
     forced = [[place, added[name]] for place, name in enumerate(prompt, 1)]
     settings = {"model_type": "whisper", "activation_function": "gelu", **asdict(config)}
     (folder / "config.json").write_text(json.dumps(settings | {"forced_decoder_ids": forced}))
-    (folder / "vocab.json").write_text(json.dumps(_pieces(first_special)))
+    (folder / "vocab.json").write_text(json.dumps(pieces(first_special)))
     (folder / "added_tokens.json").write_text(json.dumps(added))
     return folder
 
 
-def _pieces(count: int) -> dict[str, int]:
+def pieces(count: int) -> dict[str, int]:
     """`count` pieces in byte letters: ten letters first, then pairs, triples and so on of them."""
     letters, pieces = "abcdefghi\u0120", [""]
     while len(pieces) <= count:

@@ -1,0 +1,365 @@
+"""Read a Whisper model of CTranslate2 (faster-whisper): model.bin, verified before use.
+
+The format (OpenNMT/CTranslate2, python/ctranslate2/specs/model_spec.py, `ModelSpec._serialize`),
+little-endian: version, name and revision of the specification, the number of variables; for each
+its name, rank, dimensions, type, bytes and numbers; then the aliases, each with its variable's
+name. Queries, keys and values of one attention lie one below the other in one matrix. Quantised
+matrices have a scale for each row, or one for all. config.json has no sizes: they are the shapes'.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from appliance.convert.shapes import (
+    MOST_LAYERS,
+    TIED_OUTPUT,
+    WhisperConfig,
+    expected_shapes,
+)
+from appliance.convert.tensors import DTYPES, INTEGERS, ReadableTensor, StoredTensor, listed, shown
+from appliance.errors import ModelError
+from appliance.model import require_regular, unreadable
+
+MODEL_FILE = "model.bin"
+VERSION, SPECIFICATION, REVISION = 6, "WhisperSpec", 3
+TYPES = ("F32", "I8", "I16", "I32", "F16", "BF16")
+ITEM_BYTES = {"F32": 4, "I8": 1, "I16": 2, "I32": 4, "F16": 2, "BF16": 2}
+MOST_VARIABLES, MOST_RANK = 20_000, 4
+"""A large Whisper with int8 weights has 1,900, up to three dimensions each."""
+HEAD_SIZE = 64
+"""Of every published Whisper; counts where the file has no num_heads."""
+SETTINGS = {"activation": 3, "pre_norm": 1}
+"""What the decoder's settings are for Whisper (3: GELU). Others of them are 0."""
+IGNORED = ("num_heads", "alignment_heads", "alignment_layer")
+HALVES = ("encoder", "decoder")
+EMBEDDINGS, PROJECTION = "decoder/embeddings/weight", "decoder/projection/weight"
+CONVERT = "convert the model again with a current ct2-transformers-converter"
+
+PLACES = {
+    "conv1": ("conv1", 0, 1),
+    "conv2": ("conv2", 0, 1),
+    "embed_positions": ("position_encodings", 0, 1),
+    "embed_tokens": ("embeddings", 0, 1),
+    "layer_norm": ("layer_norm", 0, 1),
+    "self_attn_layer_norm": ("self_attention/layer_norm", 0, 1),
+    "self_attn.q_proj": ("self_attention/linear_0", 0, 3),
+    "self_attn.k_proj": ("self_attention/linear_0", 1, 3),
+    "self_attn.v_proj": ("self_attention/linear_0", 2, 3),
+    "self_attn.out_proj": ("self_attention/linear_1", 0, 1),
+    "encoder_attn_layer_norm": ("attention/layer_norm", 0, 1),
+    "encoder_attn.q_proj": ("attention/linear_0", 0, 1),
+    "encoder_attn.k_proj": ("attention/linear_1", 0, 2),
+    "encoder_attn.v_proj": ("attention/linear_1", 1, 2),
+    "encoder_attn.out_proj": ("attention/linear_2", 0, 1),
+    "final_layer_norm": ("ffn/layer_norm", 0, 1),
+    "fc1": ("ffn/linear_0", 0, 1),
+    "fc2": ("ffn/linear_1", 0, 1),
+}
+"""Hugging Face's name of a module: CTranslate2's, and which part of how many it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTensor:
+    """Quantised numbers and what to divide them by: a scale for each row, or one for all."""
+
+    numbers: StoredTensor
+    scale: StoredTensor
+
+    @property
+    def dtype(self) -> str:
+        """The scale's."""
+        return self.scale.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As `read` gives it."""
+        return self.numbers.shape
+
+    def rows(self, first: int, count: int) -> ScaledTensor:
+        """Return a part of the tensor along its first axis."""
+        scale = self.scale.rows(first, count) if self.scale.shape else self.scale
+        return ScaledTensor(self.numbers.rows(first, count), scale)
+
+    def read(self) -> NDArray[np.float32]:
+        """Return the numbers: a new array in C order. Raises ModelError."""
+        numbers, scale = self.numbers.read(), self.scale.read()
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            numbers /= scale.reshape(-1, *(1,) * (numbers.ndim - 1))
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class CTranslate2Model:
+    """The sizes and unread weights of a model.bin."""
+
+    config: WhisperConfig
+    tensors: Mapping[str, ReadableTensor]
+    """By Hugging Face's names."""
+    quantized: str
+    """int8, int16, or "" if nothing is quantised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a model.bin holds."""
+
+    variables: dict[str, StoredTensor]
+    settings: dict[str, int]
+    """Variables that are one whole number."""
+    aliases: dict[str, str]
+
+
+def open_ctranslate2(file: Path) -> CTranslate2Model:
+    """Return the model in a model.bin. Raises ModelError listing everything that is wrong.
+
+    Of the weights only the keys' biases are read, which Whisper does not have and which must be 0.
+    """
+    content = _read_content(file)
+    tensors, troubles = _join_scales(content)
+    config = _sizes(tensors, content.settings, troubles)
+    if config is not None:
+        troubles += _check_settings(content.settings)
+        weights = _named_weights(tensors, config, troubles)
+    if config is None or troubles:
+        raise ModelError(f"{file}: {listed('wrong variables', troubles)}; get the model again")
+    kinds = {each.dtype for each in content.variables.values()} & INTEGERS.keys()
+    return CTranslate2Model(config, weights, min(kinds, default="").replace("I", "int"))
+
+
+class _BoundedStream:
+    """A file that is read piece by piece, never behind its end."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.size = stream.seek(0, 2)
+        self.offset = stream.seek(0)
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes, few of them. Raises ValueError."""
+        self.skip(count)
+        self._stream.seek(self.offset - count)
+        return self._stream.read(count)
+
+    def skip(self, count: int) -> None:
+        """Leave out `count` bytes. Raises ValueError."""
+        if count > self.size - self.offset:
+            raise ValueError(
+                f"{self.size} bytes where at least {self.offset + count} belong, as after a "
+                "download that was broken off"
+            )
+        self.offset += count
+
+    def number(self, size: int) -> int:
+        """Return a number of `size` bytes. Raises ValueError."""
+        return int.from_bytes(self.take(size), "little")
+
+    def text(self) -> str:
+        """Return a name, which ends with a byte of zero. Raises ValueError."""
+        return self.take(self.number(2)).removesuffix(b"\0").decode()
+
+
+def _read_content(file: Path) -> _Content:
+    """Return the content of `file`, its numbers unread. Raises ModelError."""
+    try:
+        require_regular(file)
+        with file.open("rb") as opened:
+            stream = _BoundedStream(opened)
+            _check_head(stream)
+            count = stream.number(4)
+            if count > MOST_VARIABLES:
+                raise ValueError(f"{count} variables where {MOST_VARIABLES} are allowed")
+            content = _Content({}, {}, {})
+            for _ in range(count):
+                _read_variable(stream, file, content)
+            for _ in range(min(stream.number(4), MOST_VARIABLES)):
+                alias = stream.text()
+                content.aliases[alias] = stream.text()
+            if stream.offset != stream.size:
+                raise ValueError(f"{stream.size - stream.offset} unused bytes at the end")
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except ValueError as error:
+        found = "a name that is no text" if isinstance(error, UnicodeError) else error
+        raise ModelError(
+            f"{file}: expected a Whisper model of CTranslate2, found {found}; get the file again"
+        ) from None
+    return content
+
+
+def _check_head(stream: _BoundedStream) -> None:
+    """Raise ValueError unless a file begins as a Whisper that can be read."""
+    first = stream.take(4)
+    if first == b"vers":
+        raise ValueError("a pointer of Git LFS in its place: git lfs pull in that folder")
+    if first[:2] == b"PK" or first[:1] == b"\x80":
+        raise ValueError("a pickle (PyTorch's own format) under this name")
+    if (version := int.from_bytes(first, "little")) != VERSION:
+        raise ValueError(f"version {version} of the format where {VERSION} is supported; {CONVERT}")
+    if (name := stream.text()) != SPECIFICATION:
+        raise ValueError(f"a model of another kind ({shown(name)})")
+    if (revision := stream.number(4)) != REVISION:
+        raise ValueError(f"revision {revision} of it where {REVISION} is supported; {CONVERT}")
+
+
+def _read_variable(stream: _BoundedStream, file: Path, content: _Content) -> None:
+    """Add the next variable to `content`. Raises ValueError."""
+    name = stream.text()
+    if name in content.variables or name in content.settings:
+        raise ValueError(f"{shown(name)} twice")
+    if (rank := stream.number(1)) > MOST_RANK:
+        raise ValueError(f"{shown(name)} with {rank} dimensions")
+    shape = tuple(stream.number(4) for _ in range(rank))
+    kind, length = stream.number(1), stream.number(4)
+    if kind >= len(TYPES):
+        raise ValueError(f"{shown(name)} of type {kind}, which is not supported")
+    dtype = TYPES[kind]
+    if length != (wanted := math.prod(shape) * ITEM_BYTES[dtype]):
+        raise ValueError(f"{shown(name)} with {length} bytes where its shape takes {wanted}")
+    if not shape and dtype.startswith("I"):
+        content.settings[name] = int.from_bytes(stream.take(length), "little", signed=True)
+        return
+    content.variables[name] = StoredTensor(file, stream.offset, length, dtype, shape)
+    stream.skip(length)
+
+
+def _join_scales(content: _Content) -> tuple[dict[str, ReadableTensor], list[str]]:
+    """Return the variables, quantised ones with their scales, aliases too; and what is wrong."""
+    tensors: dict[str, ReadableTensor] = {}
+    troubles = []
+    scales = {name for name in content.variables if f"{name}_scale" in content.variables}
+    for name, stored in content.variables.items():
+        if name.removesuffix("_scale") in scales and name.endswith("_scale"):
+            continue
+        tensors[name] = stored
+        if name in scales:
+            scale = content.variables[f"{name}_scale"]
+            tensors[name] = ScaledTensor(stored, scale)
+            if stored.dtype not in INTEGERS or scale.shape not in {(), stored.shape[:1]}:
+                troubles.append(
+                    f"{shown(name)}_scale: expected one for each of {stored.shape[:1]} rows of "
+                    f"whole numbers, found {scale.shape} for {stored.dtype}"
+                )
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            troubles.append(f"{shown(name)}: expected a scale beside it, found {tensor.dtype}")
+    for alias, name in content.aliases.items():
+        if name in tensors:
+            tensors.setdefault(alias, tensors[name])
+        elif not name.endswith("_scale"):
+            troubles.append(f"{shown(alias)}: stands for {shown(name)}, which is missing")
+    return tensors, troubles
+
+
+def _sizes(
+    tensors: Mapping[str, ReadableTensor], settings: Mapping[str, int], troubles: list[str]
+) -> WhisperConfig | None:
+    """Return the sizes that the shapes give; None, with the reasons in `troubles`, without."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, rank in (
+        ("encoder/conv1/weight", 3),
+        ("encoder/position_encodings/encodings", 2),
+        ("decoder/position_encodings/encodings", 2),
+        (EMBEDDINGS, 2),
+        ("encoder/layer_0/ffn/linear_0/weight", 2),
+        ("decoder/layer_0/ffn/linear_0/weight", 2),
+    ):
+        shape = tensors[name].shape if name in tensors else ()
+        if len(shape) != rank or not all(shape):
+            present = f"expected {rank} dimensions, found shape {shape}"
+            troubles.append(f"{name}: {present if name in tensors else 'missing'}")
+        found[name] = shape
+    layers = [_count_layers(tensors, half) for half in HALVES]
+    if max(layers) > MOST_LAYERS:
+        troubles.append(f"expected at most {MOST_LAYERS} layers, found {max(layers)}")
+    if troubles:
+        return None
+    conv, sound, text, embeddings, wide_in, wide_out = found.values()
+    heads, other = (settings.get(f"{half}/num_heads", conv[0] // HEAD_SIZE) for half in HALVES)
+    if heads != other or heads < 1 or conv[0] % heads:
+        troubles.append(f"num_heads: expected a divisor of {conv[0]}, found {heads} and {other}")
+        return None
+    return WhisperConfig(
+        d_model=conv[0],
+        encoder_layers=layers[0],
+        decoder_layers=layers[1],
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=wide_in[0],
+        decoder_ffn_dim=wide_out[0],
+        num_mel_bins=conv[1],
+        vocab_size=embeddings[0],
+        max_source_positions=sound[0],
+        max_target_positions=text[0],
+    )
+
+
+def _count_layers(tensors: Mapping[str, ReadableTensor], half: str) -> int:
+    """Return one more than the highest number of a layer."""
+    numbers = [int(match[1]) for name in tensors
+               if (match := re.match(rf"{half}/layer_(\d{{1,5}})/", name))]  # fmt: skip
+    return max(numbers, default=-1) + 1
+
+
+def _check_settings(settings: Mapping[str, int]) -> list[str]:
+    """Return the settings of the decoder that are not Whisper's."""
+    troubles = []
+    for name, value in settings.items():
+        key = name.rpartition("/")[2]
+        if key not in IGNORED and value != SETTINGS.get(key, 0):
+            troubles.append(f"{shown(name)}: expected {SETTINGS.get(key, 0)}, found {value}")
+    return troubles
+
+
+def _named_weights(
+    tensors: Mapping[str, ReadableTensor], config: WhisperConfig, troubles: list[str]
+) -> dict[str, ReadableTensor]:
+    """Return the weights by Hugging Face's names; add what is wrong to `troubles`."""
+    shapes = expected_shapes(config)
+    places = {name: _place(name) for name in shapes}
+    wanted = {
+        place: (parts * shapes[name][0], *shapes[name][1:])
+        for name, (place, _, parts) in places.items()
+    } | {PROJECTION: (config.vocab_size, config.d_model)}
+    troubles += [f"{name}: missing" for name in sorted(wanted.keys() - tensors.keys())]
+    troubles += [f"{shown(name)}: not expected" for name in sorted(tensors.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & tensors.keys()):
+        if (shape := tensors[name].shape) != wanted[name]:
+            troubles.append(f"{name}: expected shape {wanted[name]}, found {shape}")
+    if troubles:
+        return {}
+    for name in shapes:
+        if name.endswith("k_proj.weight"):
+            place, part, _ = _place(name.replace("weight", "bias"))
+            if tensors[place].rows(part * config.d_model, config.d_model).read().any():
+                troubles.append(f"{place}: expected 0 for the keys, found others")
+    named = {
+        name: tensors[place].rows(part * shapes[name][0], shapes[name][0])
+        for name, (place, part, _) in places.items()
+    }
+    if tensors[PROJECTION] is not tensors[EMBEDDINGS]:
+        named[TIED_OUTPUT] = tensors[PROJECTION]
+    return named
+
+
+def _place(name: str) -> tuple[str, int, int]:
+    """Return the variable that holds a weight, and which part of how many of its rows it is."""
+    module, _, kind = name.removeprefix("model.").rpartition(".")
+    half, _, module = module.partition(".")
+    layer = ""
+    if match := re.match(r"layers\.(\d+)\.", module):
+        layer, module = f"layer_{match[1]}/", module[match.end() :]
+    path, part, parts = PLACES[module]
+    if path.endswith("layer_norm"):
+        kind = {"weight": "gamma", "bias": "beta"}[kind]
+    elif path == "position_encodings":
+        kind = "encodings"
+    return f"{half}/{layer}{path}/{kind}", part, parts

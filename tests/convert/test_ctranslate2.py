@@ -1,0 +1,273 @@
+"""A model of CTranslate2 is read with every number as it is, or refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rigs.ctranslate2_folder import Variables, named, serialize, store, write_ctranslate2
+from rigs.models import SPECIALS, random_weights, sized, write_checkpoint
+
+from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
+from appliance.convert.decoding import read_decoding, read_vocabulary
+from appliance.errors import ModelError
+
+SMALL = sized(8, (1, 2), 2, 30, 12, 10, n_mels=4, feed_forward=20)
+WEIGHTS = random_weights(SMALL, 7)
+NORM = "decoder/layer_norm/gamma"
+
+
+def refusal(folder: Path) -> str:
+    """The one line with which a folder is refused."""
+    with pytest.raises(ModelError) as caught:
+        load_checkpoint(folder)
+    message = str(caught.value)
+    assert message.isprintable() and str(folder) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantized", "error"),
+    [
+        ("float32", "", 0),
+        ("float16", "", 2**-11),
+        ("bfloat16", "", 2**-7),
+        ("int8", "int8", 1 / 253),
+        ("int8_float16", "int8", 1 / 253),
+        ("int8_bfloat16", "int8", 2**-7),
+        ("int16", "int16", 1 / 2047),
+    ],
+)
+def test_every_number_of_every_kind_arrives(
+    tmp_path: Path, kind: str, quantized: str, error: float
+) -> None:
+    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, kind)
+    assert read_sizes(folder) == (SMALL, quantized)
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.config == SMALL and set(checkpoint.weights) == set(WEIGHTS)
+    data = (folder / "model.bin").read_bytes()
+    assert checkpoint.sha256 == hashlib.sha256(data).hexdigest()
+    for name, wanted in WEIGHTS.items():
+        found = checkpoint.weights[name]
+        assert (
+            found.dtype == np.float32 and found.flags.c_contiguous and found.shape == wanted.shape
+        )
+        whole = max(np.abs(array).max() for each, array in WEIGHTS.items() if _beside(name, each))
+        assert np.abs(found - wanted).max() <= error * whole, name
+
+
+def _beside(name: str, other: str) -> bool:
+    """Whether two weights may share a matrix and, with int16, its scale."""
+    return other == name or name.rpartition(".")[0][:-7] == other.rpartition(".")[0][:-7]
+
+
+def test_a_quantised_row_is_divided_by_its_own_scale(tmp_path: Path) -> None:
+    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, "int8")
+    stored = named(SMALL, WEIGHTS)
+    store(stored, "int8")
+    place = "decoder/layer_1/attention/linear_1/weight"
+    values = stored[place][8:] / stored[f"{place}_scale"][8:, np.newaxis]
+    found = load_checkpoint(folder).weights["model.decoder.layers.1.encoder_attn.v_proj.weight"]
+    assert np.allclose(found, values, rtol=1e-6, atol=0)
+
+
+def test_the_bundle_is_that_of_the_same_weights_in_safetensors(tmp_path: Path) -> None:
+    config = sized(16, (1, 1), 2, 140, 500, 60)
+    weights = random_weights(config, 6)
+    theirs = write_ctranslate2(tmp_path / "theirs", config, weights)
+    ours = write_checkpoint(tmp_path / "ours", config, weights)
+    rules = {"suppress_tokens": [1, 2], "begin_suppress_tokens": [0], "is_multilingual": False}
+    (ours / "generation_config.json").write_text(json.dumps(rules))
+    bundles = [tmp_path / "one", tmp_path / "other"]
+    for folder, bundle in zip((theirs, ours), bundles, strict=True):
+        build_bundle(folder, bundle, Recipe(name="same", window_s=2.0, quantize="int8"))
+    one, other = ({file.name: file.read_bytes() for file in each.iterdir()} for each in bundles)
+    facts = [json.loads(each.pop("bundle.json")) for each in (one, other)]
+    assert one == other and len(one) > 5
+    assert facts[0].pop("checkpoint_sha256") != facts[1].pop("checkpoint_sha256")
+    assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("name", ["vocabulary.txt", "vocabulary.json"])
+def test_tokens_and_rules_are_those_of_its_files(tmp_path: Path, name: str) -> None:
+    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, vocabulary=name)
+    vocabulary = read_vocabulary(folder)
+    assert vocabulary["a"] == 0 and vocabulary["<|notimestamps|>"] == 29
+    decoding = read_decoding(folder, SMALL)
+    first_special = 30 - len(SPECIALS)
+    assert decoding.suppressed == (1, 2, *range(first_special + 1, 30))
+    assert decoding.suppressed_first == (0,) and decoding.language == "en"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("vocabulary.txt", "a\na\n"), ("vocabulary.json", "[1"), ("vocabulary.json", "5"),
+     ("vocabulary.json", "[[]]"), ("vocabulary.txt", "")],
+)  # fmt: skip
+def test_a_damaged_vocabulary_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, vocabulary=name)
+    (folder / name).write_text(text)
+    with pytest.raises(ModelError, match=name):
+        read_vocabulary(folder)
+
+
+@pytest.mark.parametrize("given", ["", "models--Systran--faster-whisper-tiny.en"])
+def test_a_folder_of_the_hubs_cache_is_accepted(tmp_path: Path, given: str) -> None:
+    repository = tmp_path / "models--Systran--faster-whisper-tiny.en"
+    for commit in ("0123abc", "9999999"):
+        snapshot = write_ctranslate2(repository / "snapshots" / commit, SMALL, WEIGHTS)
+        blob = repository / "blobs" / commit
+        blob.parent.mkdir(exist_ok=True)
+        (snapshot / "model.bin").rename(blob)
+        (snapshot / "model.bin").symlink_to(f"../../blobs/{commit}")
+    (repository / "snapshots" / "9999999" / "config.json").unlink()
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+    folder = tmp_path / given
+    require_checkpoint(folder)
+    assert read_sizes(folder)[0] == SMALL
+    assert len(load_checkpoint(folder).weights) == len(WEIGHTS)
+    assert read_decoding(folder, SMALL).language == "en"
+
+
+def test_only_one_tensor_is_in_memory_at_once(tmp_path: Path) -> None:
+    config = sized(64, (12, 12), 2, 2000, 100, 50)
+    weights = random_weights(config, 3)
+    folder = write_ctranslate2(tmp_path / "model", config, weights, "int8")
+    largest = max(array.nbytes for array in weights.values())
+    everything = sum(array.nbytes for array in weights.values())
+    del weights
+    tracemalloc.start()
+    for array in load_checkpoint(folder).weights.values():
+        array.sum()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * largest + 700_000 < everything / 2
+
+
+def damage_all(variables: Variables) -> None:
+    del variables["encoder/conv2/bias"]
+    variables["decoder/extra/weight"] = np.zeros((2, 2), np.float32)
+    variables["encoder/layer_norm/gamma"] = np.ones(7, np.float32)
+    variables["decoder/scale_embeddings"] = np.asarray(1, np.int8)
+
+
+def set_nan(variables: Variables) -> None:
+    broken = variables[NORM].copy()
+    broken[3] = np.nan
+    variables[NORM] = broken
+
+
+def give_keys_a_bias(variables: Variables) -> None:
+    variables["encoder/layer_0/self_attention/linear_0/bias"][9] = 0.5
+
+
+def set_variable(name: str, value: object, dtype: str) -> Callable[[Variables], None]:
+    return lambda variables: variables.update({name: np.asarray(value, dtype)})
+
+
+@pytest.mark.parametrize(
+    ("change", "faults"),
+    [
+        (
+            damage_all,
+            (
+                "4 wrong variables: decoder/scale_embeddings: expected 0, found 1; ",
+                "encoder/conv2/bias: missing; ",
+                "decoder/extra/weight: not expected; ",
+                "encoder/layer_norm/gamma: expected shape (8,), found (7,); get the model again",
+            ),
+        ),
+        (set_nan, ("model.decoder.layer_norm.weight: expected finite numbers, found NaN",)),
+        (give_keys_a_bias, ("linear_0/bias: expected 0 for the keys, found others",)),
+        (set_variable("decoder/activation", 0, "int8"), ("activation: expected 3, found 0",)),
+        (
+            set_variable("decoder/num_heads", 3, "int16"),
+            ("num_heads: expected a divisor of 8, found 2 and 3",),
+        ),
+        (
+            set_variable(NORM, [1] * 8, "int8"),
+            (f"{NORM}: expected a scale beside it, found I8",),
+        ),
+        (
+            set_variable("encoder/conv1/weight_scale", [1.0], "float32"),
+            ("weight_scale: expected one for each of (8,) rows of whole numbers, found (1,)",),
+        ),
+        (
+            set_variable("decoder/projection/weight", np.ones((30, 8)), "float32"),
+            ("proj_out.weight: expected the same numbers",),
+        ),
+        (
+            lambda variables: [variables.pop(name) for name in sorted(variables)[:20]],
+            ("decoder/embeddings/weight: missing", "stands for decoder/embeddings/weight, which"),
+        ),
+        (
+            set_variable("encoder/layer_9999/ffn/linear_0/weight", np.ones((2, 2)), "float32"),
+            ("expected at most 256 layers, found 10000",),
+        ),
+        (
+            set_variable("encoder/conv1/weight", 1.0, "float32"),
+            ("encoder/conv1/weight: expected 3 dimensions, found shape ()",),
+        ),
+    ],
+)
+def test_everything_wrong_is_told_at_once(
+    tmp_path: Path, change: Callable[[Variables], object], faults: tuple[str, ...]
+) -> None:
+    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, change=change)
+    message = refusal(folder)
+    for fault in faults:
+        assert fault in message
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes where at least 4 belong, as after a download that was broken off"),
+        (serialize({}, version=5), "version 5 of the format where 6 is supported; convert the"),
+        (serialize({}, kind="TransformerSpec"), "a model of another kind (TransformerSpec)"),
+        (serialize({}, revision=2), "revision 2 of it where 3 is supported"),
+        (serialize({}) + b"\0", "1 unused bytes at the end"),
+        (serialize({})[:22] + b"\xff\xff\xff\xff", "4294967295 variables where 20000 are allowed"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS in its place"),
+        (b"PK\x03\x04" + bytes(60), "a pickle (PyTorch's own format) under this name"),
+        (serialize({"\x1b[2J" + "x" * 900: np.zeros((1,) * 5, "f4")}), r"\x1b[2Jxxx"),
+    ],
+)
+def test_a_file_that_is_no_such_model_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS)
+    (folder / "model.bin").write_bytes(data)
+    assert message in refusal(folder) and len(refusal(folder)) < 600
+
+
+def test_half_a_file_and_a_damaged_one_are_refused_in_one_line(tmp_path: Path) -> None:
+    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, "int8")
+    whole = (folder / "model.bin").read_bytes()
+    rng = random.Random(4)
+    for _ in range(150):
+        os.truncate(folder / "model.bin", rng.randrange(len(whole)))
+        assert "get the file again" in refusal(folder)
+        damaged = bytearray(whole)
+        damaged[rng.randrange(3000)] = rng.randrange(256)
+        (folder / "model.bin").write_bytes(damaged)
+        try:
+            load_checkpoint(folder)
+        except ModelError as error:
+            assert str(error).isprintable()
+    os.truncate(folder / "model.bin", len(whole) - 1)
+    assert f"{len(whole) - 1} bytes where at least" in refusal(folder)
+
+
+def test_safetensors_go_before_it(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", SMALL, WEIGHTS)
+    (folder / "model.bin").write_bytes(b"of another program")
+    assert read_sizes(folder) == (SMALL, "")
+    assert len(load_checkpoint(folder).weights) == len(WEIGHTS)
