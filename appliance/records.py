@@ -390,6 +390,9 @@ class ApplianceState:
     """Problems, in plain words, never with a password or a transcript."""
     encoder: str
     model: str
+    """Name of the bundle."""
+    model_title: str
+    """Name of the model for people, such as Whisper tiny.en."""
     microphone: str
     """Name of the device, or of the recording."""
     microphone_online: bool
@@ -421,8 +424,8 @@ class ApplianceState:
     def news(self) -> tuple[object, ...]:
         """Return the fields that are published at once if they change; others wait for the next."""
         return (
-            self.status, self.reasons, self.encoder, self.model, self.microphone, self.muted_until,
-            self.rooms,
+            self.status, self.reasons, self.encoder, self.model, self.model_title, self.microphone,
+            self.muted_until, self.rooms,
         )  # fmt: skip
 
 

@@ -521,7 +521,8 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
         else:
             print(
                 f"{'*' if in_use else ' '} {name:16} {shown['size_bytes'] / 1e6:7.1f} MB  "
-                f"{bundle.window_s:4g} s  {shown['languages']:>12}  {bundle.source or folder}"
+                f"{bundle.window_s:4g} s  {shown['languages']:>12}  {bundle.title}, "
+                f"{bundle.source or folder}"
             )
     for name, begun in library.unfinished().items():
         if options.json:
@@ -710,7 +711,7 @@ def _facts(bundle: Bundle) -> dict[str, Any]:
     return {
         "name": bundle.name,
         "folder": str(bundle.folder),
-        "description": bundle.description,
+        "title": bundle.title,
         "source": bundle.source,
         "licence": bundle.licence,
         "checkpoint_sha256": bundle.checkpoint_sha256,

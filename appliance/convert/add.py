@@ -105,6 +105,14 @@ class AddRequest:
         stem = checkpoint_name(self.folder) if self.folder else self.source.rsplit("/", 1)[-1]
         return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
 
+    @property
+    def title(self) -> str:
+        """The model's name for people: OpenAI's, or the bundle's for a checkpoint of others."""
+        for name, repository in hub.NAMES.items():
+            if self.source in (name, repository):
+                return f"Whisper {name}"
+        return f"Whisper ({self.bundle_name})"
+
 
 def make_bundle(
     request: AddRequest,
@@ -144,6 +152,7 @@ def make_bundle(
     yield f"language: {decoding.language} ({decoding.language_from})"
     recipe = Recipe(
         name=staging.name,
+        description=request.title,
         window_s=window_s or window_of(config),
         source=source,
         licence=licence,

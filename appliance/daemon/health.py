@@ -32,6 +32,8 @@ class Snapshot:
     """cpu, hailo8...; wyoming, a server; or fleet, its workers."""
     model: str
     """Name of the model in use."""
+    model_title: str
+    """The same for people."""
 
 
 class Health:
@@ -42,7 +44,7 @@ class Health:
         """Called when a trouble changes, by the thread that changed it."""
         self._lock = threading.Lock()
         self._troubles: dict[str, str] = {}
-        self._encoder = self._model = ""
+        self._encoder = self._model = self._title = ""
         self._counters: Counter[str] = Counter()
         self._started_s = time.monotonic()
 
@@ -57,15 +59,15 @@ class Health:
         self.on_change()
         return True
 
-    def set_encoder(self, encoder: str, model: str, trouble: str | None) -> bool:
+    def set_encoder(self, encoder: str, model: str, title: str, trouble: str | None) -> bool:
         """Set what transcribes together with its trouble: no snapshot has only one of them.
 
         Return True if the trouble is news.
         """
         with self._lock:
             news = self._set("encoder", trouble)
-            changed = news or (self._encoder, self._model) != (encoder, model)
-            self._encoder, self._model = encoder, model
+            changed = news or (self._encoder, self._model, self._title) != (encoder, model, title)
+            self._encoder, self._model, self._title = encoder, model, title
         if changed:
             self.on_change()
         return news
@@ -98,7 +100,7 @@ class Health:
     def snapshot(self) -> Snapshot:
         """Return troubles, encoder and model as they belong together."""
         with self._lock:
-            return Snapshot(dict(self._troubles), self._encoder, self._model)
+            return Snapshot(dict(self._troubles), self._encoder, self._model, self._title)
 
     @property
     def uptime_s(self) -> float:

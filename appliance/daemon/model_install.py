@@ -136,17 +136,15 @@ class ModelCommands(CommandGroup):
         models: list[dict[str, Any]] = []
         for name, folder in installed.items():
             try:
-                size, about, npu = library.overview(folder)
-                shown = {"size_mb": round(size / 1e6, 1), "about": shorten(about, 200), "npu": npu}
-                _, known = library.languages(folder)
+                models.append({"name": name, **_describe(library.overview(folder))})
             except RoomscribeError as error:
-                shown = {"size_mb": None, "about": shorten(error, 400), "npu": False}
-                known = []
-            models.append({"name": name, **shown, "languages": known})
+                broken = library.Overview(name, shorten(error, 400), 0, False, "", ())
+                models.append({"name": name, **_describe(broken), "size_mb": None})
         free = free_memory()
         offered = [
             {
                 "name": name,
+                "title": library.title_of(name),
                 "download_mb": one.download_mb,
                 "size_mb": one.disk_mb,
                 "memory_mb": round(1000 * one.memory_gb),
@@ -157,7 +155,7 @@ class ModelCommands(CommandGroup):
             if name not in installed
         ]
         running, last = self._installer.poll()
-        progress = asdict(last) if last else None
+        progress = {**asdict(last), "title": library.title_of(last.name)} if last else None
         return {
             "models": models,
             "offered": offered,
@@ -187,3 +185,14 @@ class ModelCommands(CommandGroup):
     def _cancel(self, request: Mapping[str, Any]) -> dict[str, Any]:
         take_arguments(request)
         return {"cancelled": self._installer.cancel()}
+
+
+def _describe(found: library.Overview) -> dict[str, Any]:
+    """Return the fields of an installed model."""
+    return {
+        "title": shorten(found.title, 100),
+        "size_mb": round(found.size / 1e6, 1),
+        "about": shorten(found.source, 400),
+        "npu": found.npu,
+        "languages": list(found.languages),
+    }

@@ -36,11 +36,12 @@ read_machine = functools.cache(system.machine)
 def report_backend(health: Health, transcriber: AnyTranscriber) -> None:
     """Note what transcribes and its trouble; log the trouble, and its end. The encoder's thread."""
     backend, trouble = transcriber.backend, transcriber.backend.trouble
-    if health.set_encoder(backend.name, transcriber.bundle.name, trouble):
+    model = transcriber.bundle
+    if health.set_encoder(backend.name, model.name, model.title, trouble):
         if trouble:
             log.warning("%s", trouble)
         else:
-            log.info("the encoder runs on %s", backend.name)
+            log.info("%s: the encoder runs on %s", model.title, backend.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Parts:
             ),
             encoder=health.encoder,
             model=health.model,
+            model_title=health.model_title,
             microphone=microphone or "none",
             microphone_online=microphone is not None and "microphone" not in health.troubles,
             queue_depth=len(self.backlog) + self.states.qsize(),

@@ -196,10 +196,11 @@ def _language_mistake(wanted: Mapping[str, Any], settings: Settings) -> dict[str
         return {}
     try:
         folder = find_bundle(settings.model.bundle)
-        own, known = library.languages(folder)
+        found = library.overview(folder)
     except ModelError:
         return {}
-    if language == own or (len(known) > 1 and language in ("auto", *known)):
+    known = found.languages
+    if language == found.language or (len(known) > 1 and language in ("auto", *known)):
         return {}
     if "decoder.language" in wanted:
         codes = ", ".join(known[:8]) + (" ..." if len(known) > 8 else "")

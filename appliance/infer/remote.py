@@ -23,6 +23,7 @@ from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Backend
 from appliance.infer.gates import compression_ratio
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Model, Progress, Transcriber
+from appliance.model import library
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
 
@@ -60,6 +61,11 @@ class RemoteModel:
     language: str
     languages: tuple[str, ...]
     window_s: float = WINDOW_S
+
+    @property
+    def title(self) -> str:
+        """The model's name for people."""
+        return library.title_of(self.name)
 
 
 def longest_text(duration_s: float) -> int:

@@ -95,6 +95,10 @@ class Model(Protocol):
         """The bundle's name."""
 
     @property
+    def title(self) -> str:
+        """The model's name for people."""
+
+    @property
     def language(self) -> str:
         """ISO 639 code of the texts; "" if it varies."""
 

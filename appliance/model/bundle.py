@@ -244,6 +244,11 @@ class Bundle:
     was said and silence is put behind it; encoder.onnx then takes windows of any length."""
 
     @property
+    def title(self) -> str:
+        """The model's name for people, such as Whisper tiny.en."""
+        return self.description or f"Whisper ({self.name})"
+
+    @property
     def frames(self) -> int:
         """Mel frames of one window."""
         return self.positions * FRAMES_PER_POSITION

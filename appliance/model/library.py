@@ -74,6 +74,11 @@ PUBLISHED = {
 """The models that setup and the page offer; those called .en know English only."""
 
 
+def title_of(name: str) -> str:
+    """Return the name for people of a model that only its name is known of."""
+    return f"Whisper {name}" if name in PUBLISHED else name
+
+
 @dataclass(frozen=True, slots=True)
 class StagingFolder:
     """Folder in which one model is built, on the same file system as the models."""
@@ -318,22 +323,35 @@ def installed() -> list[str]:
     return sorted(file.parent.name for file in models_folder().glob(f"[!.]*/{MANIFEST}"))
 
 
-def overview(folder: Path) -> tuple[int, str, bool]:
-    """Return the size in bytes of an installed bundle, its source, and whether it has an encoder
-    for the NPU. Verifies nothing. Raises ModelError."""
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What an installed bundle says of itself."""
+
+    title: str
+    """Its name for people."""
+    source: str
+    size: int
+    """Bytes."""
+    npu: bool
+    """True if it has an encoder for the NPU."""
+    language: str
+    """The one that it was added with."""
+    languages: tuple[str, ...]
+    """All that it knows."""
+
+
+def overview(folder: Path) -> Overview:
+    """Return what a bundle says of itself. Verifies nothing. Raises ModelError."""
     manifest = read_json(folder / MANIFEST)
-    about = manifest.get("source") or manifest.get("description")
     with model_errors(folder):
-        return _size(folder), str(about or ""), (folder / HEF_FILE).exists()
-
-
-def languages(folder: Path) -> tuple[str, list[str]]:
-    """Return the language that an installed bundle was added with, and all that it knows.
-
-    Verifies nothing. Raises ModelError.
-    """
-    manifest = read_json(folder / MANIFEST)
-    return str(manifest.get("language", "")), list(map(str, manifest.get("languages", [])))
+        return Overview(
+            title=str(manifest.get("description") or f"Whisper ({folder.name})"),
+            source=str(manifest.get("source", "")),
+            size=_size(folder),
+            npu=(folder / HEF_FILE).exists(),
+            language=str(manifest.get("language", "")),
+            languages=tuple(map(str, manifest.get("languages", []))),
+        )
 
 
 def choose(name: str) -> None:

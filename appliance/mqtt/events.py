@@ -148,6 +148,7 @@ def state(
         "reasons": [*appliance.reasons, *troubles, *waits],
         "encoder": appliance.encoder,
         "model": appliance.model,
+        "model_title": appliance.model_title,
         "microphone": appliance.microphone,
         "queue_depth": appliance.queue_depth,
         "outbox_depth": outbox_depth,

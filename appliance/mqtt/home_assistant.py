@@ -21,6 +21,8 @@ from appliance.records import ApplianceState, ApplianceStats
 
 NPUS = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
 """Chips by the encoder's name, as their maker writes them."""
+ELSEWHERE = ("wyoming", "fleet")
+"""Values of the encoder while another machine transcribes."""
 FORMER: Mapping[str, str] = {}
 """Components that older versions announced and this one does not: name to platform.
 
@@ -81,9 +83,11 @@ def discovery_message(
 
 
 def device_model(state: ApplianceState) -> str:
-    """Return the machine and, if one is in use, the NPU: the model of the device."""
-    parts = (state.machine, NPUS.get(state.encoder, ""))
-    return " + ".join(part for part in parts if part) or "Computer"
+    """Return the machine, its NPU if one is in use, and the model unless another machine
+    transcribes."""
+    title = "" if state.encoder in ELSEWHERE else state.model_title
+    parts = (state.machine or "Computer", NPUS.get(state.encoder, ""), title)
+    return " + ".join(part for part in parts if part)
 
 
 def available_temperatures(state: ApplianceState, stats: ApplianceStats | None) -> frozenset[str]:

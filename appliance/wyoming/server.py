@@ -429,7 +429,7 @@ def info(node: str, model: Model, *, external_vad: bool) -> dict[str, Any]:
     made_by = {"name": "Roomscribe", "url": HOMEPAGE}
     installed = {
         "name": model.name,
-        "description": f"Whisper, {model.name}",
+        "description": model.title,
         "attribution": made_by,
         "installed": True,
         "version": None,

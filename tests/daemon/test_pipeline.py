@@ -527,7 +527,7 @@ def test_what_goes_wrong_with_the_encoder_is_told_before_anything_waits(
     pipeline.check()
     said = [record.getMessage() for record in caplog.records]
     assert said.count("NPU: it is broken; mend it") == 1
-    assert said.count("the encoder runs on cpu") == 1
+    assert said.count("Fake: the encoder runs on cpu") == 1
 
 
 def test_a_state_names_the_encoder_together_with_its_trouble(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class SilentPipeline:
             reasons=tuple(self.health.troubles().values()),
             encoder="hailo8",
             model="tiny",
+            model_title="Whisper tiny",
             microphone="a microphone",
             microphone_online=self.microphone_online,
             queue_depth=0,

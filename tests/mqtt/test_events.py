@@ -155,6 +155,7 @@ def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
         "reasons": ["microphone unplugged"],
         "encoder": "cpu",
         "model": "tiny.en",
+        "model_title": "Whisper tiny.en",
         "microphone": "Null Output",
         "queue_depth": 2,
         "outbox_depth": 7,

@@ -83,6 +83,7 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     accepted = json.loads(file.read_text("utf-8").replace("@NODE@", "kitchen"))
     assert accepted["origin"]["support_url"].startswith("https://")
     accepted["origin"]["support_url"] = HOMEPAGE
+    accepted["device"]["model"] += " + Whisper tiny.en"
     # what was added since: keys that every release knows or drops, and another name
     added: dict[str, dict[str, Any]] = {
         "mute": {"entity_category": "config"},
@@ -299,9 +300,11 @@ def test_every_component_has_what_home_assistant_insists_on() -> None:
 
 
 def test_the_device_is_called_after_what_it_runs_on() -> None:
-    assert home_assistant.device_model(PI) == "Raspberry Pi 5 + Hailo-8"
-    assert home_assistant.device_model(replace(PI, encoder="cpu")) == "Raspberry Pi 5"
-    assert home_assistant.device_model(replace(STATE, encoder="cpu")) == "Computer"
+    model = home_assistant.device_model
+    assert model(PI) == "Raspberry Pi 5 + Hailo-8 + Whisper tiny.en"
+    assert model(replace(PI, encoder="cpu")) == "Raspberry Pi 5 + Whisper tiny.en"
+    assert model(replace(STATE, encoder="cpu")) == "Computer + Whisper tiny.en"
+    assert model(replace(STATE, encoder="fleet")) == "Computer"
 
 
 def test_the_templates_name_fields_that_the_events_have() -> None:

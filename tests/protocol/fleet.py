@@ -42,7 +42,7 @@ from appliance.records import Transcription, Window
 PATIENCE_S = 5.0
 SPEECH_MODEL = cast(
     "SpeechModel",
-    SimpleNamespace(name="fake", language="en", languages=("en",), window_s=10.0),
+    SimpleNamespace(name="fake", title="Fake", language="en", languages=("en",), window_s=10.0),
 )
 SOUND = pack_sound(np.full(160, 7, np.int16))
 WHICH = st.integers(0, 3)

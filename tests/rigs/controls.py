@@ -74,6 +74,7 @@ class Appliance:
             reasons=() if self.microphone else ("no microphone is plugged in",),
             encoder="cpu",
             model="fake",
+            model_title="Fake",
             microphone=self.microphone or "none",
             microphone_online=bool(self.microphone) and not self.mute.on,
             queue_depth=0,

@@ -20,6 +20,7 @@ STATE = ApplianceState(
     reasons=(),
     encoder="cpu",
     model="tiny.en",
+    model_title="Whisper tiny.en",
     microphone="Null Output",
     microphone_online=True,
     queue_depth=0,

@@ -52,7 +52,9 @@ class FakeTranscriber:
 
     def __init__(self) -> None:
         self.should_continue: Callable[[], bool] = lambda: True
-        self.bundle = SimpleNamespace(name="fake", window_s=10.0, language="en", languages=("en",))
+        self.bundle = SimpleNamespace(
+            name="fake", title="Fake", window_s=10.0, language="en", languages=("en",)
+        )
         self.encoder = FakeEncoder()
         self.gates = replace(Settings().gates, low_confidence=0.3)
         self.answer: Transcription | Exception = HEARD

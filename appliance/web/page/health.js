@@ -41,7 +41,7 @@ const stateFigures = (state) => figures([
     ["Measured delay of the stream", `Up to ${state.stream.late_s.toFixed(1)} s`],
   ] : []),
   ["Loudspeakers removed", echo(state.reference)],
-  ["Model", state.model], ["Encoder", state.encoder], ["Version", state.version],
+  ["Model", state.model_title], ["Encoder", state.encoder], ["Version", state.version],
   ["Running for", duration(state.uptime_s)],
   ["Other rooms", state.rooms?.join(", ")],
   ["Waiting for transcription", state.queue_depth], ["Waiting for the broker", state.outbox_depth],

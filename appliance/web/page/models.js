@@ -75,8 +75,8 @@ export class Models {
     this.#offers.replaceChildren(...this.#offerNodes(offered, this.#refused || failed, possible));
   }
 
-  #drawProgress({ name, doing, done, total }) {
-    setText(this.#title, `Adding ${name}`);
+  #drawProgress({ title, doing, done, total }) {
+    setText(this.#title, `Adding ${title}`);
     if (total) this.#progress.value = done / total;
     else this.#progress.removeAttribute("value");
     setText(this.#step, total ? `${doing}: ${megabytes(done / 1e6)} of ${megabytes(total / 1e6)}` : doing);
@@ -85,9 +85,9 @@ export class Models {
   #offerNodes(offered, failed, possible) {
     const row = (one) =>
       element("li", {},
-        element("div", {}, element("strong", {}, one.name), element("span", { class: "soft small" }, sizes(one))),
+        element("div", {}, element("strong", {}, one.title), element("span", { class: "soft small" }, sizes(one))),
         button(one.begun_mb ? "Continue" : "Add", () => this.#run("model_add", one.name), {
-          disabled: !possible || !one.fits || !this.#up, "aria-label": `${one.begun_mb ? "Continue" : "Add"} ${one.name}`,
+          disabled: !possible || !one.fits || !this.#up, "aria-label": `${one.begun_mb ? "Continue" : "Add"} ${one.title}`,
         }),
         failed?.name === one.name && element("p", { class: "wrong", role: "alert" }, message(failed.error)));
     const nodes = offered.length ? [element("h3", {}, "More models"), element("ul", { class: "offers" }, offered.map(row))] : [];

@@ -64,7 +64,7 @@ export class Settings {
     this.#live = live;
     if (back) this.#read();
     if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
-    setText(this.#inUse, live.state ? `In use: ${live.state.model} on ${live.state.encoder}` : "");
+    setText(this.#inUse, live.state ? `In use: ${live.state.model_title} on ${live.state.encoder}` : "");
     this.#meter = keepMeter(this.#meterPlace, this.#meter, live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
     this.#test.update(live);
     this.#models.update(live);
@@ -139,7 +139,7 @@ export class Settings {
   }
 
   #showModels(installed) {
-    const shown = ({ name, size_mb, npu }) => [name, `${name} (${size_mb === null ? "damaged" : megabytes(size_mb)}${npu ? ", with NPU" : ""})`];
+    const shown = ({ name, title, size_mb, npu }) => [name, `${title} (${size_mb === null ? "damaged" : megabytes(size_mb)}${npu ? ", with NPU" : ""})`];
     this.#fields.get("model.bundle")?.choose([["", "Default"], ...installed.map(shown)]);
     this.#installed = installed;
     this.#showLanguages();
