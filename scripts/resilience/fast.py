@@ -3,19 +3,16 @@
 Everything is the product's but the pace of `--recording -`: at most AHEAD frames wait for the
 segmenter, and no utterance is added to a queue of QUEUE. So whoever feeds the pipe
 knows from what has been read of it what has been heard. Frames carry the time when they were
-given. $ROOMSCRIBE_TORTURE_POSITIONS names a file for where in the sound each window came,
-$ROOMSCRIBE_TORTURE_QUEUE says another QUEUE.
+given. $ROOMSCRIBE_TORTURE_QUEUE says another QUEUE.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from appliance.capture.recording import Recording
@@ -35,28 +32,18 @@ LOOK_EVERY = 8
 """Frames between two looks at the queue."""
 CATCH_UP_S = 0.4
 """After a wait the frames' clock follows by so much a frame: more would be a hole in the sound."""
-POSITIONS = os.environ.get("ROOMSCRIBE_TORTURE_POSITIONS", "")
 
 
 class CountingSegmenter(Segmenter):
-    """Counts what it was given, and writes down where windows came."""
+    """Counts what it was given."""
 
     taken = 0
     """Frames given so far; what came of all but the last one is queued, and in the spool."""
-    given_s = 0.0
 
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """As the segmenter does."""
         self.taken += 1
-        self.given_s += len(frame.samples) / SAMPLE_RATE
-        found = super().push(frame)
-        if POSITIONS and found:
-            with Path(POSITIONS).open("a", encoding="utf-8") as file:
-                for one in found:
-                    if isinstance(one, Window):
-                        at = {"id": one.id, "until_s": self.given_s, "duration_s": one.duration_s}
-                        file.write(json.dumps(at) + "\n")
-        return found
+        return super().push(frame)
 
 
 class FastPipeline(Pipeline):

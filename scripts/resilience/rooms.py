@@ -26,7 +26,7 @@ from appliance.store import runtime_folders
 READY_S = 60.0
 """Until a daemon is listening, or serves, on a busy machine."""
 SLOW = ("-m", "resilience.fleet_child")
-"""A daemon that transcribes as slowly as its environment says, and may give its lease away."""
+"""A daemon that transcribes as slowly as its environment says."""
 
 
 class Room:
@@ -186,7 +186,6 @@ class House:
         """A worker, started; `more` may have `least_ms` and `early`, as SLOW has them."""
         environment = {
             "ROOMSCRIBE_TORTURE_LEAST_MS": str(more.pop("least_ms", 0)),
-            "ROOMSCRIBE_TORTURE_EARLY": "1" if more.pop("early", False) else "",
         }
         sections = {"capture": {"device": "none"}, "model": {"bundle": "tiny.en"}} | more
         room = Room(self, node, "worker", servers, environment=environment, **sections)

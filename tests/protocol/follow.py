@@ -53,8 +53,6 @@ class Follower(RuleBasedStateMachine):
 
     workers = 0
     home_assistant = False
-    steps = 0
-    """Of all machines of this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +190,6 @@ class Follower(RuleBasedStateMachine):
     @invariant()
     def check(self) -> None:
         """Raise AssertionError if a guarantee does not hold now."""
-        Follower.steps += 1
         house, ledger = self.house, self.ledger
         if house.appliance is None:
             return
