@@ -11,8 +11,8 @@ and talk, noise, music, silence. A page is open in a browser, a Wyoming client a
 stand-in for Home Assistant tells 50 names and counts what is handed to Assist. Meanwhile the
 configuration is reloaded 20 times, the broker restarts, and the daemon is killed once.
 
-docs/figures.md says what each column means. --short takes 3 minutes and is what CI runs: it fails
-on all that does not depend on time. --against hears each block with another commit's appliance,
+docs/figures.md says what each column means. --short takes 4 minutes and is what CI runs; verdict.py
+says when it fails. --against hears each block with another commit's appliance and the same model,
 too. --model takes another model than the built-in one. With --npu-latency-ms the simulator of the
 tests stands in for a Hailo: it computes the encoder's states on the CPU and takes at least so long
 for each window. --write puts the figures into README.md and docs/figures.md. Results are kept in
@@ -41,7 +41,6 @@ from evening_run.publish import write
 from evening_run.results import (
     Checkpoint,
     about,
-    built_in_model,
     git,
     merged,
     scored,
@@ -53,7 +52,7 @@ from evening_run.stand import Model, Stand
 from evening_run.table import as_text, columns, compared, compared_wholes, more
 from evening_run.verdict import faults
 from rigs import broker, microphone
-from rigs.checkout import ROOT
+from rigs.checkout import ROOT, TINY_EN
 
 from appliance.records import SAMPLE_RATE
 
@@ -157,7 +156,7 @@ class Side:
     def __init__(self, name: str, root: Path, options: argparse.Namespace) -> None:
         """Raise ValueError when it cannot be gone on with."""
         self.root, self.folder = root, options.work / name
-        model = (options.model or built_in_model(root)).resolve()
+        model = (options.model or TINY_EN).resolve()
         self.model = Model(model, options.npu_latency_ms)
         self.header = {
             **about(root, model), "level": options.level, "seed": options.seed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evening_run.score import Row, Whole, row, rows, whole
+from rigs.checkout import TINY_EN
 
 Record = dict[str, Any]
 LISTS = (
@@ -81,20 +81,15 @@ def summary(evening: Record) -> Record:
     return {"groups": [{**asdict(one), "wer": one.wer} for one in groups], "whole": asdict(total)}
 
 
-def built_in_model(root: Path) -> Path:
-    """Return the folder of a checkout's built-in model."""
-    return root / "appliance" / "bundles" / "tiny.en"
-
-
-def about(root: Path, model: Path | None = None) -> Record:
-    """Return what is measured, and on what; `model` is another one than the built-in."""
+def about(root: Path, model: Path = TINY_EN) -> Record:
+    """Return what is measured, and on what."""
     commit = git(root, "rev-parse", "--short=10", "HEAD")
     changed = bool(git(root, "status", "--porcelain", "--untracked-files=no"))
     return {
         "commit": commit + ("+" if changed else ""),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "processor": processor(),
-        "model": weights_checksum(model or built_in_model(root)),
+        "model": weights_checksum(model),
     }
 
 
@@ -113,8 +108,6 @@ def processor() -> str:
 
 
 def weights_checksum(bundle: Path) -> str:
-    """Return what names a model's weights: SHA-256 over those of its graphs, constants and
-    vocabulary, 16 digits."""
-    files = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))["files"]
-    lines = [f"{name} {files[name]['sha256']}" for name in sorted(files) if "phrases" not in name]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    """Return the first 16 digits of the checksum of the weights that a bundle was made of."""
+    manifest = json.loads((bundle / "bundle.json").read_text(encoding="utf-8"))
+    return str(manifest["checkpoint_sha256"])[:16]
