@@ -443,13 +443,6 @@ class DecoderSettings:
         "Decode again at temperatures 0.2, 0.4 .. 1.0 while the text is a repetition or has low "
         "confidence by the [gates], as Whisper does. Takes up to six times as long.",
     )
-    drafts: bool = key(
-        True,
-        "Use earlier sentences with the same start as drafts, which the decoder verifies in one "
-        "pass: the same text, bit by bit, in less time. Needs a model with 8-bit weights that was "
-        "added since there are drafts. Keeps the last 400 sentences in the process's memory, and "
-        "takes a quarter more memory for the decoder.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

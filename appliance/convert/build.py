@@ -28,7 +28,6 @@ from appliance.convert.whisper import (
     write_cross,
     write_embedding,
     write_encoder,
-    write_joint,
     write_step,
 )
 from appliance.errors import ModelError
@@ -39,7 +38,6 @@ from appliance.model import (
     MANIFEST,
     POSITIONS_PER_SECOND,
     QUANTIZE,
-    SCANS,
     STEP_FILE,
     VOCABULARY_FILE,
     Bundle,
@@ -75,8 +73,6 @@ class Recipe:
     """Rules of the second pass for texts of low probability."""
     quantize: str = "none"
     """One of QUANTIZE."""
-    vocabulary_scan: str = "exact"
-    """One of SCANS; int4 needs `quantize` int8."""
     zero_points: bool | None = None
     """Whether 8-bit matrices have theirs written out; None: if this processor needs them."""
 
@@ -148,10 +144,7 @@ def build_bundle(
             zero_points=zero_points,
             inline=inline,
         )
-        # what verifies several tokens at once takes its matrices from this graph's file
-        shared = int8 and bundle.vocabulary_scan == "exact"
-        step = write_step(checkpoint, bundle, draft / STEP_FILE, inline=0 if shared else inline)
-        write_joint(checkpoint, bundle, step, draft)
+        write_step(checkpoint, bundle, draft / STEP_FILE, inline=inline)
         write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)
 
@@ -176,11 +169,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
     padded = recipe.padded_positions or config.max_source_positions
     if recipe.quantize not in QUANTIZE:
         raise ModelError(f"quantize: expected {' or '.join(QUANTIZE)}, found {recipe.quantize}")
-    if recipe.vocabulary_scan not in SCANS[: 1 + (recipe.quantize == "int8")]:
-        raise ModelError(
-            f"vocabulary scan: expected exact, or int4 with quantize int8, found "
-            f"{recipe.vocabulary_scan} with quantize {recipe.quantize}"
-        )
     if padded < positions:
         raise ModelError(f"padded positions: expected at least {positions}, found {padded}")
     zero_points = lacks_vnni() if recipe.zero_points is None else recipe.zero_points
@@ -200,7 +188,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         max_tokens=config.max_target_positions,
         quantize=recipe.quantize,
         zero_points=recipe.quantize == "int8" and zero_points,
-        vocabulary_scan=recipe.vocabulary_scan,
         window_s=recipe.window_s,
         positions=positions,
         trained_positions=config.max_source_positions,
@@ -256,7 +243,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--beam", type=int, default=1, help="with --vtln: texts followed at once (default: 1)"
     )
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
-    parser.add_argument("--vocabulary-scan", choices=SCANS, default="exact")
     given = vars(parser.parse_args(arguments))
     checkpoint, out = given.pop("checkpoint"), given.pop("out")
     warped, beam = given.pop("vtln"), given.pop("beam")

@@ -1,7 +1,7 @@
 """Writes ONNX graphs node by node.
 
 `Graph` has ONNX's operators; `RuntimeGraph` has ONNX Runtime's own for a CPU, and products of 8-bit
-and 4-bit numbers where asked for.
+numbers where asked for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ MICROSOFT = "com.microsoft"
 LAYER_NORM_EPSILON = 1e-5
 """PyTorch's default, which Whisper uses."""
 
-HIGHEST_8, HIGHEST_4 = 127, 7
-HIGHEST_UNSIGNED = 255
-MIDDLE_4 = 8
-"""MatMulNBits' zero point where none is given: stored 0 to 15 means -8 to 7."""
-BLOCK_4 = 128
-"""Numbers along a row that share a scale."""
+HIGHEST_8 = 127
 
 INLINE = 64_000_000
 """Bytes of constants that go into a graph's own file. A file of the format, protobuf, has less than
@@ -241,26 +236,6 @@ def to_int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.f
     return whole, scales
 
 
-def whole_in_float(whole: NDArray[np.int8]) -> bool:
-    """Whether products of unsigned 8-bit numbers with this matrix (in, out) fit float32."""
-    return HIGHEST_UNSIGNED * int(np.abs(whole.astype(np.int32)).sum(axis=0).max()) < 1 << 24
-
-
-def to_int4(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """A matrix (out, in) as MatMulNBits stores it: (out, blocks, BLOCK_4 / 2) bytes of two numbers,
-    the first in the lower half, and the scales (out * blocks,). Rows are filled up with zeros.
-    """
-    count, width = rows.shape
-    blocks = -(-width // BLOCK_4)
-    padded: NDArray[np.float32] = np.zeros((count, blocks * BLOCK_4), np.float32)
-    padded[:, :width] = rows
-    padded = padded.reshape(count, blocks, BLOCK_4)
-    scales = (np.abs(padded).max(axis=2) / HIGHEST_4).astype(np.float32)
-    scales[scales == 0] = 1.0
-    whole = (np.rint(padded / scales[..., np.newaxis]) + MIDDLE_4).astype(np.uint8)
-    return whole[..., 0::2] | whole[..., 1::2] << np.uint8(4), scales.reshape(-1)
-
-
 class RuntimeGraph(Graph):
     """A growing graph of ONNX Runtime's operators, of its versions from 1.21 on.
 
@@ -276,12 +251,10 @@ class RuntimeGraph(Graph):
         int8: bool,
         many_rows: bool,
         zero_points: bool = False,
-        beside: RuntimeGraph | None = None,
     ) -> None:
         """`int8` makes products those of 8-bit numbers and stores the other tables as float16;
         everything between products is float32 either way. `many_rows`: a product has hundreds of
-        rows, not a token's or a few. Constants of a graph `beside`, saved in the same folder, are
-        taken from its file.
+        rows, not a token's or a few.
 
         The input of an 8-bit product has one scale, its matrix one for each column. `zero_points`
         writes the matrix's out, which is 0: onnxruntime 1.21 makes weights unsigned for processors
@@ -292,7 +265,6 @@ class RuntimeGraph(Graph):
         super().__init__(weights, file, inline)
         self.int8, self._many_rows, self._zero_points = int8, many_rows, zero_points
         self._narrowed: dict[str, list[str]] = {}
-        self._beside = beside._constants if beside else {}
 
     def output(
         self, tensor: str, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT
@@ -306,8 +278,6 @@ class RuntimeGraph(Graph):
     def constant(self, name: str, array: NDArray[np.generic]) -> str:
         """A constant under a name of its own, written once."""
         if not self.int8 or array.dtype != np.float32 or array.ndim < 2:
-            if name in self._beside:
-                self._constants[name] = self._beside[name]
             return super().constant(name, array)
         if name not in self._constants:
             stored = self.constant(f"{name}.half", array.astype(np.float16))
@@ -350,58 +320,15 @@ class RuntimeGraph(Graph):
 
     def _project_row(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, the columns' scales applied afterwards: onnxruntime 1.21's product
-        with a row of scales takes a tenth longer. So is the offset: on ARM the product would round
-        once with it, and nothing that is done for several rows at once could give the same."""
+        with a row of scales takes a tenth longer. So is the offset."""
         whole, scales = to_int8(matrix)
         unscaled = self.constant("unscaled", np.array(1.0, np.float32))
         inputs = [x, self.constant(f"{name}.int8", whole), unscaled, self._zero_point(name)]
         product = self.node("DynamicQuantizeMatMul", *inputs, domain=MICROSOFT)
-        return self._scaled(product, name, scales, offset)
-
-    def _scaled(self, product: str, name: str, scales: Floats, offset: Floats | None) -> str:
         result = self.node("Mul", product, self.constant(f"{name}.scales", scales))
         if offset is None:
             return result
         return self.node("Add", result, self.constant(f"{name}.offset", offset))
-
-    def less(self, name: str, whole: NDArray[np.int8]) -> str:
-        """What a product with `whole` (in, out) is more by for each unit of its input's zero point,
-        negative, (1, out) float32."""
-        sums = -whole.sum(axis=0, dtype=np.int32)[np.newaxis].astype(np.float32)
-        return Graph.constant(self, f"{name}.less", sums)  # too great for float16
-
-    def project_either(
-        self, x: str, name: str, whole: NDArray[np.int8], scales: NDArray[np.float32]
-    ) -> str:
-        """`project` of 8 bits; or, where the input apart () says so, of rows x of whole numbers
-        from 0 to 255 with the inputs steps and zeros (n, 1), see JointGraph.narrowed. Those have
-        the scale 1 and the zero point 0 here, which is why one matrix serves both.
-        """
-        unscaled = self.constant("unscaled", np.array(1.0, np.float32))
-        inputs = [x, self.constant(f"{name}.int8", whole), unscaled, self._zero_point(name)]
-        product = self.node("DynamicQuantizeMatMul", *inputs, domain=MICROSOFT)
-        wide = self.constant(f"{name}.scales", scales)
-        less = self.less(name, whole)
-        apart = self.input("apart", (), TensorProto.BOOL)
-        steps, zeros = (self.input(each, ("wanted", 1)) for each in ("steps", "zeros"))
-        branches = {
-            "then_branch": [
-                helper.make_node("Gemm", [zeros, less, product], ["exact"]),
-                helper.make_node("Mul", ["exact", steps], ["stepped"]),
-                helper.make_node("Mul", ["stepped", wide], ["apart_result"]),
-            ],
-            "else_branch": [helper.make_node("Mul", [product, wide], ["result"])],
-        }
-        graphs = {
-            name: helper.make_graph(
-                nodes,
-                name,
-                [],
-                [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)],
-            )
-            for name, nodes in branches.items()
-        }
-        return self.node("If", apart, **graphs)
 
     def _project_rows(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, x made 8 bits wide once for all products with it."""
@@ -444,54 +371,3 @@ class RuntimeGraph(Graph):
         """fc2(gelu(fc1(normed))) but for its bias, and the bias."""
         inner = self.gelu(self.linear(normed, f"{name}.fc1"))
         return self.linear(inner, f"{name}.fc2", bias=False), self._weights[f"{name}.fc2.bias"]
-
-
-class JointGraph(RuntimeGraph):
-    """A growing graph of 8-bit products in which each row of several has a scale of its own: what
-    RuntimeGraph gives for it alone, bit by bit."""
-
-    def __init__(self, weights: Weights, file: Path, beside: RuntimeGraph) -> None:
-        """With the matrices of the graph `beside`, saved in the same folder."""
-        zero_points = beside._zero_points
-        super().__init__(
-            weights, file, int8=True, many_rows=False, zero_points=zero_points, beside=beside
-        )
-        self._rows: dict[str, tuple[str, str, str]] = {}
-
-    def narrowed(self, x: str, width: int) -> tuple[str, str, str]:
-        """The rows of x as 8-bit numbers (n, width), their scales (n, 1) and zero points (n, 1)
-        float32, by the formulas of ONNX's DynamicQuantizeLinear."""
-        if x not in self._rows:
-            rows = self.reshape(x, -1, width)
-            # a row of zeros has a scale above 0, without which it would be no number
-            ends = [self.constant(name, np.array(value, np.float32)) for name, value in _ENDS]
-            low = self.node("Min", self.node("ReduceMin", rows, axes=[1], keepdims=0), ends[0])
-            high = self.node("Max", self.node("ReduceMax", rows, axes=[1], keepdims=0), ends[1])
-            scale = self.node("Div", self.node("Sub", high, low), ends[2])
-            zero = self.node("Round", self.node("Div", self.node("Neg", low), scale))
-            whole = self.node("Cast", zero, to=TensorProto.UINT8)
-            narrow = self.node("QuantizeLinear", rows, scale, whole, axis=0)
-            self._rows[x] = narrow, self.reshape(scale, -1, 1), self.reshape(zero, -1, 1)
-        return self._rows[x]
-
-    def _project_row(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
-        """`project` of 8 bits. The products are of whole numbers, the zero points taken off after
-        them; then what RuntimeGraph's does, in the same order."""
-        whole, scales = to_int8(matrix)
-        narrow, scale, zero = self.narrowed(x, len(matrix))
-        stored, point = self.constant(f"{name}.int8", whole), self._zero_point(name)
-        if whole_in_float(whole):
-            one = self.constant("unscaled", np.array(1.0, np.float32))
-            inputs = [narrow, stored, one, one, *(("", point) if point else ())]
-            product = self.node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
-            exact = self.node("Gemm", zero, self.less(name, whole), product)
-        else:
-            product = self.node("MatMulInteger", narrow, stored, *(("", point) if point else ()))
-            sums = self.constant(f"{name}.sums", whole.sum(axis=0, dtype=np.int32))
-            much = self.node("Mul", self.node("Cast", zero, to=TensorProto.INT32), sums)
-            exact = self.node("Cast", self.node("Sub", product, much), to=TensorProto.FLOAT)
-        result = self._scaled(self.node("Mul", exact, scale), name, scales, offset)
-        return self.reshape(result, 1, -1, matrix.shape[1])
-
-
-_ENDS = ("zero", 0.0), ("above_zero", 1e-30), ("highest_unsigned", float(HIGHEST_UNSIGNED))

@@ -20,19 +20,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from appliance.convert.checkpoint import Checkpoint
-from appliance.convert.graph import (
-    BLOCK_4,
-    INLINE,
-    MICROSOFT,
-    JointGraph,
-    RuntimeGraph,
-    to_int4,
-    to_int8,
-    whole_in_float,
-)
+from appliance.convert.graph import INLINE, MICROSOFT, RuntimeGraph
 from appliance.convert.shapes import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, WhisperConfig
 from appliance.convert.tensors import Weights
-from appliance.model import BEST, EMBEDDING_FILE, JOINT, JOINT_FILE, LAYERS_FILE, WORDS_FILE, Bundle
+from appliance.model import EMBEDDING_FILE, Bundle
 
 ROWS_AT_ONCE = 4096
 
@@ -164,9 +155,7 @@ def write_cross(
     graph.save(file, "whisper_cross")
 
 
-def write_step(
-    checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: int = INLINE
-) -> RuntimeGraph:
+def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: int = INLINE) -> None:
     """Write step.onnx: n new tokens behind those known -> what follows w of them.
 
     Inputs: embedded (1, n, d) the tokens' rows of the embedding; places (n,) int64 where they
@@ -176,10 +165,7 @@ def write_step(
     the outputs grown_self_... must lie in the same memory.
     Outputs: logits (w, K) of the tokens that can be written; odds (w, K), their softmax; left_out
     (s, vocabulary - K), the logits of the others for those of the w that the input started (s,)
-    int64 names, mostly none. With an int4 scan these logits are rough, and best (w, BEST + 1) int64
-    says where they are greatest, end-of-text behind, and exact (w, BEST + 1) what is right there.
-
-    Returns what was written, for `write_joint`.
+    int64 names, mostly none.
     """
     config = checkpoint.config
     graph = RuntimeGraph(
@@ -194,78 +180,14 @@ def write_step(
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
     rows = graph.node("Gather", normed, wanted, axis=1)
     final = graph.node("Squeeze", rows, graph.constant("first_axis", np.array([0])))
-    kept, int4_scan = bundle.kept, bundle.vocabulary_scan == "int4"
-    size = len(kept)
-    logits = kept_logits(graph, final, checkpoint.weights, kept, int4_scan=int4_scan)
+    size = len(bundle.kept)
+    logits = _kept_logits(graph, final, checkpoint.weights, bundle.kept)
     graph.output(logits, "logits", ("wanted", size))
     graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("wanted", size))
     started = graph.input("started", ("started",), TensorProto.INT64)
     others = _left_out_logits(graph, graph.node("Gather", final, started), checkpoint, bundle)
     graph.output(others, "left_out", ("started", config.vocab_size - size))
-    if int4_scan:
-        end = np.searchsorted(kept, [bundle.tokens.end_of_text])
-        _rescore(graph, final, end, (size, config.d_model))
     graph.save(file, "whisper_step")
-    return graph
-
-
-def write_joint(checkpoint: Checkpoint, bundle: Bundle, step: RuntimeGraph, folder: Path) -> bool:
-    """Write what verifies n <= JOINT tokens at once, each as step.onnx gives it alone, bit by bit:
-    three graphs with the matrices in step.bin. False, and nothing, for a bundle where that is not
-    to be had: one without 8-bit numbers, with an int4 scan, or too wide.
-
-    layers.onnx is step.onnx up to the states final (w, d). joint.onnx has its inputs but last,
-    count and wanted; its final (n, d) are those states as whole numbers 0 .. 255, whose scales and
-    zero points are steps and zeros (n, 1); self-attention goes token by token, so grown_..._i, too,
-    must lie where grown_... lies. words.onnx makes the rest of step.onnx's outputs of final,
-    started and, where the bool apart () is true, steps and zeros.
-    """
-    config, weights, kept = checkpoint.config, checkpoint.weights, bundle.kept
-    if bundle.quantize != "int8" or bundle.vocabulary_scan != "exact":
-        return False
-    # two graphs share one copy of the vocabulary if its products are whole float32 numbers
-    whole, scales = to_int8(weights[EMBEDDING][kept].T)
-    if not whole_in_float(whole):
-        return False
-    layers = RuntimeGraph(
-        weights,
-        folder / LAYERS_FILE,
-        int8=True,
-        many_rows=False,
-        zero_points=bundle.zero_points,
-        beside=step,
-    )
-    normed = _layers(layers, checkpoint, bundle.positions)
-    wanted = layers.input("wanted", ("wanted",), TensorProto.INT64)
-    rows = layers.node("Gather", normed, wanted, axis=1)
-    layers.output(layers.reshape(rows, -1, config.d_model), "final", ("wanted", config.d_model))
-    layers.save(folder / LAYERS_FILE, "whisper_layers")
-
-    joint = JointGraph(weights, folder / JOINT_FILE, step)
-    narrow = joint.narrowed(_layers(joint, checkpoint, bundle.positions), config.d_model)
-    final = joint.node("Cast", narrow[0], to=TensorProto.FLOAT)
-    joint.output(final, "final", ("new", config.d_model))
-    joint.output(narrow[1], "steps", ("new", 1))
-    joint.output(narrow[2], "zeros", ("new", 1))
-    joint.save(folder / JOINT_FILE, "whisper_joint")
-
-    words = RuntimeGraph(
-        weights,
-        folder / WORDS_FILE,
-        int8=True,
-        many_rows=False,
-        zero_points=bundle.zero_points,
-        beside=step,
-    )
-    final = words.input("final", ("wanted", config.d_model))
-    logits = words.project_either(final, EMBEDDING, whole, scales)
-    words.output(logits, "logits", ("wanted", len(kept)))
-    words.output(words.node("Softmax", "logits", axis=-1), "odds", ("wanted", len(kept)))
-    started = words.input("started", ("started",), TensorProto.INT64)
-    others = _left_out_logits(words, words.node("Gather", final, started), checkpoint, bundle)
-    words.output(others, "left_out", ("started", config.vocab_size - len(kept)))
-    words.save(folder / WORDS_FILE, "whisper_words")
-    return True
 
 
 def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
@@ -273,9 +195,8 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
     config = checkpoint.config
     embedded = graph.input("embedded", (1, "new", config.d_model))
     places = graph.input("places", ("new",), TensorProto.INT64)
-    if not isinstance(graph, JointGraph):
-        graph.input("last", (1,), TensorProto.INT32)
-        graph.input("count", (), TensorProto.INT32)
+    graph.input("last", (1,), TensorProto.INT32)
+    graph.input("count", (), TensorProto.INT32)
     graph.input("offsets", (positions + 1,))
     table = graph.weight(f"{DECODER}.embed_positions.weight")
     x = graph.node("Add", embedded, graph.node("Gather", table, places))
@@ -293,51 +214,15 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
     return normed
 
 
-def kept_logits(
-    graph: RuntimeGraph, final: str, weights: Weights, kept: NDArray[np.intp], *, int4_scan: bool
-) -> str:
+def _kept_logits(graph: RuntimeGraph, final: str, weights: Weights, kept: NDArray[np.intp]) -> str:
     """Logits (w, K) of states (w, d) for the K tokens `kept`, whose embeddings come first in the
-    embedding's file; from 4-bit numbers with `int4_scan`."""
+    embedding's file."""
     if not graph.int8:
         shape = (len(kept), weights[EMBEDDING].shape[1])
         return graph.node(
             "Gemm", final, graph.elsewhere(EMBEDDING, shape, EMBEDDING_FILE), transB=1
         )
-    rows = weights[EMBEDDING][kept]
-    if not int4_scan:
-        return graph.project(final, EMBEDDING, rows.T)
-    whole, scales = to_int4(rows)
-    return graph.node(
-        "MatMulNBits",
-        final,
-        graph.constant(f"{EMBEDDING}.int4", whole),
-        graph.constant(f"{EMBEDDING}.scales", scales),
-        domain=MICROSOFT,
-        K=rows.shape[1],
-        N=len(kept),
-        bits=4,
-        block_size=BLOCK_4,
-        accuracy_level=4,
-    )
-
-
-def _rescore(
-    graph: RuntimeGraph, final: str, end: NDArray[np.intp], shape: tuple[int, int]
-) -> None:
-    """Declares the outputs best and exact, from rough logits and the embedding's own rows, (K, d)
-    of `shape`; `end` (1,) is the column of end-of-text."""
-    count = graph.constant("best_count", np.array([BEST]))
-    best = graph.nodes("TopK", "logits", count, outputs=("", ""))[1]
-    first = graph.node("Gather", best, graph.constant("first", np.array([0])), axis=1)
-    ends = graph.node(
-        "ConstantOfShape", graph.node("Shape", first), value=numpy_helper.from_array(end)
-    )
-    columns = graph.node("Concat", best, ends, axis=1)
-    graph.output(columns, "best", ("wanted", BEST + 1), TensorProto.INT64)
-    table = graph.elsewhere(f"{EMBEDDING}.half", shape, EMBEDDING_FILE)
-    rows = graph.node("Cast", graph.node("Gather", table, "best"), to=TensorProto.FLOAT)
-    exact = graph.node("MatMul", rows, graph.reshape(final, -1, shape[1], 1))
-    graph.output(graph.reshape(exact, -1, BEST + 1), "exact", ("wanted", BEST + 1))
+    return graph.project(final, EMBEDDING, weights[EMBEDDING][kept].T)
 
 
 def _left_out_logits(
@@ -379,58 +264,19 @@ def _attend_to_text(
     no_bias = np.zeros(config.d_model, np.float32)
     offset = np.hstack([weights[f"{block}.q_proj.bias"], no_bias, weights[f"{block}.v_proj.bias"]])
     projected = graph.project(normed, f"{block}.qkv", matrix, offset)
-    if isinstance(graph, JointGraph):
-        seen = _one_by_one(graph, projected, known, shape)
-    else:
-        seen = _grow(
-            graph, (projected, "last", "count"), known, [f"grown_{x}" for x in known], shape
-        )
-    out = f"{block}.out_proj"
-    return graph.linear(seen, out, bias=False), weights[f"{out}.bias"]
-
-
-def _grow(
-    graph: RuntimeGraph,
-    queries: tuple[str, str, str],
-    known: Sequence[str],
-    grown: Sequence[str],
-    shape: tuple[int, ...],
-) -> str:
-    """Attention of queries, keys and values, the last one's place, and their count; `known` with
-    these keys and values behind are the outputs `grown`."""
+    grown = [f"grown_{name}" for name in known]
     for name in grown:
         graph.declare(name, shape)
-    return graph.nodes(
+    seen, *_ = graph.nodes(
         "GroupQueryAttention",
-        *(queries[0], "", "", *known, *queries[1:]),
+        *(projected, "", "", *known, "last", "count"),
         outputs=("", *grown),
         domain=MICROSOFT,
-        num_heads=shape[1],
-        kv_num_heads=shape[1],
-    )[0]
-
-
-def _one_by_one(graph: JointGraph, queries: str, known: list[str], shape: tuple[int, ...]) -> str:
-    """The same for n <= JOINT tokens, one behind the other: several at once are added in another
-    order. Behind the n-th it is done again, which changes nothing."""
-    first, one = (graph.constant(f"index_{at}", np.array([at])) for at in (0, 1))
-    count = graph.node("Shape", "places")
-    rows = graph.constant("rows", np.arange(JOINT))
-    at = graph.node("Min", rows, graph.node("Sub", count, one))
-    places = graph.node("Add", at, graph.node("Gather", "places", first))
-    names = [""] * JOINT
-    last = graph.nodes(
-        "Split", graph.node("Cast", places, to=TensorProto.INT32), outputs=names, axis=0
+        num_heads=heads,
+        kv_num_heads=heads,
     )
-    one_more = graph.constant("one_more", np.array(1, np.int32))
-    each = graph.nodes("Split", graph.node("Gather", queries, at, axis=1), outputs=names, axis=1)
-    seen, before = [], known
-    for row in range(JOINT):
-        total = graph.node("Add", graph.node("Squeeze", last[row], first), one_more)
-        grown = [f"grown_{name}_{row}" for name in known]
-        seen.append(_grow(graph, (each[row], last[row], total), before, grown, shape))
-        before = grown
-    return graph.node("Slice", graph.node("Concat", *seen, axis=1), first, count, one)
+    out = f"{block}.out_proj"
+    return graph.linear(seen, out, bias=False), weights[f"{out}.bias"]
 
 
 def _attend_to_sound(
@@ -443,11 +289,8 @@ def _attend_to_sound(
     keys = graph.input(f"cross_keys_{layer}", (heads, size, positions + 1))
     values = graph.input(f"cross_values_{layer}", (heads, positions + 1, size))
     queries = graph.linear(normed, f"{block}.q_proj", scale=size**-0.5)
-    if isinstance(graph, JointGraph):  # each token's products by themselves, as if it were alone
-        seen = graph.attend(graph.reshape(queries, -1, heads, 1, size), keys, values, "offsets")
-    else:
-        queries = graph.transpose(graph.reshape(queries, -1, heads, size), 1, 0, 2)
-        seen = graph.transpose(graph.attend(queries, keys, values, "offsets"), 1, 0, 2)
+    queries = graph.transpose(graph.reshape(queries, -1, heads, size), 1, 0, 2)
+    seen = graph.transpose(graph.attend(queries, keys, values, "offsets"), 1, 0, 2)
     merged = graph.reshape(seen, 1, -1, heads * size)
     matrix = weights[f"{block}.out_proj.weight"]
     offset = weights[f"{block}.out_proj.bias"] + matrix @ weights[f"{block}.v_proj.bias"]

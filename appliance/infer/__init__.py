@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         choose_guards as choose_guards,
         preset_guards as preset_guards,
     )
-    from appliance.infer.drafts import Drafts as Drafts
     from appliance.infer.encoder import Backend as Backend, Encoder as Encoder
     from appliance.infer.gates import (
         Gates as Gates,

@@ -8,9 +8,7 @@ Over 500 lines because rescoring and expected sentences use the loop's own steps
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,13 +17,10 @@ from numpy.typing import NDArray
 
 from appliance.config import DecoderSettings
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.drafts import Drafts
 from appliance.infer.languages import Languages
 from appliance.infer.network import Network, Step, StepNetwork
-from appliance.model import JOINT, JOINT_FILE, STEP_FILE, Bundle, Guards
+from appliance.model import STEP_FILE, Bundle, Guards
 from appliance.records import Logits, States
-
-log = logging.getLogger("roomscribe.infer")
 
 TOKENS_PER_SECOND = 15
 TOKENS_AT_LEAST = 24
@@ -39,8 +34,6 @@ BALANCED_SHARE = 0.2
 """Share of the positions that the model was trained on and the window does not fill."""
 AHEAD = 8
 """Tokens of a text that `logprobs` scores in one pass."""
-PASSES, TRIES = (1, 2, 4, 8, JOINT), 5
-"""Tokens of the passes whose cost is measured, and how often each is measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +64,7 @@ class Candidates:
 
     columns: NDArray[np.intp]
     logits: Logits
-    """Exact, one per column."""
+    """One per column."""
     written: NDArray[np.intp]
     """Indices, into `columns`, of tokens to penalise."""
     end: int
@@ -175,17 +168,11 @@ def log_sum(logits: Logits) -> float:
 class Decoder:
     """The decoder with its network on the CPU. One thread."""
 
-    def __init__(
-        self, bundle: Bundle, rules: Guards, threads: int, drafts: Drafts | None = None
-    ) -> None:
-        """Loads the graphs; `threads` 0: one per core. `drafts` are used if the bundle can verify
-        them and `warm_up` has found that it does so exactly. Raises ModelError.
-        """
+    def __init__(self, bundle: Bundle, rules: Guards, threads: int) -> None:
+        """Loads the graphs; `threads` 0: one per core. Raises ModelError."""
         self.rules = rules
         """May be changed between windows; all cost the same time."""
-        self._drafts = drafts if drafts and JOINT_FILE in bundle.files else None
-        self._bundle, self._threads = bundle, threads
-        self._network = Network(bundle, threads, joint=self._drafts is not None)
+        self._bundle, self._network = bundle, Network(bundle, threads)
         self._kept, self._left_out = bundle.kept, bundle.left_out
         self._end = int(self._columns_of([bundle.tokens.end_of_text])[0])
         self._barred_first = self._columns_of(bundle.suppressed_first)
@@ -215,7 +202,6 @@ class Decoder:
         """
         network = network or self._network
         self._cache = Cache()  # invalidates the handle of the window before
-        drafts = self._drafts if network is self._network and temperature == 0.0 else None
         rng = np.random.Generator(np.random.PCG64(SEED))
         network.begin(states, self.rules.positions)
         step, row = self._begin(network), 1
@@ -228,10 +214,6 @@ class Decoder:
         columns: list[int] = []
         tokens: list[int] = []
         logprobs: list[float] = []
-        draft: tuple[
-            int, ...
-        ] = ()  # proposed tokens: their steps are the rows of `step` after `row`
-        missed = 0
         limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
             found = self._candidates(step, row, columns, everything=temperature > 0)
@@ -244,13 +226,8 @@ class Decoder:
                 break
             columns.append(column)
             tokens.append(int(self._kept[column]))
-            if draft and draft[0] == tokens[-1]:  # the draft was right: its step is there
-                row, draft = row + 1, draft[1:]
-            elif len(columns) < limit:
-                missed += len(draft) > 0
-                if drafts:
-                    draft = drafts.propose(tokens, limit - len(tokens) - 1, missed)
-                step, row = self._pass(network, len(prompt) + len(tokens) - 1, tokens[-1], draft), 0
+            if len(columns) < limit:
+                step, row = network.advance((tokens[-1],), (0,)), 0
         self._cache = Cache(tokens=(*prompt, *tokens) if network is self._network else ())
         ended = len(logprobs) > len(tokens)
         return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
@@ -259,8 +236,8 @@ class Decoder:
         """Return the natural log-probabilities of a text's tokens from index `begin` on, then of
         its end, as in `Decoded`, for the states of the last `decode` or `start` on the CPU.
 
-        They differ a little from a decode's if 8-bit products of several tokens share one scale,
-        and in an int4 scan for tokens that are not among the best. Raises ModelError.
+        They differ a little from a decode's if 8-bit products of several tokens share one scale.
+        Raises ModelError.
         """
         written = (*self.prompt, *tokens)
         first = len(self.prompt) + begin - 1  # the token whose step gives the first wanted one
@@ -292,8 +269,6 @@ class Decoder:
         """The steps of at most AHEAD tokens after the `known` ones, in one pass."""
         network = self._network
         network.rewind(known)
-        if self._drafts:
-            return network.verify(tokens)
         # padded to one length, since each length would have its own arrays
         behind = min(AHEAD, network.capacity - known) - len(tokens)
         ahead = (*tokens, *[tokens[-1]] * behind)
@@ -346,46 +321,6 @@ class Decoder:
         found = self._candidates(step, 0, [0], everything=True)
         return self._finite(float(found.logits[found.end]) - found.total)
 
-    def warm_up(self) -> None:
-        """Measure passes of several tokens, and check that they give the same as single ones, bit
-        by bit. If not, or before this was called, nothing is drafted. Raises ModelError.
-        """
-        if not self._drafts:
-            return
-        network, bundle = self._network, self._bundle
-        rng = np.random.Generator(np.random.PCG64(SEED))
-        network.begin(
-            rng.standard_normal((bundle.positions, bundle.d_model), np.float32),
-            self.rules.positions,
-        )
-        network.advance(bundle.prompt, (0,))
-        known = network.length
-        sizes = [size for size in PASSES if known + size <= network.capacity]
-        tokens = [int(token) for token in rng.choice(self._kept, max(sizes, default=0))]
-        alone = [network.advance((token,), (0,)).logits[0].copy() for token in tokens]
-        network.rewind(known)
-        if not np.array_equal(network.verify(tokens).logits, np.array(alone)):
-            log.info("%s gives other results on this machine: drafts are off", JOINT_FILE)
-            self._network, self._drafts = Network(bundle, self._threads), None
-            return
-        costs: dict[int, float] = {}
-        for _ in range(TRIES):
-            for size in sizes:
-                begun_s = time.perf_counter()
-                self._pass(network, known, tokens[0], tokens[1:size])
-                cost = time.perf_counter() - begun_s
-                costs[size] = min(cost, costs.get(size, math.inf))
-        self._drafts.price(costs)
-
-    def _pass(self, network: StepNetwork, known: int, token: int, draft: Sequence[int]) -> Step:
-        """The steps of a token after the `known` ones, and of a draft after it."""
-        if network is not self._network:
-            return network.advance((token,), (0,))
-        self._network.rewind(known)
-        if not draft:
-            return self._network.advance((token,), (0,))
-        return self._network.verify((token, *draft))
-
     def token_limit(self, duration_s: float) -> int:
         """Return the most tokens that a text of `duration_s` may have."""
         sane = TOKENS_AT_LEAST + math.ceil(TOKENS_PER_SECOND * duration_s)
@@ -412,9 +347,7 @@ class Decoder:
 
     def step(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return logits (n, vocabulary) float32 after each of n tokens, which are added to the
-        cache.
-
-        Those of an int4 scan are rough. Raises ValueError for an invalid cache.
+        cache. Raises ValueError for an invalid cache.
         """
         if cache is not self._cache:
             raise ValueError("the cache is of an earlier window")
@@ -430,7 +363,7 @@ class Decoder:
         """Return what may follow each of the last `rows` tokens of a text, prompt included.
 
         The cache becomes that of this text; steps that it shares with the last one are not computed
-        again. Values of an int4 scan are rough. Raises ValueError for an invalid cache.
+        again. Raises ValueError for an invalid cache.
         """
         if cache is not self._cache:
             raise ValueError("the cache is of an earlier window")
@@ -448,15 +381,13 @@ class Decoder:
         """The tokens that may follow that of a step's `row`; `columns` are written already.
 
         Unless `everything` is wanted, only tokens that can be the best one: those that the guards
-        change, and the best of the others; or, in a rough scan, its best ones and end-of-text.
+        change, and the best of the others.
         """
         penalised = self.rules.repetition_penalty != 1.0
         written = np.unique(np.array(columns if penalised else (), np.intp))
         logits: Logits = step.logits[row]
         if first := not columns and len(self._barred_first) > 0:
             logits = suppress(logits, self._barred_first)
-        if step.best.size:
-            return self._rescored(logits, step, row, written, first=first)
         if everything:
             return Candidates(self._every, logits, written, self._end, log_sum(logits))
         changed = np.append(written, self._end)
@@ -464,20 +395,6 @@ class Decoder:
         values = logits[possible]
         total = log_sum(logits) if first else _total(values, step.odds[row, possible])
         return Candidates(possible, values, np.arange(len(written)), len(written), total)
-
-    def _rescored(
-        self, logits: Logits, step: Step, row: int, written: NDArray[np.intp], *, first: bool
-    ) -> Candidates:
-        """The candidates of a rough scan: its best tokens, with their exact logits."""
-        # the total is of rough logits: correct it by what the exact ones add, each token once
-        best, exact, rough = step.best[row], step.exact[row], logits[step.best[row]]
-        total = log_sum(logits) if first else _total(rough, step.odds[row, best])
-        exact = np.where(np.isneginf(rough), rough, exact)
-        change = np.exp(exact - total) - np.exp(rough - total)
-        once = change[:-1] if self._end in best[:-1] else change
-        indices = np.flatnonzero(np.isin(best, written)) if len(written) else written
-        total += math.log1p(float(once.sum()))
-        return Candidates(best, exact, indices, len(best) - 1, total)
 
     def _no_speech_prob(self, step: Step) -> float:
         """Probability of the no-speech token after start-of-transcript; 0 if the model has none."""

@@ -1,9 +1,8 @@
 """The decoder's network on the CPU: encoder states and token ids in, logits out.
 
 cross.onnx computes keys and values from the encoder states, once per window. step.onnx computes
-logits from tokens and appends their keys and values to the KV cache. To verify several likely
-tokens in one pass, its two halves layers.onnx and words.onnx are loaded instead, with joint.onnx
-beside the first. All arrays are allocated once. A step reads its tokens' embeddings from the file.
+logits from tokens and appends their keys and values to the KV cache. All arrays are allocated once.
+A step reads its tokens' embeddings from the file.
 """
 
 from __future__ import annotations
@@ -21,17 +20,7 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.sessions import Bound, Session, Shape
-from appliance.model import (
-    BEST,
-    CROSS_FILE,
-    EMBEDDING_FILE,
-    JOINT,
-    JOINT_FILE,
-    LAYERS_FILE,
-    STEP_FILE,
-    WORDS_FILE,
-    Bundle,
-)
+from appliance.model import CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
 from appliance.records import States
 
 SHARED_ROWS = 8
@@ -50,11 +39,6 @@ class Step:
     """(w, K), softmax of the logits."""
     left_out: NDArray[np.float32]
     """(s, vocabulary - K), the logits of the other tokens, for the s started ones."""
-    best: NDArray[np.int64]
-    """(w, BEST + 1), columns of the greatest logits in descending order, then end-of-text's;
-    (w, 0) if all logits are exact."""
-    exact: NDArray[np.float32]
-    """(w, BEST + 1), the exact logits of `best`; (w, 0) if all are exact."""
 
 
 class StepNetwork(Protocol):
@@ -121,31 +105,28 @@ class _Bound:
     """(1, n, d_model)."""
     feeds: dict[str, NDArray[np.int64]]
     """places (n,), wanted (w,) and started (s,)."""
-    runs: tuple[Bound, ...]
-    """Graphs, in the order in which they run."""
+    run: Bound
     step: Step
 
 
 class Network:
     """The decoder's network on the CPU. One thread; one window at a time."""
 
-    def __init__(self, bundle: Bundle, threads: int, *, joint: bool = False) -> None:
-        """Load the graphs, with `joint` those for `verify`, which the bundle must have; `threads` =
-        0: one per core. Raises ModelError."""
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        """Load the graphs; `threads` = 0: one per core. Raises ModelError."""
         self.capacity = bundle.max_tokens
         self._embedding = Embedding(bundle)
-        self._bundle, self._best = bundle, BEST + 1 if bundle.vocabulary_scan == "int4" else 0
+        self._bundle = bundle
         self._kept, self._left_out = len(bundle.kept), len(bundle.left_out)
         heads, size, virtual = bundle.heads, bundle.head_size, bundle.positions + 1
         cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
         cache = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
         states = (1, virtual, bundle.d_model)
-        once = self._load(CROSS_FILE, threads, {"states": states}, cross)
-        self._words: Session | None = None
-        if joint:
-            self._load_joint(threads, cross | cache, cache)
-        else:
-            self._load_step(threads, cross | cache, cache)
+        # cross.onnx has arrays so large that malloc would map each anew, 5 % of its time
+        once = self._load(CROSS_FILE, threads, {"states": states}, cross, arena=True)
+        inputs = self._step_inputs() | cross | cache
+        outputs = self._step_outputs() | _grown(cache)
+        self._step = self._load(STEP_FILE, threads, inputs, outputs, arena=False)
         self._states = np.zeros(states, np.float32)
         crossed = {name: _zeros(shape) for name, shape in cross.items()}
         self._cross = once.bind({"states": self._states}, crossed)
@@ -154,38 +135,21 @@ class Network:
         self._offsets = np.zeros(virtual, np.float32)
         self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._cache}
         self._steps: dict[tuple[int, ...], _Bound] = {}
-        self._results = self._make_results(JOINT if joint else SHARED_ROWS)
+        self._results = self._make_results(SHARED_ROWS)
         self.length = 0
         """Tokens so far."""
 
     def _load(
-        self, file: str, threads: int, inputs: dict[str, Shape], outputs: dict[str, Shape]
+        self,
+        file: str,
+        threads: int,
+        inputs: dict[str, Shape],
+        outputs: dict[str, Shape],
+        *,
+        arena: bool,
     ) -> Session:
-        # words.onnx computes many rows: without an arena its peak is 20 MB higher. cross.onnx has
-        # arrays so large that malloc would map each anew, 5 % of its time
-        arena = file in (CROSS_FILE, WORDS_FILE)
         precise, folder = self._bundle.zero_points, self._bundle.folder
         return Session(folder / file, threads, inputs, outputs, arena=arena, precise=precise)
-
-    def _load_step(self, threads: int, layered: dict[str, Shape], cache: dict[str, Shape]) -> None:
-        """Load step.onnx: tokens to logits in one graph."""
-        inputs = self._step_inputs() | {"started": (None,)} | layered
-        rough: dict[str, Shape] = dict.fromkeys(("best", "exact"), (None, self._best))
-        outputs = self._word_outputs() | (rough if self._best else {})
-        self._first = self._load(STEP_FILE, threads, inputs, outputs | _grown(cache))
-
-    def _load_joint(self, threads: int, layered: dict[str, Shape], cache: dict[str, Shape]) -> None:
-        """Load step.onnx's two halves, and joint.onnx, which verifies several tokens."""
-        inputs, grown = self._step_inputs() | layered, _grown(cache)
-        final: dict[str, Shape] = {"final": (None, self._bundle.d_model)}
-        scales: dict[str, Shape] = {"steps": (None, 1), "zeros": (None, 1)}
-        self._first = self._load(LAYERS_FILE, threads, inputs, final | grown)
-        for name in ("last", "count", "wanted"):
-            del inputs[name]
-        each = {f"{name}_{row}": grown[name] for name in grown for row in range(JOINT)}
-        self._joint = self._load(JOINT_FILE, threads, inputs, final | scales | each)
-        inputs = final | scales | {"apart": (), "started": (None,)}
-        self._words = self._load(WORDS_FILE, threads, inputs, self._word_outputs())
 
     def _step_inputs(self) -> dict[str, Shape]:
         return {
@@ -194,10 +158,11 @@ class Network:
             "last": (1,),
             "count": (),
             "wanted": (None,),
+            "started": (None,),
             "offsets": (self._bundle.positions + 1,),
         }
 
-    def _word_outputs(self) -> dict[str, Shape]:
+    def _step_outputs(self) -> dict[str, Shape]:
         return {
             "logits": (None, self._kept),
             "odds": (None, self._kept),
@@ -231,12 +196,6 @@ class Network:
         bound.feeds["wanted"][:], bound.feeds["started"][:] = wanted, started
         return self._run(bound, tokens)
 
-    def verify(self, tokens: Sequence[int]) -> Step:
-        """Append at most JOINT token ids in one pass, all wanted. The result equals that of
-        `advance` with one token after another, bit for bit. Raises ModelError if a graph fails."""
-        bound = self._steps.get((len(tokens),)) or self._bind_joint(len(tokens))
-        return self._run(bound, tokens)
-
     def rewind(self, length: int) -> None:
         """Drop the tokens behind the first `length`; later steps overwrite their keys and values
         and do not attend to them."""
@@ -267,8 +226,7 @@ class Network:
         bound.feeds["places"][:] = range(self.length, self.length + len(tokens))
         self.length += len(tokens)
         self._last[0], self._count[()] = self.length - 1, self.length
-        for run in bound.runs:
-            run.run()
+        bound.run.run()
         return bound.step
 
     def _bind(self, count: int, wanted: int, started: int) -> _Bound:
@@ -289,73 +247,9 @@ class Network:
         grown: dict[str, NDArray[Any]] = {
             f"grown_{name}": array for name, array in self._cache.items()
         }
-        if not self._best:
-            del results["best"], results["exact"]
-        if self._words is None:
-            runs: tuple[Bound, ...] = (self._first.bind(inputs, results | grown),)
-        else:
-            del inputs["started"]
-            final: dict[str, NDArray[Any]] = {
-                "final": np.zeros((wanted, self._bundle.d_model), np.float32)
-            }
-            runs = (
-                self._first.bind(inputs, final | grown),
-                self._bind_words(self._words, final, feeds["started"], results),
-            )
-        return self._store((count, wanted, started), embedded, feeds, runs, bound_step)
-
-    def _bind_joint(self, count: int) -> _Bound:
-        """Allocate and bind the arrays for `verify` of `count` tokens."""
-        if self._words is None:
-            raise ValueError("the network was loaded without joint")
-        places, started = np.zeros(count, np.int64), np.zeros(0, np.int64)
-        embedded = np.zeros((1, count, self._bundle.d_model), np.float32)
-        final: dict[str, NDArray[Any]] = {
-            "final": np.zeros((count, self._bundle.d_model), np.float32),
-            "steps": np.zeros((count, 1), np.float32),
-            "zeros": np.zeros((count, 1), np.float32),
-        }
-        results = {name: array[:count] for name, array in self._results.items()}
-        results["left_out"] = np.zeros((0, self._left_out), np.float32)
-        bound_step = Step(**results)
-        del results["best"], results["exact"]
-        grown = {
-            f"grown_{name}_{row}": array
-            for name, array in self._cache.items()
-            for row in range(JOINT)
-        }
-        runs = (
-            self._joint.bind(self._fixed | {"places": places, "embedded": embedded}, final | grown),
-            self._bind_words(self._words, final, started, results),
-        )
-        return self._store((count,), embedded, {"places": places}, runs, bound_step)
-
-    def _bind_words(
-        self,
-        words: Session,
-        final: dict[str, NDArray[Any]],
-        started: NDArray[np.int64],
-        results: dict[str, NDArray[Any]],
-    ) -> Bound:
-        rows = len(final["final"])
-        inputs: dict[str, NDArray[Any]] = {
-            "apart": np.array("steps" in final),
-            "steps": np.zeros((rows, 1), np.float32),
-            "zeros": np.zeros((rows, 1), np.float32),
-            "started": started,
-        }
-        return words.bind(inputs | final, results)
-
-    def _store(
-        self,
-        key: tuple[int, ...],
-        embedded: NDArray[np.float32],
-        feeds: dict[str, NDArray[np.int64]],
-        runs: tuple[Bound, ...],
-        step: Step,
-    ) -> _Bound:
-        self._steps[key] = _Bound(embedded, feeds, runs, step)
-        return self._steps[key]
+        run = self._step.bind(inputs, results | grown)
+        self._steps[count, wanted, started] = _Bound(embedded, feeds, run, bound_step)
+        return self._steps[count, wanted, started]
 
     def _make_results(self, rows: int) -> dict[str, NDArray[Any]]:
         """Return result arrays with `rows` rows. Small steps share them: a set for each number of
@@ -363,8 +257,6 @@ class Network:
         return {
             "logits": np.zeros((rows, self._kept), np.float32),
             "odds": np.zeros((rows, self._kept), np.float32),
-            "best": np.zeros((rows, self._best), np.int64),
-            "exact": np.zeros((rows, self._best), np.float32),
         }
 
 

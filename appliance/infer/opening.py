@@ -42,7 +42,6 @@ def open_transcriber(
         raise ModelError(lacking)
     from appliance.infer.arithmetic import warn_of_trouble
     from appliance.infer.decoder import Decoder, choose_guards
-    from appliance.infer.drafts import Drafts
     from appliance.infer.hailo.decoder import open_on_npu, refuse_settings
     from appliance.infer.languages import choose_languages
     from appliance.infer.tokenizer import Tokenizer
@@ -52,8 +51,7 @@ def open_transcriber(
     chosen, on_npu = settings.decoder, settings.decoder.backend == "hailo"
     rules = choose_guards(bundle, chosen)
     tokenizer = Tokenizer.open(bundle)
-    drafts = Drafts() if chosen.drafts and not on_npu else None
-    cpu = Decoder(bundle, rules, chosen.threads, drafts)
+    cpu = Decoder(bundle, rules, chosen.threads)
     languages, language = choose_languages(bundle, tokenizer, chosen.language, chosen.languages)
     cpu.languages = languages
     phrases, make_phrases, rescorer, vtln = None, None, None, None
@@ -91,7 +89,6 @@ def open_transcriber(
             fallback=chosen.temperature_fallback,
             language=language,
             trouble=trouble,
-            drafts=drafts,
             vtln=vtln,
             rescorer=rescorer,
             phrases=phrases,

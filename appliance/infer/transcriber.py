@@ -24,7 +24,6 @@ from appliance.records import HOP, Mel, Name, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded
-    from appliance.infer.drafts import Drafts
     from appliance.infer.encoder import Backend, Encoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
@@ -56,8 +55,6 @@ class Encoded:
     room: str | None = ""
     """The room it comes from ("" for this machine's): a room is likely to keep the language that it
     spoke last. None: unknown."""
-    owner: tuple[str, int] = ("", 0)
-    """Utterance and index of the window, to recognise a later version of a speculative one."""
     mel: Mel | None = None
     """The encoder's input, if a second pass may need it."""
     phrases: Phrases | None = None
@@ -125,9 +122,6 @@ class AnyDecoder(Protocol):
     def end_prior(self, tokens: Sequence[int]) -> float:
         """Return the natural log-probability of end-of-text after `tokens` without any sound."""
 
-    def warm_up(self) -> None:
-        """Do what would make the first window slower. Raises ModelError."""
-
 
 class AnyTranscriber(Protocol):
     """Transcribes windows, on this machine or on another: see `Transcriber`."""
@@ -182,8 +176,6 @@ class TranscriberParts:
     """What it writes if the decoder does not find out; "" for the bundle's."""
     trouble: str = ""
     """See `Transcriber.trouble`."""
-    drafts: Drafts | None = None
-    """The decoder's, if it verifies drafts."""
     vtln: VtlnRescorer | None = None
     rescorer: Rescorer | None = None
     phrases: Phrases | None = None
@@ -207,7 +199,7 @@ class Transcriber:
         """Why texts are worse here than they should be, with the fix; "" if they are not."""
         self.should_continue: Callable[[], bool] = lambda: True
         self.in_process = True
-        self._decoder, self._tokenizer, self._drafts = parts.decoder, parts.tokenizer, parts.drafts
+        self._decoder, self._tokenizer = parts.decoder, parts.tokenizer
         self._vtln, self._rescorer = parts.vtln, parts.rescorer
         self._corrections = parts.corrections
         self._make_phrases, self._home_names = parts.make_phrases, tuple[Name, ...]()
@@ -248,7 +240,6 @@ class Transcriber:
             self.encoder.name,
             encode_ms=1000 * (time.perf_counter() - begun_s),
             whole=window.index == 1 and window.last,
-            owner=(window.utterance_id, window.index),
             mel=mel if self._vtln else None,
         )
 
@@ -275,9 +266,6 @@ class Transcriber:
     def _first_pass(self, encoded: Encoded) -> _Candidate:
         """Decode once, or at rising temperatures until a decode does not fail."""
         decode_ms = 0.0
-        drafts = self._drafts if self._drafts and self._drafts.worth_it else None
-        if drafts:
-            drafts.expect(encoded.owner)
         before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
         for temperature in self._temperatures:
             begun_s = time.perf_counter()
@@ -288,8 +276,6 @@ class Transcriber:
             result = self.describe(decoded, encoded, decode_ms)
             if not is_failed(result, self.gates):
                 break
-        if drafts:
-            drafts.add(decoded.tokens)
         self._remember_language(encoded.room, result)
         return _Candidate(encoded, decoded, result)
 
@@ -384,7 +370,6 @@ class Transcriber:
         """Transcribe a window of silence, so that the first real one is not slower."""
         length = self.bundle.frames * HOP
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
-        self._decoder.warm_up()
         if self.phrases:
             self.phrases.warm_up()
         if self._rescorer:

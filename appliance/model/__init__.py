@@ -9,7 +9,6 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.model import library as library, protobuf as protobuf
     from appliance.model.bundle import (
-        BEST as BEST,
         BUILT_IN as BUILT_IN,
         CROSS_FILE as CROSS_FILE,
         DECODER_FILES as DECODER_FILES,
@@ -18,20 +17,15 @@ if TYPE_CHECKING:
         ENCODER_FILE as ENCODER_FILE,
         FRAMES_PER_POSITION as FRAMES_PER_POSITION,
         HEF_FILE as HEF_FILE,
-        JOINT as JOINT,
-        JOINT_FILE as JOINT_FILE,
-        LAYERS_FILE as LAYERS_FILE,
         LEADS as LEADS,
         MANIFEST as MANIFEST,
         PHRASES_FILE as PHRASES_FILE,
         PLACE_TABLE as PLACE_TABLE,
         POSITIONS_PER_SECOND as POSITIONS_PER_SECOND,
         QUANTIZE as QUANTIZE,
-        SCANS as SCANS,
         STEP_FILE as STEP_FILE,
         TOKEN_TABLE as TOKEN_TABLE,
         VOCABULARY_FILE as VOCABULARY_FILE,
-        WORDS_FILE as WORDS_FILE,
         Bundle as Bundle,
         Calibration as Calibration,
         Endings as Endings,

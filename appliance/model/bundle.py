@@ -35,10 +35,6 @@ SCHEMA = 2
 MANIFEST = "bundle.json"
 ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
 EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
-LAYERS_FILE, JOINT_FILE, WORDS_FILE = "layers.onnx", "joint.onnx", "words.onnx"
-"""The step in three parts; JOINT_FILE verifies several tokens together."""
-JOINT = 12
-"""Most tokens verified together."""
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE)
 HEF_FILE = "encoder.hef"
 PHRASES_FILE = "phrases.toml"
@@ -53,16 +49,11 @@ makes the network's input."""
 QUANTIZE = ("none", "int8")
 """none: all weights are float32, and the graphs compute exactly what the checkpoint does. int8: the
 matrices have 8 bits, the other weights and the token embedding float16; activations float32."""
-SCANS = ("exact", "int4")
-"""int4: the vocabulary is scanned with 4 bits, and the best rows are recomputed with 16."""
 MOST_ODDS = 4.0
 """Log-odds (98 %) up to which a sentence's share counts: in a short list, one sentence is by far
 the likeliest whatever was spoken."""
 LEADS = (-4.0, 5.0)
 """Least and largest lead of the free text over an expected sentence that counts."""
-BEST = 32
-"""Best columns that an int4 scan recomputes: with 16 no greedy choice was ever missed, and a
-repetition penalty may rule out some."""
 FRAMES_PER_POSITION = 2
 """Whisper's second convolution has stride 2: a position is two mel frames, 20 ms."""
 POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION
@@ -207,8 +198,6 @@ class Bundle:
     zero_points: bool
     """True if the 8-bit matrices have a zero point; False if the manifest says nothing: the first
     INT8 models had none, so processors that need unsigned weights cannot use them there."""
-    vocabulary_scan: str
-    """One of SCANS."""
     window_s: float
     """Length of the model's window, seconds."""
     positions: int
@@ -570,7 +559,6 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         max_tokens=table.whole("max_tokens", 2),
         quantize=table.choice("quantize", QUANTIZE),
         zero_points="zero_points" in table and table.flag("zero_points"),
-        vocabulary_scan=table.choice("vocabulary_scan", SCANS),
         window_s=table.number("window_s", 0.04, 30.0),
         positions=positions,
         trained_positions=table.whole("trained_positions", positions),

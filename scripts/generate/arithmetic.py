@@ -10,29 +10,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from appliance.convert.graph import RuntimeGraph
-from appliance.convert.shapes import EMBEDDING
-from appliance.convert.whisper import kept_logits
 from appliance.infer import arithmetic
 
 
 def write(file: Path) -> None:
     """Write the graph: many rows as encoder.onnx and cross.onnx multiply them, one as step.onnx
-    does, and the scan of 4 bits."""
-    matrix, narrow = arithmetic.weights(), arithmetic.narrow_weights()
-    weights = {EMBEDDING: np.ascontiguousarray(narrow.T)}
+    does."""
+    matrix = arithmetic.weights()
     rows, inner, columns = arithmetic.ROWS, arithmetic.INNER, arithmetic.COLUMNS
-    graph = RuntimeGraph(weights, int8=True, many_rows=True, zero_points=True)
+    graph = RuntimeGraph({}, int8=True, many_rows=True, zero_points=True)
     many = graph.input("many", (1, rows, inner))
     graph.output(graph.project(many, "many", matrix), "many_rows", (1, rows, columns))
     graph._many_rows = False
     one = graph.input("one", (1, 1, inner))
     graph.output(graph.project(one, "one", matrix), "one_row", (1, 1, columns))
-    flat = graph.reshape(one, 1, inner)
-    logits = kept_logits(graph, flat, weights, np.arange(columns), int4_scan=True)
-    graph.output(logits, "4_bits", (1, columns))
     graph.save(file, "int8_arithmetic")
 
 

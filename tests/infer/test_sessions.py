@@ -1,4 +1,4 @@
-"""Bundles of 8 and 4 bits hear nearly the same as those of 32, and are a third of the size."""
+"""Bundles of 8 bits hear nearly the same as those of 32, and are a third of the size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rigs.checkout import TINY_EN, ROOT, environment
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle
-from appliance.convert.graph import to_int4, to_int8
+from appliance.convert.graph import to_int8
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
 from appliance.model.bundle import Bundle, Guards, load_bundle
@@ -25,13 +25,12 @@ PLAIN = Guards(500, 1.0, 0.0)
 
 @pytest.fixture(scope="module")
 def bundles(checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
-    """The same weights: float32, int8, int8 with an int4 scan."""
+    """The same weights: float32, int8."""
     folder = tmp_path_factory.mktemp("widths")
     made = []
-    for quantize, scan in (("none", "exact"), ("int8", "exact"), ("int8", "int4")):
-        out = folder / f"{quantize}-{scan}"
-        recipe = Recipe("random", 10.0, quantize=quantize, vocabulary_scan=scan)
-        build_bundle(checkpoint_folder, out, recipe)
+    for quantize in ("none", "int8"):
+        out = folder / quantize
+        build_bundle(checkpoint_folder, out, Recipe("random", 10.0, quantize=quantize))
         made.append(load_bundle(out))
     return made
 
@@ -46,15 +45,14 @@ def size(bundle: Bundle) -> int:
 
 
 def test_the_bundles_get_smaller_and_say_what_they_are(bundles: list[Bundle]) -> None:
-    whole, int8, int4 = bundles
-    assert size(int4) < size(int8) < 0.35 * size(whole)
-    assert (int8.quantize, int8.vocabulary_scan) == ("int8", "exact")
-    assert (int4.quantize, int4.vocabulary_scan) == ("int8", "int4")
+    whole, int8 = bundles
+    assert size(int8) < 0.35 * size(whole)
+    assert (whole.quantize, int8.quantize) == ("none", "int8")
 
 
 def test_int8_encoder_states_are_near_those_of_float32(bundles: list[Bundle]) -> None:
     mel = random_mel_of(bundles[0])
-    found = [CpuEncoder(bundle, 1).encode(mel) for bundle in bundles[:2]]
+    found = [CpuEncoder(bundle, 1).encode(mel) for bundle in bundles]
     assert 0 < np.abs(found[0] - found[1]).std() < 0.05 * found[0].std()
 
 
@@ -88,7 +86,7 @@ def test_written_out_zero_points_change_no_number(
 
 
 def test_int8_logits_are_near_those_of_float32(bundles: list[Bundle]) -> None:
-    whole, int8 = (Decoder(bundle, PLAIN, 1) for bundle in bundles[:2])
+    whole, int8 = (Decoder(bundle, PLAIN, 1) for bundle in bundles)
     tokens = [*bundles[0].prompt, 5, 60, 7, 90]
     for seed in WINDOWS:
         heard = states(bundles[0], seed)
@@ -96,41 +94,12 @@ def test_int8_logits_are_near_those_of_float32(bundles: list[Bundle]) -> None:
         assert 0 < np.abs(rows[0] - rows[1]).std() < 0.05 * rows[0].std()
 
 
-@pytest.mark.parametrize("rules", [PLAIN, Guards(700, 1.2, 0.5)])
-def test_an_int4_scan_writes_what_the_exact_embedding_says(
-    bundles: list[Bundle], rules: Guards
-) -> None:
-    _, exact, scan = (Decoder(bundle, rules, 1) for bundle in bundles)
-    same = 0
-    for seed in WINDOWS:
-        heard = states(bundles[0], seed)
-        one, other = exact.decode(heard, 0.1), scan.decode(heard, 0.1)
-        assert abs(one.no_speech_prob - other.no_speech_prob) < 0.02
-        if one.tokens[:4] == other.tokens[:4]:
-            same += 1
-            assert one.logprobs[:4] == pytest.approx(other.logprobs[:4], abs=0.2)
-    assert same > 0.8 * len(WINDOWS)
-
-
-def test_rough_logits_alone_would_often_choose_wrong(bundles: list[Bundle]) -> None:
-    """Why an int4 scan is never used without rescoring."""
-    exact, scan = (Decoder(bundle, PLAIN, 1) for bundle in bundles[1:])
-    wrong = 0
-    for seed in WINDOWS:
-        heard = states(bundles[0], seed)
-        tokens = [*bundles[0].prompt, *range(60)]
-        rows = [each.step(each.start(heard), tokens) for each in (exact, scan)]
-        wrong += int((rows[0].argmax(axis=-1) != rows[1].argmax(axis=-1)).sum())
-    assert wrong > 0.01 * len(WINDOWS) * 60
-
-
 def test_an_odd_shape_is_quantised_too(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "checkpoint", ODD, random_weights(ODD, 5))
     decoded = []
-    for scan in ("exact", "int4"):
-        recipe = Recipe("odd", 2.5, quantize="int8", vocabulary_scan=scan)
-        build_bundle(folder, tmp_path / scan, recipe)
-        bundle = load_bundle(tmp_path / scan)
+    for quantize in ("none", "int8"):
+        build_bundle(folder, tmp_path / quantize, Recipe("odd", 2.5, quantize=quantize))
+        bundle = load_bundle(tmp_path / quantize)
         heard = CpuEncoder(bundle, 1).encode(random_mel(ODD, bundle.frames, 1))
         decoded.append(Decoder(bundle, bundle.guards, 1).decode(heard, 2.5))
     assert decoded[0].tokens[:3] == decoded[1].tokens[:3]
@@ -155,16 +124,6 @@ def test_8_bits_round_to_half_a_step_and_zero_stays_zero() -> None:
     assert whole.dtype == np.int8 and np.abs(whole).max() == 127
     assert np.all(np.abs(whole * scales - matrix) <= 0.5001 * scales)
     assert not whole[:, 3].any() and scales[3] == 1
-
-
-def test_4_bits_are_stored_two_in_a_byte_the_first_below() -> None:
-    rows = np.zeros((2, 130), np.float32)
-    rows[0, :3] = (7, -7, 2)
-    rows[1, 129] = -3.5
-    whole, scales = to_int4(rows)
-    assert whole.shape == (2, 2, 64) and scales.tolist() == [1, 1, 1, 0.5]
-    assert whole[0, 0, :3].tolist() == [(1 << 4) | 15, (8 << 4) | 10, (8 << 4) | 8]
-    assert whole[1, 1, 0] == (1 << 4) | 8
 
 
 NO_ROOM = """

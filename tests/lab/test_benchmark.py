@@ -34,7 +34,7 @@ from appliance.lab.benchmark.clock import CLOCKS
 from appliance.lab.benchmark.main import run_benchmark
 from appliance.lab.benchmark.measure import RowProcess, measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
-from appliance.lab.benchmark.ours import DraftRunner, OurRunner
+from appliance.lab.benchmark.ours import OurRunner
 from appliance.lab.benchmark.rows import (
     KEYS,
     LABELS,
@@ -139,7 +139,7 @@ def benchmarked(
     module("onnxruntime.quantization", "onnxruntime")
     folder = tmp_path_factory.mktemp("benchmark")
     given = options(
-        "--checkpoint", str(checkpoint_folder), "--rows", "reference,balanced,balanced-int4,npu",
+        "--checkpoint", str(checkpoint_folder), "--rows", "reference,balanced,balanced-latin,npu",
         "--repeats", "2", "--tokens", "4", "--window", "4", "--json", str(folder / "out.json"),
     )  # fmt: skip
     assert run_benchmark(given, Settings()) == 0
@@ -156,7 +156,7 @@ def test_json_holds_every_figure_of_every_row(
     assert 0.1 < found["memory_speed_gb_s"] < 10_000
     assert [path.name for path in folder.iterdir()] == ["out.json"]
     by_key = {row["key"]: row for row in found["rows"]}
-    assert list(by_key) == ["reference", "balanced", "balanced-int4", "npu"]
+    assert list(by_key) == ["reference", "balanced", "balanced-latin", "npu"]
     for key in ("reference", "balanced"):
         row = by_key[key]
         assert row["absent"] is None
@@ -179,18 +179,6 @@ def test_json_holds_every_figure_of_every_row(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_a_row_with_drafts_writes_the_same_tokens(
-    seen: bool, checkpoint_folder: Path, tmp_path: Path
-) -> None:
-    subject = make_subject("", checkpoint_folder, 4.0, tmp_path, quantize="int8")
-    folder = subject.bundle.folder
-    drafted = DraftRunner(folder, "balanced", 1, encoder=True, seen=seen)
-    states = states_of(drafted, subject)
-    expected = OurRunner(folder, "balanced", 1, encoder=False).decode(states, COUNT).tokens
-    assert [drafted.decode(states, COUNT).tokens for _ in range(3)] == 3 * [expected]
-
-
 def test_a_row_with_short_windows_encodes_the_speech_alone(
     checkpoint_folder: Path, tmp_path: Path
 ) -> None:
@@ -207,19 +195,6 @@ def test_a_row_with_short_windows_encodes_the_speech_alone(
     silence = short.encode(short.mel(sound[:1] * 0))
     assert np.array_equal(short.encode(mel)[80:], silence[80:])
     assert not np.array_equal(whole.encode(mel)[75:], silence[75:])
-
-
-def test_rows_with_drafts_are_compared_with_the_one_without(
-    checkpoint_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "out.json"
-    given = options(
-        "--checkpoint", str(checkpoint_folder), "--rows", "balanced,repeated",
-        "--repeats", "2", "--tokens", "4", "--window", "4", "--json", str(file),
-    )  # fmt: skip
-    assert run_benchmark(given, Settings()) == 0
-    assert json.loads(file.read_text())["plain_over_drafted"].keys() == {"repeated"}
-    assert "decoder without drafts / with them" in capsys.readouterr().out
 
 
 def test_a_row_without_its_hailo_says_so(benchmarked: tuple[dict[str, Any], Path]) -> None:

@@ -187,7 +187,6 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
     [
         ({"schema": 1}, "schema: expected 2, found 1"),
         ({"quantize": "int2"}, "quantize: expected one of none, int8, found 'int2'"),
-        ({"vocabulary_scan": 4}, "vocabulary_scan: expected one of exact, int4, found 4"),
         ({"trained_positions": 499}, "trained_positions: expected a whole number from 500"),
         ({"d_model": "128"}, "d_model: expected a whole number from 1, found '128'"),
         ({"d_model": True}, "d_model: expected a whole number from 1, found True"),
@@ -320,7 +319,6 @@ def test_a_graph_for_another_mel_is_refused(folder: Path) -> None:
         ({"decoder_layers": 2}, "output cross_keys_1: .* found none of that name"),
         ({"vocabulary_size": 522}, "embedding.bin: expected 522 rows of 128 numbers of 4 bytes"),
         ({"suppressed": [513]}, r"output logits: expected shape \(any, 520\), found \(any, 513\)"),
-        ({"vocabulary_scan": "int4"}, "output best: expected shape .* found none of that name"),
         ({"window_s": 5, "positions": 250}, r"input states: expected shape \(1, 251, 128\)"),
         ({"heads": 8}, r"output cross_keys_0: expected shape \(8, 16, 501\)"),
     ],

@@ -16,10 +16,7 @@ class Saturating:
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]], /) -> list[Values]:
         matrix = arithmetic.weights()
-        return [*(cut_off(feeds[name], matrix) for name in ("many", "one")), self.scan(feeds)]
-
-    def scan(self, feeds: Mapping[str, NDArray[np.generic]]) -> Values:
-        return cut_off(feeds["one"][0], arithmetic.narrow_weights())
+        return [cut_off(feeds[name], matrix) for name in ("many", "one")]
 
 
 def cut_off(rows: NDArray[np.generic], matrix: Values) -> Values:

@@ -74,7 +74,7 @@ def bundle(around: Surroundings) -> Outcome:
 
 
 def arithmetic(around: Surroundings) -> Outcome:
-    """Check that ONNX Runtime multiplies 8- and 4-bit integers correctly on this processor."""
+    """Check that ONNX Runtime multiplies 8-bit integers correctly on this processor."""
     if why := without_model(around):
         return skipped(why)
     around.doing("loading the model's manifest")
@@ -93,7 +93,7 @@ def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome
         return skipped(f"{found.name} uses 32-bit floating point")
     if trouble := find_trouble(found, products):
         return failed(trouble.found, trouble.fix)
-    return ok(f"8- and 4-bit products are correct within {LARGEST_ERROR:.0%}")
+    return ok(f"8-bit products are correct within {LARGEST_ERROR:.0%}")
 
 
 def self_test(around: Surroundings) -> Outcome:

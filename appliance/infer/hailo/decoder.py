@@ -52,9 +52,6 @@ class HailoDecoder:
         in any case. Raises ModelError."""
         return self._cpu.end_prior(tokens)
 
-    def warm_up(self) -> None:
-        """Nothing to do: nothing is drafted here."""
-
 
 def refuse_settings(settings: Settings, bundle: Bundle, languages: Languages | None) -> None:
     """Raises ConfigError for settings that need the CPU decoder: another language than the

@@ -23,13 +23,13 @@ from appliance.errors import ConfigError, StoreError
 from appliance.lab.benchmark import accuracy, report
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.report import Result, as_json, as_text
-from appliance.lab.benchmark.rows import DRAFTED, KEYS, Row, RowMaker, memory_speed
+from appliance.lab.benchmark.rows import KEYS, Row, RowMaker, memory_speed
 from appliance.lab.benchmark.subject import Subject, make_subject, wanted_rows
 from appliance.system import writing
 
 SCRATCH = "/var/tmp"
 """On a disk: /tmp is memory on Debian trixie, and the files of all rows are some 500 MB."""
-UNSCORED = {"uncached", *DRAFTED}
+UNSCORED = {"uncached"}
 """Rows whose texts are another row's."""
 
 

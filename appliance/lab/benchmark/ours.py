@@ -17,7 +17,6 @@ from appliance.errors import DeviceError, RoomscribeError
 from appliance.infer import (
     AnyDecoder,
     Decoder,
-    Drafts,
     Encoder,
     log_mel,
     open_encoder,
@@ -41,8 +40,6 @@ COMPARED = {
     "quantize": "number format",
 }
 """Attributes of Bundle that two rows must share to be compared."""
-SENTENCES, SENTENCES_SEED = 200, 1
-"""Sentences that the drafts of a row come from, besides the one that is measured."""
 
 
 class FixedLength(Decoder):
@@ -68,7 +65,6 @@ class OurRunner:
         threads: int,
         *,
         encoder: bool,
-        drafts: Drafts | None = None,
         short: bool = False,
     ) -> None:
         """Load the bundle; without `encoder` only the decoder is there. With `short` windows are
@@ -78,7 +74,7 @@ class OurRunner:
         self._encoder: Encoder | None = None
         if encoder:
             self._encoder = open_encoder(self._bundle, EncoderSettings(threads=threads))
-        self._decoder = FixedLength(self._bundle, self._rules, threads, drafts)
+        self._decoder = FixedLength(self._bundle, self._rules, threads)
         self._writer: AnyDecoder = self._decoder
         """What decodes; its rules and its limit are the CPU decoder's in any case."""
 
@@ -110,40 +106,6 @@ class OurRunner:
     def _write(self, states: States, limit: int) -> tuple[int, ...]:
         self._decoder.limit = limit
         return self._writer.decode(states, self._bundle.window_s).tokens
-
-
-class DraftRunner(OurRunner):
-    """The bundle's decoder with drafts, in a house where sentences are said again (`seen`), or
-    where none is: there are as many that begin like this one, and none goes on like it."""
-
-    def __init__(
-        self, folder: Path, preset: str, threads: int, *, encoder: bool, seen: bool
-    ) -> None:
-        """Load the bundle and measure what passes cost."""
-        self._drafts, self._seen = Drafts(), seen
-        self._taught = False
-        super().__init__(folder, preset, threads, encoder=encoder, drafts=self._drafts)
-        self._decoder.warm_up()
-
-    def decode(self, states: States, count: int) -> TimedDecode:
-        """`count` tokens; the drafts learn before, outside of what is timed."""
-        if not self._taught:
-            self._teach(super().decode(states, count).tokens)
-        return super().decode(states, count)
-
-    def _teach(self, text: tuple[int, ...]) -> None:
-        self._taught = True
-        rng = np.random.Generator(np.random.PCG64(SENTENCES_SEED))
-        for number in range(SENTENCES):
-            others = tuple(int(token) for token in rng.choice(self._bundle.kept, len(text)))
-            half = number * len(text) // (2 * SENTENCES)
-            for again in range(1 + self._seen):
-                self._drafts.expect((number, again))
-                self._drafts.add(others if self._seen else text[:half] + others)
-        if self._seen:
-            self._drafts.expect("the one that is measured")
-            self._drafts.add(text)
-        self._drafts.expect("the one that is measured, said again")
 
 
 def find_hailo_bundle(model: str, measured: Bundle, *, full: bool) -> Bundle | str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.lab.benchmark.accuracy import Score
 from appliance.lab.benchmark.measure import TIMES, Measured
-from appliance.lab.benchmark.rows import DRAFTED, LABELS, OURS, Row
+from appliance.lab.benchmark.rows import LABELS, OURS, Row
 from appliance.lab.benchmark.subject import Subject
 from appliance.system import writing
 
@@ -82,7 +82,6 @@ def as_json(result: Result) -> dict[str, Any]:
         "memory_speed_gb_s": round(result.speed / 1e9, 2),
         "rows": [_row_as_json(row, result) for row in result.rows],
         "ratios": ratios(result),
-        "plain_over_drafted": drafts(result),
     }
 
 
@@ -116,15 +115,6 @@ def ratios(result: Result) -> dict[str, dict[str, float]]:
                 name: round(row / ours, 3) for name, (row, ours) in pairs.items() if row and ours
             }
     return found
-
-
-def drafts(result: Result) -> dict[str, float]:
-    """The decoder's time without drafts over that with them (more than 1: drafts are faster)."""
-    plain, rows = result.of(OURS), [result.of(key) for key in DRAFTED]
-    if plain is None:
-        return {}
-    whole = plain.median("decoder_ms")
-    return {each.row.key: round(whole / each.median("decoder_ms"), 3) for each in rows if each}
 
 
 def machine() -> dict[str, str]:
@@ -162,10 +152,6 @@ def as_text(result: Result) -> str:
         parts.append(_table(_score_cells(result)))
     if result.of(OURS):
         parts.append(_table(_ratio_cells(result)))
-    if faster := drafts(result):
-        cells = [["decoder without drafts / with them", "ratio"]]
-        cells += [[LABELS[key], f"{value:.2f}"] for key, value in faster.items()]
-        parts.append(_table(cells))
     left_out = [f"left out: {row.label}: {row.absent}" for row in result.rows if row.absent]
     return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
 

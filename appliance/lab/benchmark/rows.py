@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
@@ -23,7 +23,7 @@ from appliance.errors import DeviceError
 from appliance.infer import find_chip
 from appliance.lab.benchmark import baselines, exporter, ours
 from appliance.lab.benchmark.subject import Subject
-from appliance.model import BEST, FRAMES_PER_POSITION, JOINT_FILE, STEP_FILE, Bundle
+from appliance.model import FRAMES_PER_POSITION, STEP_FILE, Bundle
 from appliance.system import one_line
 
 ARRAY_BYTES = 256 << 20
@@ -31,7 +31,7 @@ ARRAY_BYTES = 256 << 20
 ROUNDS = 20
 LOOKED_UP = {"Gather", "GatherBlockQuantized"}
 """Operators that read a row of a table, not the table."""
-FLOAT_BYTES, HALF_BYTES = 4, 2
+FLOAT_BYTES = 4
 CTRANSLATE, QUANTIZER = "ctranslate2", "onnxruntime.quantization"
 LABELS = {
     "ct2-30s": "faster-whisper's way: CTranslate2 INT8, 30 s mel",
@@ -44,21 +44,15 @@ LABELS = {
     "balanced": "Roomscribe, CPU, balanced",
     "aggressive": "Roomscribe, CPU, aggressive",
     "short": "Roomscribe, CPU, balanced, short windows",
-    "balanced-int4": "Roomscribe, CPU, balanced, INT4 scan of the vocabulary",
     "balanced-latin": "Roomscribe, CPU, balanced, tokens of Latin letters only",
-    "repeated": "Roomscribe, CPU, balanced, a command said before",
-    "unseen": "Roomscribe, CPU, balanced, a command never said before",
     "hybrid": "Roomscribe, hybrid: HEF encoder, INT8 CPU decoder",
     "npu": "Roomscribe, full NPU: encoder and decoder as the HEFs quantise them",
 }
 KEYS = tuple(LABELS)
 OURS = "balanced"
 """The row that the others are compared with, and its preset."""
-INT4 = "int4"
 SHORT = "short"
 """The row whose encoder computes no more than the speech."""
-DRAFTED = "repeated", "unseen"
-"""The rows with drafts."""
 
 
 def memory_speed(
@@ -104,8 +98,6 @@ def bytes_of_cross_cache(bundle: Bundle, positions: int) -> int:
 def _size(constant: onnx.TensorProto) -> int:
     """Bytes of a constant's values."""
     count: int = math.prod(constant.dims)
-    if constant.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
-        return (count + 1) // 2
     item = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(constant.data_type)).itemsize
     return count * int(item)
 
@@ -201,29 +193,19 @@ class RowMaker:
         return Row(key, LABELS[key], plan, "", token_bytes, decoder_alone=alone)
 
     def _ours(self, key: str) -> Row:
-        preset, _, scan = (OURS, "", "") if key in (SHORT, *DRAFTED) else key.partition("-")
-        folder = self.other_bundle(scan) if scan else self._subject.bundle.folder
+        preset, _, latin = (OURS, "", "") if key == SHORT else key.partition("-")
+        folder = self.latin_bundle() if latin else self._subject.bundle.folder
         # what no token of a text can be is scored at the prompt alone
         read = bytes_of_graph(folder / STEP_FILE, unread=".left_out")
-        if scan == INT4:
-            read += BEST * self._bundle.d_model * HALF_BYTES
         read += bytes_of_cross_cache(self._bundle, self._bundle.positions + 1)
-        if key in DRAFTED and JOINT_FILE not in self._bundle.files:
-            return Row(key, LABELS[key], absent=f"the model has no {JOINT_FILE}")
-        kind, more = "ours", {"short": key == SHORT}
-        if key in DRAFTED:
-            kind, more = "drafts", {"seen": key == DRAFTED[0]}
-        return self._row(key, kind, read, folder=str(folder), preset=preset, **more)
+        short = key == SHORT
+        return self._row(key, "ours", read, folder=str(folder), preset=preset, short=short)
 
-    def other_bundle(self, kind: str) -> Path:
-        """The bundle that scans the vocabulary with 4 bits, or has Latin letters only."""
-        recipe = Recipe("benchmark", self._subject.bundle.window_s, quantize="int8")
-        if kind == INT4:
-            recipe = replace(recipe, vocabulary_scan=INT4)
-        else:
-            recipe = replace(recipe, latin=True)
+    def latin_bundle(self) -> Path:
+        """The bundle that has tokens of Latin letters only."""
+        recipe = Recipe("benchmark", self._subject.bundle.window_s, quantize="int8", latin=True)
         return self._made(
-            f"bundle-{kind}", lambda folder: build_bundle(self._subject.folder, folder, recipe)
+            "bundle-latin", lambda folder: build_bundle(self._subject.folder, folder, recipe)
         )
 
     def _exported(self, key: str) -> Row:

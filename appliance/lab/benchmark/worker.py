@@ -53,11 +53,6 @@ def open_runner(plan: Plan, *, encoder: bool) -> Runner:
 
             folder, preset = Path(plan["folder"]), plan["preset"]
             return OurRunner(folder, preset, threads, encoder=encoder, short=plan["short"])
-        case "drafts":
-            from appliance.lab.benchmark.ours import DraftRunner
-
-            folder, preset = Path(plan["folder"]), plan["preset"]
-            return DraftRunner(folder, preset, threads, encoder=encoder, seen=plan["seen"])
         case "hybrid" | "npu":
             from appliance.lab.benchmark.ours import NpuRunner
 
