@@ -54,7 +54,7 @@ def test_another_roomscribe_transcribes_a_spoken_sentence_word_for_word() -> Non
             with Recording(str(file), real_time=False) as recording:
                 sound = np.concatenate([frame.samples for frame in recording.frames()])
             found = ears.transcribe(a_window(samples=sound))
-    assert found.text.lower().strip(".") == "turn off the cellar fan"
+    assert found.text == "What is the weather like in Chicago?"
     assert (found.model, found.encoder, found.language) == ("tiny.en", "wyoming", "en")
 
 

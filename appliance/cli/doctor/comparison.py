@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from appliance.cli.doctor.model import FILE, TEXT, on_cpu, spoken_window, words
+from appliance.cli.doctor.model import FILE, TEXT, on_cpu, spoken_window, word_errors, words
 from appliance.cli.doctor.outcome import Outcome, Surroundings, failed, ok
 from appliance.errors import ConfigError
 
@@ -162,16 +162,6 @@ def judge(found: list[Compared], figures: dict[str, Any] | None = None, known: s
         return Outcome(ok(line).status, line, figures=figures)
     reason, fix = (f"{wrong}; {known}", OTHER_MODEL) if known else (wrong, OTHER_HEF)
     return Outcome(failed("", "").status, f"{line}; {reason}", fix, figures)
-
-
-def word_errors(right: list[str], written: list[str]) -> int:
-    """Return how many words to change, remove or add (Levenshtein)."""
-    row = list(range(len(written) + 1))
-    for number, word in enumerate(right, 1):
-        before, row[0] = row[0], number
-        for i, other in enumerate(written, 1):
-            before, row[i] = row[i], min(row[i] + 1, row[i - 1] + 1, before + (word != other))
-    return row[-1]
 
 
 def _is_base_on_8l(bundle: Bundle, chip: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.cli.doctor.daemon import ENCRYPTED, PLAIN
-from appliance.cli.doctor.model import TEXT, spoken_window, words
+from appliance.cli.doctor.model import compare_text, spoken_window, words
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings, fleet_server, is_loopback, node_name
 from appliance.errors import ServerError
@@ -197,7 +197,7 @@ def sentence(around: Surroundings) -> Outcome:
             f"{answer.worker} refuses: {answer.result.text} ({answer.result.code})",
             "see that worker's log (`journalctl -u roomscribe`)",
         )
-    found = f"{answer.worker}: {TEXT!r} is read as {answer.result.text!r} in {took_ms:.0f} ms"
+    found = f"{answer.worker} {compare_text(answer.result.text)}; {took_ms:.0f} ms"
     if not words(answer.result.text):
         return failed(found, "another model there may read it")
     return ok(found)

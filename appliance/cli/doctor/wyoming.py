@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING
 
-from appliance.cli.doctor.model import TEXT, spoken_window, words
+from appliance.cli.doctor.model import compare_text, spoken_window, words
 from appliance.cli.doctor.outcome import (
     Check,
     Outcome,
@@ -80,8 +80,8 @@ def _try(around: Surroundings, client: WyomingClient) -> Outcome:
     reply = client.transcribe(spoken_window(LONGEST_S).samples, WITHIN_S)
     known = ", ".join(info.languages[:3]) + ("..." if info.languages[3:] else "")
     found = (
-        f"{client.address}: {info.model} ({known or 'language unknown'}); {TEXT!r} was transcribed "
-        f"as {reply.text!r} in {reply.took_ms:.0f} ms"
+        f"{client.address}: {info.model} ({known or 'language unknown'}) "
+        f"{compare_text(reply.text)}; {reply.took_ms:.0f} ms"
     )
     if not words(reply.text):
         return failed(found, "see the server's log, or use another model there")

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.checkout import TINY_EN, SPEECH
+from rigs.checkout import SPEECH, TINY_EN
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
 from appliance.cli.doctor import npu
-from appliance.cli.doctor.comparison import KNOWN_DEFECT, Compared, judge, word_errors
+from appliance.cli.doctor.comparison import KNOWN_DEFECT, Compared, judge
 from appliance.cli.doctor.daemon import DaemonProcess
+from appliance.cli.doctor.model import word_errors
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
