@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from rigs.checkout import SPEECH, TINY_EN
+from rigs.checkout import BUILT_IN, SPEECH
 from rigs.command import errors, roomscribe
 from rigs.daemon import daemon, log_of, write_config
 from rigs.recordings import sentences
@@ -131,7 +131,7 @@ def test_a_daemon_without_its_model_is_started_again_for_its_disk_may_come(tmp_p
     done = roomscribe("run", "--config", config)
     assert done.returncode == 75
     assert len(errors(done)) == 1
-    shutil.copytree(TINY_EN, bundle)
+    shutil.copytree(BUILT_IN, bundle)
     done = roomscribe("run", "--config", config, "--recording", SPEECH / "00.flac")
     assert done.returncode == 0
 
@@ -160,7 +160,7 @@ def test_a_configuration_that_cannot_be_read_is_one_line_and_tried_again(
 
 def test_a_damaged_bundle_is_one_line_and_status_78(tmp_path: Path) -> None:
     damaged = tmp_path / "tiny.en"
-    shutil.copytree(TINY_EN, damaged)
+    shutil.copytree(BUILT_IN, damaged)
     content = bytearray((damaged / "encoder.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / "encoder.onnx").write_bytes(content)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from deb import manifest
-from rigs.checkout import TINY_EN, ROOT, environment
+from rigs.checkout import BUILT_IN, ROOT, environment
 from rigs.command import roomscribe
 from rigs.needs import program
 
@@ -67,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A system with a small package of Roomscribe, not signed."""
     system = tmp_path_factory.mktemp("system")
     bundle = system / HOME / "appliance/bundles/tiny.en"
-    shutil.copytree(TINY_EN, bundle, ignore=shutil.ignore_patterns("*.md"))
+    shutil.copytree(BUILT_IN, bundle, ignore=shutil.ignore_patterns("*.md"))
     write(system / SOURCE, "ANSWER = 42\n\n\ndef answer():\n    return ANSWER\n")
     write(system / CONFIGURATION, "# nothing\n")
     write(system / "usr/share/doc/roomscribe/README.md", "Read me.\n")
@@ -160,7 +160,7 @@ def test_the_bill_of_materials_is_compared_with_what_is_installed(system: Path) 
 
 def test_an_added_model_is_checked_against_its_own_checksums(system: Path) -> None:
     mine = system / "var/lib/roomscribe-models/mine"
-    shutil.copytree(TINY_EN, mine)
+    shutil.copytree(BUILT_IN, mine)
     assert verified(system, "--unsigned")[0] == 0
     (mine / "step.onnx").write_bytes(b"nothing")
     (found,) = differences(system)

@@ -17,8 +17,8 @@ from appliance.errors import ConfigError, ModelError
 from appliance.infer.opening import open_transcriber
 from appliance.model.bundle import Bundle, load_bundle
 
-TINY_EN = load_bundle("tiny.en").folder
-MANIFEST = (TINY_EN / "bundle.json").read_bytes()
+BUILT_IN = load_bundle("tiny.en").folder
+MANIFEST = (BUILT_IN / "bundle.json").read_bytes()
 FILES = sorted(json.loads(MANIFEST)["files"])
 ODD_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**63, 10**300, 0.5, -1e308, float("nan"), float("inf"), "", "x",
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A copy of the built-in bundle; its files are the same ones until they are replaced."""
     place = tmp_path_factory.mktemp("copy") / "home"
     place.mkdir()
-    for file in TINY_EN.iterdir():
+    for file in BUILT_IN.iterdir():
         (place / file.name).symlink_to(file)
     yield place
 
@@ -41,14 +41,14 @@ def put(folder: Path, name: str, data: bytes | None) -> None:
     file = folder / name
     file.unlink()
     if data is None:
-        file.symlink_to(TINY_EN / name)
+        file.symlink_to(BUILT_IN / name)
     else:
         file.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit_in_a_file_is_found(folder: Path, name: str) -> None:
-    whole = (TINY_EN / name).read_bytes()
+    whole = (BUILT_IN / name).read_bytes()
 
     @given(st.integers(0, len(whole) * 8 - 1))
     @examples(5, 1 / len(FILES))
@@ -128,4 +128,4 @@ def test_odd_values_in_the_manifest_are_found_or_harmless(folder: Path, data: by
 def test_the_copy_is_right_without_damage(folder: Path) -> None:
     put(folder, "bundle.json", None)
     assert opened(folder) == "opened"
-    assert (folder / "bundle.json").samefile(TINY_EN / "bundle.json")
+    assert (folder / "bundle.json").samefile(BUILT_IN / "bundle.json")

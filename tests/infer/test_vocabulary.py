@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from figures.model import read, to_int16
 from rigs.checkout import SPEECH
 from rigs.models import HOME, random_weights, write_checkpoint
-from rigs.recordings import sentences
+from rigs.recordings import heard_right, window_of
 from rigs.records import differences
+from rigs.word_errors import same_words
 
 from appliance.config import (
     DecoderSettings,
@@ -46,19 +46,14 @@ from appliance.infer.vocabulary import (
     sound,
 )
 from appliance.model.bundle import Bundle, Guards, load_bundle
-from appliance.records import Transcription, Window
+from appliance.records import Transcription
 
 QUICK = Settings(decoder=DecoderSettings(threads=1), encoder=EncoderSettings(threads=1))
 
 
 @pytest.fixture(scope="module")
-def tiny_en() -> Bundle:
-    return load_bundle("tiny.en")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_en: Bundle) -> Tokenizer:
-    return Tokenizer.open(tiny_en)
+def tokenizer(built_in: Bundle) -> Tokenizer:
+    return Tokenizer.open(built_in)
 
 
 class Ear:
@@ -89,7 +84,7 @@ def written(
 
 
 def looked(
-    tiny_en: Bundle,
+    built_in: Bundle,
     tokenizer: Tokenizer,
     words: Sequence[str],
     text: str,
@@ -98,7 +93,7 @@ def looked(
     """What becomes of a text, and which others were asked about."""
     vocabulary = Vocabulary(words, lambda _: True)
     ear = Ear(tokenizer, likely)
-    rescorer = Rescorer(tiny_en, tokenizer, cast(Decoder, ear), vocabulary, 1.0)
+    rescorer = Rescorer(built_in, tokenizer, cast(Decoder, ear), vocabulary, 1.0)
     result = rescorer.rescore(written(tokenizer, text))
     return tokenizer.detokenize(result.tokens).strip(), result, ear
 
@@ -120,43 +115,43 @@ def test_the_likest_words_are_found_among_a_thousand() -> None:
 
 
 def test_a_word_comes_in_when_the_sound_allows_it_and_not_else(
-    tiny_en: Bundle, tokenizer: Tokenizer
+    built_in: Bundle, tokenizer: Tokenizer
 ) -> None:
-    text, better = "tell wind stone to come", "tell winston to come"
+    text, better = "tell wind stone to come", "tell Winston to come"
     credit = CREDIT * (likeness(sound("wind stone"), sound("winston")) - UNLIKE)
     rest = sum(written(tokenizer, text).logprobs[len(tokenizer.tokenize(" tell")) :])
     near, far = rest - credit + 0.1, rest - credit - 0.1
-    assert looked(tiny_en, tokenizer, ["Winston"], text, {better: near})[0] == better
-    assert looked(tiny_en, tokenizer, ["Winston"], text, {better: far})[0] == text
-    assert looked(tiny_en, tokenizer, ["Beatrix"], text, {better: near})[2].asked == []
+    assert looked(built_in, tokenizer, ["Winston"], text, {better: near})[0] == better
+    assert looked(built_in, tokenizer, ["Winston"], text, {better: far})[0] == text
+    assert looked(built_in, tokenizer, ["Beatrix"], text, {better: near})[2].asked == []
 
 
-def test_no_credit_is_in_the_log_probabilities(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
-    text, better = "tell wind stone to come", "tell winston to come"
-    _, result, _ = looked(tiny_en, tokenizer, ["Winston"], text, {better: -7.0})
+def test_no_credit_is_in_the_log_probabilities(built_in: Bundle, tokenizer: Tokenizer) -> None:
+    text, better = "tell wind stone to come", "tell Winston to come"
+    _, result, _ = looked(built_in, tokenizer, ["Winston"], text, {better: -7.0})
     before = UNSURE * len(tokenizer.tokenize(" tell"))
     assert sum(result.logprobs) == pytest.approx(before - 7.0)
     assert len(result.logprobs) == len(result.tokens) + 1
 
 
 def test_what_is_a_word_of_the_home_stays_and_more_than_one_comes_in(
-    tiny_en: Bundle, tokenizer: Tokenizer
+    built_in: Bundle, tokenizer: Tokenizer
 ) -> None:
-    text = "tell gideon and wind stone to call bee tricks"
-    one = "tell gideon and winston to call bee tricks"
-    both = "tell gideon and winston to call beatrix"
+    text = "tell Gideon and wind stone to call bee tricks"
+    one = "tell Gideon and Winston to call bee tricks"
+    both = "tell Gideon and Winston to call Beatrix"
     words = ["Gideon", "Gibson", "Winston", "Beatrix"]
-    likely = {one: -6.0, both: -7.0, text.replace("gideon", "gibson"): 0.0}
-    assert looked(tiny_en, tokenizer, words, text, likely)[0] == both
+    likely = {one: -6.0, both: -7.0, text.replace("Gideon", "Gibson"): 0.0}
+    assert looked(built_in, tokenizer, words, text, likely)[0] == both
 
 
 def test_a_word_that_was_heard_well_is_not_replaced_by_a_short_name(
-    tiny_en: Bundle, tokenizer: Tokenizer
+    built_in: Bundle, tokenizer: Tokenizer
 ) -> None:
-    text, other = "set the light to red", "set the light tom red"
+    text, other = "set the light to red", "set the light Tom red"
     ear = Ear(tokenizer, {other: -4.0})
     vocabulary = Vocabulary(["Tom", "Theo"], lambda _: True)
-    rescorer = Rescorer(tiny_en, tokenizer, cast(Decoder, ear), vocabulary, 2.0)
+    rescorer = Rescorer(built_in, tokenizer, cast(Decoder, ear), vocabulary, 2.0)
     sure = written(tokenizer, text, each=math.log(0.71))
     assert rescorer.rescore(sure) is sure and ear.asked == []
     changed = rescorer.rescore(written(tokenizer, text, each=math.log(0.69)))
@@ -167,29 +162,27 @@ def test_a_word_that_was_heard_well_is_not_replaced_by_a_short_name(
 def test_short_names_leave_sentences_that_are_heard_well(names: tuple[str, ...]) -> None:
     settings = replace(QUICK, vocabulary=VocabularySettings(words=names))
     with open_transcriber(settings) as transcriber:
-        for one in sentences()[:8]:
-            samples = np.pad(to_int16(read(one.file)), (9600, 4800))
-            result = transcriber.transcribe(Window("", 1, True, samples, 0.0, 0.0, 0.0))
-            assert result.text == one.text
+        for one in heard_right()[:8]:
+            assert same_words(transcriber.transcribe(window_of(one.file)).text, one.text)
 
 
-def test_only_a_few_texts_are_asked_about(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
+def test_only_a_few_texts_are_asked_about(built_in: Bundle, tokenizer: Tokenizer) -> None:
     words = [f"winst{letter}n" for letter in "abcdefghijklmnopqrstuvwxyz"]
-    asked = looked(tiny_en, tokenizer, words, "tell winson to come", {})[2].asked
+    asked = looked(built_in, tokenizer, words, "tell winson to come", {})[2].asked
     assert 0 < len(asked) <= TRIALS_AT_MOST
 
 
-def test_words_of_one_text_are_forgotten_with_it(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
+def test_words_of_one_text_are_forgotten_with_it(built_in: Bundle, tokenizer: Tokenizer) -> None:
     vocabulary = Vocabulary(["Gideon"], lambda _: True)
     vocabulary.set_names([("Pantry", 1)])
     assert vocabulary.with_names(("Winston",)).words == ("Gideon", "Winston", "Pantry")
     assert vocabulary.words.words == ("Gideon", "Pantry")
 
 
-def test_a_text_that_did_not_end_is_left_as_it_is(tiny_en: Bundle, tokenizer: Tokenizer) -> None:
-    ear = Ear(tokenizer, {"tell winston to come": 0.0})
+def test_a_text_that_did_not_end_is_left_as_it_is(built_in: Bundle, tokenizer: Tokenizer) -> None:
+    ear = Ear(tokenizer, {"tell Winston to come": 0.0})
     vocabulary = Vocabulary(["Winston"], lambda _: True)
-    rescorer = Rescorer(tiny_en, tokenizer, cast(Decoder, ear), vocabulary, 4.0)
+    rescorer = Rescorer(built_in, tokenizer, cast(Decoder, ear), vocabulary, 4.0)
     endless = replace(written(tokenizer, "tell winson to come"), ended=False)
     assert rescorer.rescore(endless) is endless
 
@@ -219,11 +212,11 @@ def test_the_likeliest_names_stay_when_there_are_too_many() -> None:
 
 
 def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
-    tiny_en: Bundle, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+    built_in: Bundle, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = VocabularySettings(words=("Анна", "Anna"))
     with caplog.at_level(logging.WARNING):
-        assert open_vocabulary(settings, tiny_en, tokenizer).words.words == ("Anna",)
+        assert open_vocabulary(settings, built_in, tokenizer).words.words == ("Anna",)
     assert "the model cannot write 1 of them: Анна" in caplog.text
 
 
@@ -239,72 +232,69 @@ def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
     ],
 )
 def test_a_file_of_words_that_is_wrong_is_refused_in_one_line(
-    tmp_path: Path, tiny_en: Bundle, tokenizer: Tokenizer, content: bytes | None, message: str
+    tmp_path: Path, built_in: Bundle, tokenizer: Tokenizer, content: bytes | None, message: str
 ) -> None:
     file = tmp_path / "words.txt"
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        open_vocabulary(VocabularySettings(file=str(file)), tiny_en, tokenizer)
+        open_vocabulary(VocabularySettings(file=str(file)), built_in, tokenizer)
     (line,) = caught.value.messages
     assert message in line and "\n" not in line
 
 
 def test_a_file_of_words_is_read_with_its_comments(
-    tmp_path: Path, tiny_en: Bundle, tokenizer: Tokenizer
+    tmp_path: Path, built_in: Bundle, tokenizer: Tokenizer
 ) -> None:
     file = tmp_path / "words.txt"
     file.write_text("# people\nGideon  # a cat\n\nair fryer\nGideon\n")
     settings = VocabularySettings(words=("Pantry",), file=str(file))
-    read = open_vocabulary(settings, tiny_en, tokenizer)
+    read = open_vocabulary(settings, built_in, tokenizer)
     assert read.words.words == ("Pantry", "Gideon", "air fryer")
 
 
-def fourteen() -> Window:
-    """A recording in white noise at 10 dB, which the model hears wrongly."""
-    sound = to_int16(read(SPEECH / "16.flac")).astype(np.float64)
-    level = np.sqrt(np.mean(sound**2)) * 10 ** (-10 / 20)
-    sound += np.random.default_rng(3).standard_normal(len(sound)) * level
-    samples = np.clip(sound, -32768, 32767).astype(np.int16)
-    return Window("", 1, True, np.pad(samples, (9600, 4800)), 0.0, 0.0, 0.0)
+CELLAR = SPEECH / "11.flac"
+"""A recording in which the model hears a seller: "set the cellar to seventeen degrees"."""
+MISHEARD, SAID = "set the seller to seventeen degrees", "set the cellar to seventeen degrees"
 
 
-def heard(vocabulary: VocabularySettings, window: Window, **settings: Any) -> Transcription:
+def heard(vocabulary: VocabularySettings, file: Path, **settings: Any) -> Transcription:
     chosen = replace(QUICK, vocabulary=vocabulary, **settings)
     with open_transcriber(chosen) as transcriber:
-        return transcriber.transcribe(window)
+        return transcriber.transcribe(window_of(file))
 
 
 def test_a_recording_has_its_word_with_the_list_and_not_without() -> None:
-    said, misheard = "lower the temperature by fourteen degrees", "by thirteen degrees"
     others = ("Winston", "pantry", "air fryer", "Balthasar")
-    free = heard(VocabularySettings(words=others), fourteen())
-    assert free.text.endswith(misheard)
-    led = heard(VocabularySettings(words=(*others, "Fourteen")), fourteen())
-    assert led.text == said
+    free = heard(VocabularySettings(words=others), CELLAR)
+    assert same_words(free.text, MISHEARD)
+    led = heard(VocabularySettings(words=(*others, "Cellar")), CELLAR)
+    assert same_words(led.text, SAID) and "Cellar" in led.text
     assert led.avg_logprob <= free.avg_logprob  # the credit is in no figure
-    off = heard(VocabularySettings(words=("fourteen",), boost=0.0), fourteen())
+    off = heard(VocabularySettings(words=("cellar",), boost=0.0), CELLAR)
     assert off.text == free.text and off.avg_logprob == free.avg_logprob
 
 
 def test_a_list_without_a_word_like_it_changes_no_bit_of_a_text() -> None:
     quiet = PhrasesSettings(file="")  # their search has a clock
-    free = heard(VocabularySettings(), fourteen(), phrases=quiet)
-    listed = heard(VocabularySettings(words=("Xanthippe",)), fourteen(), phrases=quiet)
+    free = heard(VocabularySettings(), CELLAR, phrases=quiet)
+    listed = heard(VocabularySettings(words=("Xanthippe",)), CELLAR, phrases=quiet)
     assert set(differences(listed, free)) <= {"encode_ms", "decode_ms"}
 
 
 def test_words_are_taken_over_between_two_windows() -> None:
+    window = window_of(CELLAR)
     with open_transcriber(QUICK) as transcriber:
         assert isinstance(transcriber, Transcriber)
-        before = transcriber.transcribe(fourteen())
-        transcriber.set_names([("Fourteen", 1)])  # type: ignore[list-item]
-        assert transcriber.transcribe(fourteen()).text.endswith("by fourteen degrees")
+        before = transcriber.transcribe(window).text
+        assert same_words(before, MISHEARD)
+        transcriber.set_names([("Cellar", 1)])  # type: ignore[list-item]
+        assert same_words(transcriber.transcribe(window).text, SAID)
         transcriber.set_names([])
-        assert transcriber.transcribe(fourteen()).text == before.text
-        encoded = replace(transcriber.encode(fourteen()), names=("Fourteen",))
-        assert transcriber.decode(encoded).text.endswith("by fourteen degrees")
-        assert transcriber.transcribe(fourteen()).text == before.text
+        assert transcriber.transcribe(window).text == before
+        encoded = replace(transcriber.encode(window), names=("Cellar",))
+        assert same_words(transcriber.decode(encoded).text, SAID)
+        assert transcriber.transcribe(window).text == before
 
 
 def test_the_npu_decoder_has_no_words() -> None:

@@ -9,7 +9,9 @@ TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
 GOLDEN = TESTS / "golden"
 SPEECH = TESTS / "speech"
-TINY_EN = ROOT / "appliance" / "bundles" / "tiny.en"
+BUILT_IN = ROOT / "appliance" / "bundles" / "tiny.en"
+"""The built-in model, which scripts/setup.sh makes; see rigs.needs."""
+TINY_EN = BUILT_IN
 SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED") or ROOT.parent / "shared")
 """Recordings, models and published values that are too large for the repository, or not ours."""
 

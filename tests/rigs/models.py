@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from rigs.checkout import BUILT_IN
+from rigs.needs import NO_MODEL
 from safetensors.numpy import save_file
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import WhisperConfig, expected_shapes
 from appliance.convert.tensors import Weights
-from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.bundle import MANIFEST, Bundle, load_bundle
 
 SPECIALS = (
     "<|endoftext|>",
@@ -70,7 +73,7 @@ BASE = sized(512, (6, 6), 8, 51865, 1500, 448)
 ODD = sized(48, (3, 2), 3, 1009, 333, 61, n_mels=128, feed_forward=100)
 """A small one in which no two sizes agree."""
 HOME = sized(128, (4, 1), 4, 521, 500, 112)
-"""The embedded model's shape."""
+"""A small one that is quick."""
 
 
 def random_weights(config: WhisperConfig, seed: int) -> Weights:
@@ -148,15 +151,33 @@ RANDOM_RECIPE = Recipe(name="random", window_s=10.0, description="random weights
 
 
 @pytest.fixture(scope="session")
+def built_in() -> Bundle:
+    """The built-in model, loaded. Skips the test without it."""
+    if NO_MODEL:
+        pytest.skip(NO_MODEL)
+    return load_bundle(BUILT_IN)
+
+
+def linked(bundle: Path, folder: Path) -> Path:
+    """A bundle in `folder` whose files are links to another's; its manifest is a copy."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in bundle.iterdir():
+        if file.name != MANIFEST:
+            (folder / file.name).symlink_to(file.resolve())
+    shutil.copy(bundle / MANIFEST, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the embedded model's shape. Not to be changed."""
+    """A small checkpoint. Not to be changed."""
     folder = tmp_path_factory.mktemp("checkpoint") / "random"
     return write_checkpoint(folder, HOME, random_weights(HOME, seed=1))
 
 
 @pytest.fixture(scope="session")
 def bundle_folder(tmp_path_factory: pytest.TempPathFactory, checkpoint_folder: Path) -> Path:
-    """A bundle of the embedded model's shape. Not to be changed."""
+    """A small bundle. Not to be changed."""
     folder = tmp_path_factory.mktemp("bundle") / "random"
     build_bundle(checkpoint_folder, folder, RANDOM_RECIPE)
     return folder

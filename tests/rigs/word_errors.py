@@ -6,11 +6,18 @@ import re
 from collections.abc import Sequence
 
 from appliance.cli.doctor.comparison import word_errors as count_errors
+from appliance.infer.phrases import in_words
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words without punctuation."""
-    return re.findall(r"[a-z0-9']+", text.lower())
+    """Lower-case words without punctuation; numbers below 1000 as words."""
+    spelled = re.sub(r"\b\d{1,3}\b", lambda number: in_words(int(number[0])), text.lower())
+    return re.findall(r"[a-z0-9']+", spelled.replace("%", " percent"))
+
+
+def same_words(a: str, b: str) -> bool:
+    """Whether two texts differ in capitals, punctuation and the spelling of numbers at most."""
+    return words(a) == words(b)
 
 
 def word_errors(said: str, heard: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.checkout import TINY_EN
+from rigs.checkout import BUILT_IN
 from rigs.recordings import sentences
 from rigs.saturating import Saturating
 
@@ -81,7 +81,7 @@ def test_a_wrong_text_is_called_wrong() -> None:
 
 def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path) -> None:
     folder = tmp_path / "tiny.en"
-    shutil.copytree(TINY_EN, folder)
+    shutil.copytree(BUILT_IN, folder)
     content = bytearray((folder / "encoder.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "encoder.onnx").write_bytes(content)

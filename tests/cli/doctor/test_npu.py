@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.checkout import SPEECH, TINY_EN
+from rigs.checkout import BUILT_IN, SPEECH
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
 from appliance.cli.doctor import npu
@@ -39,7 +39,7 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
 @pytest.fixture
 def around(tmp_path: Path) -> Surroundings:
     """tiny.en with a HEF for a Hailo-8."""
-    folder = with_hef(load_bundle(TINY_EN), tmp_path / "tiny.en").folder
+    folder = with_hef(load_bundle(BUILT_IN), tmp_path / "tiny.en").folder
     return Surroundings(Settings(model=ModelSettings(bundle=str(folder))), root=tmp_path / "root")
 
 
@@ -163,7 +163,7 @@ def test_a_hef_for_another_chip_or_model_is_a_fault(
     simulator.plug(chip="HAILO8L")
     with pytest.raises(ModelError, match="expected a HEF for Hailo-8L, found one for Hailo-8;"):
         npu.hef(around)
-    other = with_hef(load_bundle(TINY_EN), tmp_path / "other", told_output=(1, 250, 384))
+    other = with_hef(load_bundle(BUILT_IN), tmp_path / "other", told_output=(1, 250, 384))
     settings = Settings(model=ModelSettings(bundle=str(other.folder)))
     simulator.set(chip="HAILO8")
     with pytest.raises(ModelError, match="it is the HEF of another model or window"):
@@ -190,7 +190,7 @@ def test_a_decoder_that_is_to_be_on_the_npu_without_a_hef_is_a_fault(
 
 def test_a_model_without_a_hef_runs_on_the_cpu(simulator: Simulator, around: Surroundings) -> None:
     simulator.plug()
-    plain = replace(around, settings=Settings(model=ModelSettings(bundle=str(TINY_EN))))
+    plain = replace(around, settings=Settings(model=ModelSettings(bundle=str(BUILT_IN))))
     assert npu.hef(plain).status == "skipped"
     assert npu.self_test(plain).status == "skipped"
     found = npu.hef(with_encoder(plain, backend="hailo"))
