@@ -19,6 +19,7 @@ from rigs.daemon import daemon, log_of, write_config
 from rigs.needs import needs_memory
 from rigs.waiting import until
 from rigs.windows import a_window
+from rigs.word_errors import same_words
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.health import Health
@@ -128,9 +129,8 @@ def test_killed_between_guess_and_early_end_a_sentence_is_told_once(house: House
     with house.daemon():
         until(lambda: house.waiting() == 0, WITHIN_S)
     with Store.open(StoreSettings(path=str(house.state)), read_only=True) as store:
-        assert [row.transcript.text for row in store.read_after(0)] == [
-            "what is the weather like in chicago"
-        ]
+        [row] = store.read_after(0)
+    assert same_words(row.transcript.text, "what is the weather like in chicago")
 
 
 PROGRAM_WITH = """

@@ -14,6 +14,7 @@ import pytest
 from rigs.recordings import sentences
 from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import noise
+from rigs.word_errors import same_words
 from rigs.wyoming import PendingWindow, Worker, sound_of
 
 from appliance.capture.frames import Framer
@@ -101,10 +102,10 @@ def in_form(sound: Samples, form: SoundFormat) -> bytes:
     return octets.tobytes()
 
 
-def test_the_windows_are_the_microphones_sample_for_sample(transcriber: Transcriber) -> None:
+def test_the_windows_are_the_microphones_sample_for_sample() -> None:
     long = np.concatenate([sound_of(one.file, 0.2, 0.4) for one in sentences()[:12]])
     for sound in (sound_of(LIGHT.file), long):
-        text, asked = heard(transcriber, sound.tobytes(), chunk=321)
+        text, asked = heard(FakeTranscriber(), sound.tobytes(), chunk=321)
         wanted = windows_of(sound)
         said = [one.window for one in asked if one.wanted]
         assert [one.samples.tobytes() for one in said] == [one.samples.tobytes() for one in wanted]
@@ -128,16 +129,15 @@ def test_while_the_room_speaks_sound_is_heard_no_faster_than_it_was_spoken() -> 
 
 def test_a_sentence_is_understood_in_every_form(transcriber: Transcriber) -> None:
     sound = sound_of(LIGHT.file)
-    plain, _ = heard(transcriber, sound.tobytes())
-    assert plain
     for form in (
+        PLAIN,
         SoundFormat(16_000, 3, 1),
         SoundFormat(16_000, 4, 2),
         SoundFormat(48_000, 2, 2),
         SoundFormat(32_000, 2, 5),
     ):
         text, _ = heard(transcriber, in_form(sound, form), form, chunk=9_999)
-        assert text == plain, form
+        assert same_words(text, LIGHT.text), form
 
 
 @pytest.mark.parametrize(
