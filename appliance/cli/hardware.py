@@ -22,7 +22,7 @@ from appliance.config import DEFAULT_PATH, Settings
 from appliance.errors import ConfigError
 from appliance.system import writing
 
-SCHEMA = 1
+SCHEMA = 2
 BEGUN_S = time.monotonic()
 PACKAGES = (
     "roomscribe", "hailo-all", "hailo-h10-all", "hailort", "hailo-dkms", "python3-hailort",
@@ -30,7 +30,7 @@ PACKAGES = (
 )  # fmt: skip
 HAILO = "0x1e60"
 CPUFREQ = "/sys/devices/system/cpu/cpu0/cpufreq"
-ROWS = "reference,conservative,balanced,aggressive,hybrid,npu"
+ROWS = "cpu,hybrid,npu"
 DOCTOR_WITHIN_S, BENCHMARK_WITHIN_S = 1500, 2400
 PRIVATE = ("appliance", "capture", "mqtt", "store")
 """Sections of the configuration whose texts may identify this machine or its owner."""
@@ -48,8 +48,8 @@ def add_hardware_check(add: Callable[..., argparse.ArgumentParser]) -> None:
         "hardware-check",
         help="write a report on this machine, for a bug report",
         description="Runs `roomscribe doctor`, which sends 40 sentences of synthetic voices "
-        "through the encoders of NPU and CPU, and `roomscribe benchmark` with random weights of "
-        "whisper-tiny's size. Prints a summary, and writes it with all results into a JSON file: "
+        "through the encoders of NPU and CPU, and `roomscribe benchmark` with the model in use. "
+        "Prints a summary, and writes it with all results into a JSON file: "
         "hardware, versions and measurements. It contains no audio, transcripts or passwords; "
         "addresses and names are replaced by placeholders such as <node>. Check the file before "
         "you share it. First stop the service (sudo systemctl stop roomscribe) and other programs. "
@@ -70,7 +70,6 @@ def add_hardware_check(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="folder of sound files for the comparison of NPU and CPU, with a transcripts.tsv if "
         "possible (default: sentences that come with the package)",
     )
-    sub.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default: 7)")
     sub.add_argument("--no-benchmark", action="store_true", help="run only the doctor")
     sub.set_defaults(command=hardware_check, lenient=True)
 
@@ -110,8 +109,8 @@ def make_report(command: Sequence[str], options: argparse.Namespace) -> dict[str
     found["doctor"] = run_doctor(command, options.config, speech)
     found["heat"].append(read_heat("after the doctor"))
     if not options.no_benchmark:
-        print_progress(f"running roomscribe benchmark, {options.repeats} rounds")
-        found["benchmark"] = run_benchmark(command, options.repeats)
+        print_progress("running roomscribe benchmark")
+        found["benchmark"] = run_benchmark(command, options.config)
         found["heat"].append(read_heat("after the benchmark"))
     return found
 
@@ -189,14 +188,14 @@ def run_doctor(
     return found
 
 
-def run_benchmark(command: Sequence[str], repeats: int) -> dict[str, Any]:
+def run_benchmark(command: Sequence[str], config: Path | None) -> dict[str, Any]:
     """Return the benchmark's JSON, or the reason why there is none."""
     with tempfile.TemporaryDirectory(prefix="roomscribe-hardware.") as scratch:
         file = Path(scratch) / "benchmark.json"
-        arguments = ["--random-weights", "tiny", "--rows", ROWS, "--repeats", str(repeats)]
-        done = run_command(
-            [*command, "benchmark", *arguments, "--json", str(file)], BENCHMARK_WITHIN_S
-        )
+        arguments = [*command, "benchmark", "--rows", ROWS, "--json", str(file)]
+        if config:
+            arguments += ["--config", str(config)]
+        done = run_command(arguments, BENCHMARK_WITHIN_S)
         try:
             found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):

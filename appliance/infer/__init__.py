@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from appliance.infer.gates import (
         Gates as Gates,
         compression_ratio as compression_ratio,
+        is_loop as is_loop,
         judge as judge,
     )
     from appliance.infer.hailo import device as device, errors as errors

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from appliance.lab.packs import write_pack as write_pack
     from appliance.lab.recordings import SHIPPED as SHIPPED, listed_texts as listed_texts
     from appliance.lab.speed import Speed as Speed, measure_speed as measure_speed
+    from appliance.lab.words import (
+        Recorded as Recorded,
+        WordCounts as WordCounts,
+        count_words as count_words,
+        measure_words as measure_words,
+        read_recordings as read_recordings,
+    )
     from appliance.lab.xrt import check_pack as check_pack
 
 __getattr__ = lazily(__name__, __file__)

@@ -17,9 +17,10 @@ from appliance.convert.decoding import Decoding, read_decoding, read_vocabulary
 from appliance.convert.latin import other_letters
 from appliance.errors import ModelError
 from appliance.infer.tokenizer import Tokenizer
-from appliance.lab.benchmark.subject import OTHER_LETTERS
 
 MULTILINGUAL = 51_865
+OTHER_LETTERS = 7_876
+"""Text tokens of the multilingual vocabulary with letters of other scripts than Latin."""
 TEXT = 40
 """Pieces of the small vocabularies; the special tokens are behind them."""
 LANGUAGES = ("en", "de", "fr")

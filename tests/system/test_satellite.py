@@ -129,7 +129,7 @@ def test_a_satellite_hears_a_sentence_with_nothing_that_runs_a_model(tmp_path: P
     "arguments",
     [
         ("transcribe", SENTENCE),
-        ("benchmark", "--random-weights", "tiny"),
+        ("benchmark", "--rows", "cpu"),
         ("model", "add", "tiny"),
         ("model", "verify"),
         ("model", "export", "tiny.en", "--for", "hailo"),

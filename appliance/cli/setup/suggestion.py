@@ -25,8 +25,8 @@ MEASURE_S = 60.0
 """Longest time that the measurement may take."""
 ENCODER_FACTOR, DECODER_FACTOR = 1.5, 2.5
 """How much longer than its products alone an encoder and a decoder take. Measured with random
-weights of whisper-tiny's shape, `roomscribe benchmark --random-weights tiny --clock cpu`: 123 ms
-for products of 80 ms, and 5.8 ms a token for products of 1.3 to 2.8 ms, on a busy AMD EPYC."""
+weights of whisper-tiny's shape, by processor time: 123 ms for products of 80 ms, and 5.8 ms a token
+for products of 1.3 to 2.8 ms, on a busy AMD EPYC."""
 VOCABULARY = 51_865
 POSITIONS_PER_S = 50
 

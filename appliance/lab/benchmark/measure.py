@@ -1,166 +1,145 @@
-"""Measures all rows in one run: a process each, one at a time, in another order each round."""
+"""Measures a row in a process of its own, whose memory is the row's alone."""
 
 from __future__ import annotations
 
-import random
-import statistics
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from appliance.lab.benchmark.rows import Row
-from appliance.lab.benchmark.worker import serve
+import numpy as np
+
+from appliance.errors import DeviceError
+from appliance.infer import is_loop, open_transcriber
+from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
+from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
+from appliance.model import load_bundle
+from appliance.records import FULL_SCALE, Samples
 from appliance.system import Child, ChildDiedError, ChildFailedError, one_line
 
-TIMES = ("mel_ms", "encoder_ms", "decoder_ms", "total_ms", "first_ms", "later_ms")
-ORDER_SEED = 1
-LAST_LINES = 3
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+STATUS = Path("/proc/self/status")
 ANSWER_S = 600.0
-"""A row that needs longer for one utterance hangs; whisper-base without a cache takes 2 minutes for
-448 tokens on a slow machine."""
+"""A row that needs longer for one recording hangs."""
+LAST_LINES = 3
 
 
-class RowError(Exception):
-    """A row's process failed, ended or hangs; the text is why the row is left out."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """One row's figures."""
+    """What a row did."""
 
-    row: Row
+    heard: tuple[Recognised, ...] = ()
+    wall_ms: float = 0.0
+    """Mean of the recordings, by the clock on the wall."""
+    peak_mb: float = 0.0
+    """Resident memory of the process at its largest, Python and libraries included."""
     trouble: str = ""
-    """Why it could not be measured to the end; its figures are of no use then."""
-    samples: list[dict[str, float]] = field(default_factory=list)
-    """TIMES of each round."""
-    tokens: tuple[int, ...] = ()
-    memory: dict[str, float | None] = field(default_factory=dict)
-    """MB: imports (see `worker`), peak (from start to end, loading and
-    warm-up included), running (the same after the warm-up), and decoder_* of a process that has
-    the decoder alone."""
+    """Why it could not be measured; its figures are of no use then."""
 
-    def median(self, name: str) -> float:
-        """Median of one of TIMES."""
-        return statistics.median(sample[name] for sample in self.samples)
-
-    def figure(self, name: str) -> float | None:
-        """Median of one of TIMES, or a size of `memory`."""
-        return self.median(name) if name in TIMES else self.memory[name]
-
-    def least(self, name: str) -> float:
-        """The least disturbed round's."""
-        return min(sample[name] for sample in self.samples)
+    def mean(self, name: str) -> float:
+        """Mean of one of the times of `Recognised`."""
+        return sum(float(getattr(one, name)) for one in self.heard) / len(self.heard)
 
 
-def measure(rows: Sequence[Row], repeats: int, advance: Callable[[], object]) -> list[Measured]:
-    """Figures of every row that is there; `advance` is called after each utterance.
-
-    Every process is warmed up, then `repeats` rounds are measured in shuffled order. A row whose
-    process fails, ends or hangs has its `trouble`, and the others go on without it.
-    """
-    present = [Measured(row) for row in rows if row.plan]
-    processes: dict[str, RowProcess] = {}
-    shuffled = random.Random(ORDER_SEED)
-
-    def go_on(step: Callable[[Measured], object], order: Sequence[Measured] = present) -> None:
-        for each in order:
-            if each.trouble:
-                continue
-            try:
-                step(each)
-            except RowError as error:
-                each.trouble = str(error)
-                if each.row.key in processes:  # one that hangs takes the others' time
-                    processes[each.row.key].close()
-
-    def open_process(each: Measured) -> None:
-        process = RowProcess(each.row, encoder=True)
-        processes[each.row.key] = stack.enter_context(process)
-
-    def warm_up(each: Measured) -> None:
-        each.tokens = processes[each.row.key].warm_up()["tokens"]
-        advance()
-
-    def utter(each: Measured) -> None:
-        answer = processes[each.row.key].ask("utterance")
-        each.samples.append({name: answer[name] for name in TIMES})
-        advance()
-
-    with ExitStack() as stack:
-        go_on(lambda each: each.memory.update(_decoder_memory(each.row, repeats)))
-        go_on(open_process)
-        go_on(warm_up)
-        turns = list(present)
-        for _ in range(repeats):
-            shuffled.shuffle(turns)
-            go_on(utter, turns)
-        go_on(lambda each: each.memory.update(processes[each.row.key].memory()))
-    return present
+def measure(row: Row, recordings: Sequence[Recorded]) -> Measured:
+    """Return what a row does with the recordings, after one to warm up."""
+    count = str(row.settings.encoder.threads)
+    threads = {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
+    try:
+        with Child(listen, row, list(recordings), environment=threads) as process:
+            heard = [process.receive(ANSWER_S) for _ in recordings]
+            wall_ms, peak_mb = process.receive(ANSWER_S)
+    except (OSError, ChildFailedError) as error:
+        return Measured(trouble=one_line(error))
+    except ChildDiedError as error:
+        lines = error.printed.strip().splitlines()[-LAST_LINES:]
+        return Measured(trouble=f"its process ended with {error.how}: {' / '.join(lines)}")
+    except TimeoutError as error:
+        return Measured(trouble=f"its process hangs: {error}")
+    return Measured(tuple(heard), wall_ms, peak_mb)
 
 
-def _decoder_memory(row: Row, repeats: int) -> dict[str, float | None]:
-    """Sizes of a process that has the row's decoder alone."""
-    if not row.decoder_alone:
-        return {f"decoder_{name}": None for name in ("imports_mb", "peak_mb", "running_mb")}
-    with RowProcess(row, encoder=False) as process:
-        process.warm_up()
-        for _ in range(min(repeats, 3)):
-            process.ask("utterance")
-        return {f"decoder_{name}": value for name, value in process.memory().items()}
+def listen(connection: Connection, row: Row, recordings: Sequence[Recorded]) -> tuple[float, float]:
+    """In the process: send a `Recognised` for each recording; return wall_ms and peak_mb."""
+    with open_recogniser(row) as recogniser:
+        recogniser.hear(recordings[0].samples)
+        begun_s = time.perf_counter()
+        for recorded in recordings:
+            connection.send(recogniser.hear(recorded.samples))
+        wall_ms = 1000 * (time.perf_counter() - begun_s) / len(recordings)
+    return wall_ms, _peak_mb()
 
 
-class RowProcess(Child):
-    """A row in a process of its own, under `with`."""
+@contextmanager
+def open_recogniser(row: Row) -> Iterator[Recogniser]:
+    """Load a row. Raises ModelError, and DeviceError, also if the CPU had to stand in for the
+    Hailo."""
+    if row.folder is None:
+        raise ValueError(f"{row.key} is left out: {row.absent}")
+    if row.key == FASTER_WHISPER:
+        language = row.settings.decoder.language or "en"
+        yield FasterWhisper(row.folder, row.settings.encoder.threads, language)
+        return
+    with open_transcriber(row.settings, bundle=load_bundle(row.folder)) as transcriber:
+        yield ProductRecogniser(transcriber, row.settings)
+        encoder = transcriber.encoder
+        encoder.poll(0.0)
+        if row.settings.encoder.backend == "hailo" and (encoder.trouble or encoder.name == "cpu"):
+            raise DeviceError(f"the NPU did not do it: {encoder.trouble}")
 
-    def __init__(self, row: Row, *, encoder: bool) -> None:
-        """Start it and wait until the row is loaded; without `encoder` only its decoder is.
 
-        numpy's own threads are as many as the row's. Raises RowError.
-        """
-        self._before_warm_up: dict[str, float] = {}
-        self._can_reset = False
-        plan = row.plan or {}
-        count = str(plan.get("threads", 1))
-        threads = {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
-        try:
-            super().__init__(serve, plan, encoder, environment=threads)
-        except OSError as error:
-            raise RowError(f"its process cannot be started: {one_line(error)}") from None
-        try:
-            self._answer()
-        except BaseException:
-            self.close()
-            raise
+class FasterWhisper:
+    """faster-whisper as the Wyoming server of the same name uses it, but with one text at a time:
+    whole recordings, INT8, its own gates and temperatures."""
 
-    def warm_up(self) -> dict[str, Any]:
-        """The first utterance's answer; the peak of memory up to here is kept apart."""
-        answer = self.ask("utterance")
-        self._before_warm_up = self.ask("memory")
-        self._can_reset = self.ask("reset")["done"]
-        return answer
+    def __init__(self, folder: Path, threads: int, language: str) -> None:
+        from faster_whisper import WhisperModel
 
-    def ask(self, what: str, **more: object) -> dict[str, Any]:
-        """The answer to one request. Raises RowError when there is none."""
-        self.send({"do": what, **more})
-        return self._answer()
+        self._language = None if language == "auto" else language
+        self._model = WhisperModel(
+            str(folder), device="cpu", compute_type="int8", cpu_threads=threads
+        )
+        self._spent_s = {"encode": 0.0, "generate_with_fallback": 0.0}
+        for name in self._spent_s:
+            setattr(self._model, name, self._timed(name, getattr(self._model, name)))
 
-    def memory(self) -> dict[str, float | None]:
-        """imports_mb, peak_mb (ever) and running_mb (after the warm-up; None if not known)."""
-        now = self.ask("memory")
-        peak = max(now["peak_mb"], self._before_warm_up["peak_mb"])
-        running = now["peak_mb"] if self._can_reset else None
-        return {"imports_mb": now["imports_mb"], "peak_mb": peak, "running_mb": running}
+    def hear(self, samples: Samples) -> Recognised:
+        """Transcribe a recording."""
+        self._spent_s = dict.fromkeys(self._spent_s, 0.0)
+        begun_s = time.process_time()
+        sound = samples.astype(np.float32) / np.float32(FULL_SCALE)
+        segments, _ = self._model.transcribe(sound, beam_size=1, language=self._language)
+        mel_s = time.process_time() - begun_s
+        found = list(segments)
+        total_s = time.process_time() - begun_s
+        encoder_s, decoder_s = self._spent_s.values()
+        return Recognised(
+            " ".join(segment.text.strip() for segment in found),
+            loops=sum(is_loop(segment.tokens) for segment in found),
+            discarded=0,  # it does not tell
+            encoder_ms=1000 * (mel_s + encoder_s),
+            decoder_ms=1000 * decoder_s,
+            total_ms=1000 * total_s,
+        )
 
-    def _answer(self) -> dict[str, Any]:
-        try:
-            answer: dict[str, Any] = self.receive(ANSWER_S)
-        except ChildFailedError as error:
-            raise RowError(f"its process ended: {error}") from None
-        except ChildDiedError as error:
-            lines = error.printed.strip().splitlines()[-LAST_LINES:]
-            last_words = " / ".join(lines) or "without a word"
-            raise RowError(f"its process ended with {error.how}: {last_words}") from None
-        except TimeoutError as error:
-            raise RowError(f"its process hangs: {error}") from None
-        return answer
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, whose processor time is added up."""
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            begun_s = time.process_time()
+            result = method(*arguments, **named)
+            self._spent_s[name] += time.process_time() - begun_s
+            return result
+
+        return timed
+
+
+def _peak_mb() -> float:
+    """This process's largest resident memory so far, MB."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) * 1024 / 1e6 if found else 0.0

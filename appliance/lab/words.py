@@ -1,0 +1,187 @@
+"""Counts a model's word errors on recordings whose texts are known.
+
+A recording passes voice detector, segmenter and gates as if it came from the microphone. Texts are
+compared after Whisper's own normaliser (Radford and others 2022, appendix C).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from appliance.capture import Framer, Recording, Segmenter, VoiceDetector
+from appliance.config import Settings
+from appliance.errors import ConfigError
+from appliance.infer import Gates, Transcriber, is_loop
+from appliance.lab.recordings import LISTS, listed_texts
+from appliance.records import SAMPLE_RATE, Samples, Window
+
+NEEDED = {"jiwer": "jiwer", "whisper_normalizer": "whisper-normalizer"}
+"""Modules that count words, and their packages."""
+NO_TEXT = ("SLOTS:", "(")
+"""How an entry of a list begins that describes what is said, and is not its text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """A recording, (n,) int16 at 16 kHz, and what is said in it."""
+
+    samples: Samples
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """What a model makes of a recording. Times are the processor's, all threads together."""
+
+    text: str
+    loops: int
+    """Windows in which the decoder repeats itself or never ends."""
+    discarded: int
+    """Windows whose text the gates discard."""
+    encoder_ms: float
+    """Mel and encoder."""
+    decoder_ms: float
+    total_ms: float
+    """All, voice detector and segmenter included."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """Errors over all recordings together."""
+
+    recordings: int
+    words: int
+    word_errors: int
+    letters: int
+    letter_errors: int
+    right: int
+    """Recordings whose text is right word for word."""
+    loops: int
+    discarded: int
+
+    @property
+    def wer(self) -> float:
+        """Word errors in percent."""
+        return 100 * self.word_errors / max(1, self.words)
+
+    @property
+    def cer(self) -> float:
+        """Letter errors in percent."""
+        return 100 * self.letter_errors / max(1, self.letters)
+
+
+class Recogniser(Protocol):
+    """A speech recogniser."""
+
+    def hear(self, samples: Samples) -> Recognised:
+        """Transcribe a recording, (n,) int16 at 16 kHz."""
+
+
+class ProductRecogniser:
+    """A transcriber of this program, with the windows and gates of its microphone's path."""
+
+    def __init__(self, transcriber: Transcriber, settings: Settings | None = None) -> None:
+        self._transcriber, self._settings = transcriber, settings or Settings()
+
+    def hear(self, samples: Samples) -> Recognised:
+        """Transcribe a recording. Raises ModelError."""
+        transcriber, settings = self._transcriber, self._settings
+        segmenter = Segmenter(
+            VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
+        )
+        gates, texts, loops, discarded = Gates(transcriber.gates), list[str](), 0, 0
+        encoder_s = decoder_s = 0.0
+        begun_s = time.process_time()
+        framer = Framer()
+        frames = [*framer.push(samples, 0.0), *framer.rest(len(samples) / SAMPLE_RATE)]
+        found = [window for frame in frames for window in segmenter.push(frame)]
+        for window in (*found, *segmenter.flush()):
+            if not isinstance(window, Window):
+                continue
+            started_s = time.process_time()
+            encoded = transcriber.encode(window)
+            encoded_s = time.process_time()
+            result = transcriber.decode(encoded)
+            decoder_s += time.process_time() - encoded_s
+            encoder_s += encoded_s - started_s
+            loops += is_loop(result.tokens) or not result.ended
+            result, reason = gates.apply(window, result)
+            discarded += reason is not None
+            texts += [] if reason else [result.text]
+        total_s = time.process_time() - begun_s
+        times_ms = (1000 * seconds for seconds in (encoder_s, decoder_s, total_s))
+        return Recognised(" ".join(texts), loops, discarded, *times_ms)
+
+
+def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:
+    """Return the recordings that the folder's list has a text for; with `most` only that many,
+    evenly chosen.
+
+    Raises ConfigError if there is no such list, and AudioError for a bad file.
+    """
+    texts = listed_texts(folder)
+    if texts is None:
+        raise ConfigError(
+            f"{folder}: expected {' or '.join(LISTS)} in it, found neither; write one with the "
+            "columns file and text, separated by tabs"
+        )
+    chosen = [name for name, text in texts.items() if not text.startswith(NO_TEXT)]
+    if most and len(chosen) > most:
+        chosen = [chosen[index * len(chosen) // most] for index in range(most)]
+    return [Recorded(_read(folder / name), texts[name]) for name in chosen]
+
+
+def missing_packages() -> list[str]:
+    """Return the packages that must be installed to count words."""
+    return [package for module, package in NEEDED.items() if find_spec(module) is None]
+
+
+def measure_words(
+    transcriber: Transcriber,
+    recordings: Sequence[Recorded],
+    settings: Settings | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> WordCounts:
+    """Return the word errors of a transcriber; `advance` is called after each recording.
+
+    `settings` say how sound is cut into windows. Raises ModelError.
+    """
+    recogniser, heard = ProductRecogniser(transcriber, settings), []
+    for recorded in recordings:
+        heard.append(recogniser.hear(recorded.samples))
+        advance()
+    return count_words(heard, recordings)
+
+
+def count_words(heard: Sequence[Recognised], recordings: Sequence[Recorded]) -> WordCounts:
+    """Return the errors of what was heard in each recording."""
+    import jiwer
+    from whisper_normalizer.english import EnglishTextNormalizer
+
+    normalize = EnglishTextNormalizer()
+    spoken = [normalize(recorded.text) for recorded in recordings]
+    written = [normalize(one.text) for one in heard]
+    found = jiwer.process_words(spoken, written)
+    letters = jiwer.process_characters(spoken, written)
+    return WordCounts(
+        recordings=len(recordings),
+        words=found.hits + found.substitutions + found.deletions,
+        word_errors=found.substitutions + found.deletions + found.insertions,
+        letters=letters.hits + letters.substitutions + letters.deletions,
+        letter_errors=letters.substitutions + letters.deletions + letters.insertions,
+        right=sum(text == other for text, other in zip(spoken, written, strict=True)),
+        loops=sum(one.loops for one in heard),
+        discarded=sum(one.discarded for one in heard),
+    )
+
+
+def _read(file: Path) -> Samples:
+    with Recording(str(file), real_time=False) as recording:
+        return np.concatenate([frame.samples for frame in recording.frames()])
