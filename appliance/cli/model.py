@@ -150,11 +150,6 @@ def _add_add(new: Add) -> None:
         "languages that need them: the decoder is faster",
     )
     sub.add_argument("--no-use", action="store_true", help="do not choose it")
-    sub.add_argument(
-        "--no-fit",
-        action="store_true",
-        help="do not fit it at the end, which takes minutes; `model fit` does it later",
-    )
     sub.set_defaults(command=add)
 
 
@@ -321,8 +316,6 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
     )
     _build(request, _say)
     _choose_new(request.bundle_name, options, settings)
-    for line in () if options.no_fit else model_fit.fit_added(request.bundle_name, settings):
-        _say(line)
     return 0
 
 
@@ -377,8 +370,6 @@ def serve(_options: argparse.Namespace, settings: Settings) -> int:
             raise ConfigError(f"model: expected one of {known}, found {shorten(name)}")
         request = AddRequest(name, hef=AUTO, chip_present=find_chip())
         _build(request, progress.note, progress)
-        for line in model_fit.fit_added(name, settings, progress):
-            print(line, file=sys.stderr)
     except RoomscribeError as error:
         offline = isinstance(error.__cause__, UnreachableError)
         progress.write(error=OFFLINE if offline else str(error))

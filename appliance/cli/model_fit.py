@@ -1,154 +1,96 @@
-"""`roomscribe model fit`: fit a model's confidence and more to its own errors.
-
-`roomscribe model add` and the page fit each new model, too.
-"""
+"""`roomscribe model fit`: fit a model's confidence to your own recordings and corrections."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from appliance.config import Settings
-from appliance.errors import RoomscribeError
+from appliance.errors import ConfigError
 from appliance.system import acting_as_owner
-
-if TYPE_CHECKING:
-    from appliance.convert import ProgressDisplay
-    from appliance.lab import FitRequest
-
-STEPS = 10
-"""Lines of progress in each step where the output is no terminal."""
-UNFITTED = (
-    "The model works, but its confidence stays unmeasured: fit it with "
-    "`roomscribe model fit {name}`."
-)
 
 
 def add_fit(new: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `roomscribe model fit` to the command line, and return it."""
     sub = new(
         "fit",
-        help="fit a model's confidence to its errors",
-        description="Lets the model transcribe sentences of the package, in noise and in simulated "
-        "rooms, and writes into the model: how likely a text is right (confidence, also of "
-        "expected sentences), when a sentence is complete, and whether a second pass and short "
-        "windows help. This takes minutes. If it is interrupted, run the same command again: it "
-        "continues. Nothing is changed until the end, and no audio is stored.",
+        help="fit a model's confidence to your voices",
+        description="Transcribes your recordings, compares the texts with what was said, and fits "
+        "the model's confidence to its errors: of texts, and of expected sentences if "
+        "[phrases] file is set. A fifth of the speakers or sentences is held out in turn; if the "
+        "confidence is not better on these, nothing is changed.",
     )
     sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
     sub.add_argument(
         "--recordings",
         type=Path,
         metavar="FOLDER",
-        help="also your recordings: sound files with transcripts.tsv (columns file and text)",
+        help="your recordings: sound files with transcripts.tsv (columns file and text, and "
+        "speaker if there are several)",
     )
     sub.add_argument(
         "--corrections",
         type=Path,
         metavar="FILE",
-        help="also the sentences that you corrected: what `roomscribe log --export jsonl` wrote",
+        help="the sentences that you corrected: what `roomscribe log --export jsonl` wrote",
     )
     return sub
 
 
 def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
     """Run `roomscribe model fit`; `in_use` is the model without a name."""
-    from appliance.lab import FitRequest
+    from appliance.lab import FitRequest, fit_model
     from appliance.model import find_bundle
 
+    if not options.recordings and not options.corrections:
+        raise ConfigError(
+            "A model is fitted to your own voice. Name your recordings with --recordings FOLDER, "
+            "or your corrections with --corrections FILE."
+        )
     folder = find_bundle(options.name or in_use)
-    facts = _fit(FitRequest(folder, options.recordings, options.corrections), settings, _Terminal())
+    show = _show if sys.stdout.isatty() else lambda _done, _total: None
+    with acting_as_owner(folder):
+        facts = fit_model(
+            FitRequest(folder, options.recordings, options.corrections), settings, show
+        )
     for line in describe(facts):
         print(line)
-    if options.name in (None, in_use):
+    if len(facts) > 1 and options.name in (None, in_use):
         print("The daemon uses this after `sudo systemctl restart roomscribe`.")
     return 0
 
 
-def fit_added(name: str, settings: Settings, display: ProgressDisplay | None = None) -> list[str]:
-    """Fit a model that was just added, and return lines about it. A model that cannot be fitted is
-    used as it is."""
-    from appliance.lab import FitRequest
-    from appliance.model import find_bundle
-
-    try:
-        show = _Display(display) if display else _Terminal()
-        return describe(_fit(FitRequest(find_bundle(name)), settings, show))
-    except RoomscribeError as error:
-        return [str(error), UNFITTED.format(name=name)]
-
-
-def _fit(request: FitRequest, settings: Settings, show: _Terminal | _Display) -> dict[str, Any]:
-    from appliance.lab import fit_model
-
-    try:
-        with acting_as_owner(request.folder):
-            return fit_model(request, settings, show)
-    finally:
-        show.end()
-
-
 def describe(facts: dict[str, Any]) -> list[str]:
     """Return what was fitted, as lines for people."""
-    found = facts["fitted"]
-    vtln = facts["vtln"]
-    right, wrong = found["acting"]
-    share = wrong / (right + wrong) if right + wrong else 0.0
-    second = "off" if not vtln else "on" if vtln["warp"] else "on (beam search)"
-    return [
-        f"confidence: fitted to {found['texts']} texts, {found['wrong']} of them wrong; "
-        f"calibration error {found['calibration_error']:.2f}",
-        f"acting on a text: from a confidence of {facts['calibration']['act']:.2f} on; "
-        f"of the {right + wrong:.0f} sentences that reach it, {share:.0%} are wrong",
-        f"expected sentences: {'fitted' if facts['phrase_calibration'] else 'not fitted'}",
-        f"end of a sentence: {'fitted' if facts['endings'] else 'not fitted'}",
-        f"second pass: {second}; short windows: {'on' if facts['short_windows'] else 'off'}",
-    ]
+    figures = facts["fitted"]
+    lines = []
+    for key, name, part in (
+        ("calibration", "confidence", "confidence"),
+        ("phrase_calibration", "expected sentences", "expected_sentences"),
+    ):
+        found = figures[part]
+        verdict = "fitted" if key in facts else "not changed"
+        if "error" in found:
+            errors = f"mean squared error {found['error']:.3f}, before {found['error_before']:.3f}"
+            lines.append(
+                f"{name}: {verdict}; {found['texts']} texts, {found['wrong']} wrong; on those held "
+                f"out {errors}"
+            )
+        else:
+            lines.append(f"{name}: {verdict}; only {found['texts']} found in the recordings")
+    if "calibration" in facts:
+        right, wrong = figures["confidence"]["acting"]
+        lines.append(
+            f"acting on a text: from a confidence of {facts['calibration']['act']:.2f} on; of the "
+            f"{right + wrong} texts held out that reach it, {wrong} are wrong"
+        )
+    return lines
 
 
-class _Terminal:
-    """Shows progress: one line that changes on a terminal, elsewhere some lines for each step."""
-
-    def __init__(self) -> None:
-        self._step, self._shown = "", -1
-        self._begun_s, self._first = 0.0, 0
-        self._moves = sys.stdout.isatty()
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        if step != self._step:
-            self.end()
-            self._step, self._shown = step, -1
-            self._begun_s, self._first = time.monotonic(), done
-        share = done * (100 if self._moves else STEPS) // max(1, total)
-        if share == self._shown:
-            return
-        self._shown = share
-        spent_s, now = time.monotonic() - self._begun_s, done - self._first
-        left = f", about {spent_s / now * (total - done) / 60:.1f} min left" if now > 9 else ""
-        line = f"{step}: {done} of {total}{left}"
-        print(f"\r{line:70}" if self._moves else line, end="" if self._moves else "\n", flush=True)
-
-    def end(self) -> None:
-        """End the line."""
-        if self._moves and self._step:
-            print(flush=True)
-
-
-class _Display:
-    """Shows progress on a ProgressDisplay, the page's."""
-
-    def __init__(self, display: ProgressDisplay) -> None:
-        self._display, self._step, self._done = display, "", 0
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        share = 100 * done // max(1, total)
-        if (step, share) != (self._step, self._done):
-            self._step, self._done = step, share
-            self._display.note(f"fitting its confidence to its errors: {step}, {share} %")
-
-    def end(self) -> None:
-        """End the step."""
+def _show(done: int, total: int) -> None:
+    """Show the progress in one line that changes."""
+    end = "\n" if done + 1 == total else ""
+    print(f"\rlistening: {done + 1} of {total}", end=end, flush=True)

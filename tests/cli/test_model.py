@@ -47,15 +47,6 @@ OTHER = 12345
 """Number of another user."""
 
 
-def _unfitted(arguments: tuple[str | Path, ...]) -> tuple[str | Path, ...]:
-    """The arguments; `add` without its fit, unless that is asked for."""
-    if arguments[:1] != ("add",):
-        return arguments
-    if "--fit" in arguments:
-        return tuple(each for each in arguments if each != "--fit")
-    return (*arguments, "--no-fit")
-
-
 @dataclass
 class Desk:
     """A user's place: a hub, a models folder and a folder with a checkpoint."""
@@ -67,13 +58,13 @@ class Desk:
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`roomscribe model ARGUMENTS`"""
         environment = self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
-        return roomscribe("model", *_unfitted(arguments), environment=environment)
+        return roomscribe("model", *arguments, environment=environment)
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         """The same, not waited for."""
         environment = self.hub.environment() | {"ROOMSCRIBE_MODELS": str(self.models)}
         return subprocess.Popen(
-            [sys.executable, "-m", "appliance", "model", *map(str, _unfitted(arguments))],
+            [sys.executable, "-m", "appliance", "model", *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -126,17 +117,6 @@ def test_one_command_downloads_builds_verifies_and_chooses(desk: Desk) -> None:
         "in-use",
         "whisper-home",
     ]
-
-
-def test_a_new_model_is_fitted_and_one_that_knows_nothing_is_used_without_a_fit(desk: Desk) -> None:
-    """Its weights are random: every text is wrong."""
-    added = desk.run("add", REPOSITORY, "--fit")
-    assert added.returncode == 0, added.stderr
-    assert "listening: 0 of 600" in added.stdout
-    assert "this model cannot be calibrated: none of 24 sentences in quiet" in added.stdout
-    assert "its confidence stays unmeasured: fit it with `roomscribe model fit" in added.stdout
-    assert desk.in_use() == "whisper-home"
-    assert load_bundle(desk.models / "whisper-home").calibration is None
 
 
 def test_an_interrupted_download_leaves_no_model_and_continues(desk: Desk) -> None:
@@ -700,7 +680,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byt
         folder / "models",
     )
     done = roomscribe(
-        *("model", "add", checkpoint, "--name", "plain", "--no-fit"),
+        *("model", "add", checkpoint, "--name", "plain"),
         environment={"ROOMSCRIBE_MODELS": str(models)},
     )
     assert done.returncode == 0, done.stderr

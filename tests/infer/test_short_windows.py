@@ -10,38 +10,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from figures.model import read
 from rigs.checkout import TINY_EN
-from rigs.recordings import sentences
 
-from appliance.config import Settings
 from appliance.convert.whisper import accept_short_windows
 from appliance.errors import ModelError
 from appliance.infer.encoder import SILENT_MEL, CpuEncoder, positions_of_sound
-from appliance.infer.mel import warp, window_mel
-from appliance.infer.opening import open_transcriber
-from appliance.lab.fit.speech import PLAIN, only_window
-from appliance.lab.short_windows import (
-    FEWEST,
-    ShortWindows,
-    measure_short_windows,
-    noise_window,
-)
+from appliance.infer.mel import window_mel
 from appliance.model.bundle import ENCODER_FILE, Bundle, load_bundle
-from appliance.records import SAMPLE_RATE, Mel, Samples, Window
+from appliance.records import SAMPLE_RATE, Mel, Samples
 
 
 @pytest.fixture(scope="module")
 def tiny_en() -> Bundle:
     return load_bundle(TINY_EN)
-
-
-def speech(count: int) -> list[Window]:
-    cut = [
-        only_window(read(sentence.file), PLAIN, sentence.file.name, 10.0)
-        for sentence in sentences()[:count]
-    ]
-    return [window for window in cut if window]
 
 
 def noise(duration_s: float) -> Samples:
@@ -60,8 +41,6 @@ def mel_of(samples: Samples) -> Mel:
 def test_a_window_is_as_long_as_its_sound(duration_s: float, positions: int) -> None:
     mel = mel_of(noise(duration_s))
     assert positions_of_sound(mel) == positions
-    for factor in (0.88, 1.12):
-        assert positions_of_sound(warp(mel, factor)) == positions
 
 
 def test_silence_within_and_before_the_sound_counts() -> None:
@@ -81,39 +60,6 @@ def test_behind_the_sound_are_the_states_of_a_silent_window(tiny_en: Bundle) -> 
     full = mel_of(noise(10.0))
     assert np.array_equal(short.encode(full), whole.encode(full))
     assert np.array_equal(states, short.encode(mel_of(noise(3.0)))), "no trace of other windows"
-
-
-def test_texts_and_gates_of_the_built_in_model_stay_the_same(tiny_en: Bundle) -> None:
-    noises = [noise_window(each, tiny_en) for each in (noise(2.0), noise(1.0) // 50)]
-    found = measure_short_windows(tiny_en, speech(8), noises)
-    assert (found.speech, found.same_text, found.sounds, found.changed_gates) == (8, 8, 2, 0)
-    assert found.encode_ms[1] < found.encode_ms[0]
-
-
-def test_a_model_whose_texts_change_may_not_have_short_windows(bundle: Bundle) -> None:
-    clips = [noise_window(noise(0.1 * each), bundle) for each in range(1, 6)]
-    found = measure_short_windows(bundle, clips)
-    assert found.speech == 5 and not found.safe
-
-
-@pytest.mark.parametrize(
-    ("found", "safe"),
-    [
-        (ShortWindows(100, 95, 10, 0, (9.0, 3.0)), True),
-        (ShortWindows(100, 94, 10, 0, (9.0, 3.0)), False),
-        (ShortWindows(100, 100, 10, 1, (9.0, 3.0)), False),
-        (ShortWindows(FEWEST - 1, FEWEST - 1, 0, 0, (9.0, 3.0)), False),
-    ],
-)
-def test_short_windows_are_safe_if_95_of_100_texts_and_every_gate_stay(
-    found: ShortWindows, safe: bool
-) -> None:
-    assert found.safe is safe
-
-
-def test_the_second_pass_has_short_windows_too(tiny_en: Bundle) -> None:
-    with open_transcriber(Settings(), bundle=tiny_en) as transcriber:
-        assert transcriber._vtln and transcriber._vtln._encoder is transcriber.encoder
 
 
 @pytest.fixture

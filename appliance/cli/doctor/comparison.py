@@ -28,8 +28,8 @@ LEAST_COSINE = 0.9
 """Between the states of a window. Hailo's INT8 encoders promise a signal-to-noise ratio of 15 dB,
 which gives 0.98; states of another network are near 0. Never compared on a real chip."""
 SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".opus", ".mp3")
-MOST = 40
-"""So many of the package's sentences are compared."""
+SPEECH = Path(__file__).resolve().parent / "speech"
+"""Sentences of synthetic voices that come with the package."""
 BASE_D_MODEL = 512
 """Width of whisper-base."""
 KNOWN_DEFECT = (
@@ -211,8 +211,8 @@ def _timed(action: Callable[[], T]) -> tuple[T, float]:
 
 
 def _spoken(folder: Path | None) -> list[tuple[Path, str]]:
-    """Return sound files with their right texts, empty if unknown; MOST of the package's."""
-    from appliance.lab import SHIPPED, listed_texts
+    """Return sound files with their right texts, empty if unknown."""
+    from appliance.lab import listed_texts
 
     if folder is None:
         return [(FILE, TEXT)]
@@ -220,6 +220,4 @@ def _spoken(folder: Path | None) -> list[tuple[Path, str]]:
     files = sorted(file for file in folder.glob("*") if file.suffix.lower() in SOUND_FILES)
     if not files:
         raise ConfigError(f"--recordings: expected sound files in {folder}, found none")
-    if folder == SHIPPED and len(files) > MOST:
-        files = [files[i * len(files) // MOST] for i in range(MOST)]
     return [(file, texts.get(file.name, "")) for file in files]

@@ -87,8 +87,6 @@ def bundle(around: Surroundings) -> Outcome:
         f"{found.title}, {', '.join(found.languages[:3])}{'...' if found.languages[3:] else ''}, "
         f"{found.window_s:g} s windows, {len(found.files)} files, {size_mb:.1f} MB, all intact"
     )
-    if found.calibration is None:
-        line += f"; its confidence is not measured: `sudo roomscribe model fit {found.name}`"
     return ok(line)
 
 

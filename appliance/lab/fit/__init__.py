@@ -1,1 +1,1 @@
-"""Fits the recommendations of a bundle (confidence, endings, second pass) to its errors."""
+"""Fits the confidence of a bundle's texts to recordings that the user names."""
