@@ -60,8 +60,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 def answer_ms(record: Record) -> float | None:
     """Return the milliseconds from the end of the speech to its last transcript; None without one,
-    or where that came before the end, or nobody knows when
-    that was."""
+    if that came before the end, or if nobody knows when the speech ended."""
     arrivals = [one["arrival_s"] for one in record["heard"] if not one["late"]]
     if not arrivals or not record["dated"] or max(arrivals) < record["end_s"]:
         return None
@@ -123,20 +122,20 @@ def row(group: str, records: Sequence[Record]) -> Row:
     texts = [said == heard for said, heard in pairs]
     phrases = [is_sentence_right(one) for one in known]
     return Row(
-        group,
-        len(records),
-        percentile(times, 50),
-        percentile(times, 95),
-        sum(not one["heard"] and not one["discarded"] for one in records),
-        sum(texts),
-        sum(phrases),
-        sum(map(max, texts, phrases)),
-        len(known),
-        sum(errors for errors, _ in counts),
-        sum(count for _, count in counts),
-        sum(map(is_split, records)),
-        sum(acts_wrongly(one, BLUEPRINT) for one in records),
-        sum(acts_wrongly(one, ASSIST) for one in records),
+        group=group,
+        said=len(records),
+        p50_ms=percentile(times, 50),
+        p95_ms=percentile(times, 95),
+        no_trace=sum(not one["heard"] and not one["discarded"] for one in records),
+        texts=sum(texts),
+        sentences=sum(phrases),
+        either=sum(map(max, texts, phrases)),
+        verbatim=len(known),
+        errors=sum(errors for errors, _ in counts),
+        words=sum(count for _, count in counts),
+        split=sum(map(is_split, records)),
+        wrong=sum(acts_wrongly(one, BLUEPRINT) for one in records),
+        wrong_assist=sum(acts_wrongly(one, ASSIST) for one in records),
     )
 
 
@@ -180,39 +179,60 @@ class Whole:
 def whole(records: Sequence[Record], strays: Sequence[Record], quiet: Sequence[Record]) -> Whole:
     """Return the figures of all sounds, of events that belong to none, and of silence."""
     alive = [one for one in records if one["kind"] != KILLED and one["intact"]]
-    unrelated = [one for one in alive if one["unrelated"] and one["kind"] in (TALK, SENTENCE)]
-    talk = [event for one in unrelated for event in one["heard"]]
-    talk += [event for one in alive if one["family"] == "television" for event in one["beside"]]
-    talk_s = sum(one["end_s"] - one["begin_s"] for one in unrelated)
-    talk_s += sum(
-        one["seconds"] - (one["end_s"] - one["begin_s"])
-        for one in alive
-        if one["family"] == "television"
-    )
+    sentences = [one for one in alive if one["kind"] == SENTENCE]
     noises = [one for one in alive if one["kind"] == NOISE]
+    actions, handed = of_talk(alive), handed_over(alive)
     between_s = sum(one["between_s"] for one in quiet)
     silence_s = sum(one["seconds"] for one in quiet)
-    sentences = [one for one in alive if one["kind"] == SENTENCE]
-    speech_s = sum(one["end_s"] - one["begin_s"] for one in sentences)
-    handed = [
-        (same_action(alike(f"{ASSIST_PHRASE} {event['assist']}"), one["text"]), one["unrelated"])
-        for one in alive
-        for event in (*one["heard"], *one["beside"])
-        if event["assist"]
-    ]
+    speech_s = sum(map(spoken_s, sentences))
     return Whole(
-        talk_s / 3600,
-        sum(bool(action(one, BLUEPRINT)) for one in talk),
-        sum(bool(action(one, ASSIST)) for one in talk),
-        sum(right for right, other in handed if not other),
-        sum(not right for right, other in handed if not other),
-        sum(other for _, other in handed),
-        (sum(one["seconds"] for one in noises) + between_s) / 3600,
-        len(strays) + sum(len(one["heard"]) + len(one["beside"]) for one in noises),
-        sum(one["cpu_s"] for one in quiet) / silence_s if silence_s else None,
-        sum(one["cpu_s"] for one in sentences) / speech_s if speech_s else None,
-        sum(not one["intact"] for one in records if one["kind"] == SENTENCE),
+        talk_h=talk_s(alive) / 3600,
+        phantoms=sum(bool(action(one, BLUEPRINT)) for one in actions),
+        phantoms_assist=sum(bool(action(one, ASSIST)) for one in actions),
+        handed_right=handed.count("right"),
+        handed_wrong=handed.count("wrong"),
+        handed_phantom=handed.count("phantom"),
+        noise_h=(sum(one["seconds"] for one in noises) + between_s) / 3600,
+        false_texts=len(strays) + sum(len(one["heard"]) + len(one["beside"]) for one in noises),
+        cpu_silence=sum(one["cpu_s"] for one in quiet) / silence_s if silence_s else None,
+        cpu_speech=sum(one["cpu_s"] for one in sentences) / speech_s if speech_s else None,
+        disturbed=sum(not one["intact"] for one in records if one["kind"] == SENTENCE),
     )
+
+
+def spoken_s(record: Record) -> float:
+    """Return the seconds of a sound's speech."""
+    return float(record["end_s"] - record["begin_s"])
+
+
+def is_talk(record: Record) -> bool:
+    """Return True if people say something that is no command."""
+    return bool(record["unrelated"]) and record["kind"] in (TALK, SENTENCE)
+
+
+def of_talk(records: Sequence[Record]) -> list[Record]:
+    """Return the events of talk, and of the television beside a command."""
+    talk = [event for one in records if is_talk(one) for event in one["heard"]]
+    return talk + [e for one in records if one["family"] == "television" for e in one["beside"]]
+
+
+def talk_s(records: Sequence[Record]) -> float:
+    """Return the seconds of talk, and of the television beside a command."""
+    beside = [one for one in records if one["family"] == "television"]
+    alone_s = sum(map(spoken_s, filter(is_talk, records)))
+    return alone_s + sum(float(one["seconds"]) - spoken_s(one) for one in beside)
+
+
+def handed_over(records: Sequence[Record]) -> list[str]:
+    """Return what Assist got of each sentence that was handed to it: right, wrong or phantom."""
+    found = []
+    for one in records:
+        for event in (*one["heard"], *one["beside"]):
+            if event["assist"]:
+                words = alike(f"{ASSIST_PHRASE} {event['assist']}")
+                right = "right" if same_action(words, one["text"]) else "wrong"
+                found.append("phantom" if one["unrelated"] else right)
+    return found
 
 
 def doings(records: Sequence[Record]) -> list[str]:

@@ -1,18 +1,18 @@
 """Measure a model's quality and compare it with the limits that a release must keep.
 
-    scripts/measure gate [--bundle NAME | --commit COMMIT] [--against COMMIT] [--recordings FOLDER]
+    scripts/measure gate [--bundle NAME] [--recordings FOLDER]
     scripts/measure gate --write [--release NAME] ...
 
 One table, and a line for each limit that is broken. 0: passed, 1: a limit is broken, 2: wrong use.
-Limits and the last releases' values are in quality.json beside the built-in model's card. --write
-puts the values there and into the card, if nothing is broken and all was measured. Tests fail if
-the model's weights, calibration or sentences are others than those of the last written values.
+Limits and the last releases' values are in gate.json beside this file. --write puts the values
+there and into docs/figures.md, if nothing is broken and all was measured.
 
 Recordings go through voice detector, segmenter, model and gates as the microphone's would: those
 of tests/speech, as they are and in noise, and with --recordings (default:
-$ROOMSCRIBE_SHARED/data/audio) people, noise and music of that folder's MANIFEST.tsv. An action is
-what Home Assistant's blueprint would do from a confidence of 70 % on. Memory and CPU time are those
-of processes of their own, with one thread; the release before is measured in turns with this one.
+$ROOMSCRIBE_SHARED/data/audio) people, noise and music of that folder's MANIFEST.tsv. Words are
+compared after Whisper's own normaliser. An action is what Home Assistant's blueprint would do from
+a confidence of 70 % on, with the evening's expected sentences. Memory and CPU time are those of a
+process of its own, with one thread. `roomscribe benchmark` compares with faster-whisper.
 """
 
 from __future__ import annotations
@@ -20,33 +20,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import jiwer
 import numpy as np
-from evening_run.results import about, git
+from evening_run.publish import put
+from evening_run.results import about
 from evening_run.score import BLUEPRINT, action, same_action
-from figures.gate_record import (
-    FILE,
-    MANIFEST,
-    TIMED,
-    bundle_checksum,
-    faults,
-    model_checksum,
-    read_record,
-    text_table,
-    unmeasured,
-    with_release,
-    write_record,
-)
+from evening_run.stand import PHRASES
 from figures.model import (
     COMMANDS,
     NOT_SPEECH,
@@ -59,9 +47,9 @@ from figures.model import (
     to_int16,
     with_noise,
 )
-from rigs.checkout import ROOT, TINY_EN
+from rigs.checkout import ROOT
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
-from rigs.word_errors import word_error_rate
+from whisper_normalizer.english import EnglishTextNormalizer
 
 from appliance import __version__
 from appliance.config import Settings
@@ -72,16 +60,39 @@ from appliance.infer.transcriber import Transcriber
 from appliance.lab.fit.statistics import calibration_error
 from appliance.model import load_bundle
 from appliance.records import Transcription, Window
-from appliance.system import resident_mb
+from appliance.system import resident_mb, write_whole
 
 Record = dict[str, Any]
 Clip = tuple[str, Sound]
 """What is said in a recording ("" if that does not matter), and its sound."""
 
+FILE, PAGE = Path(__file__).with_suffix(".json"), ROOT / "docs" / "figures.md"
+MARKS = "<!-- gate: written by scripts/measure gate --write -->", "<!-- /gate -->"
+RELEASES_SHOWN = 3
+MEASURES = {
+    "speech_word_errors": "words wrong, `tests/speech`, %",
+    "noise_word_errors": "words wrong, `tests/speech` in pink noise at 15 and 5 dB, %",
+    "confidence_error": "calibration error of `confidence`, `tests/speech`",
+    "wrong_actions": "wrong actions, `tests/speech` and in noise",
+    "silence_texts": "texts of 140 s of synthetic silence and noise",
+    "command_word_errors": "words wrong, home commands by people and a synthesiser, %",
+    "reading_word_errors": "words wrong, people who read, %",
+    "people_confidence_error": "calibration error of `confidence`, these and the commands",
+    "people_wrong_actions": "wrong actions after these commands",
+    "people_right_actions": "commands that would be acted on rightly",
+    "talk_phantoms": "phantom actions of people who read, talk and order coffee",
+    "noise_texts": "texts of recorded noise, music and chimes at 3 gains",
+    "memory_mb": "memory of a process that transcribes, MB",
+    "cpu_ms": "CPU time for a sentence of `tests/speech`, ms",
+}
+"""All measures, in the table's order."""
+CALIBRATED = {"confidence_error", "people_confidence_error"}
+"""Measures that only a model with a calibration has."""
+LARGER_IS_BETTER = {"people_right_actions"}
 NOISES_DB = (15, 5)
 GAINS_DB = (-10, 0, 6)
 TALK = {"speech", "speech-slots", "speech-oov", "long", "long-labelled"}
-TIMED_SENTENCES, ROUNDS = 20, 3
+TIMED_SENTENCES = 20
 SEED = 7
 
 
@@ -108,9 +119,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Print the table; return the exit status."""
     options = arguments(words)
     try:
-        record = read_record(TINY_EN)
-        with tempfile.TemporaryDirectory() as scratch:
-            return measured(options, record, Path(scratch))
+        return measured(options, json.loads(FILE.read_text(encoding="utf-8")))
     except (RoomscribeError, OSError, ValueError) as error:
         print(f"gate: {error}", file=sys.stderr)
         return 2
@@ -123,34 +132,22 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--bundle", default="tiny.en", metavar="NAME", help="a name or a folder")
-    which.add_argument("--commit", help="the built-in model of this commit, with today's code")
-    parser.add_argument(
-        "--against",
-        metavar="COMMIT",
-        help="the model for the time's ratio; default: that of the release before; none: no ratio",
-    )
+    parser.add_argument("--bundle", default="tiny.en", metavar="NAME", help="a name or a folder")
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO, metavar="FOLDER")
     parser.add_argument("--release", default=__version__, metavar="NAME")
     parser.add_argument("--write", action="store_true")
     return parser.parse_args(words)
 
 
-def measured(options: argparse.Namespace, record: Record, scratch: Path) -> int:
+def measured(options: argparse.Namespace, record: Record) -> int:
     """Measure a bundle, print the table, and write the values; return the exit status."""
     begun_s = time.monotonic()
-    if options.commit:
-        folder = extract(options.commit, scratch / "measured")
-    else:
-        folder = load_bundle(options.bundle).folder
+    bundle = load_bundle(options.bundle)
     before = [one for one in record["releases"] if one["release"] != options.release]
-    against = options.against or (commit_of(before[0]) if before else "none")
-    other = None if against == "none" else extract(against, scratch / "before")
-    values = quality(folder, options.recordings) | cost(folder, other)
-    values = {name: round(found, 4) for name, found in values.items()}
+    values = quality(bundle.folder, options.recordings) | cost(bundle.folder)
+    values = {name: round(found, 3) for name, found in values.items()}
     print(text_table(values, record["limits"], before))
-    lacking = unmeasured(values, () if other else TIMED)
+    lacking = unmeasured(values, () if bundle.calibration else CALIBRATED)
     broken = faults(values, record["limits"])
     for line in (*broken, *(f"not measured: {name}" for name in lacking)):
         print(f"gate: {line}", file=sys.stderr)
@@ -159,50 +156,13 @@ def measured(options: argparse.Namespace, record: Record, scratch: Path) -> int:
               "with a MANIFEST.tsv with --recordings", file=sys.stderr)  # fmt: skip
     print(f"took {time.monotonic() - begun_s:.0f} s")
     if options.write and not broken and not lacking:
-        entry = about(ROOT) | {"release": options.release, "checksum": bundle_checksum(folder)}
-        del entry["model"]
-        if options.commit:
-            entry["commit"] = git(ROOT, "rev-parse", "--short=10", options.commit)
-        write_record(TINY_EN, with_release(record, entry | {"values": values}))
+        entry = about(ROOT, bundle.folder) | {"release": options.release, "values": values}
+        write_record(with_release(record, entry))
         print(f"written as release {options.release}")
     elif options.write:
         print("gate: not passed, so nothing was written", file=sys.stderr)
         return 1
     return int(bool(broken))
-
-
-def extract(commit: str, folder: Path) -> Path:
-    """Write the built-in model of a commit into a new folder and return the bundle's. Raises
-    ValueError if the commit has none."""
-    place = TINY_EN.relative_to(ROOT)
-    done = subprocess.run(
-        ["git", "archive", "--format=tar", commit, str(place)], cwd=ROOT, capture_output=True,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise ValueError(f"{commit}: expected a commit of this checkout with {place}")
-    folder.mkdir()
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=done.stdout, check=True)
-    return folder / place
-
-
-def commit_of(release: Record) -> str:
-    """Return the commit that has a recorded release's model: the release's tag, the measured
-    commit, or the commit with the record. Raises ValueError if none has it."""
-    place = TINY_EN.relative_to(ROOT)
-    added = git(ROOT, "log", "--format=%H", f"-S{release['checksum']}", "--", f"{place}/{FILE}")
-    for commit in (
-        f"v{release['release']}",
-        str(release["commit"]).rstrip("+"),
-        *added.split()[-1:],
-    ):
-        manifest_text = git(ROOT, "show", f"{commit}:{place}/{MANIFEST}")
-        if manifest_text and model_checksum(json.loads(manifest_text)) == release["checksum"]:
-            return commit
-    raise ValueError(
-        f"no commit of this checkout has the model of release {release['release']}: name one with "
-        "--against, or --against none"
-    )
 
 
 def quality(folder: Path, recordings: Path) -> dict[str, float]:
@@ -216,6 +176,8 @@ def quality(folder: Path, recordings: Path) -> dict[str, float]:
         values = on_speech(hear, [(one.text, read(one.file)) for one in sentences()])
         if (recordings / "MANIFEST.tsv").is_file():
             values |= on_recordings(hear, recordings)
+        if not transcriber.bundle.calibration:
+            values = {name: found for name, found in values.items() if name not in CALIBRATED}
     return values
 
 
@@ -231,7 +193,6 @@ def on_speech(hear: Hear, spoken: Sequence[Clip]) -> dict[str, float]:
         "speech_word_errors": word_errors(plain),
         "noise_word_errors": word_errors(noisy),
         "confidence_error": confidence_error(both),
-        "phrase_confidence_error": phrase_confidence_error(both),
         "wrong_actions": wrong_actions(both),
         "silence_texts": texts(hear(("", sound) for _, sound in synthetic_noises())),
     }
@@ -243,15 +204,17 @@ def on_recordings(hear: Hear, folder: Path) -> dict[str, float]:
     for file, row in manifest(folder):
         clips.setdefault(row["category"], []).append((row["transcript"], read(file)))
     commands = hear(clip for name in sorted(COMMANDS) for clip in clips.get(name, ()))
-    read_aloud = hear(clips.get("speech", ()))
+    read_aloud = hear(clip for clip in clips.get("speech", ()) if clip[0])
     talk = hear(
         ("", sound) for name in sorted(TALK - {"speech"}) for _, sound in clips.get(name, ())
     )
     noises = [sound for name in sorted(NOT_SPEECH) for _, sound in clips.get(name, ())]
     return {
-        "people_word_errors": word_errors(commands),
+        "command_word_errors": word_errors(commands),
+        "reading_word_errors": word_errors(read_aloud),
         "people_confidence_error": confidence_error([*commands, *read_aloud]),
         "people_wrong_actions": wrong_actions(commands),
+        "people_right_actions": right_actions(commands),
         "talk_phantoms": sum(len(one.actions) for one in (*read_aloud, *talk)),
         "noise_texts": texts(hear(at_gains(noises))),
     }
@@ -273,8 +236,12 @@ def at_gains(sounds: Sequence[Sound]) -> Iterator[Clip]:
 
 
 def of_bundle(folder: Path) -> Settings:
-    """The default settings with another model."""
-    return replace(Settings(), model=replace(Settings().model, bundle=str(folder.resolve())))
+    """The default settings with another model, and with expected sentences."""
+    return replace(
+        Settings(),
+        model=replace(Settings().model, bundle=str(folder.resolve())),
+        phrases=replace(Settings().phrases, file=str(PHRASES)),
+    )
 
 
 def hear_clip(settings: Settings, transcriber: Transcriber, clip: Clip) -> Heard:
@@ -310,36 +277,19 @@ def as_event(result: Transcription) -> Record:
 
 
 def word_errors(heard: Sequence[Heard]) -> float:
-    """Words wrong, percent; numbers in words."""
-    pairs = [(" ".join(alike(one.said)), " ".join(alike(one.text))) for one in heard]
-    return word_error_rate([said for said, _ in pairs], [text for _, text in pairs])
+    """Words wrong, percent, after Whisper's normaliser."""
+    normalize = EnglishTextNormalizer()
+    spoken = [normalize(one.said) for one in heard]
+    return 100 * float(jiwer.wer(spoken, [normalize(one.text) for one in heard]))
 
 
 def confidence_error(heard: Sequence[Heard]) -> float:
-    """Expected calibration error of the texts' confidence."""
-    return error_of(
-        [
-            (event["confidence"], alike(one.said) == alike(event["text"]))
-            for one in heard
-            for event in one.events
-        ]
-    )
-
-
-def phrase_confidence_error(heard: Sequence[Heard]) -> float:
-    """Expected calibration error of the expected sentences' confidence."""
-    return error_of(
-        [
-            (event["phrase_confidence"], alike(one.said) == alike(event["phrase"]))
-            for one in heard
-            for event in one.events
-            if event["phrase"]
-        ]
-    )
-
-
-def error_of(pairs: Sequence[tuple[float, bool]]) -> float:
-    """Expected calibration error; 1, the largest, if there is nothing to measure."""
+    """Expected calibration error of the texts' confidence; 1, the largest, without a text."""
+    pairs = [
+        (event["confidence"], alike(one.said) == alike(event["text"]))
+        for one in heard
+        for event in one.events
+    ]
     if not pairs:
         return 1.0
     found = np.array([probability for probability, _ in pairs], np.float64)
@@ -348,9 +298,12 @@ def error_of(pairs: Sequence[tuple[float, bool]]) -> float:
 
 def wrong_actions(heard: Sequence[Heard]) -> int:
     """Recordings after which Home Assistant would do something else than was said."""
-    return sum(
-        any(not same_action(done, one.said) for done in one.actions) for one in heard
-    )  # fmt: skip
+    return sum(any(not same_action(done, one.said) for done in one.actions) for one in heard)
+
+
+def right_actions(heard: Sequence[Heard]) -> int:
+    """Recordings after which Home Assistant would do what was said."""
+    return sum(any(same_action(done, one.said) for done in one.actions) for one in heard)
 
 
 def texts(heard: Sequence[Heard]) -> int:
@@ -358,19 +311,11 @@ def texts(heard: Sequence[Heard]) -> int:
     return sum(len(one.events) for one in heard)
 
 
-def cost(folder: Path, other: Path | None) -> dict[str, float]:
-    """Return memory and, with another bundle, CPU time as a ratio to it. Each look is a process of
-    its own; the two bundles take turns, and the fastest look of each counts."""
-    looks: dict[Path, list[tuple[float, float]]] = {}
-    for _ in range(ROUNDS if other else 1):
-        for one in (folder, other):
-            if one:
-                with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                    looks.setdefault(one, []).append(pool.submit(look, one).result())
-    found = {"memory_mb": min(memory_mb for _, memory_mb in looks[folder])}
-    if other:
-        found["time_ratio"] = min(looks[folder])[0] / min(looks[other])[0]
-    return found
+def cost(folder: Path) -> dict[str, float]:
+    """Return memory and CPU time, measured in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        cpu_s, memory_mb = pool.submit(look, folder).result()
+    return {"memory_mb": memory_mb, "cpu_ms": 1000 * cpu_s / TIMED_SENTENCES}
 
 
 def look(folder: Path) -> tuple[float, float]:
@@ -392,6 +337,87 @@ def look(folder: Path) -> tuple[float, float]:
         for window in chosen:
             transcriber.transcribe(window)
         return time.process_time() - begun_s, resident_mb()
+
+
+def is_broken(name: str, found: float, limits: Mapping[str, float]) -> bool:
+    """Return True if a value is beyond its limit; measures without one are only recorded."""
+    if name not in limits:
+        return False
+    return not (found >= limits[name] if name in LARGER_IS_BETTER else found <= limits[name])
+
+
+def faults(values: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
+    """Return a line for each limit that is broken."""
+    return [
+        f"{title(name)}: {number(found)} is beyond the limit of {number(limits[name])}"
+        for name, found in values.items()
+        if is_broken(name, found, limits)
+    ]
+
+
+def unmeasured(values: Mapping[str, float], ignored: Collection[str] = ()) -> list[str]:
+    """Return the measures that have no value."""
+    return [title(name) for name in MEASURES if name not in values and name not in ignored]
+
+
+def with_release(record: Record, entry: Record) -> Record:
+    """Return the record with a release in place of the one of that name, or before the others."""
+    others = [one for one in record["releases"] if one["release"] != entry["release"]]
+    return record | {"releases": [entry, *others]}
+
+
+def write_record(record: Record, file: Path = FILE, page: Path = PAGE) -> None:
+    """Write the record, and its table into the page of figures."""
+    text = put(page.read_text(encoding="utf-8"), page_table(record), *MARKS)
+    write_whole(file, json.dumps(record, indent=1) + "\n", 0o644)
+    write_whole(page, text, 0o644)
+
+
+def page_table(record: Record) -> str:
+    """Return the table of the last releases."""
+    shown = record["releases"][:RELEASES_SHOWN]
+    rows = [
+        ["", "limit", *(one["release"] for one in shown)],
+        ["---"] * (2 + len(shown)),
+        ["model", "", *(one["model"] for one in shown)],
+        ["commit, date", "", *(f"{one['commit']}, {one['date']}" for one in shown)],
+        *(
+            [text, shown_value(record["limits"], name), *(shown_value(v, name) for v in columns)]
+            for columns in [[one["values"] for one in shown]]
+            for name, text in MEASURES.items()
+        ),
+    ]
+    processors = "; ".join(dict.fromkeys(one["processor"] for one in shown))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", f"Measured on: {processors}."])
+
+
+def shown_value(values: Mapping[str, float], name: str) -> str:
+    """Return a value as tables have it; - where there is none."""
+    return number(values[name]) if name in values else "-"
+
+
+def text_table(
+    values: Mapping[str, float], limits: Mapping[str, float], before: Sequence[Record]
+) -> str:
+    """Return the table that the command prints: each measure, its limit, the release before."""
+    old = before[0]["values"] if before else {}
+    lines = [f"{'':72} {'now':>8} {'limit':>8} {'before':>8}"]
+    for name in MEASURES:
+        mark = "  BROKEN" if name in values and is_broken(name, values[name], limits) else ""
+        cells = (shown_value(one, name) for one in (values, limits, old))
+        lines.append(f"{title(name):72} {' '.join(f'{cell:>8}' for cell in cells)}{mark}")
+    return "\n".join(lines)
+
+
+def title(name: str) -> str:
+    """Return a measure's title as a terminal shows it."""
+    return MEASURES[name].replace("`", "")
+
+
+def number(found: float) -> str:
+    """Return a value with at most three digits behind the point."""
+    return f"{found:.3f}".rstrip("0").rstrip(".")
 
 
 if __name__ == "__main__":

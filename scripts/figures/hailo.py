@@ -1,7 +1,7 @@
 """Measure what NPU faults do to a stream of speech, and what the backend costs: one table.
 
     scripts/measure hailo [--windows 300] [--faults 100] [--bundle tiny.en]
-        [--only overlap|deaf|fit|second]
+        [--only overlap|deaf]
 
 No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
 Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
