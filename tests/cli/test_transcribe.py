@@ -11,6 +11,7 @@ import pytest
 import soundfile
 from rigs.checkout import SPEECH
 from rigs.command import errors, roomscribe
+from rigs.word_errors import same_words
 
 from appliance.cli.terminal import ProgressLine
 from appliance.cli.transcribe import _subtitles
@@ -69,11 +70,12 @@ def test_each_of_several_files_has_subtitles_of_its_own(tmp_path: Path, ending: 
 
 
 def test_sound_on_standard_input_is_read_whatever_it_is(tmp_path: Path) -> None:
-    sound, rate_hz = soundfile.read(SPEECH / "03.flac", dtype="int16")
+    sound, rate_hz = soundfile.read(SPEECH / "02.flac", dtype="int16")
     soundfile.write(tmp_path / "talk.wav", sound, rate_hz)
-    for file in (SPEECH / "03.flac", tmp_path / "talk.wav"):
+    for file in (SPEECH / "02.flac", tmp_path / "talk.wav"):
         done = roomscribe("transcribe", "-", stdin=file.read_bytes())
-        assert (done.returncode, done.stdout) == (0, "wake me in six minutes\n")
+        assert done.returncode == 0 and same_words(done.stdout, "how much power are we using")
+        assert done.stdout.count("\n") == 1
 
 
 def test_a_file_without_speech_says_so_and_not_to_programs(tmp_path: Path) -> None:
@@ -108,6 +110,6 @@ def test_a_terminal_sees_how_far_a_long_file_is(
 def test_onnxruntime_keeps_no_telemetry(tmp_path: Path) -> None:
     """No file in the user's home: onnxruntime's telemetry would keep its queue there."""
     home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "XDG_STATE_HOME": ""}
-    done = roomscribe("transcribe", SPEECH / "03.flac", environment=home, fresh=True)
+    done = roomscribe("transcribe", SPEECH / "02.flac", environment=home, fresh=True)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
