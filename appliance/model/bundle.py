@@ -63,9 +63,6 @@ PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
 INSTALLED = Path("/var/lib/roomscribe-models")
 """The user roomscribe-models owns it (docs/web.md) and every user may read it, unlike the daemon's
 own folder /var/lib/roomscribe."""
-FORMER = Path("/var/lib/roomscribe/models")
-"""Folder of the first versions, in the daemon's own; now a link to INSTALLED, which configurations
-may name, and which only the daemon and root can follow."""
 VARIABLE = "ROOMSCRIBE_MODELS"
 """Environment variable: a folder for models in place of INSTALLED."""
 BUILT_IN = "tiny.en"
@@ -393,8 +390,6 @@ def find_bundle(path_or_name: str | Path) -> Path:
             found = "no such file in it" if folder.is_dir() else "no such folder"
             found = "" if (folder / MANIFEST).is_file() else found
         except PermissionError:
-            if folder.is_relative_to(FORMER):
-                return find_bundle(INSTALLED / folder.relative_to(FORMER))
             found = "that this user may not read it: run it with sudo"
         if found:
             raise MissingModelError(

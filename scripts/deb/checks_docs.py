@@ -231,15 +231,15 @@ def restore(box: Container, deb: str, page: str) -> None:
     box.wait("the daemon", lambda: listens(box), 30)
 
 
-def keeps_to_docs(box: Container, deb: Path, satellite: Path) -> str:
+def keeps_to_docs(box: Container, deb: Path, satellite: Path, model: Path) -> str:
     """Every command of every page does what the page says, or is in SKIPPED; planted mistakes are
     found. Leaves the container changed."""
     pages = [documented.steps_of(file) for file in documented.page_files(ROOT)]
     unused = unused_patterns(step.text for steps in pages for step in steps)
     expect(not unused, f"no command of the documentation matches {unused}")
-    for package in (deb, satellite):
+    for package in (deb, satellite, model):
         shutil.copy(package, box.share)
-    installed = f"/share/{deb.name}"
+    installed = f"/share/{deb.name} /share/{model.name}"
     prepare(box, installed)
     reader = Reader(box)
     problems = []

