@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
 import subprocess
 import sys
@@ -145,6 +146,12 @@ def is_gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
+def text_of(line: str) -> str:
+    """Return the text of a line of `roomscribe log`, behind time and confidence ("?" if the model
+    was not fitted)."""
+    return re.split(r"(?:\d%|\?)  ", line, maxsplit=1)[1]
+
+
 @contextmanager
 def following(
     config: Path, *arguments: str
@@ -170,7 +177,7 @@ def following(
                 kept.extend(os.read(stream, 65536))
             line, _, rest = bytes(kept).partition(b"\n")
             kept[:] = rest
-            return line.decode().split("%  ", 1)[1]
+            return text_of(line.decode())
 
         try:
             yield process, next_line

@@ -3,6 +3,7 @@ changes for them."""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -14,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from figures.model import quiet, read, to_int16
-from rigs.recordings import SHARED_AUDIO, manifest, sentences
+from rigs.recordings import SHARED_AUDIO, heard_right, manifest, sentences
 from rigs.speaking import Account, WordTranscriber, broken_rules, hear, sound_of, talk
 from rigs.waiting import holds, until
 
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
-from appliance.config import SegmenterSettings, Settings
+from appliance.config import PhrasesSettings, SegmenterSettings, Settings
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.opening import open_transcriber
 from appliance.records import Discarded, Frame, Samples, Window
@@ -242,12 +243,15 @@ def test_a_partial_text_that_fails_is_none_and_harms_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize("early_ms", [0, 350])
 def test_the_rule_holds_on_recordings(tmp_path: Path, early_ms: int) -> None:
     settings = replace(Settings().segmenter, early_ms=early_ms)
+    expected = tmp_path / "phrases.toml"
+    texts = [one.text for one in heard_right()]
+    expected.write_text(f"[phrases]\nall = {json.dumps(texts)}\n")
     account, pace = Account(), Pace()
     counters = hear(
         tmp_path,
         recorded(),
         account,
-        open_transcriber(Settings()),
+        open_transcriber(Settings(phrases=PhrasesSettings(file=str(expected)))),
         voice=lambda: VoiceDetector(Settings().voice),
         segmenter=settings,
         before_each=pace,
