@@ -1,12 +1,17 @@
 """Show the main job: five sentences played into a microphone, received by an MQTT subscriber.
 
-Starts a private Mosquitto and a private PulseAudio microphone, runs the daemon as systemd would,
-plays five recorded sentences, prints each transcript as `mosquitto_sub` receives it, shows
-`roomscribe log`, and stops everything. The sentences are drawn anew each time, from 40 whose voices
-and words the model was not trained on. Exit status 0 only if all five came.
+Starts a private Mosquitto and a private PulseAudio microphone, runs the daemon with Whisper tiny.en
+as systemd would, plays five recorded sentences, prints each transcript as `mosquitto_sub` receives
+it, shows `roomscribe log`, and stops everything. Exit status 0 only if all five came and at least
+four of five words are right; capitals, punctuation and the spelling of numbers do not count.
 
     scripts/demo --seed 7       the same five again
-    scripts/demo --measure      all 40, and the CPU used while nobody speaks
+    scripts/demo --measure      all sentences, and the CPU used while nobody speaks
+
+The sentences are drawn anew each time, from those of tests/speech without five. 08 and 11 have
+"cellar", which sounds like "seller" in English; 12 ("play the flat song by rosa"), 22 ("set the all
+the lights to black") and 33 ("close the garage door in the balcony") are random combinations that
+nobody would say. What Whisper mishears of the others, such as "lamp" as "lump", is left in.
 """
 
 from __future__ import annotations
@@ -35,9 +40,15 @@ from rigs import broker as rig_broker, microphone
 from rigs.command import start
 from rigs.daemon import write_config
 from rigs.recordings import Sentence, sentences as all_sentences
+from rigs.word_errors import word_errors
+
+from appliance.model import BUILT_IN, load_bundle
 
 NODE = "demo"
 DRAWN = 5
+LEFT_OUT = {"08.flac", "11.flac", "12.flac", "22.flac", "33.flac"}
+RIGHT_PERCENT = 80.0
+"""Fewer words that are right are a failure."""
 IDLE_S = 30.0
 READY_WITHIN_S = 30.0
 ANSWER_WITHIN_S = 15.0
@@ -53,11 +64,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="whole number that says which five are drawn")
     options = parser.parse_args()
     measure, seed = options.measure, options.seed
-    everything = sentences = all_sentences()
+    everything = [each for each in all_sentences() if each.file.name not in LEFT_OUT]
+    sentences = everything
     if not measure:
         seed = random.randrange(1000) if seed is None else seed
         sentences = random.Random(seed).sample(everything, DRAWN)
         say(f"{DRAWN} of {len(everything)} sentences, drawn with --seed {seed}")
+    say(f"the model is {load_bundle(BUILT_IN).description}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
         broker = stack.enter_context(rig_broker.Broker())
@@ -68,23 +81,17 @@ def main() -> int:
             broker.port,
             appliance={"node": NODE},
             journal={"level": "warning"},
-            phrases={"file": "bundle"},
+            model={"bundle": BUILT_IN},
         )
-        spoken: microphone.PulseMicrophone | None = None
-        arguments = ["run", "--config", str(config)]
         environment = dict(os.environ)
-        why_not = ", ".join(microphone.missing_packages())
-        if not why_not:
-            try:
-                rig = microphone.PulseMicrophone(folder / "microphone")
-                spoken = stack.enter_context(rig)
-                environment |= spoken.environment
-                say("a private PulseAudio is the microphone")
-            except RuntimeError as error:
-                why_not = str(error)
+        arguments = ["run", "--config", str(config)]
+        spoken, why_not = open_microphone(folder / "microphone", stack)
         if spoken is None:
             say(f"no PulseAudio microphone ({why_not}): a recording stands in for it")
             arguments += ["--recording", str(joined(sentences, folder))]
+        else:
+            say("a private PulseAudio is the microphone")
+            environment |= spoken.environment
         begun_s = time.monotonic()
         daemon = start(*arguments, environment=environment)
         stack.callback(daemon.kill)
@@ -96,7 +103,7 @@ def main() -> int:
         say(f"the daemon is up after {time.monotonic() - begun_s:.2f} s")
         if measure and spoken:
             say(f"CPU of one core while nobody speaks: {idle_percent(daemon.pid):.2f} %")
-        events = listen(sentences, spoken, heard)
+        came = listen(sentences, spoken, heard)
         usage = resident_mb(daemon.pid)
         begun_s = time.monotonic()
         daemon.send_signal(signal.SIGTERM)
@@ -105,7 +112,19 @@ def main() -> int:
             f"after {time.monotonic() - begun_s:.2f} s")  # fmt: skip
         print("\n$ roomscribe log", flush=True)
         subprocess.run([*roomscribe(), "log", "--config", str(config)], check=True)
-    return report(sentences, events, status)
+    return report(sentences, came, status)
+
+
+def open_microphone(
+    folder: Path, stack: ExitStack
+) -> tuple[microphone.PulseMicrophone | None, str]:
+    """Return a private microphone, or None and why there is none."""
+    if missing := microphone.missing_packages():
+        return None, ", ".join(missing)
+    try:
+        return stack.enter_context(microphone.PulseMicrophone(folder)), ""
+    except RuntimeError as error:
+        return None, str(error)
 
 
 def roomscribe() -> list[str]:
@@ -118,9 +137,9 @@ def listen(
     sentences: list[Sentence],
     spoken: microphone.PulseMicrophone | None,
     heard: queue.Queue[Heard],
-) -> list[Heard]:
-    """Play the sentences one by one and print what the subscriber receives."""
-    events: list[Heard] = []
+) -> list[tuple[Sentence, Heard]]:
+    """Play the sentences one by one, print what the subscriber receives, and return what came."""
+    heard_all: list[tuple[Sentence, Heard]] = []
     if spoken:
         time.sleep(1.0)
     for number, sentence in enumerate(sentences):
@@ -142,10 +161,8 @@ def listen(
             f'heard  "{event["text"]}"  ({delay_ms:.0f} ms after the end of speech; encoder '
             f"{event['encode_ms']} ms, decoder {event['decode_ms']} ms)"
         )
-        if phrase := event.get("phrase"):
-            print(f'means  "{phrase}"  ({event["phrase_confidence"]:.0%})')
-        events.append(message)
-    return events
+        heard_all.append((sentence, message))
+    return heard_all
 
 
 def joined(sentences: list[Sentence], folder: Path) -> Path:
@@ -182,20 +199,27 @@ def idle_percent(pid: int) -> float:
     return 100 * (used_s() - before_s) / IDLE_S
 
 
-def report(sentences: list[Sentence], events: list[Heard], status: int) -> int:
-    """The last lines; 0 when everything came."""
+def report(sentences: list[Sentence], came: list[tuple[Sentence, Heard]], status: int) -> int:
+    """Print the last lines; return 0 when everything came and enough words are right."""
+    events = [message for _, message in came]
     delays = sorted(latency_ms(message) for message in events)
     if delays:
         p95 = delays[min(len(delays) - 1, round(0.95 * (len(delays) - 1)))]
         middle = statistics.median(delays)
         say(f"from the end of speech to the subscriber: p50 {middle:.0f} ms, p95 {p95:.0f} ms")
         say(f"computing per second of sound (real-time factor): {real_time_factor(events):.3f}")
-    same = sum(
-        json.loads(message.payload)["text"].lower().strip(" .") == sentence.text
-        for message, sentence in zip(events, sentences, strict=False)
+    texts = {sentence.text: json.loads(message.payload)["text"] for sentence, message in came}
+    counts = [word_errors(each.text, texts.get(each.text, "")) for each in sentences]
+    said = sum(words for _, words in counts)
+    right = said - sum(min(wrong, words) for wrong, words in counts)
+    percent = 100 * right / said
+    say(
+        f"{len(came)} of {len(sentences)} sentences came; {right} of {said} words are right "
+        f"({percent:.0f} %)"
     )
-    say(f"{len(events)} of {len(sentences)} sentences came, {same} of them word for word")
-    return 0 if len(events) == len(sentences) and status == 0 else 1
+    if percent < RIGHT_PERCENT:
+        say(f"fewer than {RIGHT_PERCENT:.0f} % of the words are right: something is wrong")
+    return int(len(came) < len(sentences) or status != 0 or percent < RIGHT_PERCENT)
 
 
 @dataclass(frozen=True)
