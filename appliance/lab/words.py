@@ -7,7 +7,7 @@ compared after Whisper's own normaliser (Radford and others 2022, appendix C).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,7 +135,12 @@ def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:
     chosen = [name for name, text in texts.items() if not text.startswith(NO_TEXT)]
     if most and len(chosen) > most:
         chosen = [chosen[index * len(chosen) // most] for index in range(most)]
-    return [Recorded(_read(folder / name), texts[name]) for name in chosen]
+    return read_listed(folder, {name: texts[name] for name in chosen})
+
+
+def read_listed(folder: Path, texts: Mapping[str, str]) -> list[Recorded]:
+    """Return recordings of a folder by their names and texts. Raises AudioError."""
+    return [Recorded(_read(folder / name), text) for name, text in texts.items()]
 
 
 def missing_packages() -> list[str]:

@@ -1,11 +1,11 @@
-"""Measure a bundle's word errors through the appliance's own path: one table.
+"""Compare a model's tokens with CTranslate2's, in float32: one line for each recording.
 
-    scripts/measure model [--bundle tiny.en] [--recordings FOLDER]
+    scripts/measure model [--weights FOLDER] [--recordings FOLDER]
 
-Sentences are those of tests/speech. "windows" goes straight to the model, greedy, in zero-padded
-windows; "pipeline" goes through voice detector, segmenter and gates as the microphone would. With
---recordings (default: $ROOMSCRIBE_SHARED/data/audio) noise, music and chimes of that folder's
-MANIFEST.tsv are tried as well, and human speech is, for information.
+Both get the same log-mel of 30 s and the same prompt, and decode greedily. --weights: a folder of
+CTranslate2's (default: Whisper tiny.en, as scripts/setup.sh fetched it). --recordings (default:
+$ROOMSCRIBE_SHARED/data/audio): those of at most 30 s whose text is in the folder's list. The exit
+status is 1 if a sequence differs. Word errors: `roomscribe benchmark`.
 """
 
 from __future__ import annotations
@@ -13,154 +13,93 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+import tempfile
 from pathlib import Path
 
+import ctranslate2
 import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from rigs.recordings import SHARED_AUDIO, manifest, sentences
-from rigs.word_errors import word_error_rate, words
+from rigs.recordings import SHARED_AUDIO
+from rigs.weights import find_weights
+from rigs.word_errors import words
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
-from appliance.infer.gates import judge
-from appliance.infer.opening import open_transcriber
+from appliance.convert.build import Recipe, build_bundle
+from appliance.infer.decoder import Decoder
+from appliance.infer.encoder import CpuEncoder
+from appliance.infer.mel import window_mel
 from appliance.infer.phrases import in_words
-from appliance.infer.transcriber import Transcriber
 from appliance.lab.recordings import listed_texts
-from appliance.records import SAMPLE_RATE, Discarded, Samples, Transcription, Window
+from appliance.lab.words import read_recordings
+from appliance.model import Bundle, load_bundle
+from appliance.records import SAMPLE_RATE, Discarded, Mel, Samples, Window
 
 Sound = NDArray[np.float32]
 
-PRE_ROLL_S, TAIL_S = 0.6, 0.3
-OFFSETS_S = (0, 2, 4, 6, 8)
 NOT_SPEECH = {"beep", "music", "noise", "silence"}
 COMMANDS = {"speech-home-automation", "tts-home-automation"}
 SEED = 7
+WINDOW_S = 30.0
+"""Of Whisper's training; CTranslate2 has no other."""
+THREADS = 2
 
 
-def main() -> None:
-    """Print the table."""
+def main() -> int:
+    """Print the comparison; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", default="tiny.en")
+    parser.add_argument("--weights", type=Path, default=find_weights())
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
     options = parser.parse_args()
-    settings = replace(Settings(), model=replace(Settings().model, bundle=options.bundle))
-    test = Examination(settings)
-    test.sentences()
-    test.offsets()
-    test.without_speech("synthetic silence and noise", synthetic_noises())
-    if options.recordings.is_dir():
-        test.recordings(options.recordings)
+    if options.weights is None:
+        parser.error("no weights of tiny.en: run scripts/setup.sh, or give --weights FOLDER")
+    same = all_tokens = count = 0
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
+        folder = Path(scratch) / "bundle"
+        build_bundle(options.weights, folder, Recipe("exact", WINDOW_S))
+        pair = TokenComparison(options.weights, load_bundle(folder))
+        for recorded in read_recordings(options.recordings):
+            if len(recorded.samples) > WINDOW_S * SAMPLE_RATE:
+                continue
+            ours, theirs = pair.tokens(recorded.samples)
+            count, same, all_tokens = count + 1, same + (ours == theirs), all_tokens + len(theirs)
+            if ours != theirs:
+                print(f"{recorded.text!r}: ours {ours}, CTranslate2's {theirs}")
+    print(f"{same} of {count} sequences are identical, {all_tokens} tokens")
+    return int(same < count or not count)
 
 
-class Examination:
-    """Prints a line for each test."""
+class TokenComparison:
+    """The same weights in float32 twice: in this program and in CTranslate2."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.transcriber: Transcriber = open_transcriber(settings)
-        self.spoken = [one.text for one in sentences()]
-        self.sounds = [read(one.file) for one in sentences()]
+    def __init__(self, weights: Path, bundle: Bundle) -> None:
+        """`weights`: CTranslate2's folder. `bundle`: made of it, with windows of 30 s, float32."""
+        self.bundle = bundle
+        self._encoder = CpuEncoder(bundle, THREADS)
+        self._decoder = Decoder(bundle, bundle.guards, THREADS)
+        self._other = ctranslate2.models.Whisper(
+            str(weights), compute_type="float32", intra_threads=THREADS
+        )
 
-    def window(self, sound: Sound, lead_s: float) -> Transcription:
-        """What the model makes of `sound` (n,) float32 behind `lead_s` of silence."""
-        lead = np.zeros(int(lead_s * SAMPLE_RATE), np.float32)
-        length = self.transcriber.bundle.window_s
-        samples = to_int16(np.concatenate((lead, sound)))[: int(length * SAMPLE_RATE)]
-        return self.transcriber.transcribe(Window("", 1, True, samples, 0.0, 0.0, 0.0))
+    def tokens(self, samples: Samples) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return our tokens and CTranslate2's for (n,) int16, at most 30 s."""
+        mel = window_mel(samples, self.bundle.n_mels, self.bundle.frames)
+        ours = self._decoder.decode(self._encoder.encode(mel), WINDOW_S).tokens
+        return ours, self._others(mel)
 
-    def pipeline(self, sound: Sound) -> Iterator[tuple[Transcription | None, str | None]]:
-        """Transcriptions of `sound` with quiet before and after it; why each is discarded."""
-        rng = np.random.default_rng(SEED)
-        around = [quiet(rng, seconds) for seconds in (1, 2)]
-        samples = to_int16(np.concatenate((around[0], sound, around[1])))
-        for one in cut(samples, self.settings, self.transcriber.bundle.window_s):
-            if isinstance(one, Discarded):
-                yield None, one.reason
-            else:
-                result = self.transcriber.transcribe(one)
-                yield result, judge(result, self.transcriber.gates, one.voiced_s)
-
-    def kept(self, sound: Sound) -> str:
-        """The text that the pipeline publishes for `sound`."""
-        return " ".join(r.text for r, reason in self.pipeline(sound) if r and not reason)
-
-    def sentences(self) -> None:
-        """The test set: windows, windows in noise, pipeline."""
-        rng = np.random.default_rng(SEED)
-        tail = np.zeros(int(TAIL_S * SAMPLE_RATE), np.float32)
-        plain = [np.concatenate((sound, tail)) for sound in self.sounds]
-        self.line("windows", [self.window(sound, PRE_ROLL_S) for sound in plain])
-        for snr_db in (15, 5):
-            noisy = []
-            for sound in plain:
-                lead = np.zeros(int(PRE_ROLL_S * SAMPLE_RATE), np.float32)
-                noisy.append(with_noise(rng, np.concatenate((lead, sound)), snr_db))
-            self.line(f"windows, noise {snr_db} dB", [self.window(sound, 0) for sound in noisy])
-        heard = [self.kept(sound) for sound in self.sounds]
-        show("pipeline", f"WER {word_error_rate(self.spoken, heard):5.1f} %", self.right(heard))
-        for spoken, text in zip(self.spoken, heard, strict=True):
-            if words(spoken) != words(text):
-                print(f"    said {spoken!r}, heard {text!r}")
-
-    def offsets(self) -> None:
-        """The same sentences starting anywhere in the window."""
-        for lead_s in OFFSETS_S:
-            fitting = [len(s) / SAMPLE_RATE + lead_s <= 10 for s in self.sounds]
-            spoken = [t for t, fits in zip(self.spoken, fitting, strict=True) if fits]
-            sounds = [s for s, fits in zip(self.sounds, fitting, strict=True) if fits]
-            heard = [self.window(sound, lead_s).text for sound in sounds]
-            rate = word_error_rate(spoken, heard)
-            show(f"windows, speech at {lead_s} s", f"WER {rate:5.1f} %", f"{len(spoken)} sentences")
-
-    def without_speech(self, name: str, sounds: list[tuple[str, Sound]]) -> None:
-        """Share of the windows in which the pipeline publishes nothing, and what it published."""
-        texts = [(label, self.kept(sound)) for label, sound in sounds]
-        silent = sum(not text for _label, text in texts)
-        show(f"pipeline, {name}", f"{silent} of {len(texts)} windows without text", "")
-        for label, text in texts:
-            if text:
-                print(f"    {label}: heard {text!r}")
-
-    def recordings(self, folder: Path) -> None:
-        """Noise, music and chimes; and, for information, people."""
-        people: dict[str, list[tuple[str, str]]] = {}
-        noises = []
-        for path, row in manifest(folder):
-            if row["category"] in NOT_SPEECH:
-                sound = read(path)
-                size = 10 * SAMPLE_RATE
-                pieces = range(0, max(1, len(sound) - SAMPLE_RATE), size)
-                noises += [(f"{path.name} at {at // SAMPLE_RATE} s", sound[at : at + size])
-                           for at in pieces]  # fmt: skip
-            elif row["category"] in COMMANDS:
-                set_name = row["path"].split("/")[0]
-                text = self.kept(read(path))
-                people.setdefault(set_name, []).append((row["transcript"], text))
-        self.without_speech("recorded noise, music, chimes", noises)
-        for name, pairs in people.items():
-            rate = word_error_rate(
-                *([" ".join(alike(text)) for text in side] for side in zip(*pairs, strict=True))
-            )
-            show(f"people, {name}", f"WER {rate:5.1f} %", f"{len(pairs)} recordings")
-
-    def line(self, name: str, results: list[Transcription]) -> None:
-        """Show the word error rate of the test set's sentences."""
-        heard = [result.text for result in results]
-        ended = sum(result.ended for result in results)
-        rate = word_error_rate(self.spoken, heard)
-        show(name, f"WER {rate:5.1f} %", f"{self.right(heard)}, end-of-text {ended}/{len(heard)}")
-
-    def right(self, heard: list[str]) -> str:
-        """How many sentences are right word for word."""
-        right = sum(words(a) == words(b) for a, b in zip(self.spoken, heard, strict=True))
-        return f"{right}/{len(heard)} sentences right"
+    def _others(self, mel: Mel) -> tuple[int, ...]:
+        features = np.ascontiguousarray(mel.T[None])
+        [result] = self._other.generate(
+            self._other.encode(ctranslate2.StorageView.from_array(features)),
+            [list(self.bundle.prompt)],
+            beam_size=1,
+            suppress_tokens=list(self.bundle.suppressed),
+        )
+        return tuple(result.sequences_ids[0])
 
 
 def cut(samples: Samples, settings: Settings, window_s: float) -> list[Window | Discarded]:
@@ -168,11 +107,6 @@ def cut(samples: Samples, settings: Settings, window_s: float) -> list[Window | 
     segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
     found = [one for frame in Framer().push(samples, 0.0) for one in segmenter.push(frame)]
     return [*found, *segmenter.flush()]
-
-
-def show(name: str, figure: str, more: str) -> None:
-    """Print one line of the table."""
-    print(f"{name:45s} {figure:35s} {more}", flush=True)
 
 
 def read(path: Path) -> Sound:
@@ -240,4 +174,4 @@ def synthetic_noises() -> list[tuple[str, Sound]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
