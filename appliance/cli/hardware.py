@@ -99,13 +99,13 @@ def hardware_check(
 
 def make_report(command: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Return the results of doctor and benchmark, still with names and addresses."""
-    from appliance.cli.doctor.comparison import SPEECH
+    from appliance.lab import SHIPPED
 
     found: dict[str, Any] = {"schema": SCHEMA, "day": f"{datetime.now(UTC):%Y-%m-%d}"}
     found["machine"] = describe_machine()
     print_progress("running roomscribe doctor")
     found["heat"] = [read_heat("at the start")]
-    speech = options.recordings or (SPEECH if SPEECH.is_dir() else None)
+    speech = options.recordings or (SHIPPED if SHIPPED.is_dir() else None)
     found["doctor"] = run_doctor(command, options.config, speech)
     found["heat"].append(read_heat("after the doctor"))
     if not options.no_benchmark:

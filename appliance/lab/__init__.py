@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from appliance.lab.hailo.calibration import recorded_mels as recorded_mels
     from appliance.lab.hailo.export import export_for_hailo as export_for_hailo
     from appliance.lab.packs import write_pack as write_pack
-    from appliance.lab.recordings import listed_texts as listed_texts
+    from appliance.lab.recordings import SHIPPED as SHIPPED, listed_texts as listed_texts
     from appliance.lab.speed import Speed as Speed, measure_speed as measure_speed
     from appliance.lab.words import (
         Recorded as Recorded,

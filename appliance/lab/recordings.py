@@ -8,6 +8,8 @@ from pathlib import Path
 from appliance.errors import ConfigError
 
 LISTS = ("MANIFEST.tsv", "transcripts.tsv")
+SHIPPED = Path(__file__).resolve().parent / "speech"
+"""Sentences of synthetic voices that come with the package."""
 FILE_COLUMNS, TEXT_COLUMNS = ("file", "path"), ("text", "transcript")
 
 

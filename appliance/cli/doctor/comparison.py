@@ -28,8 +28,6 @@ LEAST_COSINE = 0.9
 """Between the states of a window. Hailo's INT8 encoders promise a signal-to-noise ratio of 15 dB,
 which gives 0.98; states of another network are near 0. Never compared on a real chip."""
 SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".opus", ".mp3")
-SPEECH = Path(__file__).resolve().parent / "speech"
-"""Sentences of synthetic voices that come with the package."""
 BASE_D_MODEL = 512
 """Width of whisper-base."""
 KNOWN_DEFECT = (
