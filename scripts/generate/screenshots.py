@@ -26,12 +26,12 @@ from rigs.mqtt_client import Subscriber
 from rigs.page import page
 from rigs.waiting import until
 
-SENTENCES = ("02.flac", "26.flac", "21.flac", "14.flac", "30.flac")
+SENTENCES = ("02.flac", "19.flac", "21.flac", "34.flac", "30.flac")
 """Of tests/speech, spoken before the pictures."""
 DESK = (1280, 800)
 PICTURES = (
     ("page.png", "23.flac", DESK, "light"),
-    ("page-phone.png", "18.flac", PHONE, "dark"),
+    ("page-phone.png", "07.flac", PHONE, "dark"),
 )
 """File in docs/, the sentence that is being spoken in it, size in CSS pixels, theme."""
 PAUSE_S = 3.0
