@@ -46,7 +46,8 @@ COMMANDS = {"speech-home-automation", "tts-home-automation"}
 SEED = 7
 WINDOW_S = 30.0
 """Of Whisper's training; CTranslate2 has no other."""
-THREADS = 2
+THREADS = 1
+"""CTranslate2's threads wait busily, which is slow on a machine that does other things."""
 
 
 def main() -> int:
