@@ -184,9 +184,6 @@ class Transcription:
     """Probability that the text is right word for word, 0..1, by the model's calibration; NaN if
     the model has none (`roomscribe model fit`)."""
     flags: tuple[str, ...] = ()
-    complete: bool | None = None
-    """Whether the text is a whole sentence, according to the decoder; None if it does not know, or
-    if this was not requested (`Encoded.speculative`)."""
     model: str = ""
     """Model, if that may be another than the transcriber's bundle."""
     phrase: Phrase | None = None

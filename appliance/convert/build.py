@@ -42,7 +42,6 @@ from appliance.model import (
     VOCABULARY_FILE,
     Bundle,
     Guards,
-    Vtln,
     drafted,
     write_json,
     write_manifest,
@@ -69,8 +68,6 @@ class Recipe:
     eot_boost: float = 0.0
     no_speech_sure: float = 1.0
     no_speech_lone: float = 1.0
-    vtln: Vtln | None = None
-    """Rules of the second pass for texts of low probability."""
     quantize: str = "none"
     """One of QUANTIZE."""
     zero_points: bool | None = None
@@ -201,7 +198,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         no_speech_sure=recipe.no_speech_sure,
         no_speech_lone=recipe.no_speech_lone,
         calibration=None,
-        vtln=recipe.vtln,
     )
 
 
@@ -231,22 +227,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--eot-boost", type=float, default=0.0)
     parser.add_argument("--no-speech-sure", type=float, default=1.0)
     parser.add_argument("--no-speech-lone", type=float, default=1.0)
-    parser.add_argument(
-        "--vtln",
-        type=float,
-        nargs=2,
-        metavar=("WARP", "BELOW"),
-        help="share by which other throats are longer and shorter, and the mean log-probability "
-        "below which a text is heard as they would have said it",
-    )
-    parser.add_argument(
-        "--beam", type=int, default=1, help="with --vtln: texts followed at once (default: 1)"
-    )
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
     given = vars(parser.parse_args(arguments))
     checkpoint, out = given.pop("checkpoint"), given.pop("out")
-    warped, beam = given.pop("vtln"), given.pop("beam")
-    given["vtln"] = Vtln(warped[0], warped[1], beam) if warped else None
     try:
         build_bundle(checkpoint, out, Recipe(**given))
     except ModelError as error:

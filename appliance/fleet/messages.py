@@ -286,7 +286,6 @@ def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) 
         "decode_ms": _finite(result.decode_ms),
         "confidence": _finite(result.confidence),
         "flags": list(result.flags),
-        "finished": result.complete,
         "model": result.model,
         "gates": {name: _finite(value) for name, value in (recommended or {}).items()},
     }
@@ -380,7 +379,7 @@ def _read_transcription(found: Mapping[str, Any], ratio: Callable[[str], float])
     if not isinstance(tokens, list) or len(tokens) > MOST_TOKENS:
         raise MessageError("bad", f"expected at most {MOST_TOKENS} tokens, found another")
     language, encoder, flags = found.get("language"), found.get("encoder"), found.get("flags")
-    gates, finished = found.get("gates"), found.get("finished")
+    gates = found.get("gates")
     given = gates if isinstance(gates, dict) else {}
     limits = {name: _read_number(given.get(name), -1.0, 1.0) for name in RECOMMENDED}
     return Transcription(
@@ -399,7 +398,6 @@ def _read_transcription(found: Mapping[str, Any], ratio: Callable[[str], float])
         flags=tuple(flag for flag in flags[:8] if isinstance(flag, str) and FLAG.fullmatch(flag))
         if isinstance(flags, list)
         else (),
-        complete=finished if isinstance(finished, bool) else None,
         model=_read_line(found.get("model"), 100) or "unnamed",
         phrase=_read_phrase(found.get("phrase")),
         recommended={name: value for name, value in limits.items() if math.isfinite(value)},

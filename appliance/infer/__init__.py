@@ -12,10 +12,7 @@ if TYPE_CHECKING:
         Products as Products,
         find_trouble as find_trouble,
     )
-    from appliance.infer.completeness import (
-        SURE_LOGPROB as SURE_LOGPROB,
-        silence_ms as silence_ms,
-    )
+    from appliance.infer.completeness import silence_ms as silence_ms
     from appliance.infer.decoder import (
         Decoded as Decoded,
         Decoder as Decoder,
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
         open_encoder as open_encoder,
         open_transcriber as open_transcriber,
         phrases_file as phrases_file,
-        second_pass_encoder as second_pass_encoder,
     )
     from appliance.infer.phrases import (
         Phrases as Phrases,
@@ -83,6 +79,5 @@ if TYPE_CHECKING:
         Transcriber as Transcriber,
         TranscriberParts as TranscriberParts,
     )
-    from appliance.infer.vtln import VtlnRescorer as VtlnRescorer
 
 __getattr__ = lazily(__name__, __file__)

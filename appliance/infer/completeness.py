@@ -1,24 +1,18 @@
 """How much silence ends an utterance: depends on whether its text so far is a complete sentence.
 
-Four things decide: what the decoder knows (`is_complete`), how the text ends (`is_open`), which
-sentence was expected (`by_expectation`), and the utterance history. They are applied to the
-speculative window, which ends the utterance if nobody says more. Pure functions.
+Three things decide: how the text ends (`is_open`), which sentence was expected (`by_expectation`),
+and the utterance history. They are applied to the speculative window, which ends the utterance if
+nobody says more. Pure functions.
 """
 
 from __future__ import annotations
 
-import math
 import re
 
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer.gates import judge
-from appliance.model import Endings
 from appliance.records import Transcription, Window
 
-SURE_LOGPROB = math.log(0.9)
-"""Natural log-probability of end-of-text from which a text may be complete."""
-HOPELESS = 0.05
-"""Confidence, 0..1, below which a text is never complete: other words were spoken."""
 LONGEST_MS, MORE_MS = 1000, 400
 """Silence that ends an incomplete sentence: the first, or the hang-over plus the second if that is
 shorter."""
@@ -81,23 +75,6 @@ def by_expectation(result: Transcription) -> bool | None:
     return True if whole else None
 
 
-def is_complete(
-    end_logprob: float, end_prior: float, endings: Endings, *, doubtful: bool
-) -> bool | None:
-    """Return what the decoder knows of a text: True if it is complete, False if not, None if that
-    is not sure.
-
-    `end_logprob` is the natural log-probability of end-of-text at the end of the text, `end_prior`
-    the same without sound (`Decoder.end_prior`). A `doubtful` text is never called incomplete: the
-    language model cannot judge misheard words.
-    """
-    if math.isinf(end_prior):  # no text, or one that is too long
-        return None
-    if end_logprob >= SURE_LOGPROB and end_prior >= endings.sure:
-        return True
-    return False if end_prior < endings.open and not doubtful else None
-
-
 def silence_ms(
     window: Window,
     result: Transcription,
@@ -123,13 +100,10 @@ def silence_ms(
     if judge(result, gates, window.voiced_s):
         return hang_over_ms
     if whole and first:
-        likely = whole >= MOSTLY * longer or (result.complete and whole >= longer)
-        return early_ms if likely else hang_over_ms
+        return early_ms if whole >= MOSTLY * longer else hang_over_ms
     if longer and first:
         return late_ms
     expected = by_expectation(result)
-    incomplete = result.complete is False or is_open(result.text, result.language)
-    if incomplete and expected is False:
+    if expected is False and is_open(result.text, result.language):
         return late_ms
-    complete = result.complete and not incomplete and not result.confidence < HOPELESS
-    return early_ms if expected or complete else hang_over_ms
+    return early_ms if expected else hang_over_ms

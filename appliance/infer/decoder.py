@@ -26,8 +26,6 @@ TOKENS_PER_SECOND = 15
 TOKENS_AT_LEAST = 24
 """Most tokens of a text: this many, plus TOKENS_PER_SECOND of sound. Whisper's own limit is 224 in
 30 s, half as many; the fastest English speech has about 8 per second."""
-PRIOR_TOKENS, PRIOR_STEP = 64, 8
-"""Most tokens, prompt included, for `end_prior`; and the multiple to which it pads them."""
 SEED = 0
 """Of the random draws at temperatures above 0, for each decode: same sound, same text."""
 BALANCED_SHARE = 0.2
@@ -302,24 +300,6 @@ class Decoder:
         before, index = self.prompt, self._start + 1
         self.prompt = (*before[:index], self.languages.tokens[language], *before[index + 1 :])
         return self.prompt != before
-
-    def end_prior(self, tokens: Sequence[int]) -> float:
-        """Return the natural log-probability of end-of-text after `tokens` without sound (states of
-        zeros): what the language alone says.
-
-        Minus infinity for no tokens, and for more than PRIOR_TOKENS with the prompt. The decoded
-        window stays in the cache. Raises ModelError.
-        """
-        written = (*self.prompt, *tokens)
-        if not tokens or len(written) > min(PRIOR_TOKENS, self._network.capacity):
-            return -math.inf
-        # padded, because each length would have its own arrays; only the last token's row counts
-        length = min(-(-len(written) // PRIOR_STEP) * PRIOR_STEP, self._network.capacity)
-        behind = [written[-1]] * (length - len(written))
-        with self._network.without_sound(length):
-            step = self._network.advance((*written, *behind), (len(written) - 1,))
-        found = self._candidates(step, 0, [0], everything=True)
-        return self._finite(float(found.logits[found.end]) - found.total)
 
     def token_limit(self, duration_s: float) -> int:
         """Return the most tokens that a text of `duration_s` may have."""

@@ -109,8 +109,7 @@ def positions_of_sound(mel: Mel) -> int:
     """Return how many positions of `mel` (W, n_mels) to compute: to the end of the sound and QUIET
     more, in steps of STEP, at most W / 2.
 
-    Zeros behind the samples give the lowest value in all bands. A longer vocal tract's (mel.warp)
-    differ from it by rounding.
+    Zeros behind the samples give the lowest value in all bands.
     """
     sounding = np.flatnonzero(mel.max(axis=1) > mel.min() + SILENT_WITHIN)
     frames = int(sounding[-1]) + 1 if len(sounding) else 0

@@ -62,22 +62,6 @@ def log_mel(samples: NDArray[np.float32], n_mels: int = 80, frames: int | None =
     return scaled
 
 
-def warp(mel: Mel, factor: float) -> Mel:
-    """Return `mel` (frames, n_mels) float32 with band b * `factor` in band b, interpolated: as
-    spoken by a longer (`factor` above 1) or a shorter vocal tract."""
-    return at_bands(mel, np.arange(mel.shape[1]) * factor)
-
-
-def at_bands(mel: Mel, source: NDArray[np.floating]) -> Mel:
-    """Return `mel` (frames, n_mels) float32 at the fractional bands `source`, as (frames,
-    len(source)): interpolated, and beyond the last band the last one's value."""
-    source = np.clip(source, 0, mel.shape[1] - 1)
-    low = np.minimum(source.astype(np.intp), mel.shape[1] - 2)
-    share = (source - low).astype(np.float32)
-    moved: Mel = mel[:, low] * (1 - share) + mel[:, low + 1] * share
-    return moved
-
-
 def _filter(power: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
     """Energies (n_mels, frames) of power spectra (201, frames).
 

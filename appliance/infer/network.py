@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -200,26 +199,6 @@ class Network:
         """Drop the tokens behind the first `length`; later steps overwrite their keys and values
         and do not attend to them."""
         self.length = length
-
-    @contextmanager
-    def without_sound(self, count: int) -> Iterator[None]:
-        """Within this context, decode at most `count` tokens from the start as if the encoder
-        states were zeros; afterwards the window and its tokens are restored.
-
-        Attention to the window is masked: all of its weight is on the virtual position, which
-        stands for zeros.
-        """
-        length, offset = self.length, self._offsets[-1]
-        saved = {name: array[:, :, :count].copy() for name, array in self._cache.items()}
-        self._offsets[:-1], self._offsets[-1] = MASKED, 0
-        self.length = 0
-        try:
-            yield
-        finally:
-            self._offsets[:-1], self._offsets[-1] = 0, offset
-            for name, array in saved.items():
-                self._cache[name][:, :, :count] = array
-            self.length = length
 
     def _run(self, bound: _Bound, tokens: Sequence[int]) -> Step:
         self._embedding.look_up(tokens, bound.embedded[0])

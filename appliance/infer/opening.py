@@ -20,11 +20,10 @@ from appliance.infer.transcriber import AnyDecoder, Transcriber, TranscriberPart
 if TYPE_CHECKING:
     from appliance.infer.arithmetic import Products
     from appliance.infer.decoder import Decoder
-    from appliance.infer.encoder import CpuEncoder, Encoder
+    from appliance.infer.encoder import Encoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
-    from appliance.infer.vtln import VtlnRescorer
     from appliance.model import Bundle
 
 
@@ -54,7 +53,7 @@ def open_transcriber(
     cpu = Decoder(bundle, rules, chosen.threads)
     languages, language = choose_languages(bundle, tokenizer, chosen.language, chosen.languages)
     cpu.languages = languages
-    phrases, make_phrases, rescorer, vtln = None, None, None, None
+    phrases, make_phrases, rescorer = None, None, None
     encoder: Encoder
     decoder: AnyDecoder = cpu
     if on_npu:
@@ -73,7 +72,6 @@ def open_transcriber(
         phrases = _open_phrases(settings, bundle, tokenizer, cpu, spoken)
         rescorer = _open_rescorer(settings, bundle, tokenizer, cpu)
         encoder = open_encoder(bundle, settings.encoder)
-        vtln = _open_vtln(settings, bundle, encoder, cpu)
     trouble = warn_of_trouble(bundle, products)
     gates = fill_gates(settings.gates, bundle)
     if languages:  # others read here which languages may be spoken, and which one if it is one
@@ -89,7 +87,6 @@ def open_transcriber(
             fallback=chosen.temperature_fallback,
             language=language,
             trouble=trouble,
-            vtln=vtln,
             rescorer=rescorer,
             phrases=phrases,
             make_phrases=make_phrases,
@@ -175,30 +172,6 @@ def phrases_file(settings: Settings, bundle: Bundle) -> Path | None:
     if not name or (own and PHRASES_FILE not in bundle.files):
         return None
     return bundle.folder / PHRASES_FILE if own else Path(name)
-
-
-def _open_vtln(
-    settings: Settings, bundle: Bundle, encoder: Encoder, decoder: Decoder
-) -> VtlnRescorer | None:
-    """The second pass for doubtful windows, if the bundle asks for it. Raises ModelError."""
-    from appliance.infer.vtln import VtlnRescorer
-
-    if not bundle.vtln or not (again := second_pass_encoder(bundle, settings.encoder, encoder)):
-        return None
-    return VtlnRescorer(bundle, bundle.vtln, again, decoder)
-
-
-def second_pass_encoder(
-    bundle: Bundle, settings: EncoderSettings, encoder: Encoder
-) -> CpuEncoder | None:
-    """Return the encoder of a second pass: `encoder` if it is the CPU's, otherwise another one on
-    the CPU, because a chip is for one thread; None if the bundle has none. Raises ModelError."""
-    from appliance.infer.encoder import CpuEncoder
-    from appliance.model import ENCODER_FILE
-
-    if isinstance(encoder, CpuEncoder):
-        return encoder
-    return CpuEncoder(bundle, settings.threads) if ENCODER_FILE in bundle.files else None
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

@@ -16,11 +16,10 @@ import numpy as np
 
 from appliance.config import GateSettings
 from appliance.errors import ConfigError
-from appliance.infer.completeness import is_complete
 from appliance.infer.corrections import Corrections
-from appliance.infer.gates import compression_ratio, is_doubtful, is_failed
+from appliance.infer.gates import compression_ratio, is_failed
 from appliance.infer.mel import window_mel
-from appliance.records import HOP, Mel, Name, States, Transcription, Window
+from appliance.records import HOP, Name, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
-    from appliance.infer.vtln import VtlnRescorer
     from appliance.model import Bundle
 
 log = logging.getLogger("roomscribe.infer")
@@ -47,7 +45,7 @@ class Encoded:
     """What encoded it: `Transcription.encoder`."""
     encode_ms: float
     speculative: bool = False
-    """True for a speculative window: the decoder also decides whether its sentence is complete."""
+    """True for a speculative window, whose text decides when the utterance ends."""
     whole: bool = False
     """True for an utterance of one window: only there are expected sentences searched for."""
     names: tuple[str, ...] = ()
@@ -55,8 +53,6 @@ class Encoded:
     room: str | None = ""
     """The room it comes from ("" for this machine's): a room is likely to keep the language that it
     spoke last. None: unknown."""
-    mel: Mel | None = None
-    """The encoder's input, if a second pass may need it."""
     phrases: Phrases | None = None
     """Sentences to expect in place of the usual ones."""
 
@@ -66,8 +62,8 @@ class Progress:
     """How the caller of `decode` follows a transcription."""
 
     decided: Callable[[Transcription], object]
-    """Called with the first text and whether it is complete, before any work that this decision
-    does not need; called again if the text changes later."""
+    """Called with the first text, before any other work, because the silence that ends the
+    utterance depends on it; called again if the text changes later."""
     should_continue: Callable[[], bool]
     """False cancels: `decode` returns soon, and the caller must discard its result."""
 
@@ -118,9 +114,6 @@ class AnyDecoder(Protocol):
 
         Raises ModelError.
         """
-
-    def end_prior(self, tokens: Sequence[int]) -> float:
-        """Return the natural log-probability of end-of-text after `tokens` without any sound."""
 
 
 class AnyTranscriber(Protocol):
@@ -176,7 +169,6 @@ class TranscriberParts:
     """What it writes if the decoder does not find out; "" for the bundle's."""
     trouble: str = ""
     """See `Transcriber.trouble`."""
-    vtln: VtlnRescorer | None = None
     rescorer: Rescorer | None = None
     phrases: Phrases | None = None
     make_phrases: Callable[[Mapping[str, Any]], Phrases] | None = None
@@ -200,8 +192,7 @@ class Transcriber:
         self.should_continue: Callable[[], bool] = lambda: True
         self.in_process = True
         self._decoder, self._tokenizer = parts.decoder, parts.tokenizer
-        self._vtln, self._rescorer = parts.vtln, parts.rescorer
-        self._corrections = parts.corrections
+        self._rescorer, self._corrections = parts.rescorer, parts.corrections
         self._make_phrases, self._home_names = parts.make_phrases, tuple[Name, ...]()
         self._language = parts.language or parts.bundle.language
         self._temperatures = TEMPERATURES if parts.fallback else TEMPERATURES[:1]
@@ -240,25 +231,21 @@ class Transcriber:
             self.encoder.name,
             encode_ms=1000 * (time.perf_counter() - begun_s),
             whole=window.index == 1 and window.last,
-            mel=mel if self._vtln else None,
         )
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The second half of `transcribe`.
 
-        For a speculative window, the first text decides whether the sentence is complete, and
-        `progress.decided` is called. The second pass, contextual biasing and the expected sentences
-        follow that decision. If they change the text, it is decided again.
+        For a speculative window, `progress.decided` is called with the first text. Contextual
+        biasing and the expected sentences follow. If they change the text, it is called again.
         """
         first = best = self._first_pass(encoded)
         if encoded.speculative:
-            best = self._decide(best, progress)
-        if progress.should_continue():
-            best = self._second_pass(best, progress)
+            progress.decided(first.result)
         if progress.should_continue():
             best = self._apply_vocabulary(best)
         if encoded.speculative and best.decoded is not first.decoded:
-            best = self._decide(best, progress)
+            progress.decided(best.result)
         if progress.should_continue():
             best = self._find_phrase(best, progress)
         return best.result
@@ -278,32 +265,6 @@ class Transcriber:
                 break
         self._remember_language(encoded.room, result)
         return _Candidate(encoded, decoded, result)
-
-    def _decide(self, best: _Candidate, progress: Progress) -> _Candidate:
-        """Decide whether the text is a complete sentence, and report it to `progress`."""
-        endings = self.bundle.endings
-        if endings and best.decoded.ended:
-            prior = self._decoder.end_prior(best.decoded.tokens)
-            doubtful = is_doubtful(best.result, self.gates)
-            complete = is_complete(best.decoded.logprobs[-1], prior, endings, doubtful=doubtful)
-            best = replace(best, result=replace(best.result, complete=complete))
-        progress.decided(best.result)
-        return best
-
-    def _second_pass(self, best: _Candidate, progress: Progress) -> _Candidate:
-        """Decode a doubtful window again with other warp factors, and keep the likeliest text."""
-        encoded, mel = best.encoded, best.encoded.mel
-        if not self._vtln or mel is None:
-            return best
-        begun_s = time.perf_counter()
-        decoded, more_ms = self._vtln.rescore(
-            best.decoded, mel, encoded.states, encoded.duration_s, progress.should_continue
-        )
-        if more_ms == 0.0:
-            return best
-        encoded = replace(encoded, encode_ms=encoded.encode_ms + more_ms)
-        took_ms = 1000 * (time.perf_counter() - begun_s) - more_ms
-        return self._rewritten(replace(best, encoded=encoded), decoded, took_ms)
 
     def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
         """Put words of the vocabulary into the text where that is likelier."""
@@ -332,7 +293,6 @@ class Transcriber:
     def _rewritten(self, best: _Candidate, decoded: Decoded, took_ms: float) -> _Candidate:
         """The candidate with other tokens, which took `took_ms` more of the decoder."""
         result = self.describe(decoded, best.encoded, best.result.decode_ms + took_ms)
-        result = replace(result, complete=best.result.complete)
         return replace(best, decoded=decoded, result=result)
 
     def _remember_language(self, room: str | None, result: Transcription) -> None:

@@ -149,29 +149,6 @@ def log_odds(share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Endings:
-    """Limits for the natural log-probability, without sound, that a text ends here: whether it is a
-    complete sentence. From sentences with pauses in them."""
-
-    sure: float
-    """From here on it is complete."""
-    open: float
-    """Below this it is incomplete."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vtln:
-    """Vocal tract length normalisation and beam search for doubtful texts."""
-
-    warp: float
-    """Warp factors to try are 1 plus and minus this; 0: only the beam search."""
-    below: float
-    """Mean natural log-probability of the tokens below which a text is doubtful."""
-    beam: int = 1
-    """Width of the beam search."""
-
-
-@dataclass(frozen=True, slots=True)
 class Bundle:
     """A verified model folder. The fields, except `folder`, are the manifest's keys;
     no_speech_sure and no_speech_lone are in its table guards."""
@@ -217,14 +194,10 @@ class Bundle:
     calibration: Calibration | None
     """None if no recordings were compared."""
     files: tuple[str, ...] = ()
-    endings: Endings | None = None
-    """None if no pauses were measured."""
     vocabulary_boost: float = 1.0
     """Recommended VocabularySettings.boost; 1 if it was not measured."""
     phrase_calibration: PhraseCalibration | None = None
     """None if no recordings were compared."""
-    vtln: Vtln | None = None
-    """None: no second pass."""
     short_windows: bool = False
     """True if texts were measured to stay the same when the encoder on the CPU computes only what
     was said and silence is put behind it; encoder.onnx then takes windows of any length."""
@@ -579,20 +552,10 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         no_speech_lone=guards.number("no_speech_lone", 0.0, 1.0, absent=1.0),
         calibration=_parse_calibration(table),
         files=tuple(table.table("files")),
-        endings=_parse_endings(table),
         vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),
         phrase_calibration=_parse_phrase_calibration(table),
-        vtln=_parse_vtln(table),
         short_windows="short_windows" in table and table.flag("short_windows"),
     )
-
-
-def _parse_endings(table: _Table) -> Endings | None:
-    if "endings" not in table or table.is_null("endings"):
-        return None
-    values = table.table("endings")
-    sure = values.number("sure", -1000.0, 0.0)
-    return Endings(sure=sure, open=values.number("open", -1000.0, sure))
 
 
 def _parse_calibration(table: _Table) -> Calibration | None:
@@ -616,17 +579,6 @@ def _parse_phrase_calibration(table: _Table) -> PhraseCalibration | None:
     share = values.number("share", 0.0, 100.0)
     mean = values.number("mean", 0.0, 100.0)
     return PhraseCalibration(offset, share, mean, values.number("lead", -100.0, 0.0, absent=0.0))
-
-
-def _parse_vtln(table: _Table) -> Vtln | None:
-    if "vtln" not in table or table.is_null("vtln"):
-        return None
-    values = table.table("vtln")
-    return Vtln(
-        warp=values.number("warp", 0.0, 0.3),
-        below=values.number("below", -1000.0, 0.0),
-        beam=values.whole("beam", 1, 16) if "beam" in values else 1,
-    )
 
 
 def _check_sense(table: _Table, bundle: Bundle) -> None:

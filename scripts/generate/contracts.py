@@ -191,8 +191,8 @@ def fleet() -> dict[str, Any]:
     text = make(
         Transcription, text="turn on the light", tokens=(11, 12), language="en",
         avg_logprob=-0.21, no_speech_prob=0.03, compression_ratio=0.8, ended=True, encoder="hailo8",
-        encode_ms=95.0, decode_ms=310.0, confidence=0.91, flags=("corrected",), finished=True,
-        complete=True, model="tiny", phrase=PHRASE, language_probability=0.98,
+        encode_ms=95.0, decode_ms=310.0, confidence=0.91, flags=("corrected",),
+        model="tiny", phrase=PHRASE, language_probability=0.98,
     )  # fmt: skip
     refusal = messages.Refusal("too_long", "expected at most 10 s")
     headers, sound = messages.pack_window(messages.Job(window, "kitchen", 1, ahead=True))

@@ -22,7 +22,7 @@ from appliance.daemon.spool import Spool
 from appliance.daemon.transcription import UNSTORED_LIMIT, TaskTranscriber
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
-from appliance.records import Discarded, Listener, Transcript, Transcription, Window
+from appliance.records import Discarded, Listener, Phrase, Transcript, Transcription, Window
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
@@ -265,6 +265,9 @@ def test_a_guess_that_is_not_wanted_any_more_is_not_decoded(rig: Rig) -> None:
     assert rig.texts() == []
 
 
+NIGHT = Phrase("turn on the night", "all", {}, 0.9)
+
+
 class Deciding(FakeTranscriber):
     """Is told to stop, or closes the utterance, between its decision and its answer."""
 
@@ -273,7 +276,7 @@ class Deciding(FakeTranscriber):
         self.then = then
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        progress.decided(replace(HEARD, text="turn on the night", complete=True))
+        progress.decided(replace(HEARD, text=NIGHT.sentence, phrase=NIGHT, phrase_continues=False))
         self.then()
         assert progress.should_continue() == (self.then.__name__ != "cancel")
         return HEARD

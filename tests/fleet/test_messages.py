@@ -61,7 +61,7 @@ def test_half_a_minute_of_noise_is_taken_by_a_server_that_takes_a_megabyte() -> 
 def test_an_answer_carries_all_that_a_satellite_makes_of_a_text() -> None:
     phrase = Phrase("turn on the light", "lights", {"room": "kitchen", "percent": 40}, 0.9)
     flags = ("token_limit", "corrected")
-    heard = replace(HEARD, phrase=phrase, complete=True, model="base", flags=flags)
+    heard = replace(HEARD, phrase=phrase, model="base", flags=flags)
     heard = replace(heard, language="de", language_probability=0.8)
     gates = {"no_speech_sure": 0.9, "no_speech_lone": -1.0, "low_confidence": 0.5}
     packed = messages.pack_answer(Answer("w", 2, "pi5", heard), gates)
@@ -91,7 +91,6 @@ def test_what_is_not_known_stays_unknown() -> None:
     assert not isinstance(found, Refusal)
     assert math.isnan(found.confidence)
     assert math.isnan(found.avg_logprob)
-    assert found.complete is None
 
 
 def test_a_refusal_and_a_presence_arrive() -> None:
@@ -189,7 +188,6 @@ def test_what_is_wrong_in_an_answer_is_left_out() -> None:
             "encoder": "quantum",
             "encode_ms": -1,
             "flags": ["clipped", "Bad flag", 3],
-            "finished": "yes",
             "model": "a\nb",
             "phrase": {"sentence": "s", "name": "n", "slots": {"a": [1]}, "confidence": 0.5},
             "gates": {"low_confidence": 9, "no_speech_sure": 0.5, "level": 1},
@@ -200,7 +198,7 @@ def test_what_is_wrong_in_an_answer_is_left_out() -> None:
     assert (found.text, found.tokens, found.language) == ("yes [2J no", (1, 2), "und")
     assert (found.encoder, found.encode_ms, found.flags) == ("fleet", 0.0, ("clipped",))
     assert math.isnan(found.confidence)
-    assert (found.complete, found.model) == (None, "a\\nb")
+    assert found.model == "a\\nb"
     assert found.phrase
     assert found.phrase.slots == {}
     assert found.recommended == {"no_speech_sure": 0.5}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,12 @@ from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
 from appliance.config import GateSettings, SegmenterSettings
-from appliance.infer.completeness import OPEN_WORDS, is_complete, is_open, silence_ms
-from appliance.model.bundle import Endings
+from appliance.infer.completeness import OPEN_WORDS, is_open, silence_ms
 from appliance.records import Phrase
 
 EARLY = SegmenterSettings(early_ms=350)
-ENDINGS = Endings(sure=-3.5, open=-6.0)
+WHOLE = replace(HEARD, phrase=Phrase(HEARD.text, "all", {}, 0.9), phrase_continues=False)
+"""Surely an expected sentence."""
 
 
 @pytest.mark.parametrize(
@@ -67,46 +66,23 @@ def test_every_table_is_of_words_that_texts_are_compared_with() -> None:
 
 
 @pytest.mark.parametrize(
-    "end, prior, doubtful, expected",
+    "text, whole, longer, expected",
     [
-        (0.95, -2.0, False, True),
-        (0.95, -3.5, True, True),
-        (0.89, -2.0, False, None),
-        (0.95, -3.6, False, None),
-        (0.95, -6.1, False, False),
-        (0.95, -6.1, True, None),
-        (0.95, -math.inf, False, None),
-    ],
-)
-def test_the_decoders_numbers_have_limits(
-    end: float, prior: float, doubtful: bool, expected: bool | None
-) -> None:
-    assert is_complete(math.log(end), prior, ENDINGS, doubtful=doubtful) is expected
-
-
-@pytest.mark.parametrize(
-    "text, complete, whole, longer, expected",
-    [
-        ("turn on the light", None, 0, 0, 600),
-        ("turn on the light", True, 0, 0, 350),
-        ("turn on the light", False, 0, 0, 1000),
-        ("turn on the", None, 0, 0, 1000),
-        ("turn on the", True, 0, 0, 1000),
-        ("turn on the light", None, 1, 0, 350),
-        ("turn on the light", False, 4, 1, 350),
-        ("turn on the light", None, 3, 1, 600),
-        ("turn on the light", True, 3, 3, 350),
-        ("turn on the light", True, 0, 1, 1000),
-        ("turn it up to", False, 2, 0, 350),
-        ("turn it up to", False, 1, 1, 600),
-        ("stop", False, 3, 15, 600),
-        ("stop", True, 3, 15, 600),
+        ("turn on the light", 0, 0, 600),
+        ("turn on the", 0, 0, 1000),
+        ("turn on the light", 1, 0, 350),
+        ("turn on the light", 4, 1, 350),
+        ("turn on the light", 3, 1, 600),
+        ("turn on the light", 0, 1, 1000),
+        ("turn it up to", 2, 0, 350),
+        ("turn it up to", 1, 1, 600),
+        ("stop", 3, 15, 600),
     ],
 )
 def test_what_was_said_before_goes_before_what_the_words_look_like(
-    text: str, complete: bool | None, whole: int, longer: int, expected: int
+    text: str, whole: int, longer: int, expected: int
 ) -> None:
-    result = replace(HEARD, text=text, complete=complete)
+    result = replace(HEARD, text=text)
     waited_ms = silence_ms(a_window(), result, EARLY, GateSettings(), whole=whole, longer=longer)
     assert waited_ms == expected
 
@@ -114,7 +90,7 @@ def test_what_was_said_before_goes_before_what_the_words_look_like(
 @pytest.mark.parametrize("paused", [{"index": 2}, {"continues": "01J0"}])
 def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object]) -> None:
     window = a_window(**paused)  # type: ignore[arg-type]
-    for result in (replace(HEARD, complete=True), HEARD):
+    for result in (WHOLE, HEARD):
         assert silence_ms(window, result, EARLY, GateSettings(), whole=9) == 600
         assert silence_ms(window, result, EARLY, GateSettings(), longer=9) == 600
     unfinished = replace(HEARD, text="and the")
@@ -123,9 +99,7 @@ def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object])
 
 @pytest.mark.parametrize("text, no_speech_prob", [("", 0.0), ("turn on the", 0.99)])
 def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob: float) -> None:
-    result = replace(
-        HEARD, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0, complete=True
-    )
+    result = replace(WHOLE, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0)
     assert silence_ms(a_window(), result, EARLY, GateSettings(), whole=9) == 600
 
 
@@ -135,7 +109,7 @@ def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob:
 def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: int) -> None:
     settings = replace(EARLY, hang_over_ms=hang_over_ms)
     window, gates = a_window(), GateSettings()
-    assert silence_ms(window, replace(HEARD, complete=True), settings, gates) == early
+    assert silence_ms(window, WHOLE, settings, gates) == early
     assert silence_ms(window, replace(HEARD, text="on the"), settings, gates) == late
 
 
@@ -154,38 +128,27 @@ def test_an_open_text_of_a_sentence_that_was_expected_is_not_waited_for(
     text: str, sentence: str, confidence: float, expected: int
 ) -> None:
     phrase = Phrase(sentence, "all", {}, confidence)
-    for complete in (False, None):
-        result = replace(HEARD, text=text, complete=complete, phrase=phrase)
-        assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
-        assert silence_ms(a_window(), result, EARLY, GateSettings(), longer=1) == 1000
+    result = replace(HEARD, text=text, phrase=phrase)
+    assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
+    assert silence_ms(a_window(), result, EARLY, GateSettings(), longer=1) == 1000
 
 
 @pytest.mark.parametrize(
-    "text, confidence, longer, complete, expected",
+    "text, confidence, longer, expected",
     [
-        ("What is the date?", 0.9, False, None, 350),
-        ("what is the date", 0.9, False, False, 350),
-        ("what is the date", 0.9, True, None, 600),
-        ("what is the date", 0.9, True, False, 600),
-        ("what is the date", 0.89, False, False, 600),
-        ("what is the date", 0.69, False, False, 1000),
-        ("what is the", 0.9, False, None, 600),
-        ("what was the date", 0.99, False, False, 1000),
+        ("What is the date?", 0.9, False, 350),
+        ("what is the date", 0.9, True, 600),
+        ("what is the date", 0.89, False, 600),
+        ("what is the date", 0.69, False, 600),
+        ("what is the", 0.9, False, 600),
+        ("what was the date", 0.99, False, 600),
     ],
 )
 def test_a_sentence_that_was_expected_and_that_none_goes_on_after_ends_early(
-    text: str, confidence: float, longer: bool, complete: bool | None, expected: int
+    text: str, confidence: float, longer: bool, expected: int
 ) -> None:
     phrase = Phrase("what is the date", "ask", {}, confidence)
-    result = replace(HEARD, text=text, complete=complete, phrase=phrase, phrase_continues=longer)
+    result = replace(HEARD, text=text, phrase=phrase, phrase_continues=longer)
     assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
     paused = a_window(continues="01J0")
     assert silence_ms(paused, result, EARLY, GateSettings()) >= 600
-
-
-@pytest.mark.parametrize("confidence, expected", [(0.04, 600), (0.05, 350), (math.nan, 350)])
-def test_a_text_that_is_surely_wrong_is_not_known_to_be_whole(
-    confidence: float, expected: int
-) -> None:
-    result = replace(HEARD, complete=True, confidence=confidence)
-    assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected

@@ -19,7 +19,6 @@ from appliance.config import DecoderSettings
 from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import (
-    PRIOR_TOKENS,
     Decoder,
     best_except,
     boost_end,
@@ -100,25 +99,6 @@ def test_one_window_does_not_change_the_next(decoder: Decoder, states: NDArray[n
     first = decoder.decode(states, 2.0)
     decoder.decode(states[::-1].copy(), 2.0)
     assert not differences(decoder.decode(states, 2.0), first)
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 5, 12])
-def test_what_the_language_says_of_the_end_is_what_it_says_where_nothing_is_heard(
-    decoder: Decoder, bundle: Bundle, states: NDArray[np.float32], count: int
-) -> None:
-    tokens = [40 + number for number in range(count)]
-    logits = decoder.step(decoder.start(states * 0), [*bundle.prompt, *tokens])[-1]
-    kept = logits[bundle.kept]
-    expected = float(logits[bundle.tokens.end_of_text]) - log_sum(kept)
-    before = decoder.decode(states, 2.0)
-    looked = decoder.logprobs(before.tokens, 1)
-    assert decoder.end_prior(tokens) == pytest.approx(expected, abs=1e-3)
-    assert decoder.logprobs(before.tokens, 1) == looked, "the window is still there"
-    assert not differences(decoder.decode(states, 2.0), before)
-
-
-def test_of_no_text_and_of_a_long_one_the_language_says_nothing(decoder: Decoder) -> None:
-    assert decoder.end_prior([]) == decoder.end_prior([40] * PRIOR_TOKENS) == -np.inf
 
 
 def test_the_cache_of_an_earlier_window_is_refused(

@@ -23,7 +23,7 @@ from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.gates import compression_ratio
 from appliance.infer.opening import open_transcriber
 from appliance.infer.tokenizer import Tokenizer
-from appliance.infer.transcriber import Transcriber, TranscriberParts
+from appliance.infer.transcriber import Progress, Transcriber, TranscriberParts
 from appliance.model.bundle import Guards
 from appliance.records import SAMPLE_RATE, Window
 
@@ -230,3 +230,24 @@ def test_a_bundle_with_nan_in_it_is_an_error_not_a_text(
         (broken / "bundle.json").write_text(json.dumps(manifest))
         with pytest.raises(ModelError, match=r"expected finite .*, found NaN"):
             open_transcriber(settings(broken)).warm_up()
+
+
+def test_the_first_text_is_reported_before_any_other_work(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transcriber = open_transcriber(settings(bundle_folder))
+    did: list[str] = []
+
+    class Looked:
+        candidates = ()
+
+        def find(self, *_: object) -> None:
+            did.append("phrases")
+
+    monkeypatch.setattr(transcriber, "phrases", Looked())
+    encoded = replace(transcriber.encode(window(1.0)), speculative=True, whole=True)
+    result = transcriber.decode(encoded, Progress(lambda one: did.append(one.text), lambda: True))
+    assert result.text and did == [result.text, "phrases"]
+    did.clear()
+    transcriber.decode(encoded, Progress(lambda one: did.append(one.text), lambda: False))
+    assert did == [result.text], "cancelled"

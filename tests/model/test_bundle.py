@@ -17,7 +17,7 @@ import pytest
 from appliance.errors import ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.model.bundle import Bundle, Endings, Vtln, installed_bundles, load_bundle
+from appliance.model.bundle import Bundle, installed_bundles, load_bundle
 
 FILES = ("encoder.onnx", "cross.onnx", "step.onnx", "embedding.bin", "vocabulary.json")
 
@@ -118,22 +118,6 @@ def test_a_phrase_calibration_may_weigh_the_lead_of_the_free_text(folder: Path) 
     assert confidence(-1000.0) == confidence(-4.0) == pytest.approx(1 / (1 + math.exp(-3.0)))
 
 
-def test_of_a_model_whose_pauses_were_not_measured_nothing_is_told(folder: Path) -> None:
-    edit(folder, endings=None)
-    assert load_bundle(folder).endings is None
-    edit(folder, endings={"sure": -2.0, "open": -5.0})
-    assert load_bundle(folder).endings == Endings(-2.0, -5.0)
-
-
-def test_a_window_is_heard_again_where_the_model_says_so(folder: Path) -> None:
-    edit(folder, vtln=None)
-    assert load_bundle(folder).vtln is None
-    edit(folder, vtln={"warp": 0.1, "below": -0.5})
-    assert load_bundle(folder).vtln == Vtln(0.1, -0.5, beam=1)
-    edit(folder, vtln={"warp": 0.1, "below": -0.5, "beam": 4})
-    assert load_bundle(folder).vtln == Vtln(0.1, -0.5, beam=4)
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_one_flipped_bit_in_a_file_is_found(folder: Path, name: str) -> None:
     data = bytearray((folder / name).read_bytes())
@@ -210,14 +194,6 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
         ),
         ({"guards__repetition_penalty": 9}, "repetition_penalty: expected a number from 0.5 to 2"),
         ({"calibration": 1}, "calibration: expected a table, found 1"),
-        ({"vtln": {"warp": 1}}, "vtln.warp: expected a number from 0 to 0.3, found 1"),
-        (
-            {"vtln": {"warp": 0.1, "below": -1, "beam": 0}},
-            "vtln.beam: expected a whole number from 1 to 16, found 0",
-        ),
-        ({"vtln": {"warp": 0.1}}, "vtln.below: expected a number from -1000 to 0, found nothing"),
-        ({"endings": {"sure": 1}}, "endings.sure: expected a number from -1000 to 0"),
-        ({"endings": {"sure": -9, "open": -8}}, "endings.open: expected a number from -1000 to -9"),
         ({"calibration": {"offset": 0}}, "calibration.mean: expected a number from 0 to 1000"),
         (
             {"phrase_calibration": {"offset": 0, "share": -1}},

@@ -38,6 +38,7 @@ from appliance.records import (
     Frame,
     Listener,
     Partial,
+    Phrase,
     Samples,
     Transcript,
     Transcription,
@@ -94,6 +95,11 @@ class LevelVoice:
         self._in_a_row = 0
 
 
+def whole_sentence(result: Transcription) -> Transcription:
+    """The same, surely a sentence that was expected and that no longer one begins with."""
+    return replace(result, phrase=Phrase(result.text, "all", {}, 1.0), phrase_continues=False)
+
+
 class WordTranscriber(FakeTranscriber):
     """Writes down the words of a window."""
 
@@ -105,8 +111,8 @@ class WordTranscriber(FakeTranscriber):
         before_write: Callable[[], object] = lambda: None,
         sure: bool = True,
     ) -> None:
-        """`sure`: some texts are surely whole and some plainly are not, by the number of their
-        words; else nothing is known of any."""
+        """`sure`: some texts are surely whole sentences, by the number of their words; else nothing
+        is known of any."""
         super().__init__()
         self._sure = sure
         self.bundle.window_s = window_s
@@ -122,9 +128,9 @@ class WordTranscriber(FakeTranscriber):
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         self._before_write()
         words = [f"w{int(word)}" if word else "uh" for word in encoded.states[0]]
-        complete = (None, True, False)[len(words) % 3 if self._sure else 0]
-        tokens = tuple(range(len(words)))
-        result = replace(HEARD, text=" ".join(words), tokens=tokens, complete=complete)
+        result = replace(HEARD, text=" ".join(words), tokens=tuple(range(len(words))))
+        if self._sure and len(words) % 3 == 1:
+            result = whole_sentence(result)
         if encoded.speculative:
             progress.decided(result)
         return result
@@ -184,7 +190,7 @@ class Account(Listener):
     @property
     def words(self) -> list[str]:
         """All that was transcribed, in order."""
-        return [word for one in self.transcripts for word in one.text.split()]
+        return [word for one in self.transcripts for word in one.text.replace("...", "").split()]
 
 
 def broken_rules(told: Sequence[Partial | Transcript | Discarded]) -> list[str]:

@@ -11,7 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.speaking import Account, WordTranscriber, broken_rules, hear, sound_of, talk
+from rigs.speaking import (
+    Account,
+    WordTranscriber,
+    broken_rules,
+    hear,
+    sound_of,
+    talk,
+    whole_sentence,
+)
 
 from appliance.capture.segmenter import Segmenter
 from appliance.config import SegmenterSettings
@@ -32,14 +40,20 @@ class SureTranscriber(WordTranscriber):
         before_encode: Callable[[Window], object] = lambda _: None,
         before_write: Callable[[], object] = lambda: None,
     ) -> None:
-        super().__init__(window_s, before_encode=before_encode, before_write=before_write)
+        super().__init__(
+            window_s, before_encode=before_encode, before_write=before_write, sure=False
+        )
         self._opinion = opinion
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         result = super().decode(encoded)
         if encoded.speculative:
-            finished = self._opinion(int(encoded.states[0][-1]))
-            progress.decided(result := replace(result, complete=finished))
+            match self._opinion(int(encoded.states[0][-1])):
+                case True:
+                    result = whole_sentence(result)
+                case False:
+                    result = replace(result, text=f"{result.text}...")
+            progress.decided(result)
         return result
 
 
@@ -168,7 +182,7 @@ def test_a_decoder_slower_than_the_hang_over_ends_nothing_early(tmp_path: Path) 
 
 def test_an_utterance_closes_while_the_rest_of_its_transcription_is_made(tmp_path: Path) -> None:
     class Slow(SureTranscriber):
-        """Decides at once; its second pass takes longer than any silence."""
+        """Decides at once; the rest takes longer than any silence."""
 
         def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
             result = super().decode(encoded, progress)

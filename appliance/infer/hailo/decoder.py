@@ -6,8 +6,6 @@ cache takes; the text is no longer than the sequence; and the encoder has to sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoded, Decoder
@@ -46,11 +44,6 @@ class HailoDecoder:
             except NpuError as error:
                 npu.fault = error  # the encoder's owner closes it
         return self._cpu.decode(states, duration_s, temperature)
-
-    def end_prior(self, tokens: Sequence[int]) -> float:
-        """Natural log-probability of end-of-text after `tokens` where nothing is heard; the CPU's,
-        in any case. Raises ModelError."""
-        return self._cpu.end_prior(tokens)
 
 
 def refuse_settings(settings: Settings, bundle: Bundle, languages: Languages | None) -> None:
