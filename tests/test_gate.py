@@ -29,9 +29,9 @@ from figures.gate import (
     write_record,
     wrong_actions,
 )
-from figures.model import read
 from rigs.checkout import TINY_EN
 from rigs.recordings import sentences
+from rigs.sounds import read
 
 from appliance.infer.opening import open_transcriber
 

@@ -22,9 +22,9 @@ from evening_run.acoustics import (
     softened,
 )
 from evening_run.endings import in_own_quiet, speech_ends, word_ends
-from figures.model import NOT_SPEECH, read, to_int16
 from numpy.typing import NDArray
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
+from rigs.sounds import NOT_SPEECH, read, to_int16
 
 from appliance.records import SAMPLE_RATE
 

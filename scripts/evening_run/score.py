@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from evening_run.home import ASSIST_PHRASE
 from evening_run.programme import KILLED, NOISE, SENTENCE, TALK
-from figures.model import alike
-from rigs.word_errors import word_errors
+from rigs.word_errors import word_errors, words
 
 from appliance.records import UNSURE_FLAGS
 
@@ -85,16 +84,16 @@ def action(event: Record, confidence: float) -> list[str]:
     if event["late"] or not event["phrase"] or DOUBTFUL & set(event["flags"]):
         return []
     if event["phrase_confidence"] >= confidence:
-        return alike(event["phrase"])
-    same = alike(event["text"]) == alike(event["phrase"])
+        return words(event["phrase"])
+    same = words(event["text"]) == words(event["phrase"])
     sure = (event["confidence"] or 0.0) >= confidence and not UNSURE_FLAGS & set(event["flags"])
-    return alike(event["text"]) if same and sure else []
+    return words(event["text"]) if same and sure else []
 
 
 def same_action(done: Sequence[str], said: str) -> bool:
     """Return True when these words do what was said: articles make no difference."""
     return [one for one in done if one not in ARTICLES] == [
-        one for one in alike(said) if one not in ARTICLES
+        one for one in words(said) if one not in ARTICLES
     ]
 
 
@@ -108,7 +107,7 @@ def is_sentence_right(record: Record) -> bool:
     """Return True when the expected sentence is what was said, and sure enough."""
     heard = record["heard"]
     return any(
-        one["phrase_confidence"] >= BLUEPRINT and alike(one["phrase"]) == alike(record["text"])
+        one["phrase_confidence"] >= BLUEPRINT and words(one["phrase"]) == words(record["text"])
         for one in heard
     )
 
@@ -117,7 +116,7 @@ def row(group: str, records: Sequence[Record]) -> Row:
     """Return the figures of these sentences."""
     times = [one for one in map(answer_ms, records) if one is not None]
     known = [one for one in records if one["text"]]
-    pairs = [(alike(one["text"]), alike(text_of(one))) for one in known]
+    pairs = [(words(one["text"]), words(text_of(one))) for one in known]
     counts = [word_errors(" ".join(said), " ".join(heard)) for said, heard in pairs]
     texts = [said == heard for said, heard in pairs]
     phrases = [is_sentence_right(one) for one in known]
@@ -229,8 +228,8 @@ def handed_over(records: Sequence[Record]) -> list[str]:
     for one in records:
         for event in (*one["heard"], *one["beside"]):
             if event["assist"]:
-                words = alike(f"{ASSIST_PHRASE} {event['assist']}")
-                right = "right" if same_action(words, one["text"]) else "wrong"
+                asked = words(f"{ASSIST_PHRASE} {event['assist']}")
+                right = "right" if same_action(asked, one["text"]) else "wrong"
                 found.append("phantom" if one["unrelated"] else right)
     return found
 

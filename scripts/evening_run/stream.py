@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Self
 
 import numpy as np
-from figures.model import quiet, to_int16
 from numpy.typing import NDArray
 from rigs.microphone import SINK, PulseMicrophone
+from rigs.sounds import quiet, to_int16
 
 from appliance.records import SAMPLE_RATE
 

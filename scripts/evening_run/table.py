@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evening_run.score import Row, Whole, median
-from figures.model import alike
+from rigs.word_errors import words
 
 HEADS = ("group", "said", "p50 ms", "p95 ms", "no trace", "text", "sentence", "either", "WER %",
          "split", "wrong", "at 80 %")  # fmt: skip
@@ -82,7 +82,7 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
     took = [number(median(evening[key])) for key in ("encode_ms", "decode_ms")]
     found.append(("encoder, decoder: ms a window (medians)", ", ".join(took)))
     wyoming = evening["wyoming_ms"]
-    right = sum(alike(said) == alike(text) for said, text in evening["wyoming_texts"])
+    right = sum(words(said) == words(text) for said, text in evening["wyoming_texts"])
     found += [
         (f"Wyoming: audio-stop to text, ms (median of {len(wyoming)})", number(median(wyoming))),
         ("... texts that are right; requests that failed", f"{right}; {len(evening['trouble'])}"),

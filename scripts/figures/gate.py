@@ -35,11 +35,12 @@ from evening_run.publish import put
 from evening_run.results import about
 from evening_run.score import BLUEPRINT, action, same_action
 from evening_run.stand import PHRASES
-from figures.model import (
+from rigs.checkout import ROOT
+from rigs.recordings import SHARED_AUDIO, manifest, sentences
+from rigs.sounds import (
     COMMANDS,
     NOT_SPEECH,
     Sound,
-    alike,
     cut,
     quiet,
     read,
@@ -47,8 +48,7 @@ from figures.model import (
     to_int16,
     with_noise,
 )
-from rigs.checkout import ROOT
-from rigs.recordings import SHARED_AUDIO, manifest, sentences
+from rigs.word_errors import words
 from whisper_normalizer.english import EnglishTextNormalizer
 
 from appliance import __version__
@@ -286,7 +286,7 @@ def word_errors(heard: Sequence[Heard]) -> float:
 def confidence_error(heard: Sequence[Heard]) -> float:
     """Expected calibration error of the texts' confidence; 1, the largest, without a text."""
     pairs = [
-        (event["confidence"], alike(one.said) == alike(event["text"]))
+        (event["confidence"], words(one.said) == words(event["text"]))
         for one in heard
         for event in one.events
     ]

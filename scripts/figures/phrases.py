@@ -22,13 +22,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from figures.model import alike, cut, quiet, read, said_texts, to_int16
+from rigs.sounds import cut, quiet, read, to_int16
+from rigs.word_errors import words
 
 from appliance.config import PhrasesSettings, Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.phrases import Evidence
 from appliance.infer.transcriber import Transcriber
 from appliance.lab.fit.statistics import calibration_error, logistic
+from appliance.lab.recordings import listed_texts
 from appliance.model.bundle import LEADS, PhraseCalibration, enter_files, log_odds
 from appliance.records import Window
 
@@ -117,7 +119,7 @@ def compare(
         group = f"{folder.name}/{name.split('/')[0]}" if "/" in name else folder.name
         found = expecting.phrases.evidence if expecting.phrases and result.text else None
         same = [
-            alike(spoken) == alike(one) for one in (plain.text, found.sentence if found else "")
+            words(spoken) == words(one) for one in (plain.text, found.sentence if found else "")
         ]
         yield Heard(group, bool(spoken.strip()), same[0], same[1], found, search_ms)
 
@@ -167,6 +169,15 @@ def show(name: str, heard: Sequence[Heard]) -> None:
     sure = [(one.found.confidence, one.spoken and one.sentence) for one in heard if one.found]
     error = calibration_error(*np.array(sure or [(0.0, False)]).T)
     print(f"{name:28} {len(spoken):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}  {error:.2f}")
+
+
+def said_texts(folder: Path) -> dict[str, str]:
+    """What is said in each recording of the folder's list; those that have only what was meant
+    (SLOTS:) are left out. Exits where there is no list."""
+    texts = listed_texts(folder)
+    if texts is None:
+        sys.exit(f"{folder}: expected MANIFEST.tsv or transcripts.tsv in it, found neither")
+    return {name: text for name, text in texts.items() if not text.startswith("SLOTS:")}
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from evening_run.endings import speech_ends
 from evening_run.programme import of_people
-from figures.model import read, to_int16
 from rigs.checkout import shared
 from rigs.recordings import sentences
+from rigs.sounds import read, to_int16
 
 from appliance.capture.endpoint import NoiseFloor
 from appliance.capture.frames import FRAME_SAMPLES, Framer, power_of

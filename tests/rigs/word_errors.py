@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from appliance.cli.doctor.comparison import word_errors as count_errors
+from appliance.cli.doctor.model import word_errors as count_errors
 from appliance.infer.phrases import in_words
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words without punctuation; numbers below 1000 as words."""
-    spelled = re.sub(r"\b\d{1,3}\b", lambda number: in_words(int(number[0])), text.lower())
+    """Lower-case words without punctuation; numbers below 1000 as words, "what's" as "what is"."""
+    plain = text.lower().replace("what's", "what is")
+    spelled = re.sub(r"\b\d{1,3}\b", lambda number: in_words(int(number[0])), plain)
     return re.findall(r"[a-z0-9']+", spelled.replace("%", " percent"))
 
 

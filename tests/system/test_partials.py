@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from figures.model import quiet, read, to_int16
 from rigs.recordings import SHARED_AUDIO, heard_right, manifest, sentences
+from rigs.sounds import quiet, read, to_int16
 from rigs.speaking import Account, WordTranscriber, broken_rules, hear, sound_of, talk
 from rigs.waiting import holds, until
 

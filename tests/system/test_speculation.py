@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from figures.model import quiet, read, to_int16
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
+from rigs.sounds import quiet, read, to_int16
 
 from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
