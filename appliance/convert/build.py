@@ -46,7 +46,6 @@ from appliance.model import (
     write_json,
     write_manifest,
 )
-from appliance.system import lacks_vnni
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,6 @@ class Recipe:
     no_speech_lone: float = 1.0
     quantize: str = "none"
     """One of QUANTIZE."""
-    zero_points: bool | None = None
-    """Whether 8-bit matrices have theirs written out; None: if this processor needs them."""
 
 
 class _Counted(Mapping[str, NDArray[np.float32]]):
@@ -120,7 +117,7 @@ def build_bundle(
         checkpoint_folder, checkpoint.config, recipe.language, latin=recipe.latin
     )
     bundle = _describe(checkpoint, decoding, recipe, out)
-    int8, zero_points = bundle.quantize == "int8", bundle.zero_points
+    int8 = bundle.quantize == "int8"
     positions = bundle.positions
     checkpoint = replace(checkpoint, weights=_Counted(checkpoint.weights, tell))
     with drafted(out, "a bundle") as draft:
@@ -130,7 +127,6 @@ def build_bundle(
             positions,
             draft / ENCODER_FILE,
             int8=int8,
-            zero_points=zero_points,
             inline=inline,
         )
         write_cross(
@@ -138,7 +134,6 @@ def build_bundle(
             positions,
             draft / CROSS_FILE,
             int8=int8,
-            zero_points=zero_points,
             inline=inline,
         )
         write_step(checkpoint, bundle, draft / STEP_FILE, inline=inline)
@@ -168,7 +163,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         raise ModelError(f"quantize: expected {' or '.join(QUANTIZE)}, found {recipe.quantize}")
     if padded < positions:
         raise ModelError(f"padded positions: expected at least {positions}, found {padded}")
-    zero_points = lacks_vnni() if recipe.zero_points is None else recipe.zero_points
     return Bundle(
         folder=out,
         name=recipe.name,
@@ -184,7 +178,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         vocabulary_size=config.vocab_size,
         max_tokens=config.max_target_positions,
         quantize=recipe.quantize,
-        zero_points=recipe.quantize == "int8" and zero_points,
         window_s=recipe.window_s,
         positions=positions,
         trained_positions=config.max_source_positions,

@@ -250,21 +250,18 @@ class RuntimeGraph(Graph):
         *,
         int8: bool,
         many_rows: bool,
-        zero_points: bool = False,
     ) -> None:
         """`int8` makes products those of 8-bit numbers and stores the other tables as float16;
         everything between products is float32 either way. `many_rows`: a product has hundreds of
         rows, not a token's or a few.
 
-        The input of an 8-bit product has one scale, its matrix one for each column. `zero_points`
-        writes the matrix's out, which is 0: onnxruntime 1.21 makes weights unsigned for processors
-        that multiply signed ones wrongly (see infer/sessions.py) only where there is one, and
-        crashes or leaves them as they are elsewhere. A product with one takes up to half as long
-        again.
+        The input of an 8-bit product has one scale, its matrix one for each column and the zero
+        point 0. That is written out, because onnxruntime 1.21 makes weights unsigned for processors
+        that multiply signed ones wrongly (see infer/sessions.py) only where it is.
         """
         super().__init__(weights, file, inline)
-        self.int8, self._many_rows, self._zero_points = int8, many_rows, zero_points
-        self._narrowed: dict[str, list[str]] = {}
+        self.int8, self._many_rows = int8, many_rows
+        self._narrowed: dict[str, tuple[str, str, str]] = {}
 
     def output(
         self, tensor: str, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT
@@ -286,12 +283,10 @@ class RuntimeGraph(Graph):
             self._constants[name] = self._constants[stored]
         return name
 
-    def elsewhere(self, name: str, shape: Sequence[int], file: str, start: int = 0) -> str:
-        """A constant that lies in another file of the graph's folder, from byte `start`: float16 if
-        the graph is `int8`, else float32."""
-        kind, width = (TensorProto.FLOAT16, 2) if self.int8 else (TensorProto.FLOAT, 4)
-        location = (file, start, width * math.prod(shape))
-        self._constants[name] = _external(name, kind, shape, location)
+    def elsewhere(self, name: str, shape: Sequence[int], kind: int, file: str, start: int) -> str:
+        """A constant that lies in another file of the graph's folder, from byte `start`."""
+        size = helper.tensor_dtype_to_np_dtype(kind).itemsize * math.prod(shape)
+        self._constants[name] = _external(name, kind, shape, (file, start, size))
         return name
 
     def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:
@@ -330,11 +325,26 @@ class RuntimeGraph(Graph):
             return result
         return self.node("Add", result, self.constant(f"{name}.offset", offset))
 
+    def narrowed(self, x: str) -> tuple[str, str, str]:
+        """x as 8-bit numbers, their scale and zero point; once for all products with it."""
+        if x not in self._narrowed:
+            narrow, scale, zero = self.nodes("DynamicQuantizeLinear", x, outputs=("", "", ""))
+            self._narrowed[x] = narrow, scale, zero
+        return self._narrowed[x]
+
+    def scan(self, narrowed: tuple[str, str, str], table: str) -> str:
+        """The product of `narrowed` rows (n, d) with those of a constant `table` (K, d), unscaled.
+
+        onnxruntime packs the table when the graph is loaded, transposed or not, so one that others
+        read row by row is in the file once.
+        """
+        unscaled = self.constant("unscaled", np.array(1.0, np.float32))
+        inputs = [*narrowed, table, unscaled, self._zero_point(table)]
+        return self.node("QGemm", *inputs, domain=MICROSOFT, transB=1)
+
     def _project_rows(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, x made 8 bits wide once for all products with it."""
-        if x not in self._narrowed:
-            self._narrowed[x] = self.nodes("DynamicQuantizeLinear", x, outputs=("", "", ""))
-        narrow, scale, zero = self._narrowed[x]
+        narrow, scale, zero = self.narrowed(x)
         whole, scales = to_int8(matrix)
         inputs = [narrow, self.constant(f"{name}.int8", whole), scale]
         inputs += [self.constant(f"{name}.scales", scales), zero, self._zero_point(name)]
@@ -343,10 +353,8 @@ class RuntimeGraph(Graph):
         return self.node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT)
 
     def _zero_point(self, name: str) -> str:
-        """The zero point of an 8-bit matrix, or an empty name; one for each, because onnxruntime
-        renames those that it makes unsigned, and refuses one that two products share."""
-        if not self._zero_points:
-            return ""
+        """The zero point of an 8-bit matrix; one for each, because onnxruntime renames those that
+        it makes unsigned, and refuses one that two products share."""
         return self.constant(f"{name}.zero_point", np.array(0, np.int8))
 
     def gelu(self, x: str) -> str:

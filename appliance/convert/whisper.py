@@ -11,7 +11,6 @@ the last one: key 0, value 0, and the logarithm of their number added to its sco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from appliance.convert.checkpoint import Checkpoint
-from appliance.convert.graph import INLINE, MICROSOFT, RuntimeGraph
+from appliance.convert.graph import INLINE, MICROSOFT, RuntimeGraph, to_int8
 from appliance.convert.shapes import DECODER, EMBEDDING, ENCODER, SOUND_POSITIONS, WhisperConfig
-from appliance.convert.tensors import Weights
 from appliance.model import EMBEDDING_FILE, Bundle
 
 ROWS_AT_ONCE = 4096
@@ -34,7 +32,6 @@ def write_encoder(
     file: Path,
     *,
     int8: bool,
-    zero_points: bool = False,
     inline: int = INLINE,
 ) -> None:
     """Write encoder.onnx: mel (1, 2 p, n_mels) float32 -> states (1, p, d_model) float32, for any p
@@ -45,7 +42,7 @@ def write_encoder(
     its 1.31 takes seven times as long for both in one.
     """
     config, weights = checkpoint.config, checkpoint.weights
-    graph = RuntimeGraph(weights, file, inline, int8=int8, many_rows=True, zero_points=zero_points)
+    graph = RuntimeGraph(weights, file, inline, int8=int8, many_rows=True)
     mel = graph.input("mel", (1, "frames", config.num_mel_bins))
     x = graph.transpose(mel, 0, 2, 1)
     x = _convolve(graph, x, f"{ENCODER}.conv1", stride=1)
@@ -115,13 +112,22 @@ def _attend_to_itself(graph: RuntimeGraph, normed: str, block: str, config: Whis
 
 def write_embedding(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
     """Write the token embedding (vocabulary, d) row by row, those of the tokens that can be
-    written first: little-endian float32, or float16 in an int8 bundle.
+    written first: little-endian float32; in an int8 bundle 8-bit numbers, and before all rows their
+    scales in float32.
     """
     table, order = checkpoint.weights[EMBEDDING], np.concatenate([bundle.kept, bundle.left_out])
+    scales: NDArray[np.float32] = np.empty(len(order) if bundle.quantize == "int8" else 0, "<f4")
     with file.open("wb") as stream:
+        stream.seek(scales.nbytes)
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = table[order[start : start + ROWS_AT_ONCE]]
-            stream.write(rows.astype("<f2" if bundle.quantize == "int8" else "<f4").tobytes())
+            if bundle.quantize == "int8":
+                whole, scales[start : start + len(rows)] = to_int8(rows.T)
+                stream.write(whole.T.tobytes())
+            else:
+                stream.write(rows.astype("<f4").tobytes())
+        stream.seek(0)
+        stream.write(scales.tobytes())
 
 
 def write_cross(
@@ -130,7 +136,6 @@ def write_cross(
     file: Path,
     *,
     int8: bool,
-    zero_points: bool = False,
     inline: int = INLINE,
 ) -> None:
     """Write cross.onnx: states (1, P + 1, d) -> cross_keys_l (H, h, P + 1) and cross_values_l
@@ -138,9 +143,7 @@ def write_cross(
     position.
     """
     config = checkpoint.config
-    graph = RuntimeGraph(
-        checkpoint.weights, file, inline, int8=int8, many_rows=True, zero_points=zero_points
-    )
+    graph = RuntimeGraph(checkpoint.weights, file, inline, int8=int8, many_rows=True)
     heads, size = config.decoder_attention_heads, config.head_size
     places = positions + 1
     states = graph.input("states", (1, places, config.d_model))
@@ -174,18 +177,18 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
         inline,
         int8=bundle.quantize == "int8",
         many_rows=False,
-        zero_points=bundle.zero_points,
     )
     normed = _layers(graph, checkpoint, bundle.positions)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
     rows = graph.node("Gather", normed, wanted, axis=1)
     final = graph.node("Squeeze", rows, graph.constant("first_axis", np.array([0])))
     size = len(bundle.kept)
-    logits = _kept_logits(graph, final, checkpoint.weights, bundle.kept)
+    logits = _logits(graph, final, range(size), bundle)
     graph.output(logits, "logits", ("wanted", size))
     graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("wanted", size))
     started = graph.input("started", ("started",), TensorProto.INT64)
-    others = _left_out_logits(graph, graph.node("Gather", final, started), checkpoint, bundle)
+    left_out = range(size, config.vocab_size)
+    others = _logits(graph, final, left_out, bundle, started)
     graph.output(others, "left_out", ("started", config.vocab_size - size))
     graph.save(file, "whisper_step")
 
@@ -214,39 +217,25 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
     return normed
 
 
-def _kept_logits(graph: RuntimeGraph, final: str, weights: Weights, kept: NDArray[np.intp]) -> str:
-    """Logits (w, K) of states (w, d) for the K tokens `kept`, whose embeddings come first in the
+def _logits(graph: RuntimeGraph, final: str, rows: range, bundle: Bundle, chosen: str = "") -> str:
+    """Logits (n, rows) of states (w, d), or of those n that `chosen` names, for these rows of the
     embedding's file."""
+    name, shape = f"{EMBEDDING}.left_out" if chosen else EMBEDDING, (len(rows), bundle.d_model)
     if not graph.int8:
-        shape = (len(kept), weights[EMBEDDING].shape[1])
-        return graph.node(
-            "Gemm", final, graph.elsewhere(EMBEDDING, shape, EMBEDDING_FILE), transB=1
-        )
-    return graph.project(final, EMBEDDING, weights[EMBEDDING][kept].T)
-
-
-def _left_out_logits(
-    graph: RuntimeGraph, final: str, checkpoint: Checkpoint, bundle: Bundle
-) -> str:
-    """Logits (s, vocabulary - K) of states (s, d).
-
-    onnxruntime keeps a table of float16 in memory as float32, so of many tokens of text those are
-    computed in 8 bits, as they would be if they were kept.
-    """
-    table, left_out, size = checkpoint.weights[EMBEDDING], bundle.left_out, len(bundle.kept)
-    texts = int(np.searchsorted(left_out, bundle.tokens.end_of_text))
-    if not graph.int8 or texts <= ROWS_AT_ONCE:
-        texts = 0
-    name, width = f"{EMBEDDING}.left_out", table.shape[1]
-    start = (2 if graph.int8 else 4) * (size + texts) * width
-    rows = graph.elsewhere(name, (len(left_out) - texts, width), EMBEDDING_FILE, start)
-    if graph.int8:
-        rows = graph.node("Cast", rows, to=TensorProto.FLOAT)
-    others = graph.node("Gemm", final, rows, transB=1)
-    if not texts:
-        return others
-    text = graph.project(final, f"{name}.text", table[left_out[:texts]].T)
-    return graph.node("Concat", text, others, axis=1)
+        if chosen:
+            final = graph.node("Gather", final, chosen)
+        start = 4 * rows.start * bundle.d_model
+        table = graph.elsewhere(name, shape, TensorProto.FLOAT, EMBEDDING_FILE, start)
+        return graph.node("Gemm", final, table, transB=1)
+    narrow, scale, zero = graph.narrowed(final)
+    if chosen:
+        narrow = graph.node("Gather", narrow, chosen)
+    start = 4 * bundle.vocabulary_size + rows.start * bundle.d_model
+    table = graph.elsewhere(name, shape, TensorProto.INT8, EMBEDDING_FILE, start)
+    scales = graph.elsewhere(
+        f"{name}.scales", shape[:1], TensorProto.FLOAT, EMBEDDING_FILE, 4 * rows.start
+    )
+    return graph.node("Mul", graph.scan((narrow, scale, zero), table), scales)
 
 
 def _attend_to_text(

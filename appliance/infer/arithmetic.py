@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,10 +29,6 @@ ROWS, INNER, COLUMNS = 3, 128, 40
 LARGEST_ERROR = 0.01
 """Share of the greatest value. Right products have an error of 0 on x86-64, and a small one on
 processors that round inputs in another way; saturating ones have 0.49."""
-REBUILD = (
-    "add the model again (`roomscribe model add`) on this machine, it was built by an older "
-    "version or for another processor"
-)
 REPLACE = "install another onnxruntime, or add the model with `--quantize none` (32 bits, slower)"
 
 Values = NDArray[np.float32]
@@ -58,13 +54,13 @@ def find_trouble(bundle: Bundle, products: Products | None = None) -> Trouble | 
     """Return what is wrong with this processor's integer products; None if they are right, or if
     `bundle` has none.
 
-    `products` None: ONNX Runtime's, with the options of `bundle`. Takes some milliseconds. Raises
-    nothing: a graph that does not load or run is a trouble, too.
+    `products` None: ONNX Runtime's. Takes some milliseconds. Raises nothing: a graph that does not
+    load or run is a trouble, too.
     """
     if bundle.quantize == "none":
         return None
     try:
-        opened = products or open_products(precise=bundle.zero_points)
+        opened = products or open_products()
         off = errors(opened.run({"many": inputs(), "one": inputs()[:, :1]}))
     except ModelError as error:
         return Trouble(f"the INT8 arithmetic could not be checked: {error}", REPLACE)
@@ -75,7 +71,7 @@ def find_trouble(bundle: Bundle, products: Products | None = None) -> Trouble | 
         f"texts are worse than they should be: onnxruntime {version()} computes INT8 products "
         f"wrongly on this processor ({platform.machine()}; "
         f"{', '.join(f'{name} off by {error:.0%}' for name, error in wrong.items())})",
-        REPLACE if bundle.zero_points else REBUILD,
+        REPLACE,
     )
 
 
@@ -89,11 +85,11 @@ def warn_of_trouble(bundle: Bundle, products: Products | None = None) -> str:
     return line
 
 
-def open_products(*, precise: bool = True, session: Callable[..., Session] = Session) -> Session:
+def open_products() -> Session:
     """Return a session of arithmetic.onnx. Raises ModelError."""
     shapes = {"many": (1, ROWS, INNER), "one": (1, 1, INNER)}
     results = {name: values.shape for name, values in golden().items()}
-    return session(FILE, 1, shapes, results, arena=False, precise=precise)
+    return Session(FILE, 1, shapes, results, arena=False)
 
 
 def errors(found: list[Values]) -> dict[str, float]:
@@ -109,7 +105,7 @@ def golden() -> dict[str, Values]:
     exactly."""
     rows = inputs().astype(np.int64)
     many = rows @ weights().astype(np.int64)
-    found = {"many_rows": many, "one_row": many[:, :1]}
+    found = {"many_rows": many, "one_row": many[:, :1], "scanned": many[:, 0]}
     return {name: values.astype(np.float32) for name, values in found.items()}
 
 

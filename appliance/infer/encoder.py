@@ -72,7 +72,6 @@ class CpuEncoder:
             threads,
             inputs={"mel": (1, None if short else bundle.frames, bundle.n_mels)},
             outputs={"states": (1, None if short else bundle.positions, bundle.d_model)},
-            precise=bundle.zero_points,
         )
         self._silence: States | None = None
         if short:

@@ -57,7 +57,8 @@ class StepNetwork(Protocol):
 
 
 class Embedding:
-    """Rows of the token embedding (vocabulary, d_model), float32 or float16 in the file.
+    """Rows of the token embedding (vocabulary, d_model): float32, or 8-bit numbers with a scale for
+    each row at the beginning of the file.
 
     It is the largest part of a small Whisper, and a window needs some dozens of rows: each is read
     when needed. Mapping the file would cost memory: 16 pages for each one touched.
@@ -66,34 +67,43 @@ class Embedding:
     def __init__(self, bundle: Bundle) -> None:
         """Open the file. Raises ModelError."""
         self._path = bundle.folder / EMBEDDING_FILE
-        dtype = np.dtype("<f4" if bundle.quantize == "none" else "<f2")
-        rows, width = bundle.vocabulary_size, bundle.d_model
+        narrow, rows = bundle.quantize == "int8", bundle.vocabulary_size
+        self._row = np.empty(bundle.d_model, np.int8 if narrow else "<f4")
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             fault = f"cannot be read ({error.strerror}); install the model again"
             raise ModelError(f"{self._path}: {fault}") from error
         weakref.finalize(self, os.close, self._file)
+        scales: NDArray[np.float32] = np.ones(rows, "<f4")
+        before = scales.nbytes if narrow else 0
         size = os.fstat(self._file).st_size
-        if size != rows * width * dtype.itemsize:
+        if size != before + rows * self._row.nbytes:
             raise ModelError(
-                f"{self._path}: expected {rows} rows of {width} numbers of {dtype.itemsize} bytes, "
-                f"found {size} bytes in all; build or install the bundle again"
+                f"{self._path}: expected {rows} rows of {bundle.d_model} numbers of "
+                f"{self._row.itemsize} bytes, found {size} bytes in all; build or install the "
+                "bundle again"
             )
-        self._row = np.empty(width, dtype)
+        order = np.concatenate([bundle.kept, bundle.left_out])
         self._row_starts = np.empty(rows, np.int64)
         """Offset of each token's row in the file, bytes."""
-        self._row_starts[np.concatenate([bundle.kept, bundle.left_out])] = (
-            np.arange(rows) * self._row.nbytes
-        )
+        self._row_starts[order] = before + np.arange(rows) * self._row.nbytes
+        self._scales = np.ones(rows, np.float32)
+        """Of each token's row."""
+        if narrow:
+            self._read(scales, 0)
+            self._scales[order] = scales
 
     def look_up(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Write the rows of n token ids to `out` (n, d_model). Raises ModelError."""
         for index, token in enumerate(tokens):
-            read = os.preadv(self._file, [self._row.data], int(self._row_starts[token]))
-            if read != self._row.nbytes:
-                raise ModelError(f"{self._path}: truncated while in use; install the model again")
-            out[index] = self._row
+            self._read(self._row, int(self._row_starts[token]))
+            np.multiply(self._row, self._scales[token], out=out[index], dtype=np.float32)
+
+    def _read(self, array: NDArray[Any], start: int) -> None:
+        """Fill an array from byte `start` of the file. Raises ModelError."""
+        if os.preadv(self._file, [array.data], start) != array.nbytes:
+            raise ModelError(f"{self._path}: truncated while in use; install the model again")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,8 +157,7 @@ class Network:
         *,
         arena: bool,
     ) -> Session:
-        precise, folder = self._bundle.zero_points, self._bundle.folder
-        return Session(folder / file, threads, inputs, outputs, arena=arena, precise=precise)
+        return Session(self._bundle.folder / file, threads, inputs, outputs, arena=arena)
 
     def _step_inputs(self) -> dict[str, Shape]:
         return {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError, passes
 from appliance.infer.runtime import lacking_runtime
-from appliance.system import one_line
+from appliance.system import lacks_vnni, one_line
 
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 128 << 10), "M_ARENA_MAX": (-8, 1)}
 """Parameters of glibc's mallopt(3): (number in malloc.h, value). A window briefly needs arrays of
@@ -91,19 +91,18 @@ class Session:
         outputs: Mapping[str, Shape],
         *,
         arena: bool = True,
-        precise: bool = True,
     ) -> None:
         """Load `file` with `threads` CPU threads (0: one for each core the process may use).
 
         None in a shape asks for a tensor of any size there; a graph that takes any size also fits a
         fixed one. Without `arena`, memory is freed between runs: 30 MB less with onnxruntime 1.21,
-        and as fast for small tensors. Without `precise`, INT8 products may saturate; see _options.
-        Raises ModelError if the graph cannot be loaded or its tensors differ from those given.
+        and as fast for small tensors. Raises ModelError if the graph cannot be loaded, or if its
+        tensors differ from those given.
         """
         self._file = file
         try:
             self._session = onnxruntime.InferenceSession(
-                str(file), _options(threads, arena, precise), providers=["CPUExecutionProvider"]
+                str(file), _options(threads, arena), providers=["CPUExecutionProvider"]
             )
         except _FAILURES as error:
             cause = _cause(error)
@@ -188,14 +187,18 @@ def _location_of(array: NDArray[np.generic]) -> tuple[str, int, type[np.generic]
     return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
 
 
-def _options(threads: int, arena: bool, precise: bool) -> onnxruntime.SessionOptions:
+def _options(
+    threads: int, arena: bool, *, saturating: bool | None = None
+) -> onnxruntime.SessionOptions:
     """Return session options for an always-on daemon: no busy waiting, no pinned threads.
 
     On x86 without VNNI (before about 2020, and many virtual machines) products of unsigned and
-    signed 8-bit numbers saturate: logits are off by 17 % instead of 5 %. `precise` converts weights
-    to unsigned there when the graph is loaded; elsewhere it changes nothing. If an 8-bit matrix has
-    no zero point, onnxruntime 1.21 then writes past the end of its node's inputs.
+    signed 8-bit numbers saturate (None: if this processor is one): logits are off by 17 % instead
+    of 5 %. There weights are made unsigned when the graph is loaded. onnxruntime would do it on
+    x86 with VNNI, too, where it takes half as long again. If an 8-bit matrix has no zero point,
+    version 1.21 then writes past the end of its node's inputs.
     """
+    saturating = lacks_vnni() if saturating is None else saturating
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     options.inter_op_num_threads = 1
@@ -204,7 +207,7 @@ def _options(threads: int, arena: bool, precise: bool) -> onnxruntime.SessionOpt
     options.enable_mem_pattern = False  # would add 1 MB to the arena, and is not faster
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.x64quantprecision", "1" if precise else "0")
+    options.add_session_config_entry("session.x64quantprecision", "1" if saturating else "0")
     return options
 
 

@@ -41,7 +41,7 @@ def measure_speed() -> Speed:
 def _product_s(random: np.random.Generator, rows: int, inner: int, columns: int) -> float:
     """Return the processor's seconds for a (rows, inner) x (inner, columns) INT8 product."""
     matrix: NDArray[np.float32] = random.standard_normal((inner, columns), np.float32)
-    graph = RuntimeGraph({}, int8=True, many_rows=rows > 1, zero_points=True)
+    graph = RuntimeGraph({}, int8=True, many_rows=rows > 1)
     x = graph.input("x", (1, rows, inner))
     graph.output(graph.project(x, "product", matrix), "y", (1, rows, columns))
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ from appliance.system import shorten
 
 log = logging.getLogger("roomscribe.model")
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the format."""
 MANIFEST = "bundle.json"
 ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
@@ -48,7 +48,7 @@ DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
 makes the network's input."""
 QUANTIZE = ("none", "int8")
 """none: all weights are float32, and the graphs compute exactly what the checkpoint does. int8: the
-matrices have 8 bits, the other weights and the token embedding float16; activations float32."""
+matrices and the token embedding have 8 bits, the other weights float16; activations float32."""
 MOST_ODDS = 4.0
 """Log-odds (98 %) up to which a sentence's share counts: in a short list, one sentence is by far
 the likeliest whatever was spoken."""
@@ -169,9 +169,6 @@ class Bundle:
     """Context of the decoder, prompt included."""
     quantize: str
     """One of QUANTIZE."""
-    zero_points: bool
-    """True if the 8-bit matrices have a zero point; False if the manifest says nothing: the first
-    INT8 models had none, so processors that need unsigned weights cannot use them there."""
     window_s: float
     """Length of the model's window, seconds."""
     positions: int
@@ -416,7 +413,9 @@ class _Table:
         except ModelError as error:
             raise ModelError(f"{error}; {DISK if passes(error) else fix}") from error
         if table._values.get("schema") != SCHEMA:
-            raise table.trouble("schema", str(SCHEMA), repr(table._values.get("schema", "nothing")))
+            found = repr(table._values.get("schema", "nothing"))
+            fix = "another version made this model: add it again, or roomscribe model add tiny.en"
+            raise table.trouble("schema", str(SCHEMA), found, fix)
         return table
 
     def trouble(self, key: str, expected: str, found: object, fix: str = "") -> ModelError:
@@ -526,7 +525,6 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         vocabulary_size=vocabulary_size,
         max_tokens=table.whole("max_tokens", 2),
         quantize=table.choice("quantize", QUANTIZE),
-        zero_points="zero_points" in table and table.flag("zero_points"),
         window_s=table.number("window_s", 0.04, 30.0),
         positions=positions,
         trained_positions=table.whole("trained_positions", positions),

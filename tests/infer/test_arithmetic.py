@@ -23,15 +23,16 @@ from appliance.errors import ModelError
 from appliance.infer import arithmetic
 from appliance.infer.arithmetic import Values, find_trouble, warn_of_trouble
 from appliance.infer.opening import open_transcriber
-from appliance.infer.sessions import Session
+from appliance.infer.sessions import _options
 from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import Bundle
+from appliance.system import lacks_vnni
 
 
 @pytest.fixture
 def int8(bundle: Bundle) -> Bundle:
     """A bundle that says it is one of 8 bits."""
-    return replace(bundle, quantize="int8", zero_points=True)
+    return replace(bundle, quantize="int8")
 
 
 class Broken:
@@ -52,14 +53,9 @@ def test_this_processor_computes_all_products_right(int8: Bundle) -> None:
 def test_products_that_saturate_are_told_with_what_to_do(int8: Bundle) -> None:
     trouble = find_trouble(int8, Saturating())
     assert trouble
-    assert "many_rows off by 49%, one_row off by 49%)" in trouble.found
+    assert "many_rows off by 49%, one_row off by 49%, scanned off by 49%)" in trouble.found
     assert "onnxruntime 1." in trouble.found
     assert "--quantize none" in trouble.fix
-
-
-def test_a_model_without_zero_points_is_to_be_added_again(int8: Bundle) -> None:
-    trouble = find_trouble(replace(int8, zero_points=False), Saturating())
-    assert trouble and "add the model again" in trouble.fix
 
 
 def test_one_wrong_number_is_enough_and_so_is_one_that_is_none(int8: Bundle) -> None:
@@ -140,13 +136,9 @@ def test_the_shipped_graph_is_what_the_model_builder_writes_today(tmp_path: Path
     assert again == shipped
 
 
-def test_sessions_ask_for_unsigned_weights_where_the_graph_allows_it() -> None:
-    asked = []
-
-    def spy(*arguments: object, **options: object) -> Session:
-        asked.append(options["precise"])
-        return Session(*arguments, **options)  # type: ignore[arg-type]
-
-    for precise in (True, False):
-        arithmetic.open_products(precise=precise, session=spy)
-    assert asked == [True, False]
+@pytest.mark.parametrize("saturating", [True, False])
+def test_weights_become_unsigned_only_where_products_saturate(saturating: bool) -> None:
+    options = _options(1, True, saturating=saturating)
+    assert options.get_session_config_entry("session.x64quantprecision") == str(int(saturating))
+    own = _options(1, True).get_session_config_entry("session.x64quantprecision")
+    assert own == str(int(lacks_vnni()))

@@ -47,7 +47,7 @@ def test_another_model_may_write_any_text_that_ends(bundle_folder: Path) -> None
 def test_the_int8_arithmetic_is_checked_where_a_model_has_any(bundle_folder: Path) -> None:
     assert transcribing.arithmetic(around(bundle_folder)).status == "skipped"
     whole = load_bundle(bundle_folder)
-    int8 = replace(whole, quantize="int8", zero_points=True)
+    int8 = replace(whole, quantize="int8")
     assert transcribing.judge_arithmetic(int8).status == "ok"
     found = transcribing.judge_arithmetic(int8, Saturating())
     assert found.status == "failed"
