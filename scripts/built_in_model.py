@@ -29,7 +29,7 @@ from rigs.checkout import ROOT
 from appliance.convert import built_in
 from appliance.errors import ModelError
 from appliance.model import BUILT_IN, load_bundle
-from appliance.system import lacks_vnni, lock
+from appliance.system import lock
 
 PINNED = ROOT / "debian" / "model.txt"
 SOURCES = "ROOMSCRIBE_MODEL_SOURCES"
@@ -69,7 +69,7 @@ def code_key(code: Path = ROOT / "appliance") -> str:
     """Return what a model depends on, as a short name."""
     folders = (code / "convert", code / "model")
     sources = [file.read_bytes() for folder in folders for file in sorted(folder.glob("*.py"))]
-    return hashlib.sha256(b"".join([bytes([lacks_vnni()]), *sources])).hexdigest()[:16]
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 
 
 def ready_model(cache: Path) -> Path:

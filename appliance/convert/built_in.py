@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from appliance.convert.build import Recipe, build_bundle
@@ -43,14 +42,11 @@ def verify_weights(checkpoint: Path) -> None:
         )
 
 
-def build_built_in(checkpoint: Path, out: Path, *, everywhere: bool = False) -> None:
-    """Write the bundle folder `out` from the published weights, and verify it.
-
-    `everywhere`: the same bytes on each machine, instead of what suits this processor. Raises
-    ModelError, also for other weights.
-    """
+def build_built_in(checkpoint: Path, out: Path) -> None:
+    """Write the bundle folder `out` from the published weights, the same bytes on each machine, and
+    verify it. Raises ModelError, also for other weights."""
     verify_weights(checkpoint)
-    build_bundle(checkpoint, out, replace(RECIPE, zero_points=False) if everywhere else RECIPE)
+    build_bundle(checkpoint, out, RECIPE)
     load_bundle(out)
 
 
@@ -58,7 +54,7 @@ def main() -> int:
     """Build the package's bundle; return the exit status."""
     checkpoint, out = map(Path, sys.argv[1:])
     try:
-        build_built_in(checkpoint, out, everywhere=True)
+        build_built_in(checkpoint, out)
     except ModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
