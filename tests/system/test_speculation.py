@@ -23,9 +23,9 @@ from appliance.infer.transcriber import Transcriber
 from appliance.records import Frame, Transcript, Window
 from appliance.store.store import Store
 
-LONGEST_S = 12.0
-"""A recording of people, noise or music that is longer is left out; of the others every second one
-is heard: what differs between both ways would differ in most."""
+LONGEST_S, EVERY = 12.0, 6
+"""A recording of people, noise or music that is longer is left out; of the others every sixth one
+is heard, and every second sentence: what differs between both ways would differ in most."""
 TIMES = ("start", "end", "encode_ms", "decode_ms", "queue_ms", "latency_ms")
 
 
@@ -37,10 +37,10 @@ def transcriber() -> Iterator[Transcriber]:
 
 def recordings() -> list[Path]:
     """tests/speech, and people, noise and music where there are any."""
-    found = [one.file for one in sentences()]
+    found = [one.file for one in sentences()[::2]]
     if (SHARED_AUDIO / "MANIFEST.tsv").exists():
         shared = manifest(SHARED_AUDIO)
-        found += [file for file, row in shared if float(row["duration_s"]) <= LONGEST_S][::2]
+        found += [file for file, row in shared if float(row["duration_s"]) <= LONGEST_S][::EVERY]
     return found
 
 
@@ -117,7 +117,7 @@ def test_nothing_changes_but_the_time_it_takes(transcriber: Transcriber, tmp_pat
         sounds.append((frames, judged(frames)))
     plain = transcribed(transcriber, sounds, tmp_path / "plain", speculate=False)
     ahead = transcribed(transcriber, sounds, tmp_path / "ahead", speculate=True)
-    assert len(plain[0]) >= 40
+    assert len(plain[0]) >= 20
     assert ahead[0] == plain[0]
     assert ahead[1] == plain[1]
     guesses, used = ahead[2].pop("guesses"), ahead[2].pop("guesses_used")
