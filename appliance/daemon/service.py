@@ -22,6 +22,7 @@ from appliance.daemon.mute_end import format_end
 from appliance.daemon.pipeline import Pipeline
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.infer import lacking_model, transcribed_elsewhere
+from appliance.model import chosen_model
 from appliance.records import ApplianceState
 from appliance.system import memory_ceiling_mb, resident_mb
 
@@ -181,13 +182,13 @@ def _run_once(
     Returns the settings that it ran with, and those to run with next, None to end. Only this
     frame refers to the pipeline, so that its model can be freed before the next one is loaded.
     """
-    begun_s = time.monotonic()
+    begun_s, chosen = time.monotonic(), chosen_model()
     settings, running = _open(wanted, former, process.pipeline)
     announcer = Announcer(running, begun_s, process.stuck_s)
     renewed = None
     running.start()
     try:
-        renewed = _supervise(running, settings, announcer, process)
+        renewed = _supervise(running, settings, announcer, process, chosen)
     finally:
         if renewed is None:
             notify("STOPPING=1\nSTATUS=publishing what was heard")
@@ -250,12 +251,12 @@ def _doing(state: ApplianceState) -> str:
 
 
 def _supervise(
-    pipeline: Pipeline, settings: Settings, announcer: Announcer, process: _Process
+    pipeline: Pipeline, settings: Settings, announcer: Announcer, process: _Process, chosen: str
 ) -> Settings | None:
     """Feed the watchdog while every stage makes progress, until this pipeline is to end.
 
-    Return the settings to go on with, None to end. Raises DeviceError if a stage is stuck, or if
-    the process uses too much memory.
+    `chosen` is the model that was chosen when it began. Return the settings to go on with, None to
+    end. Raises DeviceError if a stage is stuck, or if the process uses too much memory.
     """
     signals = process.signals
     ceiling_mb = process.limits.limit_mb(pipeline.state().model, settings.appliance.memory_mb)
@@ -270,7 +271,7 @@ def _supervise(
         if signals.reload or pipeline.reload.is_set():
             signals.reload = False
             pipeline.reload.clear()
-            renewed = _read_again(settings, process.reread, announcer)
+            renewed = _read_again(settings, process.reread, announcer, chosen)
             if renewed is not None:
                 return renewed
         memory_mb = resident_mb()
@@ -285,9 +286,10 @@ def _supervise(
 
 
 def _read_again(
-    settings: Settings, reread: Callable[[], Settings], announcer: Announcer
+    settings: Settings, reread: Callable[[], Settings], announcer: Announcer, chosen: str
 ) -> Settings | None:
-    """Return the configuration as it is now; None if it is invalid or the same as before."""
+    """Return the configuration as it is now; None if it is invalid, or if it is the same as before
+    and so is the chosen model."""
     announcer.trouble = ""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     try:
@@ -305,6 +307,9 @@ def _read_again(
     else:
         if renewed != settings:
             log.info("the configuration has changed: starting again with it")
+            return renewed
+        if not renewed.model.bundle and chosen_model() != chosen:
+            log.info("another model was chosen: starting again with it")
             return renewed
         if renewed.phrases.file not in ("", "bundle"):
             log.info("starting again with the sentences of %s", renewed.phrases.file)

@@ -16,7 +16,7 @@ from appliance.control import ControlError
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
 from appliance.errors import ModelError, RoomscribeError, StoreError
 from appliance.infer import transcribed_elsewhere
-from appliance.model import find_bundle, installed_bundles, library
+from appliance.model import chosen_model, find_bundle, installed_bundles, library
 from appliance.mqtt import read_password
 from appliance.system import shorten, write_whole
 
@@ -81,6 +81,7 @@ class SettingCommands(CommandGroup):
     ) -> None:
         """`settings` are in use; `reload` requests a reload and does not wait for it."""
         self.settings, self.read, self._reload = settings, read, reload
+        self._chosen = chosen_model()
         self.file = config.overlay_file(settings)
         self.commands = {
             "settings": self._list, "configure": self._configure, "reload": self._check_and_reload,
@@ -142,7 +143,8 @@ class SettingCommands(CommandGroup):
             mistakes = [shorten(trouble, 400) for trouble in reading.troubles[:50]]
             raise ControlError("refused", mistakes[0], mistakes=mistakes)
         self._reload()
-        return {"changed": reading.settings != self.settings}
+        by_choice = not reading.settings.model.bundle and chosen_model() != self._chosen
+        return {"changed": by_choice or reading.settings != self.settings}
 
 
 def has_password(mqtt: MqttSettings) -> bool:

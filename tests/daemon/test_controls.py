@@ -416,6 +416,15 @@ def test_the_memory_of_the_day_ends_with_now(house: Appliance) -> None:
     assert told["every_s"] == 300
 
 
+def test_a_reload_says_that_another_model_was_chosen(
+    house: Appliance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path))
+    assert ask(house, "reload") == {"changed": False}
+    (tmp_path / "in-use").write_text("base\n", "utf-8")
+    assert ask(house, "reload") == {"changed": True}
+
+
 def test_a_reload_says_what_is_wrong_with_the_configuration(house: Appliance) -> None:
     assert ask(house, "reload") == {"changed": False}
     assert house.reloads == 1

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -22,7 +23,7 @@ from rigs.waiting import until
 from rigs.wyoming import free_port
 
 from appliance import system
-from appliance.config import Settings, VoiceSettings
+from appliance.config import ModelSettings, Settings, VoiceSettings
 from appliance.daemon import service
 from appliance.daemon.health import Health
 from appliance.records import ApplianceState
@@ -272,6 +273,20 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
     )
     ran, following = service._run_once(first, first, cast("service._Process", process))
     assert (ran, following, process.signals.reload) == (first, second, True)
+
+
+def test_a_reload_uses_a_model_that_was_chosen_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path))
+    announcer = service.Announcer(SilentPipeline(), 0.0)  # type: ignore[arg-type]
+    settings = Settings()
+    assert service._read_again(settings, lambda: settings, announcer, "") is None
+    (tmp_path / "in-use").write_text("base\n", "utf-8")
+    assert service._read_again(settings, lambda: settings, announcer, "") is settings
+    assert service._read_again(settings, lambda: settings, announcer, "base") is None
+    pinned = replace(settings, model=ModelSettings(bundle="tiny.en"))
+    assert service._read_again(pinned, lambda: pinned, announcer, "") is None
 
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
