@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from appliance.convert.add import (
         AUTO as AUTO,
         AddRequest as AddRequest,
+        compiled_window_of as compiled_window_of,
         make_bundle as make_bundle,
-        window_of as window_of,
     )
     from appliance.convert.build import (
         Recipe as Recipe,

@@ -244,8 +244,12 @@ def memory_needed(config: WhisperConfig, quantize: str) -> int:
 
 def window_of(config: WhisperConfig) -> float:
     """Return the default window of a model in seconds."""
-    wanted = BASE_WINDOW_S if config.d_model == BASE_D_MODEL else DEFAULT_WINDOW_S
-    return min(wanted, config.max_source_positions / POSITIONS_PER_SECOND)
+    return min(DEFAULT_WINDOW_S, config.max_source_positions / POSITIONS_PER_SECOND)
+
+
+def compiled_window_of(config: WhisperConfig) -> float:
+    """Return the default window of an export for Hailo's compiler in seconds."""
+    return BASE_WINDOW_S if config.d_model == BASE_D_MODEL else window_of(config)
 
 
 def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
