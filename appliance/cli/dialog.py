@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 2.0
 """Seconds between two displays on a terminal that cannot move its cursor."""
 WARNING = "yellow"
+BACK = "back"
+"""An answer that returns to the question before."""
+
+
+class BackError(Exception):
+    """The user answered BACK."""
 
 
 def open_console() -> Console:
@@ -46,10 +52,16 @@ class Dialog:
     def __init__(self, console: Console, *, interactive: bool) -> None:
         self._console = console
         self.interactive = interactive
+        self.questions = 0
+        """Questions that were asked."""
 
     def say(self, line: str, style: str = "") -> None:
-        """Print a line."""
-        self._console.print(line, style=style, markup=False, soft_wrap=True)
+        """Print a line; on a terminal it wraps between words."""
+        self._print(line, style=style)
+
+    def _print(self, text: str, *, style: str = "", end: str = "\n") -> None:
+        soft = not self._console.is_terminal
+        self._console.print(text, style=style, markup=False, end=end, soft_wrap=soft)
 
     def report(self, problem: Exception) -> None:
         """Print an error as a sentence of its own."""
@@ -64,10 +76,14 @@ class Dialog:
         return self.read(f"{question} [{default}] " if default else f"{question} ") or default
 
     def read(self, prompt: str) -> str:
-        """Return a line, without spaces at its ends. Raises ConfigError at the end of input."""
-        self._console.print(prompt, markup=False, end="", soft_wrap=True)
+        """Return a line, without spaces at its ends.
+
+        Raises ConfigError at the end of input, and BackError for BACK.
+        """
+        self.questions += 1
+        self._print(prompt, end="")
         try:
-            return input().strip()
+            return check_back(input().strip())
         except EOFError:
             raise ConfigError("the terminal was closed; nothing was changed") from None
 
@@ -86,18 +102,35 @@ class Dialog:
                 return answer.startswith("y")
             self.say("Please answer yes or no. Press Ctrl-C to cancel; nothing is changed then.")
 
-    def choose(self, question: str, names: Sequence[str], default: str) -> str:
-        """Return one of `names`, given by its number or by a part of its name."""
+    def choose(
+        self,
+        question: str,
+        names: Sequence[str],
+        default: str,
+        accepts: Callable[[str], bool] = lambda _: False,
+    ) -> str:
+        """Return one of `names`, given by its number or by a part of its name, or another answer
+        that `accepts` approves."""
         while True:
             answer = self.ask(question, default)
             if answer.isdigit() and 0 < int(answer) <= len(names):
                 return names[int(answer) - 1]
-            if answer in names:
+            if answer in names or accepts(answer):
                 return answer
             parts = [name for name in names if answer.casefold() in name.casefold()]
             if len(parts) == 1:
                 return parts[0]
             self.say(f"{shorten(answer)} is not in the list. Enter a number or a name from above.")
+
+    def show_choices(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Print numbered names with what they are."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for number, (name, text) in enumerate(rows, 1):
+            table.add_row(f"{number:3}", Text(name, no_wrap=True), Text(text))
+        self._console.print(table)
 
     @contextmanager
     def display(self, show: Callable[[], RenderableType]) -> Iterator[Callable[[], None]]:
@@ -127,11 +160,18 @@ class Dialog:
         return draw
 
 
+def check_back(answer: str) -> str:
+    """Return the answer. Raises BackError for BACK."""
+    if answer.casefold() == BACK:
+        raise BackError
+    return answer
+
+
 def is_entered(within_s: float) -> bool:
-    """Return True if a line was entered within the time; the line is dropped."""
+    """Return True if a line was entered within the time. Raises BackError for BACK."""
     if not select.select([sys.stdin], [], [], within_s)[0]:
         return False
-    sys.stdin.readline()
+    check_back(sys.stdin.readline().strip())
     return True
 
 

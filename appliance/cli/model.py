@@ -111,7 +111,7 @@ def _add_add(new: Add) -> None:
         "--window",
         type=float,
         metavar="SECONDS",
-        help="length of a window, up to 30 (default: 10; base: 5, as in Hailo's version)",
+        help="length of a window, up to 30 (default: 10; with Hailo's encoder: as that has it)",
     )
     sub.add_argument(
         "--quantize",
@@ -189,7 +189,7 @@ def _add_export(new: Add) -> None:
     sub.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint's folder")
     sub.add_argument("--for", dest="target", choices=("hailo",), required=True)
     sub.add_argument("--out", type=Path, metavar="FOLDER", help="default: NAME-for-hailo")
-    sub.add_argument("--window", type=float, metavar="SECONDS", help="as for add")
+    sub.add_argument("--window", type=float, metavar="SECONDS", help="default: 10; base: 5")
     sub.add_argument(
         "--recordings",
         nargs="+",
@@ -319,13 +319,26 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def add_source(source: str) -> None:
-    """Add a model with the defaults of `model add`, but do not use it. Raises RoomscribeError."""
+def choose_model(name: str) -> None:
+    """Choose an installed model, as `model use` does. Raises ModelError."""
+    from appliance.model import library
+
+    with changing_models():
+        library.choose(name)
+
+
+def add_source(source: str) -> str:
+    """Add a model with the defaults of `model add`, but do not use it; return its name.
+
+    Raises RoomscribeError.
+    """
     from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
 
+    request = AddRequest(source, hef=AUTO, chip_present=find_chip())
     with changing_models():
-        _build(AddRequest(source, hef=AUTO, chip_present=find_chip()), _say)
+        _build(request, _say)
+    return request.bundle_name
 
 
 def _build(
@@ -602,18 +615,18 @@ def use(options: argparse.Namespace, settings: Settings) -> int:
             f"`model use`; change it to {options.name!r}, or remove that line"
         )
     library.choose(options.name)
-    _say(f"{options.name} is chosen. {RESTART}")
+    _say(f"{options.name} is chosen. {RELOAD}")
     return 0
 
 
 def export(options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe model export`."""
-    from appliance.convert import read_sizes, require_checkpoint, window_of
+    from appliance.convert import compiled_window_of, read_sizes, require_checkpoint
     from appliance.lab import export_for_hailo, recorded_mels
 
     require_checkpoint(options.folder)
     config, _ = read_sizes(options.folder)
-    window_s = window_of(config) if options.window is None else options.window
+    window_s = compiled_window_of(config) if options.window is None else options.window
     report = export_for_hailo(
         options.folder,
         options.out or Path(f"{options.folder.resolve().name}-for-hailo"),
@@ -645,6 +658,7 @@ def pack(options: argparse.Namespace, _settings: Settings) -> int:
 ELSEWHERE = (fetch, fit, export, pack)
 """Commands that write into a folder of the user, not into the models folder."""
 RESTART = "The daemon uses it after `sudo systemctl restart roomscribe`."
+RELOAD = RESTART.replace("restart", "reload")
 
 
 def model_in_use(settings: Settings) -> str:
@@ -664,7 +678,7 @@ def _choose_new(name: str, options: argparse.Namespace, settings: Settings) -> N
         _say(f"{model_in_use(settings)} stays in use. To change: `roomscribe model use {name}`")
     else:
         choose(name)
-        _say(f"It is chosen instead of {BUILT_IN}. {RESTART}")
+        _say(f"It is chosen instead of {BUILT_IN}. {RELOAD}")
 
 
 def _verify(name: str | Path) -> float:

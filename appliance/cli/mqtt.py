@@ -165,7 +165,7 @@ def _show_transcript(event: dict[str, Any]) -> str:
 
 
 def _show_state(state: dict[str, Any]) -> str:
-    what = f"{state['status']}, {state['model']} on {state['encoder']}, {state['microphone']}"
+    what = f"{state['status']}, {state['model_title']} on {state['encoder']}, {state['microphone']}"
     waiting = f", {state['outbox_depth']} unpublished" if state["outbox_depth"] else ""
     return "; ".join((what + waiting, *state["reasons"]))
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from appliance.lab.hailo.export import export_for_hailo as export_for_hailo
     from appliance.lab.packs import write_pack as write_pack
     from appliance.lab.recordings import SHIPPED as SHIPPED, listed_texts as listed_texts
-    from appliance.lab.speed import Speed as Speed, measure_speed as measure_speed
     from appliance.lab.words import (
         Recorded as Recorded,
         WordCounts as WordCounts,

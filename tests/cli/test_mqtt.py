@@ -76,7 +76,7 @@ def test_a_state_is_shown_for_people_and_garbage_as_it_is() -> None:
     told = json.dumps(events.state(STATE, 2)).encode()
     shown = line(AT, "roomscribe/kitchen/state", told, True)
     assert shown.startswith("08:14:06  kitchen      state")
-    assert "running, tiny.en on cpu, Null Output, 2 unpublished (retained)" in shown
+    assert "running, Whisper tiny.en on cpu, Null Output, 2 unpublished (retained)" in shown
     for garbage in (b"[1]", b"{}", b'{"status": 1}', b"\xff\x00", b"[" * 5000):
         assert line(AT, "roomscribe/kitchen/state", garbage, False).isprintable()
     assert line(AT, "odd", b"x", False).isprintable()

@@ -14,7 +14,6 @@ KEYS = {
     "node": "appliance.node",
     "area": "homeassistant.area",
     "device": "capture.device",
-    "model": "model.bundle",
 }
 """Answers, and the keys of the configuration that they set."""
 MQTT_KEYS = ("enabled", "host", "port", "username", "password_file")
@@ -49,13 +48,19 @@ class Answers:
     """The microphone's name; empty: the default one."""
     mqtt: MqttSettings
     model: str
+    """Name or folder of the one in use."""
+    pinned: bool = False
+    """True if the configuration names the model."""
     reference: str = ""
     """The sound that the loudspeakers play, as capture.reference names it; empty: none."""
     password: str = ""
     """The broker's, to be written beside the configuration; empty: it stays as it is."""
 
     def changes_since(self, before: Answers) -> Changes:
-        """Return the keys of the configuration in which these answers differ from `before`."""
+        """Return the keys of the configuration in which these answers differ from `before`.
+
+        The model is chosen as `model use` does it, and a key that overrides that is emptied.
+        """
         found: Changes = {
             key: getattr(self, name)
             for name, key in KEYS.items()
@@ -67,6 +72,8 @@ class Answers:
         for key in MQTT_KEYS:
             if getattr(self.mqtt, key) != getattr(before.mqtt, key):
                 found[f"mqtt.{key}"] = getattr(self.mqtt, key)
+        if self.model != before.model and self.pinned:
+            found["model.bundle"] = ""
         return found
 
 
@@ -78,5 +85,6 @@ def configured_answers(settings: Settings, model: str) -> Answers:
         device=settings.capture.device,
         mqtt=settings.mqtt,
         model=model,
+        pinned=bool(settings.model.bundle),
         reference=settings.capture.reference.get("device", ""),
     )

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from appliance import config
 from appliance.cli import model as models
-from appliance.cli.dialog import Dialog, open_console
-from appliance.cli.setup.answers import Answers, Changes, Context, configured_answers
+from appliance.cli.dialog import BACK, BackError, Dialog, open_console
+from appliance.cli.setup.answers import Answers, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
 from appliance.cli.setup.microphone import ask_microphone
 from appliance.cli.setup.model import ask_model
@@ -65,7 +65,9 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--password-file", metavar="FILE", help="file that holds the broker's password"
     )
     sub.add_argument(
-        "--model", metavar="NAME", help="tiny.en, an installed model, or one to add, such as tiny"
+        "--model",
+        metavar="NAME",
+        help="an installed model, or one to add: its name, such as base, or a folder",
     )
     sub.add_argument(
         "--page",
@@ -97,39 +99,52 @@ def run(context: Context) -> int:
     before = configured_answers(context.settings, models.model_in_use(context.settings))
     dialog = context.dialog
     try:
-        answers = ask_all(context, before)
-        changes = answers.changes_since(before)
-        if not save(context, changes, answers):
+        if not (answers := ask_and_save(context, before)):
             return 1
     except KeyboardInterrupt:
         dialog.say("\nSetup was cancelled. Nothing was changed.")
         raise
     if context.options.page:
-        changes |= switch_page_on(context)
+        switch_page_on(context)
     dialog.say(f"\n{STEPS} of {STEPS}  A sentence", "bold")
-    hear_sentence(context, changed=bool(changes))
+    heard = hear_sentence(context, changed=answers != before or context.options.page)
     dialog.say("\nResult", "bold")
-    show_summary(context, answers)
+    show_summary(context, heard=heard)
     return 0
 
 
-def ask_all(context: Context, answers: Answers) -> Answers:
-    """Ask every question and return all answers. Raises RoomscribeError where nobody is asked."""
-    for number, (title, question) in enumerate(QUESTIONS, 1):
-        context.dialog.say(f"\n{number} of {STEPS}  {title}", "bold")
-        answers = question(context, answers)
-    return answers
+def ask_and_save(context: Context, before: Answers) -> Answers | None:
+    """Ask every question and write the answers; return them, or None if they are declined.
 
-
-def switch_page_on(context: Context) -> Changes:
-    """Switch the page on and print a link to it; return what that changes.
-
-    Raises ConfigError and StoreError.
+    BACK returns to the question before. Raises RoomscribeError where nobody is visited.
     """
+    dialog = context.dialog
+    if dialog.interactive:
+        dialog.say(f"Answer {BACK} to return to the question before, Ctrl-C to cancel.")
+    answers, number, visited = before, 0, list[int]()
+    while True:
+        count = dialog.questions
+        try:
+            if number == len(QUESTIONS):
+                return answers if save(context, before, answers) else None
+            title, question = QUESTIONS[number]
+            dialog.say(f"\n{number + 1} of {STEPS}  {title}", "bold")
+            answers = question(context, answers)
+        except BackError:
+            if not visited:
+                dialog.say("This is the first question.")
+            number = visited.pop() if visited else number
+            continue
+        if dialog.questions > count:  # others were answered by an option, or there is no choice
+            visited.append(number)
+        number += 1
+
+
+def switch_page_on(context: Context) -> None:
+    """Switch the page on and print a link to it. Raises ConfigError and StoreError."""
     from appliance.cli.web import enable_page, print_link
 
     context.dialog.say("\nThe page", "bold")
     now = config.read(context.file).settings
     enable_page(context.options, now)
     print_link(context.options, config.read(context.file).settings)
-    return {} if now.web.enabled else {"web.enabled": True}

@@ -63,6 +63,7 @@ def choose_microphone(context: Context, answers: Answers, meters: Sequence[Meter
     """Show the meters until Enter, and ask for one of several microphones."""
     dialog = context.dialog
     dialog.say("Say something in a normal voice and watch the level. Press Enter to continue.")
+    dialog.questions += 1
     with dialog.display(lambda: meters_table(meters)) as draw:
         while not is_entered(EVERY_S):
             for meter in meters:

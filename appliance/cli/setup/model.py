@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from appliance.cli import model as models
 from appliance.cli.setup.answers import Answers, Context
-from appliance.cli.setup.suggestion import Estimate, estimate_models, suggest
+from appliance.cli.setup.suggestion import (
+    ON_CHIP,
+    WRONG_WORDS,
+    Estimate,
+    Timing,
+    estimate_models,
+    suggest,
+    time_built_in,
+)
 from appliance.config import ModelSettings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.system import shorten
+
+if TYPE_CHECKING:
+    from appliance.model import Bundle
 
 
 def ask_model(context: Context, answers: Answers) -> Answers:
@@ -24,11 +37,11 @@ def ask_model(context: Context, answers: Answers) -> Answers:
         dialog.say(answers.model)
         return answers
     choices: Sequence[str] = ()
+    default = answers.model
     while True:
-        default = answers.model
         if name is None and not choices:
             choices, default = show_models(context, answers)
-        name = name or dialog.choose("Which model?", choices, default)
+        name = name or dialog.choose("Which model?", choices, default, accepts=is_source)
         try:
             return take_model(context, answers, name)
         except RoomscribeError as error:
@@ -41,57 +54,79 @@ def ask_model(context: Context, answers: Answers) -> Answers:
         name = None
 
 
+def is_source(answer: str) -> bool:
+    """Return True for a folder, or a model's id on the hub."""
+    return "/" in answer or answer.startswith(("~", "."))
+
+
 def show_models(context: Context, answers: Answers) -> tuple[list[str], str]:
     """Print the models that there are, with estimates; return their names and the proposed one."""
     from appliance.convert import hub_is_reachable
     from appliance.infer import find_chip
     from appliance.model import installed_bundles, library
 
-    dialog, installed = context.dialog, list(installed_bundles())
+    dialog, installed, chip = context.dialog, list(installed_bundles()), None
     dialog.say("Measuring this machine ...")
-    estimates = estimate_models()
+    timing = time_built_in(context.settings)
+    estimates = estimate_models(timing)
     with suppress(OSError, RoomscribeError):
-        if chip := find_chip():
-            dialog.say(f"This machine has a {chip}, which is faster than the estimates below.")
+        chip = find_chip()
     names = list(dict.fromkeys([*installed, *library.PUBLISHED, answers.model]))
-    for number, name in enumerate(names, 1):
-        dialog.say(f"  {number}  {name:9} {describe(name, installed, estimates)}")
+    rows = [(name, describe(name, installed, estimates)) for name in names]
+    dialog.show_choices(rows)
     reachable = hub_is_reachable()
-    proposed = suggest(answers.model, installed, estimates, reachable=reachable)
-    dialog.say(explain(proposed, answers.model, estimates, reachable=reachable))
+    if not reachable:
+        dialog.say("No connection to the hub: models cannot be downloaded now.")
+    within_s = context.settings.segmenter.hang_over_ms / 1000
+    proposed = suggest(
+        answers.model, installed, estimates,
+        reachable=reachable, chip=chip is not None, within_s=within_s,
+    )  # fmt: skip
+    dialog.say(explain(proposed, answers.model, timing, within_s))
+    dialog.say(
+        "Or give a folder: a model of faster-whisper (CTranslate2), or a checkpoint of Hugging "
+        "Face's."
+    )
     return names, proposed
 
 
-def explain(
-    proposed: str, present: str, estimates: Mapping[str, Estimate], *, reachable: bool
-) -> str:
+def explain(proposed: str, present: str, timing: Timing | None, within_s: float) -> str:
     """Return a sentence or two on why that model is proposed."""
     from appliance.model import BUILT_IN
 
-    if proposed != present:
-        return (
-            f"Recommended: {proposed}, the largest model that should answer within a second on "
-            "this machine. The times are estimates; setup measures the model that you choose."
-        )
     if present != BUILT_IN:
-        return f"{present} is in use."
-    only = f"{present} is only a demonstration."
-    if not reachable:
-        return f"{only} A real model cannot be downloaded now: no connection to the hub."
-    if not estimates:
-        return f"{only} There is no recommendation because this machine could not be measured."
+        return f"Press Enter to keep {present}."
+    measured = (
+        f" Measured here: tiny.en needs {timing.encoder_s + timing.decoder_s:.2f} s per sentence; "
+        "the times of the others are estimates from that."
+        if timing
+        else ""
+    )
+    if proposed == ON_CHIP:
+        return (
+            f"Recommended: {proposed}, whose encoder Hailo publishes: the chip takes most of the "
+            f"work from the processor. {BUILT_IN} on the processor hears English a little better."
+            f"{measured}"
+        )
+    if not timing:
+        return f"Recommended: {proposed}. Other models could not be estimated on this machine."
+    if proposed == BUILT_IN:
+        return (
+            f"Recommended: {proposed}. No other measured model gets fewer words wrong and answers "
+            f"within {within_s:g} s on this machine.{measured}"
+        )
     return (
-        f"{only} No real model is expected to answer within a second here, or there is too little "
-        "memory."
+        f"Recommended: {proposed}, which gets the fewest words wrong of the measured models that "
+        f"answer within {within_s:g} s on this machine.{measured}"
     )
 
 
 def describe(name: str, installed: Sequence[str], estimates: Mapping[str, Estimate]) -> str:
-    """Return a model in a few words: what it is, its size, its expected time and memory."""
-    from appliance.model import BUILT_IN, library, load_bundle
+    """Return a model in a few words: its name, size, languages, and what was measured of it."""
+    from appliance.model import library, load_bundle
 
-    if name == BUILT_IN:
-        return "built in; a demonstration with a few hundred household words"
+    title = library.title_of(name)
+    words = f", {WRONG_WORDS[name]:.0f} % of people's words wrong" if name in WRONG_WORDS else ""
     if name in installed or name not in library.PUBLISHED:
         try:
             bundle = load_bundle(name)
@@ -99,28 +134,49 @@ def describe(name: str, installed: Sequence[str], estimates: Mapping[str, Estima
             return shorten(str(error), 80)
         size_mb = models.folder_bytes(bundle.folder) / 1e6
         npu = ", with an encoder for the NPU" if "encoder.hef" in bundle.files else ""
-        return f"installed, {size_mb:.0f} MB{npu}; {bundle.source or bundle.description}"
+        words = words if bundle.title == title else ""  # others may have that name, too
+        return f"{bundle.title}, installed, {size_mb:.0f} MB{npu}{words}"
     found = library.PUBLISHED[name]
     languages = "English" if name.endswith(".en") else "99 languages"
-    line = f"{languages}, download {found.download_mb} MB"
-    return f"{line}, {estimates[name]}" if name in estimates else line
+    line = f"{title}, {languages}, download {found.download_mb} MB"
+    return f"{line}, {estimates[name]}{words}" if name in estimates else f"{line}{words}"
 
 
-def take_model(context: Context, answers: Answers, name: str) -> Answers:
-    """Return the answers with that model, downloaded if need be, after it has read a sentence.
+def take_model(context: Context, answers: Answers, source: str) -> Answers:
+    """Return the answers with that model, added if it is not installed, after it has read a
+    sentence.
 
     Raises RoomscribeError if it cannot be added or fails. The model in use is only reported.
     """
-    from appliance.model import installed_bundles
+    from appliance.model import installed_bundles, load_bundle
 
-    if name not in installed_bundles() and name != answers.model:
-        context.dialog.say(f"Adding {name}. After the download this takes about a minute.")
-        models.add_source(name)
+    name, added = source, False
+    pinned = source == context.settings.model.bundle and "/" in source
+    if source not in installed_bundles() and not pinned:
+        first = "This" if Path(source).exists() else "After the download, this"
+        context.dialog.say(f"Adding {source}. {first} takes about a minute.")
+        name, added = models.add_source(source), True
     works, found = try_model(context, name)
     if not works and name != answers.model:
         raise ModelError(found)
     context.dialog.say(found)
+    if added:
+        context.dialog.say(abilities(load_bundle(name)))
     return replace(answers, model=name)
+
+
+def abilities(bundle: Bundle) -> str:
+    """Return what a newly added model can do."""
+    count = len(bundle.languages)
+    writes = f"{count} languages, now {bundle.language!r}" if count > 1 else bundle.language
+    line = f"{bundle.title} writes {writes}, up to {bundle.window_s:g} s at a time."
+    if bundle.calibration is None:
+        return (
+            f"{line} How often it is right is not measured yet, so that automations act on few of "
+            f"its sentences. `sudo roomscribe model fit {bundle.name}` measures it, in some "
+            "minutes; you can use the model meanwhile."
+        )
+    return f"{line} Automations act on a sentence from {bundle.act_confidence:.0%} confidence on."
 
 
 def try_model(context: Context, name: str) -> tuple[bool, str]:
@@ -133,5 +189,5 @@ def try_model(context: Context, name: str) -> tuple[bool, str]:
     check = next(check for check in CHECKS if check.look is self_test)
     outcome = look(check, Surroundings(settings, context.file))
     if outcome.status == FAILED:
-        return False, f"{name}: {outcome.found}; {outcome.fix}"
-    return True, f"{name}: {outcome.found}"
+        return False, f"{outcome.found}; {outcome.fix}"
+    return True, f"{outcome.found}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from appliance import config
+from appliance.cli import model as models
 from appliance.cli.config_file import (
     confirm_change,
     read_text,
@@ -23,38 +24,53 @@ from appliance.errors import DaemonError, StoreError
 from appliance.system import write_whole
 
 
-def save(context: Context, changes: Changes, answers: Answers) -> bool:
+def save(context: Context, before: Answers, answers: Answers) -> bool:
     """Show the changes, ask, write them, and reload the daemon. Return False if they are declined.
 
-    Raises ConfigError if they contradict the rest of the file, and StoreError.
+    Raises ConfigError if they contradict the rest of the file, ModelError and StoreError.
     """
     dialog, file = context.dialog, context.file
-    if not changes and not answers.password:
+    changes, model = answers.changes_since(before), answers.model
+    model = "" if model == before.model else model
+    if not changes and not answers.password and not model:
         dialog.say("\nNothing to change: your answers match the configuration.")
         return True
-    before = read_text(file)
-    after = set_keys(before, changes)
+    text = read_text(file)
+    after = set_keys(text, changes)
     config.parse(after, str(file))
     dialog.say("")
-    if not confirm_change(dialog, file, before, after):
+    if model:
+        dialog.say(f"The model: {model} instead of {before.model}", "green")
+    agreed = (
+        confirm_change(dialog, file, text, after) if text != after else dialog.confirm("Use it?")
+    )
+    if not agreed:
         dialog.say("Nothing was changed.")
         return False
-    try:
-        if answers.password:
-            write_password(file.with_name(PASSWORD_FILE), answers.password)
-        write_config(file, after)
-    except OSError as error:
-        raise StoreError(
-            f"{file} cannot be written: {error.strerror}. Nothing was changed."
-        ) from error
+    write_answers(file, after, answers.password)
+    if model:
+        models.choose_model(model)
     clear_overlay(context.settings, changes)
     try:
         reload_daemon(context.sockets)
     except DaemonError as error:
-        dialog.say(f"The configuration is written, but the daemon did not read it: {error}")
+        dialog.say(f"The answers are written, but the daemon did not read them: {error}")
     else:
-        dialog.say("The configuration is written, and the daemon uses it.")
+        dialog.say("The answers are written, and the daemon uses them.")
     return True
+
+
+def write_answers(file: Path, text: str, password: str) -> None:
+    """Write the configuration, and the broker's password if there is one. Raises StoreError."""
+    try:
+        if password:
+            write_password(file.with_name(PASSWORD_FILE), password)
+        if text != read_text(file):
+            write_config(file, text)
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be written: {error.strerror}. Nothing was changed."
+        ) from error
 
 
 def write_password(file: Path, password: str) -> None:

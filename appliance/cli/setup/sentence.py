@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.cli.config_file import RESTART_S
-from appliance.cli.dialog import is_entered
+from appliance.cli.dialog import BackError, is_entered
 from appliance.cli.setup.answers import Context
 from appliance.cli.setup.meter import EVERY_S, Meter
 from appliance.cli.setup.microphone import MUTED
@@ -25,15 +25,15 @@ PUBLISHED_S = 10.0
 """Longest wait for the broker: the daemon may not have known before that there is a subscriber."""
 
 
-def hear_sentence(context: Context, *, changed: bool) -> None:
-    """Show the text of a sentence, how long it took and where it went.
+def hear_sentence(context: Context, *, changed: bool) -> bool:
+    """Show the text of a sentence, how long it took and where it went; True if one was heard.
 
     `changed`: the daemon may be starting again.
     """
     dialog = context.dialog
     if not dialog.interactive:
         dialog.say("Skipped, because setup runs with --yes.")
-        return
+        return False
     try:
         with ExitStack() as opened:
             daemon = connect(context, opened, patient=changed)
@@ -44,8 +44,12 @@ def hear_sentence(context: Context, *, changed: bool) -> None:
                 dialog.say("No sentence was heard. `sudo roomscribe doctor` shows what is wrong.")
             else:
                 show_transcript(context, event, probe)
+                return True
     except DaemonError as error:
         dialog.report(error)
+    except BackError:
+        dialog.say("The answers are written. Run setup again to change one.")
+    return False
 
 
 def connect(context: Context, opened: ExitStack, *, patient: bool) -> ControlClient:
