@@ -19,7 +19,12 @@ if TYPE_CHECKING:
         choose_guards as choose_guards,
         preset_guards as preset_guards,
     )
-    from appliance.infer.encoder import Backend as Backend, Encoder as Encoder
+    from appliance.infer.encoder import (
+        SILENT_MEL as SILENT_MEL,
+        Backend as Backend,
+        CpuEncoder as CpuEncoder,
+        Encoder as Encoder,
+    )
     from appliance.infer.gates import (
         Gates as Gates,
         compression_ratio as compression_ratio,

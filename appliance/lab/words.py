@@ -87,15 +87,17 @@ class Recogniser(Protocol):
 class ProductRecogniser:
     """A transcriber of this program, with the windows and gates of its microphone's path."""
 
-    def __init__(self, transcriber: Transcriber, settings: Settings | None = None) -> None:
+    def __init__(
+        self, transcriber: Transcriber, settings: Settings | None = None, window_s: float = 0.0
+    ) -> None:
+        """`window_s`: the longest window; 0: the model's."""
         self._transcriber, self._settings = transcriber, settings or Settings()
+        self._window_s = window_s or transcriber.bundle.window_s
 
     def hear(self, samples: Samples) -> Recognised:
         """Transcribe a recording. Raises ModelError."""
         transcriber, settings = self._transcriber, self._settings
-        segmenter = Segmenter(
-            VoiceDetector(settings.voice), settings.segmenter, transcriber.bundle.window_s
-        )
+        segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, self._window_s)
         gates, texts, loops, discarded = Gates(transcriber.gates), list[str](), 0, 0
         encoder_s = decoder_s = 0.0
         begun_s = time.process_time()

@@ -24,11 +24,21 @@ from appliance.infer.opening import open_transcriber
 from appliance.lab.benchmark.main import run_benchmark
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
-from appliance.lab.benchmark.rows import KEYS, NEEDS_WEIGHTS, Row, make_rows, wanted_rows
+from appliance.lab.benchmark.padding import PaddedEncoder
+from appliance.lab.benchmark.rows import (
+    KEYS,
+    NEEDS_WEIGHTS,
+    PADDING_KEYS,
+    Row,
+    make_rows,
+    wanted_rows,
+)
 from appliance.lab.words import Recognised, Recorded, count_words, measure_words, read_recordings
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import SAMPLE_RATE
 
+module("jiwer")
+module("whisper_normalizer", "whisper-normalizer")
 QUIET = Recorded(np.zeros(SAMPLE_RATE, np.int16), "")
 LONG = sized(32, (1, 1), 2, 211, 1500, 448)
 """Trained on 30 s."""
@@ -69,8 +79,6 @@ def rows_of(
 def test_every_row_is_measured_or_says_what_it_needs(
     recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("jiwer", "whisper_normalizer"):
-        module(name)
     checkpoint = write_checkpoint(tmp_path / "long", LONG, random_weights(LONG, 1))
     given = ("--checkpoint", checkpoint, "--recordings", recordings)
     rows = rows_of(given, Settings(), tmp_path / "out.json")
@@ -93,6 +101,24 @@ def test_without_weights_the_model_in_use_is_measured(
     rows = rows_of(("--recordings", recordings), using(bundle.folder), tmp_path / "out.json")
     assert rows["cpu"]["recordings"] == 2
     assert rows["cpu-30s-int8"]["absent"] == NEEDS_WEIGHTS
+
+
+def test_windows_are_filled_up_with_zeros_or_silence(recordings: Path, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "long", LONG, random_weights(LONG, 1))
+    keys = ["500", "700-zeros", "700-silence"]
+    rows = make_rows(keys, checkpoint, Settings(), 1, tmp_path)
+    mel = np.random.default_rng(1).standard_normal((1400, 80), np.float32)
+    states = []
+    for row in rows:
+        assert row.padding and row.folder
+        positions = load_bundle(row.folder).positions
+        states.append(PaddedEncoder(row.padding, positions, 1).encode(mel[: 2 * positions]))
+    assert [len(one) for one in states] == [500, 700, 700]
+    assert np.array_equal(states[0], states[1][:500])
+    assert not states[1][500:].any()
+    assert states[2][500:].any(axis=1).all()
+    given = ("--checkpoint", checkpoint, "--recordings", recordings, "--rows", "700-silence")
+    assert "absent" not in rows_of(given, Settings(), tmp_path / "out.json")["700-silence"]
 
 
 def test_nothing_measured_is_no_success(recordings: Path, tmp_path: Path) -> None:
@@ -131,6 +157,7 @@ def test_faster_whisper_needs_ctranslate2s_folder(checkpoint_folder: Path, tmp_p
 
 def test_rows_are_named_with_commas() -> None:
     assert wanted_rows("") == KEYS
+    assert wanted_rows("", padding=True) == PADDING_KEYS
     assert wanted_rows("cpu, hybrid") == ("cpu", "hybrid")
 
 
@@ -155,8 +182,6 @@ def _die(*_: object) -> None:
 
 
 def test_errors_are_those_of_whispers_normalised_words() -> None:
-    for name in ("jiwer", "whisper_normalizer"):
-        module(name)
     said = [Recorded(QUIET.samples, text) for text in ("It's twenty one!", "Uh, no", "Go.")]
     heard = [
         Recognised(text, loops, discarded, 1.0, 1.0, 2.0)
@@ -175,8 +200,6 @@ def test_lists_are_read_and_thinned_out_evenly(recordings: Path) -> None:
 
 
 def test_words_of_any_transcriber_can_be_measured(bundle: Bundle, recordings: Path) -> None:
-    for name in ("jiwer", "whisper_normalizer"):
-        module(name)
     with open_transcriber(Settings(), bundle=load_bundle(bundle.folder)) as transcriber:
         found = measure_words(transcriber, read_recordings(recordings))
     assert (found.recordings, found.words) == (2, 5)

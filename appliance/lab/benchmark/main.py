@@ -29,7 +29,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
 
     A row that fails is left out by name. Raises ConfigError, and ModelError for the checkpoint.
     """
-    keys = wanted_rows(options.rows)
+    keys = wanted_rows(options.rows, padding=options.padding)
     _check_output(options.json)
     recordings = _read(options.recordings)
     if missing := missing_packages():

@@ -14,6 +14,7 @@ import numpy as np
 
 from appliance.errors import DeviceError
 from appliance.infer import is_loop, open_transcriber
+from appliance.lab.benchmark.padding import WINDOW_S, PaddedEncoder
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
 from appliance.model import load_bundle
@@ -85,7 +86,12 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
         language = row.settings.decoder.language or "en"
         yield FasterWhisper(row.folder, row.settings.encoder.threads, language)
         return
-    with open_transcriber(row.settings, bundle=load_bundle(row.folder)) as transcriber:
+    bundle, threads = load_bundle(row.folder), row.settings.encoder.threads
+    with open_transcriber(row.settings, bundle=bundle) as transcriber:
+        if row.padding:
+            transcriber.encoder = PaddedEncoder(row.padding, bundle.positions, threads)
+            yield ProductRecogniser(transcriber, row.settings, WINDOW_S)
+            return
         yield ProductRecogniser(transcriber, row.settings)
         encoder = transcriber.encoder
         encoder.poll(0.0)
