@@ -163,8 +163,8 @@ def _range(waits_ms: list[int]) -> str:
 class Room:
     """A child process, its proxy, and what it wrote."""
 
-    def __init__(self, node: str, folder: Path, broker_port: int, ordeal: Ordeal) -> None:
-        self.node, self._folder, self._ordeal = node, folder / node, ordeal
+    def __init__(self, node: str, folder: Path, broker_port: int, trial: Trial) -> None:
+        self.node, self._folder, self._trial = node, folder / node, trial
         self.proxy = Proxy(broker_port)
         self.proxy.__enter__()
         self.process: subprocess.Popen[bytes] | None = None
@@ -211,20 +211,20 @@ class Room:
             if "rooms" in found:
                 self.rooms = found["rooms"]
             elif "stored" in found:
-                self._ordeal.sentences[found["stored"]].stored_s[self.node] = time.monotonic()
+                self._trial.sentences[found["stored"]].stored_s[self.node] = time.monotonic()
             elif "acted" in found:
-                self._ordeal.sentences[found["acted"]].acted.append(self.node)
+                self._trial.sentences[found["acted"]].acted.append(self.node)
             elif "decided" in found:
                 self._note(found["decided"], found)
 
     def _note(self, key: str, decision: dict[str, Any]) -> None:
-        spoken = self._ordeal.sentences[key]
+        spoken = self._trial.sentences[key]
         spoken.waited_ms[self.node] = decision["waited_ms"]
         if decision["separation"]:
             spoken.separated.add(self.node)
 
 
-class Ordeal:
+class Trial:
     """Speaks and disturbs."""
 
     def __init__(self, seed: int) -> None:
@@ -345,4 +345,4 @@ def run(
 ) -> Outcome:
     """Return what came of so many sentences and disturbances."""
     what = ["kills"] * kills + ["restarts"] * restarts + ["partitions"] * partitions
-    return Ordeal(seed).run(sentences, what)
+    return Trial(seed).run(sentences, what)

@@ -27,13 +27,14 @@ from rigs import recordings
 from rigs.checkout import ROOT
 from rigs.command import PROGRAM, start
 from rigs.daemon import write_config
+from rigs.sounds import read, to_int16
 from rigs.word_errors import words
 
 RATE = 16_000
 BYTES_PER_S = 2 * RATE
 STEP = 7680
 """A multiple of the frames of 30 ms and of Silero's 32 ms: a sentence begins alike everywhere."""
-NODE = "kitchen"
+TAIL_S = 1.5
 
 Sound = NDArray[np.int16]
 
@@ -47,19 +48,9 @@ class Said:
     pcm: bytes
 
 
-def read(path: Path) -> Sound:
-    """(n,) int16 of a file that is at 16 kHz."""
-    samples, rate = soundfile.read(path, dtype="int16")
-    if rate != RATE or samples.ndim != 1:
-        raise ValueError(
-            f"{path}: expected 16000 Hz mono, found {rate} Hz, {samples.ndim} channels"
-        )
-    return samples  # type: ignore[no-any-return]
-
-
-def between_silences(samples: Sound, tail_s: float = 1.5) -> Sound:
-    """0.48 s of silence, the samples, at least `tail_s` of silence; whole STEPs."""
-    length = STEP + len(samples) + int(tail_s * RATE)
+def between_silences(samples: Sound) -> Sound:
+    """0.48 s of silence, the samples, at least TAIL_S of silence; whole STEPs."""
+    length = STEP + len(samples) + int(TAIL_S * RATE)
     whole = np.zeros(-(-length // STEP) * STEP, np.int16)
     whole[STEP : STEP + len(samples)] = samples
     return whole
@@ -68,7 +59,7 @@ def between_silences(samples: Sound, tail_s: float = 1.5) -> Sound:
 def sentences() -> list[Said]:
     """The 40 sentences of tests/speech."""
     return [
-        Said(number, one.text, between_silences(read(one.file)).tobytes())
+        Said(number, one.text, between_silences(to_int16(read(one.file))).tobytes())
         for number, one in enumerate(recordings.sentences())
     ]
 

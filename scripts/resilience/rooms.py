@@ -1,5 +1,5 @@
 """Daemons as satellites and workers, and what came of what was said in each room, for the
-ordeals and figures of fleets."""
+trials and figures of fleets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Room:
         environment: dict[str, str] | None = None,
         **sections: dict[str, Any],
     ) -> None:
-        """`sections` go over those that the ordeals need."""
+        """`sections` go over those that a trial needs."""
         self.node, self.house = node, house
         self.place = Place()
         self.daemon: Daemon | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from appliance.cli.doctor.model import word_errors as count_errors
 from appliance.infer.phrases import in_words
@@ -24,9 +23,3 @@ def same_words(a: str, b: str) -> bool:
 def word_errors(said: str, heard: str) -> tuple[int, int]:
     """Substitutions, insertions and deletions (Levenshtein), and the number of words said."""
     return count_errors(words(said), words(heard)), len(words(said))
-
-
-def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
-    """Errors per word said, in percent, over all pairs."""
-    counts = [word_errors(a, b) for a, b in zip(said, heard, strict=True)]
-    return 100 * sum(errors for errors, _ in counts) / max(1, sum(count for _, count in counts))

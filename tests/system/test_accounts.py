@@ -1,4 +1,4 @@
-"""The ordeals' accounting: what was lost, doubled, swapped or made up does not slip by."""
+"""The torture's accounting: what was lost, doubled, swapped or made up does not slip by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bad network of the fleet's ordeals: it changes nothing, and is as slow as it says."""
+"""The bad network of the fleet's trials: it changes nothing, and is as slow as it says."""
 
 from __future__ import annotations
 
