@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from rigs.checkout import BUILT_IN, SPEECH
+from rigs.checkout import SPEECH
 from rigs.command import errors, roomscribe
 from rigs.daemon import daemon, log_of, write_config
+from rigs.needs import needs_model
 from rigs.recordings import sentences
 from rigs.waiting import until
 
@@ -123,15 +124,17 @@ def test_a_missing_bundle_is_one_line_and_status_78(bundle: str) -> None:
     assert bundle in errors(done)[0]
 
 
-def test_a_daemon_without_its_model_is_started_again_for_its_disk_may_come(tmp_path: Path) -> None:
+def test_a_daemon_without_its_model_is_started_again_for_its_disk_may_come(
+    tmp_path: Path, bundle_folder: Path
+) -> None:
     config = tmp_path / "roomscribe.toml"
-    bundle = tmp_path / "disk" / "tiny.en"
+    bundle = tmp_path / "disk" / "small"
     keys = f'[store]\npath = "{tmp_path}"\n[mqtt]\nenabled = false\n'
     config.write_text(f'{keys}[model]\nbundle = "{bundle}"\n', encoding="utf-8")
     done = roomscribe("run", "--config", config)
     assert done.returncode == 75
     assert len(errors(done)) == 1
-    shutil.copytree(BUILT_IN, bundle)
+    shutil.copytree(bundle_folder, bundle)
     done = roomscribe("run", "--config", config, "--recording", SPEECH / "00.flac")
     assert done.returncode == 0
 
@@ -158,9 +161,9 @@ def test_a_configuration_that_cannot_be_read_is_one_line_and_tried_again(
     assert "Input/output error" in errors(done)[0]
 
 
-def test_a_damaged_bundle_is_one_line_and_status_78(tmp_path: Path) -> None:
-    damaged = tmp_path / "tiny.en"
-    shutil.copytree(BUILT_IN, damaged)
+def test_a_damaged_bundle_is_one_line_and_status_78(tmp_path: Path, bundle_folder: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(bundle_folder, damaged)
     content = bytearray((damaged / "encoder.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / "encoder.onnx").write_bytes(content)
@@ -270,6 +273,7 @@ def test_a_missing_microphone_is_waited_for_and_reported_once(tmp_path: Path) ->
     assert "WARNING" not in rest
 
 
+@needs_model
 def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_prints_everything() -> None:
     program = (
         "import atexit, sys, time; from appliance.cli import main; "

@@ -10,10 +10,23 @@ ROOT = TESTS.parent
 GOLDEN = TESTS / "golden"
 SPEECH = TESTS / "speech"
 BUILT_IN = ROOT / "appliance" / "bundles" / "tiny.en"
-"""The built-in model, which scripts/setup.sh makes; see rigs.needs."""
+"""The built-in model, which scripts/setup.sh makes."""
+NO_MODEL = "no built-in model: run scripts/setup.sh"
 TINY_EN = BUILT_IN
 SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED") or ROOT.parent / "shared")
 """Recordings, models and published values that are too large for the repository, or not ours."""
+
+
+def require_model() -> None:
+    """Skip the test, or the module being imported, without the built-in model.
+
+    Called where one is opened: by `rigs.models.built_in`, `rigs.daemon.daemon` and
+    `rigs.command.roomscribe`. Other tests name the mark `rigs.needs.needs_model`.
+    """
+    if not (BUILT_IN / "bundle.json").is_file():
+        import pytest
+
+        pytest.skip(NO_MODEL, allow_module_level=True)
 
 
 def shared(*parts: str) -> Path:

@@ -15,10 +15,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from rigs.checkout import ROOT, environment as environment_of
+from rigs.checkout import ROOT, environment as environment_of, require_model
 from rigs.warm import WarmPython
 
 PROGRAM = ("-m", "appliance")
+OPENING = ("run", "transcribe", "doctor", "hardware-check")
+"""Commands that open the built-in model, unless they are told another one."""
 LINE_WITHIN_S = 60.0
 OBEYING_MODES = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """Prefix of a command that makes root obey the modes of files."""
@@ -47,6 +49,8 @@ def roomscribe(
     one. fresh: start an interpreter in place of a fork of rigs.warm; a wrapper, another program and
     variables that an interpreter reads at its start imply it.
     """
+    if arguments and arguments[0] in OPENING and tuple(program) == PROGRAM:
+        require_model()
     variables = dict(environment or {})
     streams = streams or {}
     decides = {name for name in variables if name.startswith(("LD_", "PYTHON"))}

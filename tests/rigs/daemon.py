@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 from rigs import broker as rig_broker, microphone as rig_microphone
-from rigs.checkout import TESTS
+from rigs.checkout import TESTS, require_model
 from rigs.command import PROGRAM, start
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import until
@@ -55,6 +55,8 @@ def daemon(
     program: Sequence[str] = PROGRAM,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A running `roomscribe run`, killed at the end. `log_of(config)` is what it wrote."""
+    if program == PROGRAM:
+        require_model()
     with (config.parent / "log").open("ab") as log:
         running = start(
             "run", "--config", config, *arguments,

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rigs.checkout import BUILT_IN
-from rigs.needs import NO_MODEL
+from rigs.checkout import BUILT_IN, require_model
 from safetensors.numpy import save_file
 
 from appliance.convert.build import Recipe, build_bundle
@@ -153,8 +152,7 @@ RANDOM_RECIPE = Recipe(name="random", window_s=10.0, description="random weights
 @pytest.fixture(scope="session")
 def built_in() -> Bundle:
     """The built-in model, loaded. Skips the test without it."""
-    if NO_MODEL:
-        pytest.skip(NO_MODEL)
+    require_model()
     return load_bundle(BUILT_IN)
 
 

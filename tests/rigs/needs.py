@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from rigs import broker, certificates, microphone, nats
-from rigs.checkout import BUILT_IN
+from rigs.checkout import BUILT_IN, NO_MODEL
 
 from appliance.model.bundle import MANIFEST
 from appliance.store.folders import SHARED_MEMORY, is_in_memory
@@ -58,10 +58,7 @@ PATHS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sb
 NOT_ROOT = "not root: {} (run the tests as root)"
 """Reason to skip a test that needs root, for what."""
 
-NO_MODEL = "" if (BUILT_IN / MANIFEST).is_file() else "no built-in model: run scripts/setup.sh"
-"""Why tests that need the built-in model are skipped; "" if it is there."""
-
-needs_model = unless(NO_MODEL)
+needs_model = unless("" if (BUILT_IN / MANIFEST).is_file() else NO_MODEL)
 needs_broker = unless(broker.missing())
 needs_nats = unless(nats.missing())
 needs_openssl = unless(certificates.missing())

@@ -25,6 +25,7 @@ from appliance.capture.voice import VoiceDetector
 from appliance.config import PhrasesSettings, SegmenterSettings, Settings
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.opening import open_transcriber
+from appliance.model.bundle import Bundle
 from appliance.records import Discarded, Frame, Samples, Window
 
 
@@ -241,17 +242,18 @@ def test_a_partial_text_that_fails_is_none_and_harms_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("early_ms", [0, 350])
-def test_the_rule_holds_on_recordings(tmp_path: Path, early_ms: int) -> None:
+def test_the_rule_holds_on_recordings(tmp_path: Path, built_in: Bundle, early_ms: int) -> None:
     settings = replace(Settings().segmenter, early_ms=early_ms)
     expected = tmp_path / "phrases.toml"
     texts = [one.text for one in heard_right()]
     expected.write_text(f"[phrases]\nall = {json.dumps(texts[::3])}\n")
+    chosen = Settings(phrases=PhrasesSettings(file=str(expected) if early_ms else ""))
     account, pace = Account(), Pace()
     counters = hear(
         tmp_path,
         recorded(),
         account,
-        open_transcriber(Settings(phrases=PhrasesSettings(file=str(expected) if early_ms else ""))),
+        open_transcriber(chosen, bundle=built_in),
         voice=lambda: VoiceDetector(Settings().voice),
         segmenter=settings,
         before_each=pace,

@@ -20,6 +20,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.transcription import TaskTranscriber
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
+from appliance.model.bundle import Bundle
 from appliance.records import Frame, Transcript, Window
 from appliance.store.store import Store
 
@@ -30,8 +31,8 @@ TIMES = ("start", "end", "encode_ms", "decode_ms", "queue_ms", "latency_ms")
 
 
 @pytest.fixture(scope="module")
-def transcriber() -> Iterator[Transcriber]:
-    with open_transcriber(Settings()) as opened:
+def transcriber(built_in: Bundle) -> Iterator[Transcriber]:
+    with open_transcriber(Settings(), bundle=built_in) as opened:
         yield opened
 
 

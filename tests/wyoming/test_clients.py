@@ -16,14 +16,15 @@ from rigs.wyoming import RELEASES, Running, needs_library, running, say, sound_o
 
 from appliance.config import Settings
 from appliance.infer.opening import open_transcriber
+from appliance.model.bundle import Bundle
 from appliance.records import SAMPLE_RATE
 
 SENTENCE = heard_right()[3]
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Running]:
-    with open_transcriber(Settings()) as transcriber, running(transcriber) as one:
+def house(built_in: Bundle) -> Iterator[Running]:
+    with open_transcriber(Settings(), bundle=built_in) as transcriber, running(transcriber) as one:
         yield one
 
 

@@ -23,6 +23,7 @@ from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
+from appliance.model.bundle import Bundle
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.request import (
     LONGEST_S,
@@ -38,8 +39,8 @@ LIGHT, OTHER = sentences()[0], sentences()[1]
 
 
 @pytest.fixture(scope="module")
-def transcriber() -> Iterator[Transcriber]:
-    with open_transcriber(Settings()) as opened:
+def transcriber(built_in: Bundle) -> Iterator[Transcriber]:
+    with open_transcriber(Settings(), bundle=built_in) as opened:
         yield opened
 
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -261,8 +262,10 @@ def test_without_a_chosen_model_the_server_is_all_there_is_and_windows_have_10_s
         assert transcriber.bundle.window_s == 10.0
 
 
-def test_a_model_that_the_configuration_names_stands_in(server: SpeechServer) -> None:
-    chosen = replace(settings_for(server), model=ModelSettings(bundle="tiny.en"))
+def test_a_model_that_the_configuration_names_stands_in(
+    server: SpeechServer, bundle_folder: Path
+) -> None:
+    chosen = replace(settings_for(server), model=ModelSettings(bundle=str(bundle_folder)))
     with open_transcriber(chosen) as transcriber:
         assert transcriber.in_process
         assert transcriber.bundle.window_s == 10.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.checkout import BUILT_IN
+from rigs.needs import needs_model
 from rigs.recordings import sentences
 from rigs.saturating import Saturating
 
@@ -17,7 +17,7 @@ from appliance.cli.doctor.model import FILE, TEXT
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ModelSettings, Settings
 from appliance.errors import ModelError
-from appliance.model.bundle import load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Transcription
 
 RESULT = Transcription(TEXT, (1,), "en", -0.1, 0.0, 1.0, True, "cpu", 1.0, 1.0, 0.9)
@@ -27,12 +27,14 @@ def around(bundle: Path | str) -> Surroundings:
     return Surroundings(Settings(model=ModelSettings(bundle=str(bundle))))
 
 
+@needs_model
 def test_the_built_in_model_passes() -> None:
     found = transcribing.bundle(around("tiny.en"))
     assert found.status == "ok"
     assert found.found.startswith("Whisper tiny.en, en, 10 s windows")
 
 
+@needs_model
 def test_the_built_in_model_reads_the_packaged_sentence() -> None:
     found = transcribing.self_test(around("tiny.en"))
     assert found.status == "ok", found.found
@@ -66,9 +68,9 @@ def test_the_int8_arithmetic_is_checked_where_a_model_has_any(bundle_folder: Pat
     ],
 )
 def test_texts_are_judged_by_what_the_model_knows(
-    name: str, result: Transcription, status: str
+    bundle: Bundle, name: str, result: Transcription, status: str
 ) -> None:
-    model = replace(load_bundle("tiny.en"), name=name)
+    model = replace(bundle, name=name)
     assert transcribing.judge_text(model, result, 1.0).status == status
 
 
@@ -79,9 +81,9 @@ def test_a_wrong_text_is_called_wrong() -> None:
     )
 
 
-def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny.en"
-    shutil.copytree(BUILT_IN, folder)
+def test_a_damaged_bundle_is_found_by_its_checksum(tmp_path: Path, bundle_folder: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(bundle_folder, folder)
     content = bytearray((folder / "encoder.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (folder / "encoder.onnx").write_bytes(content)

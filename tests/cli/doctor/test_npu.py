@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from rigs.checkout import BUILT_IN, SPEECH
+from rigs.hailo import PATIENT
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef, write_decoder_hef
 
+from appliance import infer
 from appliance.cli.doctor import npu
 from appliance.cli.doctor.comparison import KNOWN_DEFECT, Compared, judge
 from appliance.cli.doctor.daemon import DaemonProcess
@@ -21,14 +24,16 @@ from appliance.cli.doctor.model import word_errors
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
-from appliance.model.bundle import Bundle, load_bundle
+from appliance.infer.hailo.npu import open_npu
+from appliance.model.bundle import Bundle
 
 EVERY = (npu.device, npu.library, npu.chip, npu.owner, npu.hef, npu.self_test)
 
 
 @pytest.fixture
-def simulator(tmp_path: Path) -> Iterator[Simulator]:
-    """A machine with a Hailo driver and no chip yet."""
+def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    """A machine with a Hailo driver and no chip yet, for which the CPU stands in: it has time."""
+    monkeypatch.setattr(infer, "open_npu", functools.partial(open_npu, limits=PATIENT))
     simulator = Simulator(tmp_path / "machine")
     simulator.set(latency_ms=1)
     simulator.enter()
@@ -37,9 +42,9 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
 
 
 @pytest.fixture
-def around(tmp_path: Path) -> Surroundings:
+def around(built_in: Bundle, tmp_path: Path) -> Surroundings:
     """tiny.en with a HEF for a Hailo-8."""
-    folder = with_hef(load_bundle(BUILT_IN), tmp_path / "tiny.en").folder
+    folder = with_hef(built_in, tmp_path / "tiny.en").folder
     return Surroundings(Settings(model=ModelSettings(bundle=str(folder))), root=tmp_path / "root")
 
 
@@ -161,12 +166,12 @@ def test_a_hot_chip_is_a_fault(simulator: Simulator, around: Surroundings) -> No
 
 
 def test_a_hef_for_another_chip_or_model_is_a_fault(
-    simulator: Simulator, around: Surroundings, tmp_path: Path
+    simulator: Simulator, around: Surroundings, built_in: Bundle, tmp_path: Path
 ) -> None:
     simulator.plug(chip="HAILO8L")
     with pytest.raises(ModelError, match="expected a HEF for Hailo-8L, found one for Hailo-8;"):
         npu.hef(around)
-    other = with_hef(load_bundle(BUILT_IN), tmp_path / "other", told_output=(1, 250, 384))
+    other = with_hef(built_in, tmp_path / "other", told_output=(1, 250, 384))
     settings = Settings(model=ModelSettings(bundle=str(other.folder)))
     simulator.set(chip="HAILO8")
     with pytest.raises(ModelError, match="it is the HEF of another model or window"):

@@ -17,6 +17,7 @@ from appliance.cli.doctor.model import TEXT
 from appliance.cli.doctor.outcome import Check, Surroundings
 from appliance.config import Settings, TranscriberSettings, WyomingSettings
 from appliance.infer.opening import open_transcriber
+from appliance.model.bundle import Bundle
 
 DAEMON = DaemonProcess(os.getpid(), "roomscribe", service=False)
 
@@ -53,8 +54,8 @@ def test_an_unreachable_server_fails_with_a_fix() -> None:
     assert "[transcriber] host" in found.fix
 
 
-def test_the_own_server_is_tried_with_a_sentence() -> None:
-    with open_transcriber(Settings()) as brain, running(brain) as server:
+def test_the_own_server_is_tried_with_a_sentence(built_in: Bundle) -> None:
+    with open_transcriber(Settings(), bundle=built_in) as brain, running(brain) as server:
         found = look(house.CHECKS[0], around(listen="127.0.0.1", port=server.port))
     assert found.status == "ok", found.found
     assert f"word for word: '{TEXT}" in found.found.lower()
