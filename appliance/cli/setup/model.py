@@ -173,8 +173,8 @@ def abilities(bundle: Bundle) -> str:
     if bundle.calibration is None:
         return (
             f"{line} How often it is right is not measured yet, so that automations act on few of "
-            f"its sentences. `sudo roomscribe model fit {bundle.name}` measures it, in some "
-            "minutes; you can use the model meanwhile."
+            "its sentences. When you have corrected some, `sudo roomscribe model fit "
+            f"{bundle.name} --corrections FILE` measures it."
         )
     return f"{line} Automations act on a sentence from {bundle.act_confidence:.0%} confidence on."
 
