@@ -29,7 +29,7 @@ from figures.gate import (
     write_record,
     wrong_actions,
 )
-from rigs.checkout import TINY_EN
+from rigs.checkout import BUILT_IN
 from rigs.recordings import sentences
 from rigs.sounds import read
 
@@ -70,7 +70,7 @@ def test_a_value_beyond_its_limit_is_a_fault_and_one_without_a_limit_is_none() -
 def test_the_built_in_model_is_within_the_limits_and_one_that_hears_other_words_is_not(
     record: dict[str, Any],
 ) -> None:
-    settings = of_bundle(TINY_EN)
+    settings = of_bundle(BUILT_IN)
     with open_transcriber(settings) as transcriber:
         clips = [(one.text, read(one.file)) for one in sentences()[:SOME]]
         heard = [hear_clip(settings, transcriber, clip) for clip in clips]

@@ -52,7 +52,7 @@ from evening_run.stand import Model, Stand
 from evening_run.table import as_text, columns, compared, compared_wholes, more
 from evening_run.verdict import faults
 from rigs import broker, microphone
-from rigs.checkout import ROOT, TINY_EN
+from rigs.checkout import BUILT_IN, ROOT
 
 from appliance.records import SAMPLE_RATE
 
@@ -156,7 +156,7 @@ class Side:
     def __init__(self, name: str, root: Path, options: argparse.Namespace) -> None:
         """Raise ValueError when it cannot be gone on with."""
         self.root, self.folder = root, options.work / name
-        model = (options.model or TINY_EN).resolve()
+        model = (options.model or BUILT_IN).resolve()
         self.model = Model(model, options.npu_latency_ms)
         self.header = {
             **about(root, model), "level": options.level, "seed": options.seed,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evening_run.score import Row, Whole, row, rows, whole
-from rigs.checkout import TINY_EN
+from rigs.checkout import BUILT_IN
 
 Record = dict[str, Any]
 LISTS = (
@@ -81,7 +81,7 @@ def summary(evening: Record) -> Record:
     return {"groups": [{**asdict(one), "wer": one.wer} for one in groups], "whole": asdict(total)}
 
 
-def about(root: Path, model: Path = TINY_EN) -> Record:
+def about(root: Path, model: Path = BUILT_IN) -> Record:
     """Return what is measured, and on what."""
     commit = git(root, "rev-parse", "--short=10", "HEAD")
     changed = bool(git(root, "status", "--porcelain", "--untracked-files=no"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.broker import Broker
-from rigs.checkout import TESTS, TINY_EN
+from rigs.checkout import BUILT_IN, TESTS
 from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
 from rigs.microphone import PulseMicrophone
@@ -393,7 +393,7 @@ def test_a_model_is_chosen_as_by_model_use_even_where_the_configuration_names_an
 ) -> None:
     config = write_config(tmp_path, model={"bundle": "tiny.en"})
     models = tmp_path / "models"
-    shutil.copytree(TINY_EN, models / "mine")
+    shutil.copytree(BUILT_IN, models / "mine")
     options = ("--yes", "--model", "mine")
     done = roomscribe(
         "setup", "--config", config, *options, environment={"ROOMSCRIBE_MODELS": str(models)}

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from rigs.checkout import ROOT, TINY_EN, environment
+from rigs.checkout import BUILT_IN, ROOT, environment
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle
@@ -154,7 +154,7 @@ print(error.status, error)
     ("lacking", "said"), [("memory", "bad_alloc"), ("files", "system error number 24")]
 )
 def test_a_graph_without_room_to_load_it_is_no_damaged_one(lacking: str, said: str) -> None:
-    command = [sys.executable, "-c", NO_ROOM, str(TINY_EN), lacking]
+    command = [sys.executable, "-c", NO_ROOM, str(BUILT_IN), lacking]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from rigs.checkout import TINY_EN
+from rigs.checkout import BUILT_IN
 
 from appliance.convert.whisper import accept_short_windows
 from appliance.errors import ModelError
@@ -22,7 +22,7 @@ from appliance.records import SAMPLE_RATE, Mel, Samples
 
 @pytest.fixture(scope="module")
 def tiny_en() -> Bundle:
-    return load_bundle(TINY_EN)
+    return load_bundle(BUILT_IN)
 
 
 def noise(duration_s: float) -> Samples:
@@ -65,7 +65,7 @@ def test_behind_the_sound_are_the_states_of_a_silent_window(tiny_en: Bundle) -> 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Bundle:
     """The built-in model with the encoder of earlier versions, for windows of 10 s only."""
-    folder = Path(shutil.copytree(TINY_EN, tmp_path / "earlier"))
+    folder = Path(shutil.copytree(BUILT_IN, tmp_path / "earlier"))
     model = onnx.load(folder / ENCODER_FILE)
     graph = model.graph
     cut = next(node for node in graph.node if node.op_type == "Slice")
@@ -78,7 +78,7 @@ def earlier(tmp_path: Path) -> Bundle:
     graph.output[0].type.tensor_type.shape.dim[1].dim_value = 500
     del graph.initializer[[each.name for each in graph.initializer].index(cut.input[1])]
     onnx.save(model, folder / ENCODER_FILE)
-    return replace(load_bundle(TINY_EN), folder=folder)
+    return replace(load_bundle(BUILT_IN), folder=folder)
 
 
 def test_an_encoder_of_an_earlier_version_works_as_before_and_can_be_rewritten(
@@ -99,7 +99,7 @@ def test_an_encoder_of_an_earlier_version_works_as_before_and_can_be_rewritten(
 
 
 def test_the_manifest_says_whether_windows_may_be_short(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(TINY_EN, tmp_path / "copy"))
+    folder = Path(shutil.copytree(BUILT_IN, tmp_path / "copy"))
     manifest = json.loads((folder / "bundle.json").read_text())
     for value, wanted in ((None, False), (False, False), (True, True)):
         manifest.pop("short_windows", None)

@@ -12,7 +12,6 @@ SPEECH = TESTS / "speech"
 BUILT_IN = ROOT / "appliance" / "bundles" / "tiny.en"
 """The built-in model, which scripts/setup.sh makes."""
 NO_MODEL = "no built-in model: run scripts/setup.sh"
-TINY_EN = BUILT_IN
 SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED") or ROOT.parent / "shared")
 """Recordings, models and published values that are too large for the repository, or not ours."""
 
