@@ -37,9 +37,9 @@ while [ $# -gt 0 ]; do
     shift
 done
 mkdir -p "$output/signatures"
-for package in roomscribe roomscribe-satellite; do
-    deb=$output/${package}_VERSION_$architecture.deb
-    { echo $package; head -c 200000 /dev/zero; } > "$deb"
+for package in roomscribe roomscribe-satellite roomscribe-model-tiny-en; do
+    case $package in *-model-*) architecture=all ;; esac
+    { echo $package; head -c 200000 /dev/zero; } > "$output/${package}_VERSION_$architecture.deb"
     echo signature > "$output/signatures/$package.json.sig"
 done
 """,
@@ -202,7 +202,7 @@ def test_a_release_is_made_and_the_next_one_needs_its_key_and_its_files(
     subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=made, check=True)
     notes = (made / "RELEASE_NOTES.md").read_text(encoding="utf-8")
     assert "Not tested: the arm64 package (no binfmt_misc)." in notes
-    assert len([*made.glob("repository/*.deb")]) == 4
+    assert len([*made.glob("repository/*.deb")]) == 5, "two for each architecture, and the model's"
     assert "exists: remove it" in last_line(start(checkout, *good))
 
     before = made.rename(checkout.parent / "before")

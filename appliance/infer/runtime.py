@@ -29,7 +29,7 @@ def lacking_model(settings: Settings) -> str:
     if lacking := lacking_runtime():
         return lacking
     found = settings.model.bundle or chosen_model() or BUILT_IN in installed_bundles()
-    return "" if found else LACKING.format("a model", "roomscribe-model-tiny-en")
+    return "" if found else LACKING.format("a model", "roomscribe roomscribe-model-tiny-en")
 
 
 def transcribed_elsewhere(settings: Settings) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
 from pathlib import Path
 
 from deb.container import CheckError, Container
+from deb.heard import words_right
 
 PROBE = Path(__file__).with_name("probe.py")
 SECURITY_AT_MOST = 1.2
@@ -43,9 +43,9 @@ def hears(box: Container, name: str = "00.flac") -> float:
 
 
 def is_alike(spoken: str, heard: str) -> bool:
-    """Return whether at least two of three words are equal, but for capitals and punctuation."""
-    said, found = (re.findall(r"[a-z0-9']+", text.lower()) for text in (spoken, heard))
-    return difflib.SequenceMatcher(None, said, found).ratio() >= 2 / 3
+    """Return whether at least two of three words are right."""
+    right, words = words_right(spoken, heard)
+    return right >= 2 / 3 * words
 
 
 def is_up(box: Container) -> bool:

@@ -42,7 +42,7 @@ sleep 3
 speak 00
 until_true 60 "a transcript" has_heard 1
 tell "said '$(cat /vm/00.txt)', heard $(grep -o '"text":[^,]*' /vm/heard | tail -n 1)"
-words=$(grep -o '"text": *"[^"]*"' /vm/heard | tail -n 1)
+words=$(grep -o '"text": *"[^"]*"' /vm/heard | tail -n 1 | tr A-Z a-z)
 right=0
 for word in $(cat /vm/00.txt); do case $words in *"$word"*) right=$((right + 1)) ;; esac; done
 [ "$right" -ge 5 ] || give_up "of eight words $right are right"
