@@ -31,8 +31,8 @@ from appliance.records import Correction, new_id
 from appliance.web import Access
 
 STATE = {
-    "status": "running", "reasons": [], "encoder": "hailo8", "model": "tiny", "model_title": "Whisper tiny",
-    "microphone": "USB microphone", "queue_depth": 0, "outbox_depth": 0, "version": "0.1.0",
+    "status": "running", "reasons": [], "encoder": "hailo8", "model": "tiny",
+    "model_title": "Whisper tiny", "microphone": "USB microphone", "queue_depth": 0, "outbox_depth": 0, "version": "0.1.0",
     "uptime_s": 95_000, "node": "kitchen",
 }  # fmt: skip
 STATS = {
@@ -247,14 +247,16 @@ class Feed:
         return {
             "models": [
                 {
-                    "name": name, "title": f"Whisper {name}", "size_mb": 7.0, "about": "x", "npu": False,
+                    "name": name, "title": f"Whisper {name}", "size_mb": 7.0,
+                    "about": "x", "npu": False,
                     "languages": self.languages if name == "tiny" else ["en"],
                 }
                 for name in self.models
             ],
             "offered": [
                 {
-                    "name": name, "title": f"Whisper {name}", "download_mb": size_mb, "size_mb": size_mb // 2,
+                    "name": name, "title": f"Whisper {name}", "download_mb": size_mb,
+                    "size_mb": size_mb // 2,
                     "memory_mb": 3 * size_mb, "fits": size_mb < 900,
                     "begun_mb": 94.5 if name == "base" else None,
                 }
