@@ -32,7 +32,8 @@ from appliance.web import Access
 
 STATE = {
     "status": "running", "reasons": [], "encoder": "hailo8", "model": "tiny",
-    "model_title": "Whisper tiny", "microphone": "USB microphone", "queue_depth": 0, "outbox_depth": 0, "version": "0.1.0",
+    "model_title": "Whisper tiny", "microphone": "USB microphone",
+    "queue_depth": 0, "outbox_depth": 0, "version": "0.1.0",
     "uptime_s": 95_000, "node": "kitchen",
 }  # fmt: skip
 STATS = {
