@@ -445,16 +445,25 @@ class DecoderSettings:
     )
 
 
+BUILT_IN_SENTENCES = "built-in"
+"""PhrasesSettings.file for the list that comes with the package."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhrasesSettings:
     """[phrases]"""
 
     file: str = key(
-        "bundle",
+        BUILT_IN_SENTENCES,
         "File of expected sentences, see docs/phrases.md. If you say one of them, each event "
-        "holds that sentence and its slots beside the text. bundle: those that come with the "
-        "model, if any. Empty: none.",
+        "holds that sentence and its slots beside the text. built-in: English home commands, if "
+        "the model writes English. Empty: none.",
     )
+
+    @property
+    def own_file(self) -> str:
+        """The user's file; "" without one."""
+        return "" if self.file == BUILT_IN_SENTENCES else self.file
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,9 @@ class PhraseCommands(CommandGroup):
     def _phrases_file(self, reading: Reading) -> Path | None:
         if not isinstance(self._model, Transcriber):
             return None
-        return phrases_file(reading.settings, self._model.bundle)
+        bundle = self._model.bundle
+        spoken = (bundle.language,) if bundle.language else bundle.languages
+        return phrases_file(reading.settings, spoken)
 
 
 def _parse(text: Any) -> Mapping[str, Any]:

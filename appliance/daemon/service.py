@@ -294,7 +294,7 @@ def _read_again(
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     try:
         renewed = reread()
-        if renewed.vocabulary.file or renewed.phrases.file not in ("", "bundle"):
+        if renewed.vocabulary.file or renewed.phrases.own_file:
             from appliance.infer import check_files
 
             check_files(renewed)  # one that is wrong now would end the old configuration, too
@@ -311,8 +311,8 @@ def _read_again(
         if not renewed.model.bundle and chosen_model() != chosen:
             log.info("another model was chosen: starting again with it")
             return renewed
-        if renewed.phrases.file not in ("", "bundle"):
-            log.info("starting again with the sentences of %s", renewed.phrases.file)
+        if renewed.phrases.own_file:
+            log.info("starting again with the sentences of %s", renewed.phrases.own_file)
             return renewed
         if renewed.vocabulary.file:
             log.info("starting again with the words of %s", renewed.vocabulary.file)

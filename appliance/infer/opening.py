@@ -6,12 +6,13 @@ Modules that compute are imported when a model is opened, see `transcriber`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.config import EncoderSettings, GateSettings, Settings
+from appliance.config import BUILT_IN_SENTENCES, EncoderSettings, GateSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.corrections import Corrections
 from appliance.infer.runtime import lacking_runtime
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
     from appliance.model import Bundle
+
+
+log = logging.getLogger("roomscribe.infer")
+
+SENTENCES_FILE = Path(__file__).with_name("sentences.toml")
+"""English home commands."""
 
 
 def open_transcriber(
@@ -102,8 +109,8 @@ def check_files(settings: Settings) -> None:
     from appliance.infer.vocabulary import read_words
 
     read_words(settings.vocabulary)
-    if settings.phrases.file not in ("", "bundle"):
-        read_phrases(Path(settings.phrases.file))
+    if settings.phrases.own_file:
+        read_phrases(Path(settings.phrases.own_file))
 
 
 def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
@@ -138,12 +145,18 @@ def _open_phrases(
     """The expected sentences, with numbers in `languages`; None without any. Raises ConfigError."""
     from appliance.infer.phrases import Phrases, read_phrases
 
-    file = phrases_file(settings, bundle)
+    file = phrases_file(settings, languages)
     if file is None:
         return None
     names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
     network = read_phrases(file, names, settings.assist.phrase, languages)
-    return Phrases(network, bundle, tokenizer, decoder)
+    try:
+        return Phrases(network, bundle, tokenizer, decoder)
+    except ModelError:  # a vocabulary without some letters
+        if settings.phrases.own_file:
+            raise
+        log.info("%s cannot write the built-in sentences: none are expected", bundle.name)
+        return None
 
 
 def _make_phrases(
@@ -163,15 +176,12 @@ def _make_phrases(
     return Phrases(network, bundle, tokenizer, decoder)
 
 
-def phrases_file(settings: Settings, bundle: Bundle) -> Path | None:
-    """Return the file of expected sentences in use; None without any."""
-    from appliance.model import PHRASES_FILE
-
-    name = settings.phrases.file
-    own = name == "bundle"
-    if not name or (own and PHRASES_FILE not in bundle.files):
-        return None
-    return bundle.folder / PHRASES_FILE if own else Path(name)
+def phrases_file(settings: Settings, languages: Collection[str]) -> Path | None:
+    """Return the file of expected sentences in use where `languages` are spoken; None without
+    any."""
+    if settings.phrases.file == BUILT_IN_SENTENCES:
+        return SENTENCES_FILE if "en" in languages else None
+    return Path(settings.phrases.file) if settings.phrases.file else None
 
 
 def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:

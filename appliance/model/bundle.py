@@ -37,8 +37,6 @@ ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
 EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE)
 HEF_FILE = "encoder.hef"
-PHRASES_FILE = "phrases.toml"
-"""Sentences that come with the model; few models have any."""
 DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
     "decoder.hef",
     "token_embedding_weight.npy",

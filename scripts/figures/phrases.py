@@ -25,7 +25,7 @@ import numpy as np
 from rigs.sounds import cut, quiet, read, to_int16
 from rigs.word_errors import words
 
-from appliance.config import PhrasesSettings, Settings
+from appliance.config import BUILT_IN_SENTENCES, PhrasesSettings, Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.phrases import Evidence
 from appliance.infer.transcriber import Transcriber
@@ -59,7 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("scripts/measure phrases", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--bundle", default="tiny.en")
-    parser.add_argument("--file", default="bundle")
+    parser.add_argument("--file", default=BUILT_IN_SENTENCES)
     parser.add_argument("--fit", type=Path, nargs="+", default=[], metavar="FOLDER")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import soundfile
 from rigs.checkout import SPEECH
-from rigs.models import linked
 from rigs.word_errors import same_words
 
 from appliance import config
@@ -24,11 +23,10 @@ from appliance.daemon.phrase_commands import ANSWER_WITHIN_S, Expectations, Phra
 from appliance.daemon.setting_commands import SettingCommands
 from appliance.daemon.transcription import TaskTranscriber
 from appliance.infer import Transcriber, open_transcriber
-from appliance.model.bundle import PHRASES_FILE, Bundle, enter_files, load_bundle
+from appliance.infer.opening import SENTENCES_FILE
 from appliance.records import Transcription, Window, new_id
 from appliance.store.store import Store
 
-ORIGINAL = '[phrases]\nlight = ["turn on the light"]\n'
 TEXT = '[phrases]\nweather = ["what is the {thing}"]\n[slots]\nthing = ["weather", "time"]\n'
 
 
@@ -54,12 +52,8 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def model(built_in: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transcriber]:
-    """The built-in one with sentences of its own."""
-    folder = linked(built_in.folder, tmp_path_factory.mktemp("model"))
-    (folder / PHRASES_FILE).write_text(ORIGINAL)
-    enter_files(folder, [PHRASES_FILE])
-    with open_transcriber(Settings(), bundle=load_bundle(folder)) as opened:
+def model() -> Iterator[Transcriber]:
+    with open_transcriber(Settings()) as opened:
         yield opened
 
 
@@ -78,7 +72,7 @@ def speech(ago_s: float = 0.0) -> Window:
 
 def test_sentences_are_shown_saved_and_given_up_for_the_original_ones(house: House) -> None:
     first = house.ask("phrases")
-    assert first["text"] == ORIGINAL
+    assert first["text"] == SENTENCES_FILE.read_text("utf-8")
     assert not first["own"]
     assert house.ask("phrases_save", text=TEXT) == {"file": str(house.folder / "phrases.toml")}
     assert house.ask("phrases") == {

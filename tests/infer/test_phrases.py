@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.checkout import ROOT
-from rigs.models import linked
 from rigs.needs import module
 from rigs.recordings import heard_right, sentences, window_of
 from rigs.vocabularies import letters_of
@@ -20,14 +19,13 @@ from rigs.word_errors import same_words
 from appliance.config import (
     DecoderSettings,
     HomeAssistantSettings,
-    ModelSettings,
     PhrasesSettings,
     Settings,
 )
 from appliance.errors import ConfigError
 from appliance.infer import phrases as subject
 from appliance.infer.decoder import Cache, Decoder, LogOdds, choose_guards
-from appliance.infer.opening import open_transcriber
+from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import (
     FLOOR,
     Phrases,
@@ -38,12 +36,7 @@ from appliance.infer.phrases import (
     read_phrases,
 )
 from appliance.infer.tokenizer import Tokenizer
-from appliance.model.bundle import (
-    PHRASES_FILE,
-    Bundle,
-    PhraseCalibration,
-    enter_files,
-)
+from appliance.model.bundle import Bundle, PhraseCalibration
 from appliance.records import Name, States, Tier
 
 
@@ -476,17 +469,21 @@ def test_models_that_write_capitals_may_write_them(
     }
 
 
-def test_the_models_own_sentences_are_the_default_and_can_be_left_out(
-    built_in: Bundle, tmp_path: Path
-) -> None:
-    linked(built_in.folder, tmp_path)
-    written(tmp_path, '[phrases]\nremind = ["remind me [to buy sugar at midnight]"]\n')
-    enter_files(tmp_path, [PHRASES_FILE])
+def test_the_built_in_sentences_are_for_english(built_in: Bundle) -> None:
+    settings = Settings()
+    assert phrases_file(settings, ("de", "en")) == SENTENCES_FILE
+    assert phrases_file(settings, ("de",)) is None
+    assert phrases_file(replace(settings, phrases=PhrasesSettings("")), ("en",)) is None
+    own = replace(settings, phrases=PhrasesSettings("/mine.toml"))
+    assert phrases_file(own, ("de",)) == Path("/mine.toml")
+    assert read_phrases(SENTENCES_FILE).is_beginning(["turn", "on", "the", "kitchen"])
+
+
+def test_expected_sentences_can_be_left_out(tmp_path: Path) -> None:
+    own = written(tmp_path, '[phrases]\nremind = ["remind me [to buy sugar at midnight]"]\n')
     heard = {}
-    for file in ("bundle", ""):
-        settings = Settings(
-            model=ModelSettings(bundle=str(tmp_path)), phrases=PhrasesSettings(file=file)
-        )
+    for file in (str(own), ""):
+        settings = Settings(phrases=PhrasesSettings(file=file))
         with open_transcriber(settings) as transcriber:
             heard[file] = [
                 transcriber.transcribe(window_of(sentences()[37].file, last=last))
@@ -494,8 +491,8 @@ def test_the_models_own_sentences_are_the_default_and_can_be_left_out(
             ]
             assert (transcriber.phrases is None) is (file == "")
     assert {one.text for both in heard.values() for one in both} == {heard[""][0].text}
-    assert heard["bundle"][1].phrase is None, "a part of an utterance is no sentence"
-    phrase = heard["bundle"][0].phrase
+    assert heard[str(own)][1].phrase is None, "a part of an utterance is no sentence"
+    phrase = heard[str(own)][0].phrase
     assert phrase and (phrase.name, phrase.sentence) == (
         "remind",
         "remind me to buy sugar at midnight",

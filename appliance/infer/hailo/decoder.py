@@ -52,7 +52,7 @@ def refuse_settings(settings: Settings, bundle: Bundle, languages: Languages | N
     refused = {
         f"[decoder] language (other than {bundle.language}, the model's)": languages is not None,
         "[vocabulary] words": settings.vocabulary.words or settings.vocabulary.file,
-        "[phrases] file": settings.phrases.file not in ("", "bundle"),
+        "[phrases] file": settings.phrases.own_file,
     }
     for key, used in refused.items():
         if used:
