@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "zone": 0,
     "health": True,
     "remember": True,
+    "patience": 1,
 }
 FOLDER = Path(os.environ["HAILO_SIMULATOR"])
 NODE = "dev/hailo0"
@@ -328,7 +329,9 @@ class Job:
     status: int = 0
 
     def wait(self, timeout_s: float) -> None:
-        """Twice the timeout, at worst; says nothing of how the job ended."""
+        """Twice the timeout, at worst; says nothing of how the job ended. `patience` makes it
+        longer, for a processor that is too busy to play the chip."""
+        timeout_s *= setting("patience")
         if not self.done.wait(timeout_s) or not self.answered.wait(timeout_s):
             fail(TIMEOUT)
 
@@ -357,7 +360,7 @@ class Configured:
         self._end()
 
     def ready(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * setting("patience")
         while self._queue.unfinished_tasks >= QUEUE_SIZE:
             if time.monotonic() > deadline:
                 fail(TIMEOUT)
