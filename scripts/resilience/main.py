@@ -42,7 +42,7 @@ def main() -> int:
     )
     parser.add_argument("tests", nargs="*", metavar="TEST", help="which; default: all")
     parser.add_argument("--short", action="store_true", help="all within a minute or two")
-    parser.add_argument("--kills", type=int, help="how many (default 200, short 8)")
+    parser.add_argument("--kills", type=int, help="how many (default 200, short 6)")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     parser.add_argument("--without-spool", action="store_true", help="kill: losses must be found")
     parser.add_argument("--scene", action="append", default=[], help="fleet: which; see fleet.py")
@@ -68,7 +68,7 @@ def kill(given: argparse.Namespace) -> bool:
     from resilience import kill as test
 
     outcome = test.run(
-        given.kills or (8 if given.short else 200),
+        given.kills or (6 if given.short else 200),
         given.seed,
         spool=not given.without_spool,
         count=12 if given.short else 40,
