@@ -505,23 +505,11 @@ class VocabularySettings:
 class GateSettings:
     """[gates]"""
 
-    no_speech_sure: float = key(
-        -1.0,
-        "A window whose probability of no speech is higher than this is discarded, whatever its "
-        "text, unless 0.85 s of it are voiced and the text is not doubtful. 1: off, -1: what the "
-        "model recommends.",
-        low=-1.0, high=1.0,
-    )  # fmt: skip
     no_speech_prob: float = key(
         0.6,
-        "The same limit for windows whose text is below avg_logprob.",
+        "A window whose probability of no speech is at least this is discarded if its text is "
+        "below avg_logprob.",
         low=0.0, high=1.0,
-    )  # fmt: skip
-    no_speech_lone: float = key(
-        -1.0,
-        "The same limit for a single word with a confidence below 0.78: chimes and knocks are "
-        "mistaken for such words. 1: off, -1: what the model recommends.",
-        low=-1.0, high=1.0,
     )  # fmt: skip
     low_confidence: float = key(
         -1.0,

@@ -65,8 +65,6 @@ class Recipe:
     """Encoder positions to pad to by default; 0: as many as the model was trained with."""
     repetition_penalty: float = 1.0
     eot_boost: float = 0.0
-    no_speech_sure: float = 1.0
-    no_speech_lone: float = 1.0
     quantize: str = "none"
     """One of QUANTIZE."""
 
@@ -188,8 +186,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         suppressed=decoding.suppressed,
         suppressed_first=decoding.suppressed_first,
         guards=Guards(padded, recipe.repetition_penalty, recipe.eot_boost),
-        no_speech_sure=recipe.no_speech_sure,
-        no_speech_lone=recipe.no_speech_lone,
         calibration=None,
     )
 
@@ -218,8 +214,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--eot-boost", type=float, default=0.0)
-    parser.add_argument("--no-speech-sure", type=float, default=1.0)
-    parser.add_argument("--no-speech-lone", type=float, default=1.0)
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
     given = vars(parser.parse_args(arguments))
     checkpoint, out = given.pop("checkpoint"), given.pop("out")

@@ -48,7 +48,7 @@ FLAG = re.compile(r"[a-z_]{1,40}")
 ENCODERS = ("cpu", "hailo8", "hailo8l", "hailo10h")
 FLEET = "fleet"
 """Encoder of an event if the worker does not name one."""
-RECOMMENDED = ("no_speech_sure", "no_speech_lone", "low_confidence", "act_confidence")
+RECOMMENDED = ("low_confidence", "act_confidence")
 """Keys of [gates] for which a model recommends values."""
 CODES = ("version", "bad", "too_long", "busy", "failed", "set_aside")
 """Why a worker has no text; see `Refusal`."""

@@ -97,7 +97,7 @@ def silence_ms(
     first = window.index == 1 and not window.continues
     early_ms = min(settings.early_ms, hang_over_ms) if first else hang_over_ms
     late_ms = max(hang_over_ms, min(LONGEST_MS, hang_over_ms + MORE_MS))
-    if judge(result, gates, window.voiced_s):
+    if judge(result, gates):
         return hang_over_ms
     if whole and first:
         return early_ms if whole >= MOSTLY * longer else hang_over_ms

@@ -26,13 +26,6 @@ LOOP_TOKENS = 12
 no no no", but not for 12 tokens; a decoder that loops goes on for dozens."""
 STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
 """Fewer repeats than a loop, but more than people make: flagged and kept."""
-LONE_LOGPROB = -0.25
-"""Mean log-probability (78 %) below which a single word is doubtful."""
-VOICED_S, VOICED_LOGPROB = 0.85, -0.5
-"""A window with this much voice and a text of at least this mean log-probability (61 %) is speech
-even if the no-speech probability is above the strict limits: those were set on chimes and knocks,
-which are shorter. Chosen on mixtures of recorded noises, whose texts have less if they have this
-much voice."""
 HOPELESS_LOGPROB = 1.5
 """This far below GateSettings.avg_logprob, nothing is text any more: at the default -1, a mean
 probability of 8 % per token."""
@@ -212,26 +205,21 @@ def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP
     return False
 
 
-def judge(transcription: Transcription, gates: GateSettings, voiced_s: float = 0.0) -> str | None:
+def judge(transcription: Transcription, gates: GateSettings) -> str | None:
     """Return why a transcription is discarded (no_speech, repetition, low_confidence); None: kept.
 
     A false text acts on a home, and a lost "yes" annoys, so each rule needs evidence that real
     speech does not give:
     - empty text: the model itself found nothing;
-    - no-speech probability above `no_speech_sure`: counts alone, for models whose token is
-      reliable;
-    - from `no_speech_prob` on: only with low confidence, as in Whisper, because the token alone is
-      often wrong about short words in noise;
-    - from `no_speech_lone` on: against a single doubtful word; a chime is one word to the model,
-      and a real "yes" has a surer word or a lower probability;
+    - no-speech probability from `no_speech_prob` on: only with low confidence, as in Whisper,
+      because the token alone is often wrong about short words in noise;
     - loops: always, because a looping decoder is very sure of itself;
     - low log-probability alone: only far below the limit. Texts of low confidence are flagged
       (`is_doubtful`) and the subscriber decides: short answers often have low confidence.
-    The second and the fourth rule do not apply to windows with at least VOICED_S of voice
-    (`voiced_s`) and a sure text.
     """
     gates = resolve_gates(gates, transcription)
-    if not transcription.text or _is_no_speech(transcription, gates, voiced_s):
+    doubted = transcription.avg_logprob < gates.avg_logprob
+    if not transcription.text or (doubted and transcription.no_speech_prob >= gates.no_speech_prob):
         return "no_speech"
     if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
         return "repetition"
@@ -247,18 +235,6 @@ def resolve_gates(gates: GateSettings, transcription: Transcription) -> GateSett
         name: value for name, value in transcription.recommended.items() if getattr(gates, name) < 0
     }
     return replace(gates, **left) if left else gates
-
-
-def _is_no_speech(transcription: Transcription, gates: GateSettings, voiced_s: float) -> bool:
-    """True if the no-speech probability discards the text, alone or with other evidence."""
-    probability, logprob = transcription.no_speech_prob, transcription.avg_logprob
-    strict = voiced_s < VOICED_S or not logprob >= VOICED_LOGPROB
-    if strict and 0 <= gates.no_speech_sure < probability:
-        return True
-    if probability >= gates.no_speech_prob and logprob < gates.avg_logprob:
-        return True
-    lone = len(transcription.text.split()) == 1 and logprob < LONE_LOGPROB
-    return strict and lone and 0 <= gates.no_speech_lone <= probability
 
 
 def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
@@ -316,7 +292,7 @@ class Gates:
         A window that says nothing new is a `repetition`. `recall` returns the text of the window
         before if this process has not seen it.
         """
-        if reason := judge(result, self._gates, window.voiced_s):
+        if reason := judge(result, self._gates):
             return result, reason
         text = self._joiner.remove_overlap(window, result.text, recall)
         flags = (*result.flags, *find_flags(result, self._gates))

@@ -117,7 +117,7 @@ def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
     """Return the gates with the bundle's limits where the configuration leaves them to it."""
     left = {
         name: getattr(bundle, name)
-        for name in ("no_speech_sure", "no_speech_lone", "low_confidence", "act_confidence")
+        for name in ("low_confidence", "act_confidence")
         if getattr(gates, name) < 0
     }
     return replace(gates, **left)

@@ -139,6 +139,11 @@ class PhraseCalibration:
         return 1.0 / (1.0 + math.exp(min(700.0, max(-700.0, -score))))
 
 
+DEFAULT_CALIBRATION: Calibration | None = None
+DEFAULT_PHRASE_CALIBRATION: PhraseCalibration | None = None
+"""Those of every Whisper whose bundle has none; None: not measured."""
+
+
 def log_odds(share: float) -> float:
     """Return the log-odds of a probability 0..1, cut at MOST_ODDS."""
     least = 1.0 / (1.0 + math.exp(MOST_ODDS))
@@ -148,8 +153,7 @@ def log_odds(share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified model folder. The fields, except `folder`, are the manifest's keys;
-    no_speech_sure and no_speech_lone are in its table guards."""
+    """A verified model folder. The fields, except `folder`, are the manifest's keys."""
 
     folder: Path
     name: str
@@ -182,17 +186,13 @@ class Bundle:
     """Suppressed at the first step, in addition to `suppressed`."""
     guards: Guards
     """Recommended; the configuration may override them."""
-    no_speech_sure: float
-    """Recommended GateSettings.no_speech_sure."""
-    no_speech_lone: float
-    """Recommended GateSettings.no_speech_lone; 1 if the manifest says nothing."""
     calibration: Calibration | None
-    """None if no recordings were compared."""
+    """None: DEFAULT_CALIBRATION."""
     files: tuple[str, ...] = ()
     vocabulary_boost: float = 1.0
     """Recommended VocabularySettings.boost; 1 if it was not measured."""
     phrase_calibration: PhraseCalibration | None = None
-    """None if no recordings were compared."""
+    """None: DEFAULT_PHRASE_CALIBRATION."""
     short_windows: bool = False
     """True if texts were measured to stay the same when the encoder on the CPU computes only what
     was said and silence is put behind it; encoder.onnx then takes windows of any length."""
@@ -231,7 +231,8 @@ class Bundle:
     def confidence(self, logprobs: Sequence[float]) -> float:
         """Return how likely a text is right word for word, 0..1, by the natural log-probabilities
         of its tokens; NaN without a calibration."""
-        return math.nan if self.calibration is None else self.calibration.confidence(logprobs)
+        fitted = self.calibration or DEFAULT_CALIBRATION
+        return math.nan if fitted is None else fitted.confidence(logprobs)
 
     def phrase_confidence(
         self, share: float, share_of_all: float, mean: float, lead: float
@@ -243,7 +244,7 @@ class Bundle:
         the product of its share of all answers, the free text included, and its tokens' geometric
         mean.
         """
-        fitted = self.phrase_calibration
+        fitted = self.phrase_calibration or DEFAULT_PHRASE_CALIBRATION
         if fitted is None:
             return share_of_all * math.exp(min(0.0, mean))
         return fitted.confidence(share, mean, lead)
@@ -252,12 +253,14 @@ class Bundle:
     def low_confidence(self) -> float:
         """Confidence below which a text is flagged; without a calibration, Whisper's limit for the
         tokens' mean probability: a log-probability of -1 (openai/whisper, transcribe.py)."""
-        return math.exp(-1.0) if self.calibration is None else self.calibration.low
+        fitted = self.calibration or DEFAULT_CALIBRATION
+        return math.exp(-1.0) if fitted is None else fitted.low
 
     @property
     def act_confidence(self) -> float:
         """Confidence below which nothing should act on a text; 0 if it is not known."""
-        return 0.0 if self.calibration is None else self.calibration.act
+        fitted = self.calibration or DEFAULT_CALIBRATION
+        return 0.0 if fitted is None else fitted.act
 
 
 def load_bundle(path_or_name: str | Path) -> Bundle:
@@ -284,7 +287,6 @@ def write_manifest(bundle: Bundle, folder: Path) -> None:
     """Write bundle.json for the files in `folder`. Raises OSError."""
     values = asdict(bundle)
     del values["folder"], values["files"]
-    values["guards"] |= {key: values.pop(key) for key in ("no_speech_sure", "no_speech_lone")}
     files = {file.name: identify(file) for file in sorted(folder.iterdir())}
     write_json(folder / MANIFEST, {"schema": SCHEMA} | values | {"files": files}, indent=1)
 
@@ -544,8 +546,6 @@ def _parse(table: _Table, folder: Path) -> Bundle:
             repetition_penalty=guards.number("repetition_penalty", 0.5, 2.0),
             eot_boost=guards.number("eot_boost", 0.0, 5.0),
         ),
-        no_speech_sure=guards.number("no_speech_sure", 0.0, 1.0),
-        no_speech_lone=guards.number("no_speech_lone", 0.0, 1.0, absent=1.0),
         calibration=_parse_calibration(table),
         files=tuple(table.table("files")),
         vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),

@@ -153,20 +153,10 @@ LABELS = {
         "0 is off. A higher value finds more of them and causes more false matches.",
         blank=MODELS_OWN,
     ),
-    "gates.no_speech_sure": _advanced(
-        TEXTS,
-        "Discard as noise above",
-        "How sure the model is that nobody speaks. 1 is off.",
-        blank=MODELS_OWN,
-    ),
     "gates.no_speech_prob": _advanced(
-        TEXTS, "Discard doubtful text above", "The same, if the model also doubts the text."
-    ),
-    "gates.no_speech_lone": _advanced(
         TEXTS,
-        "Discard single words above",
-        "The same, for single words: chimes and knocks often become one. 1 is off.",
-        blank=MODELS_OWN,
+        "Discard doubtful text above",
+        "How sure the model is that nobody speaks, if it also doubts the text.",
     ),
     "gates.low_confidence": _advanced(
         TEXTS, "Mark as unsure below", "Confidence of the text. 0 is off.", blank=MODELS_OWN

@@ -197,7 +197,7 @@ def fleet() -> dict[str, Any]:
     refusal = messages.Refusal("too_long", "expected at most 10 s")
     headers, sound = messages.pack_window(messages.Job(window, "kitchen", 1, ahead=True))
     presence = messages.Presence("den", "tiny", "0.1.0", True, 41, 2, "en", ("en", "de"), 10.0)
-    gates = {"no_speech_sure": 0.02}
+    gates = {"act_confidence": 0.02}
     return {
         "subject": messages.Subjects("kitchen").window,
         "headers": headers,

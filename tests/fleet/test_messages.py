@@ -63,7 +63,7 @@ def test_an_answer_carries_all_that_a_satellite_makes_of_a_text() -> None:
     flags = ("token_limit", "corrected")
     heard = replace(HEARD, phrase=phrase, model="base", flags=flags)
     heard = replace(heard, language="de", language_probability=0.8)
-    gates = {"no_speech_sure": 0.9, "no_speech_lone": -1.0, "low_confidence": 0.5}
+    gates = {"act_confidence": -1.0, "low_confidence": 0.5}
     packed = messages.pack_answer(Answer("w", 2, "pi5", heard), gates)
     found = read_answer(packed)
     assert (found.id, found.attempt, found.worker) == ("w", 2, "pi5")
@@ -74,14 +74,11 @@ def test_an_answer_carries_all_that_a_satellite_makes_of_a_text() -> None:
 
 def test_a_satellites_gates_are_its_own_or_else_what_the_workers_model_recommends() -> None:
     gates = GateSettings(low_confidence=0.2)
-    heard = replace(HEARD, recommended={"low_confidence": 0.9, "no_speech_lone": 0.4})
+    heard = replace(HEARD, recommended={"low_confidence": 0.9, "act_confidence": 0.4})
     assert resolve_gates(gates, heard).low_confidence == 0.2
-    assert resolve_gates(gates, heard).no_speech_lone == 0.4
+    assert resolve_gates(gates, heard).act_confidence == 0.4
     kept, reason = Gates(GateSettings()).apply(a_window(), heard)
     assert ("low_confidence" in kept.flags, reason) == (True, None)
-    unheard = replace(heard, no_speech_prob=0.95, recommended={"no_speech_sure": 0.9})
-    assert Gates(GateSettings()).apply(a_window(), unheard)[1] == "no_speech"
-    assert Gates(GateSettings(no_speech_sure=0.99)).apply(a_window(), unheard)[1] is None
     assert "low_confidence" not in Gates(GateSettings()).apply(a_window(), HEARD)[0].flags
 
 
@@ -190,7 +187,7 @@ def test_what_is_wrong_in_an_answer_is_left_out() -> None:
             "flags": ["clipped", "Bad flag", 3],
             "model": "a\nb",
             "phrase": {"sentence": "s", "name": "n", "slots": {"a": [1]}, "confidence": 0.5},
-            "gates": {"low_confidence": 9, "no_speech_sure": 0.5, "level": 1},
+            "gates": {"low_confidence": 9, "act_confidence": 0.5, "level": 1},
         },
     }
     found = read_answer(json.dumps(data).encode()).result
@@ -201,7 +198,7 @@ def test_what_is_wrong_in_an_answer_is_left_out() -> None:
     assert found.model == "a\\nb"
     assert found.phrase
     assert found.phrase.slots == {}
-    assert found.recommended == {"no_speech_sure": 0.5}
+    assert found.recommended == {"act_confidence": 0.5}
 
 
 def test_a_name_becomes_a_part_of_a_subject() -> None:

@@ -204,50 +204,6 @@ def transcription(
     )
 
 
-def test_a_no_speech_probability_above_the_sure_limit_discards_whatever_the_confidence() -> None:
-    sure = replace(GATES, no_speech_sure=0.3)
-    assert judge(transcription(no_speech_prob=0.31, avg_logprob=-0.1), sure) == "no_speech"
-    assert judge(transcription(no_speech_prob=0.3, avg_logprob=-0.1), sure) is None
-    off = replace(GATES, no_speech_sure=1.0)
-    assert judge(transcription(no_speech_prob=1.0, avg_logprob=-0.1), off) is None
-
-
-def test_a_lone_word_that_the_model_doubts_needs_less_evidence_of_no_speech() -> None:
-    gates = replace(GATES, no_speech_lone=0.003)
-
-    def judged(text: str, probability: float, logprob: float) -> str | None:
-        doubted = transcription(text, no_speech_prob=probability, avg_logprob=logprob)
-        return judge(doubted, gates)
-
-    assert judged("fan", 0.003, -0.26) == "no_speech"
-    assert judged("fan", 0.0029, -0.26) is None
-    assert judged("yes", 0.02, -0.25) is None
-    assert judged("lamp on", 0.02, -0.9) is None
-    off = replace(GATES, no_speech_lone=1.0)
-    assert judge(transcription("fan", no_speech_prob=0.5, avg_logprob=-0.9), off) is None
-
-
-@pytest.mark.parametrize(
-    ("voiced_s", "logprob", "text", "reason"),
-    [
-        (0.9, -0.29, "resume", None),
-        (0.84, -0.29, "resume", "no_speech"),
-        (0.9, -0.51, "resume", "no_speech"),
-        (2.0, -0.3, "turn on the light", None),
-        (0.3, -0.3, "turn on the light", "no_speech"),
-        (2.0, math.nan, "turn on the light", "no_speech"),
-    ],
-)
-def test_the_strict_limits_are_for_windows_with_little_voice_or_a_doubted_text(
-    voiced_s: float, logprob: float, text: str, reason: str | None
-) -> None:
-    gates = replace(GATES, no_speech_sure=0.02, no_speech_lone=0.0008)
-    heard = transcription(text, no_speech_prob=0.099, avg_logprob=logprob)
-    assert judge(heard, gates, voiced_s) == reason
-    window = Window("u", 1, True, np.zeros(16_000, np.int16), 0.0, 1.0, voiced_s)
-    assert Gates(gates).apply(window, heard)[1] == reason
-
-
 def test_repetition_compresses_well_and_speech_does_not() -> None:
     assert compression_ratio("") == 0.0
     assert compression_ratio("turn on the light in the kitchen please") < 1.3
@@ -327,32 +283,23 @@ def test_a_decode_is_tried_again_for_repetition_and_doubt_but_not_in_silence() -
 
 def test_the_configured_gates_reach_the_transcriber(bundle: Bundle) -> None:
     configured = GateSettings(
-        no_speech_sure=0.0,
         no_speech_prob=0.11,
-        no_speech_lone=0.12,
         low_confidence=0.0,
         act_confidence=0.14,
         avg_logprob=-0.13,
         compression_ratio=1.4,
     )
-    assert len(fields(configured)) == 7, "a new key belongs into this test"
+    assert len(fields(configured)) == 5, "a new key belongs into this test"
     with open_transcriber(Settings(gates=configured), bundle=bundle) as transcriber:
         assert transcriber.gates == configured
-    lone = replace(configured, no_speech_lone=0.0)
-    with open_transcriber(Settings(gates=lone), bundle=bundle) as transcriber:
-        assert transcriber.gates == lone
     left = replace(
         configured,
-        no_speech_sure=-1.0,
-        no_speech_lone=-1.0,
         low_confidence=-1.0,
         act_confidence=-1.0,
     )
     with open_transcriber(Settings(gates=left), bundle=bundle) as transcriber:
         assert transcriber.gates == replace(
             left,
-            no_speech_sure=bundle.no_speech_sure,
-            no_speech_lone=bundle.no_speech_lone,
             low_confidence=bundle.low_confidence,
             act_confidence=bundle.act_confidence,
         )

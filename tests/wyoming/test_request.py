@@ -51,7 +51,7 @@ def request_of(
     room_busy: Callable[[], bool] = lambda: False,
 ) -> TranscriptionRequest:
     settings = Settings()
-    gates = replace(settings.gates, no_speech_sure=1.0, no_speech_lone=1.0, low_confidence=0.0)
+    gates = replace(settings.gates, low_confidence=0.0)
     return TranscriptionRequest(
         form,
         VoiceDetector(settings.voice),
