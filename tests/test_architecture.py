@@ -73,7 +73,7 @@ OWNERS = {
     "hailo_platform": ("infer/hailo/",),
     "xxhash": ("model/hef.py",),
     "requests": ("convert/download.py",),
-    "tqdm": ("convert/download.py",),
+    "tqdm": ("convert/progress.py",),
     "onnx": ("convert/", "lab/"),
     "faster_whisper": ("lab/benchmark/measure.py",),
     "jiwer": ("lab/words.py",),

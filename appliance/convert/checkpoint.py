@@ -170,9 +170,7 @@ def require_checkpoint(path: Path) -> None:
                 "name it as it is under [model]"
             )
         names = {file.name for file in path.iterdir()}
-        described = [name for name in (CONFIG_FILE, ADAPTER_FILE) if name in names]
-        config = read_json(path / described[0]) if described else {}
-        found = foreign(names, config, checkpoint_name(path)) or _folder_instead(path, names)
+        found = explain_missing(path, names, checkpoint_name(path))
     except OSError as error:
         raise unreadable(path, error) from error
     if found:
@@ -182,11 +180,18 @@ def require_checkpoint(path: Path) -> None:
         )
 
 
-def foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> str:
-    """Return what a folder or repository `title` of another program is, and the fix; "" if unknown.
+def explain_missing(folder: Path, names: set[str], title: str) -> str:
+    """Return what a folder or repository `title` has instead of a checkpoint, and the fix; or "".
 
-    It is recognised by its files' `names` and its config.json (or an adapter's).
+    `names` are its files. Of a repository, config.json (or an adapter's) is in `folder`.
     """
+    described = [name for name in (CONFIG_FILE, ADAPTER_FILE) if name in names]
+    config = read_json(folder / described[0]) if described else {}
+    return _foreign(names, config, title) or _folder_instead(folder, names)
+
+
+def _foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> str:
+    """Return what a folder of another program is, and the fix; "" if unknown."""
     whole = {WEIGHTS_FILE, INDEX_FILE} & {*names}
     if ADAPTER_FILE in names and not whole:
         base = shown(config.get("base_model_name_or_path", "BASE"))
@@ -245,6 +250,7 @@ def _pickle(name: str) -> str:
 def _folder_instead(folder: Path, names: set[str]) -> str:
     """Return what a folder without weights or config.json has, and the fix; "" if it has both."""
     weights = bool({WEIGHTS_FILE, INDEX_FILE, MODEL_FILE} & names) or bool(find_onnx(folder))
+    weights = weights or names >= {f"onnx/{half}_model.onnx" for half in ("encoder", "decoder")}
     if weights and CONFIG_FILE in names:
         return ""
     inner = [

