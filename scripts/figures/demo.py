@@ -50,7 +50,7 @@ LEFT_OUT = {"08.flac", "11.flac", "12.flac", "22.flac", "33.flac"}
 RIGHT_PERCENT = 80.0
 """Fewer words that are right are a failure."""
 IDLE_S = 30.0
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
 ANSWER_WITHIN_S = 15.0
 PAUSE_S = 3.0
 """From an answer to the next sentence. Speech in a row is taken for talk, or for more of the
