@@ -17,7 +17,8 @@ from appliance.convert.build import Recipe, build_bundle, window_positions
 from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
 from appliance.convert.decoding import Decoding, read_decoding
 from appliance.convert.download import Downloader
-from appliance.convert.huggingface import NAMES, Origin, find_token
+from appliance.convert.huggingface import Origin, find_token
+from appliance.convert.known import NAMES
 from appliance.convert.progress import ProgressDisplay, StreamProgress
 from appliance.convert.shapes import (
     DECODER,

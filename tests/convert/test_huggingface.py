@@ -11,12 +11,12 @@ from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.convert.download import Downloader
 from appliance.convert.huggingface import (
-    NAMES,
     Origin,
     fetch_checkpoint,
     find_token,
     hub_is_reachable,
 )
+from appliance.convert.known import NAMES
 from appliance.errors import ModelError
 
 TINY = "openai/whisper-tiny"

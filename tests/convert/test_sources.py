@@ -17,7 +17,8 @@ from appliance.convert import sources
 from appliance.convert.checkpoint import load_checkpoint
 from appliance.convert.download import Downloader, UnreachableError
 from appliance.convert.huggingface import Origin
-from appliance.convert.sources import Pinned, Search, obtain
+from appliance.convert.known import PINNED, Pinned
+from appliance.convert.sources import Search, obtain
 from appliance.errors import ModelError
 
 SMALL = sized(8, (1, 1), 2, 30, 12, 10, n_mels=4)
@@ -56,7 +57,7 @@ class Place:
         names = dict(zip((WHEEL, SECOND), parts, strict=False))
         pins = {file.partition("-py3")[0].replace("_", "-").replace("-1.0", "==1.0"):
                 write_wheel(self.local / file, files) for file, files in names.items()}  # fmt: skip
-        sources.PINNED["tiny.en"] = Pinned(self.digest, pins)
+        PINNED["tiny.en"] = Pinned(self.digest, pins)
 
     def obtain(self, name: str = "tiny.en", only: str = "", local: bool = True) -> Origin:
         search = Search(name, only=only, local=str(self.local) if local else "")
@@ -77,7 +78,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
             monkeypatch.setenv(name, value)
         monkeypatch.delenv(sources.VARIABLE, raising=False)
         made = Place(tmp_path, hub)
-        monkeypatch.setitem(sources.PINNED, "tiny.en", Pinned(made.digest, {"none==1.0": "0" * 64}))
+        monkeypatch.setitem(PINNED, "tiny.en", Pinned(made.digest, {"none==1.0": "0" * 64}))
         yield made
 
 
