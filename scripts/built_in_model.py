@@ -27,8 +27,9 @@ from rigs.checkout import ROOT
 
 from appliance.convert import built_in
 from appliance.convert.ctranslate2 import MODEL_FILE
-from appliance.convert.download import Downloader
-from appliance.convert.sources import KEPT, PINNED, VARIABLE, Search, obtain
+from appliance.convert.download import Downloader, UnreachableError
+from appliance.convert.known import PINNED
+from appliance.convert.sources import KEPT, VARIABLE, Search, obtain
 from appliance.errors import ModelError
 from appliance.model import BUILT_IN, load_bundle, sha256
 from appliance.system import lock
@@ -43,6 +44,8 @@ def main(link: Path = ROOT / "appliance" / "bundles" / BUILT_IN) -> int:
     cache = cache_folder()
     try:
         point(link, ready_model(cache))
+    except UnreachableError as error:
+        say(f"{error}; for this set-up, name that folder in {VARIABLE}")
     except ModelError as error:
         say(str(error))
     except OSError as error:
@@ -148,7 +151,7 @@ def still_at_work(folder: Path) -> Iterator[None]:
         begun_s = time.monotonic()
         while not done.wait(TELL_EACH_S):
             size_mb = bytes_in(folder) / 1e6
-            say(f"  {size_mb:.0f} of about 71 MB after {time.monotonic() - begun_s:.0f} s")
+            say(f"  {size_mb:.0f} MB on the disk after {time.monotonic() - begun_s:.0f} s")
 
     teller = threading.Thread(target=tell)
     teller.start()

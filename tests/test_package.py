@@ -17,7 +17,7 @@ from rigs.needs import NOT_ROOT, require
 from appliance import __version__
 from appliance.cli import main, model, web
 from appliance.config import DEFAULT_PATH, WebSettings, keys
-from appliance.convert import built_in, sources
+from appliance.convert import built_in, known
 from appliance.daemon import model_install, service
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
@@ -232,7 +232,7 @@ def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
 
 def test_the_built_in_models_source_is_named_with_its_checksums() -> None:
     text = (DEBIAN / "copyright").read_text(encoding="utf-8")
-    pinned = sources.PINNED[built_in.RECIPE.name]
+    pinned = known.PINNED[built_in.RECIPE.name]
     ((wheel, checksum),) = pinned.wheels.items()
     listed = (DEBIAN / "model.txt").read_text(encoding="utf-8")
     assert f"\n{wheel} \\\n    --hash=sha256:{checksum}\n" in listed

@@ -3,7 +3,7 @@
     python -m appliance.convert.built_in CHECKPOINT OUT
 
 So the package roomscribe-model-tiny-en is built; in a checkout, scripts/setup.sh does the same. The
-weights are those of sources.PINNED, which debian/model.txt names for the package.
+weights are those of known.PINNED, which debian/model.txt names for the package.
 """
 
 from __future__ import annotations
