@@ -13,6 +13,7 @@ import pytest
 from generate.arithmetic import write
 from numpy.typing import NDArray
 from rigs.checkout import SPEECH
+from rigs.needs import needs_model
 from rigs.saturating import Saturating
 
 from appliance.config import CaptureSettings, ModelSettings, MqttSettings, Settings, StoreSettings
@@ -99,6 +100,7 @@ def test_a_transcriber_of_8_bits_knows_of_it(checkpoint_folder: Path, tmp_path: 
         assert transcriber.trouble == ""
 
 
+@needs_model
 def test_the_appliance_says_so_in_its_state_and_goes_on(tmp_path: Path) -> None:
     def troubled(settings: Settings) -> Transcriber:
         transcriber = open_transcriber(settings)

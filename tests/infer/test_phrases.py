@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.checkout import ROOT
-from rigs.needs import module
+from rigs.needs import module, needs_model
 from rigs.recordings import heard_right, sentences, window_of
 from rigs.vocabularies import letters_of
 from rigs.word_errors import same_words
@@ -100,6 +100,7 @@ def test_names_of_the_home_are_values_where_the_file_has_none(tmp_path: Path) ->
         read_phrases(written(tmp_path, '[phrases]\na = ["in {area}"]\n'))
 
 
+@needs_model
 def test_names_of_the_home_come_and_go_while_the_model_is_in_use(tmp_path: Path) -> None:
     file = written(tmp_path, '[phrases]\nall = ["what is the weather like in {area}"]\n')
     settings = Settings(
@@ -500,6 +501,7 @@ def test_expected_sentences_can_be_left_out(tmp_path: Path) -> None:
     assert FLOOR <= phrase.confidence <= 1
 
 
+@needs_model
 def test_sentences_are_refused_where_the_decoder_cannot_compare_them(tmp_path: Path) -> None:
     settings = Settings(
         phrases=PhrasesSettings(file=str(written(tmp_path, '[phrases]\na = ["stop"]\n'))),

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from rigs.checkout import BUILT_IN, ROOT, environment
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
+from rigs.needs import needs_model
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.graph import to_int8
@@ -150,6 +151,7 @@ print(error.status, error)
 """
 
 
+@needs_model
 @pytest.mark.parametrize(
     ("lacking", "said"), [("memory", "bad_alloc"), ("files", "system error number 24")]
 )

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rigs.checkout import SPEECH
 from rigs.models import HOME, random_weights, write_checkpoint
+from rigs.needs import needs_model
 from rigs.recordings import heard_right, window_of
 from rigs.records import differences
 from rigs.word_errors import same_words
@@ -158,6 +159,7 @@ def test_a_word_that_was_heard_well_is_not_replaced_by_a_short_name(
     assert tokenizer.detokenize(changed.tokens).strip() == other
 
 
+@needs_model
 @pytest.mark.parametrize("names", [("Tom", "Theo", "Ian", "Ann"), ("Den", "Hall", "Fan", "Max")])
 def test_short_names_leave_sentences_that_are_heard_well(names: tuple[str, ...]) -> None:
     settings = replace(QUICK, vocabulary=VocabularySettings(words=names))
@@ -264,6 +266,7 @@ def heard(vocabulary: VocabularySettings, file: Path, **settings: Any) -> Transc
         return transcriber.transcribe(window_of(file))
 
 
+@needs_model
 def test_a_recording_has_its_word_with_the_list_and_not_without() -> None:
     others = ("Winston", "pantry", "air fryer", "Balthasar")
     free = heard(VocabularySettings(words=others), CELLAR)
@@ -275,6 +278,7 @@ def test_a_recording_has_its_word_with_the_list_and_not_without() -> None:
     assert off.text == free.text and off.avg_logprob == free.avg_logprob
 
 
+@needs_model
 def test_a_list_without_a_word_like_it_changes_no_bit_of_a_text() -> None:
     quiet = PhrasesSettings(file="")  # their search has a clock
     free = heard(VocabularySettings(), CELLAR, phrases=quiet)
@@ -282,6 +286,7 @@ def test_a_list_without_a_word_like_it_changes_no_bit_of_a_text() -> None:
     assert set(differences(listed, free)) <= {"encode_ms", "decode_ms"}
 
 
+@needs_model
 def test_words_are_taken_over_between_two_windows() -> None:
     window = window_of(CELLAR)
     with open_transcriber(QUICK) as transcriber:
@@ -297,6 +302,7 @@ def test_words_are_taken_over_between_two_windows() -> None:
         assert transcriber.transcribe(window).text == before
 
 
+@needs_model
 def test_the_npu_decoder_has_no_words() -> None:
     settings = replace(QUICK, decoder=DecoderSettings(backend="hailo"))
     with pytest.raises(ConfigError, match=r"\[vocabulary\] words: expected \[decoder\] backend"):
