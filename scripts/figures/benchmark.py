@@ -43,7 +43,7 @@ def main() -> int:
         with_decoder(with_hef(load_bundle(plain), folder), options.checkpoint, LENGTH)
         simulator = Simulator(Path(scratch) / "machine")
         simulator.enter()
-        simulator.plug(latency_ms=0.0, patience=100)
+        simulator.plug(latency_ms=0.0, patience=100, remember=False)
         paths = (simulator.environment["PYTHONPATH"], os.environ.get("PYTHONPATH", ""))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         settings = Settings()
