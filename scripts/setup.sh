@@ -11,6 +11,8 @@ PACKAGES=(python3 python3-venv mosquitto mosquitto-clients pulseaudio pulseaudio
 # for the tests: where one of these is not available, the tests that need it are skipped by name
 TEST_PACKAGES=(ffmpeg libspeexdsp1 chromium chromium-driver fonts-dejavu-core avahi-daemon nats-server
                jq openssl strace e2fsprogs gpg gpg-agent)
+# a step that takes longer says so
+TELL_EACH_S=8
 # for `python -m figures.demo` and the like, and for what they start
 export PYTHONPATH=$PWD:$PWD/tests:$PWD/scripts
 
@@ -26,7 +28,7 @@ still_at() {
     local begun=$SECONDS
     exec 5<> <(:)
     # a pause without a program that would outlive it
-    while read -r -t 8 -u 5 || kill -0 $$ 2> /dev/null; do say "  $1: $((SECONDS - begun)) s so far"; done
+    while read -r -t $TELL_EACH_S -u 5 || kill -0 $$ 2> /dev/null; do say "  $1: $((SECONDS - begun)) s so far"; done
 }
 
 # One clear line in place of the hundred that apt and pip print: quietly WHAT COMMAND...

@@ -57,6 +57,17 @@ def refusal(machine: Path, mode: int = 0o755, **environment: str) -> str:
     return line
 
 
+def test_a_step_that_takes_long_says_so_and_ends_with_its_status() -> None:
+    script = ". scripts/setup.sh; TELL_EACH_S=0.2; quietly 'wait for it' sh -c 'sleep 1; exit 3'"
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    *told, last = done.stderr.splitlines()
+    assert done.returncode == 3
+    assert told and all(line.startswith("  wait for it: ") for line in told)
+    assert "could not wait for it" in last
+
+
 def test_a_system_without_apt_is_named(machine: Path) -> None:
     (machine / "apt-get").unlink()
     assert "Debian bookworm or trixie" in refusal(machine)
