@@ -414,7 +414,7 @@ class DecoderSettings:
         choices=("bundle", "conservative", "balanced", "aggressive"),
     )
     positions: int = key(
-        0, "Encoder positions after zero-padding; 0: as the preset says.", low=0, high=1500
+        0, "Encoder positions with silence behind; 0: as the preset says.", low=0, high=1500
     )
     repetition_penalty: float = key(
         0.0,
@@ -511,7 +511,7 @@ class GateSettings:
     """[gates]"""
 
     no_speech_prob: float = key(
-        0.6,
+        0.45,
         "A window whose probability of no speech is at least this is discarded if its text is "
         "below avg_logprob.",
         low=0.0, high=1.0,
@@ -529,7 +529,7 @@ class GateSettings:
         low=-1.0, high=1.0,
     )  # fmt: skip
     avg_logprob: float = key(
-        -1.0,
+        -0.9,
         "If the mean log-probability of the tokens is lower, the text of a window that may be no "
         "speech counts as doubtful. 1.5 below this, no text is kept.",
         low=-10.0, high=0.0,

@@ -56,6 +56,5 @@ if TYPE_CHECKING:
     )
     from appliance.convert.sources import SOURCES as SOURCES, Search as Search, obtain as obtain
     from appliance.convert.tensors import Weights as Weights
-    from appliance.convert.whisper import accept_short_windows as accept_short_windows
 
 __getattr__ = lazily(__name__, __file__)

@@ -23,6 +23,7 @@ from appliance.convert.checkpoint import Checkpoint, load_checkpoint
 from appliance.convert.decoding import Decoding, read_decoding
 from appliance.convert.graph import INLINE
 from appliance.convert.shapes import WhisperConfig
+from appliance.convert.silence import silent_means
 from appliance.convert.tensors import Weights
 from appliance.convert.whisper import (
     write_cross,
@@ -38,6 +39,7 @@ from appliance.model import (
     MANIFEST,
     POSITIONS_PER_SECOND,
     QUANTIZE,
+    SILENCE_FILE,
     STEP_FILE,
     VOCABULARY_FILE,
     Bundle,
@@ -46,6 +48,9 @@ from appliance.model import (
     write_json,
     write_manifest,
 )
+
+SHORT_WIDTH = 384
+"""Widest model with short windows: tiny's. Wider ones lose digits that were said alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,8 @@ def build_bundle(
     checkpoint = replace(checkpoint, weights=_Counted(checkpoint.weights, tell))
     with drafted(out, "a bundle") as draft:
         write_embedding(checkpoint, bundle, draft / EMBEDDING_FILE)
+        silence = silent_means(checkpoint, positions, bundle.silences)
+        (draft / SILENCE_FILE).write_bytes(silence.astype("<f4").tobytes())
         write_encoder(
             checkpoint,
             positions,
@@ -129,7 +136,7 @@ def build_bundle(
         )
         write_cross(
             checkpoint,
-            positions,
+            bundle.attended,
             draft / CROSS_FILE,
             int8=int8,
             inline=inline,
@@ -187,6 +194,7 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         suppressed_first=decoding.suppressed_first,
         guards=Guards(padded, recipe.repetition_penalty, recipe.eot_boost),
         calibration=None,
+        short_windows=config.d_model <= SHORT_WIDTH and positions < config.max_source_positions,
     )
 
 

@@ -35,6 +35,10 @@ SMALL = 1024
 ALIGNMENT = 64
 """Bytes at a multiple of which a constant begins in a file of constants."""
 COLUMNS_AT_ONCE = 4096
+UNEVEN = 4.0
+"""Largest gain of a neuron over the median, from which on the product behind it is not one of 8
+bits: beside 175, numbers around 0.2 would be 0 or one step of their common scale. base has such a
+neuron in its encoder and one in its decoder, tiny.en one in its encoder."""
 
 Dimensions = Sequence[int | str]
 """Sizes of a tensor; a name where the size may vary."""
@@ -308,10 +312,23 @@ class RuntimeGraph(Graph):
         if self.int8:
             narrow = self._project_rows if self._many_rows else self._project_row
             return narrow(x, name, matrix, offset)
+        return self._project_floats(x, name, matrix, offset)
+
+    def _project_floats(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         product = self.node("MatMul", x, self.constant(f"{name}.matrix", matrix))
         if offset is None:
             return product
         return self.node("Add", product, self.constant(f"{name}.offset", offset))
+
+    def feed_back(self, inner: str, name: str, offset: Floats | None = None) -> str:
+        """fc2 of a block's inner numbers, plus `offset`; of float16 weights where fc1 makes one of
+        them far larger than the others."""
+        gain = self._weights[f"{name}.final_layer_norm.weight"]
+        sizes = np.linalg.norm(self._weights[f"{name}.fc1.weight"] * gain, axis=1)
+        matrix = self._weights[f"{name}.fc2.weight"].T
+        if sizes.max() < UNEVEN * np.median(sizes):
+            return self.project(inner, f"{name}.fc2", matrix, offset)
+        return self._project_floats(inner, f"{name}.fc2", matrix, offset)
 
     def _project_row(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, the columns' scales applied afterwards: onnxruntime 1.21's product
@@ -378,4 +395,4 @@ class RuntimeGraph(Graph):
     def feed_forward_part(self, normed: str, name: str) -> tuple[str, NDArray[np.float32]]:
         """fc2(gelu(fc1(normed))) but for its bias, and the bias."""
         inner = self.gelu(self.linear(normed, f"{name}.fc1"))
-        return self.linear(inner, f"{name}.fc2", bias=False), self._weights[f"{name}.fc2.bias"]
+        return self.feed_back(inner, name), self._weights[f"{name}.fc2.bias"]

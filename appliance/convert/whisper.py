@@ -3,10 +3,10 @@
 The encoder and the first of the decoder's graphs run once a window, the second once a step. P
 encoder positions, L layers, H heads of size h, d = H h, a context of T tokens.
 
-Zeros that would follow the encoder states are not computed. Whisper's k_proj has no bias, so each
-of them has the score 0 and the value v_bias. With v_bias moved through out_proj (the weights of an
-attention sum to 1) their value is zero, too, and all of them together are one virtual position,
-the last one: key 0, value 0, and the logarithm of their number added to its score.
+Whisper was trained on windows of 30 s, most of them silence. Behind a shorter window's P states
+stand S virtual positions: each is the mean state of several positions of silence (see silence.py),
+with the logarithm of their number added to its score. The weights of an attention sum to 1, so
+v_bias is moved through out_proj.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from appliance.convert.checkpoint import Checkpoint
 from appliance.convert.graph import INLINE, MICROSOFT, RuntimeGraph, to_int8
@@ -59,34 +58,13 @@ def write_encoder(
         x = graph.node("Sum", x, part)
         normed = graph.layer_norm(x, f"{name}.final_layer_norm")
         inner = graph.gelu(graph.linear(normed, f"{name}.fc1"))
-        x = graph.node("Sum", x, graph.linear(inner, f"{name}.fc2"))
+        offset = weights[f"{name}.fc2.bias"]
+        x = graph.node("Sum", x, graph.feed_back(inner, name, offset))
         last = layer + 1 == config.encoder_layers
         after = f"{ENCODER}.layers.{layer + 1}.self_attn_layer_norm"
         normed = graph.layer_norm(x, f"{ENCODER}.layer_norm" if last else after)
     graph.output(normed, "states", (1, "positions", config.d_model))
     graph.save(file, "whisper_encoder")
-
-
-def accept_short_windows(file: Path) -> None:
-    """Rewrite an encoder.onnx of an earlier version in place: it then takes windows of any length,
-    as those of `write_encoder` do. Changes nothing in one that already does. Raises OSError."""
-    model = onnx.load(file, load_external_data=False)
-    graph = model.graph
-    sizes = [tensor.type.tensor_type.shape.dim[1] for tensor in (*graph.input, *graph.output)]
-    if any(size.dim_param for size in sizes):
-        return
-    at, add = next((at, node) for at, node in enumerate(graph.node) if "positions" in node.input)
-    x, table = add.input
-    add.input[1] = "positions_used"
-    graph.node.insert(at, helper.make_node("Shape", [x], ["position_count"], start=1, end=2))
-    cut = [table, "first_position", "position_count"]
-    graph.node.insert(at + 1, helper.make_node("Slice", cut, ["positions_used"]))
-    graph.initializer.append(numpy_helper.from_array(np.array([0]), "first_position"))
-    for size, name in zip(sizes, ("frames", "positions"), strict=True):
-        size.dim_param = name
-    draft = file.with_suffix(".draft")
-    onnx.save(model, draft)
-    draft.replace(file)
 
 
 def _convolve(graph: RuntimeGraph, x: str, name: str, stride: int) -> str:
@@ -132,20 +110,18 @@ def write_embedding(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
 
 def write_cross(
     checkpoint: Checkpoint,
-    positions: int,
+    places: int,
     file: Path,
     *,
     int8: bool,
     inline: int = INLINE,
 ) -> None:
-    """Write cross.onnx: states (1, P + 1, d) -> cross_keys_l (H, h, P + 1) and cross_values_l
-    (H, P + 1, h) of every layer l; the last row of the states must be zero and makes the virtual
-    position.
+    """Write cross.onnx: states (1, P + S, d), P + S = `places`, -> cross_keys_l (H, h, P + S) and
+    cross_values_l (H, P + S, h) of every layer l.
     """
     config = checkpoint.config
     graph = RuntimeGraph(checkpoint.weights, file, inline, int8=int8, many_rows=True)
     heads, size = config.decoder_attention_heads, config.head_size
-    places = positions + 1
     states = graph.input("states", (1, places, config.d_model))
     for layer in range(config.decoder_layers):
         block = f"{DECODER}.layers.{layer}.encoder_attn"
@@ -163,7 +139,7 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
 
     Inputs: embedded (1, n, d) the tokens' rows of the embedding; places (n,) int64 where they
     stand; last (1,) int32 the last one's place; count () int32 = last + 1; wanted (w,) int64, which
-    of the n are asked for; offsets (P + 1,) added to the scores of the encoder's positions; the
+    of the n are asked for; offsets (P + S,) added to the scores of the encoder's positions; the
     cross keys and values; self_keys_l and self_values_l (1, H, T, h), which are grown in place:
     the outputs grown_self_... must lie in the same memory.
     Outputs: logits (w, K) of the tokens that can be written; odds (w, K), their softmax; left_out
@@ -178,7 +154,7 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
         int8=bundle.quantize == "int8",
         many_rows=False,
     )
-    normed = _layers(graph, checkpoint, bundle.positions)
+    normed = _layers(graph, checkpoint, bundle.attended)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
     rows = graph.node("Gather", normed, wanted, axis=1)
     final = graph.node("Squeeze", rows, graph.constant("first_axis", np.array([0])))
@@ -193,14 +169,14 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
     graph.save(file, "whisper_step")
 
 
-def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
+def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, attended: int) -> str:
     """The states (1, n, d) after the last layer norm."""
     config = checkpoint.config
     embedded = graph.input("embedded", (1, "new", config.d_model))
     places = graph.input("places", ("new",), TensorProto.INT64)
     graph.input("last", (1,), TensorProto.INT32)
     graph.input("count", (), TensorProto.INT32)
-    graph.input("offsets", (positions + 1,))
+    graph.input("offsets", (attended,))
     table = graph.weight(f"{DECODER}.embed_positions.weight")
     x = graph.node("Add", embedded, graph.node("Gather", table, places))
     normed = graph.layer_norm(x, f"{DECODER}.layers.0.self_attn_layer_norm")
@@ -208,7 +184,7 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, positions: int) -> str:
         name = f"{DECODER}.layers.{layer}"
         part = _attend_to_text(graph, normed, layer, checkpoint)
         x, normed = graph.add_and_norm(x, *part, f"{name}.encoder_attn_layer_norm")
-        part = _attend_to_sound(graph, normed, layer, positions, checkpoint)
+        part = _attend_to_sound(graph, normed, layer, attended, checkpoint)
         x, normed = graph.add_and_norm(x, *part, f"{name}.final_layer_norm")
         part = graph.feed_forward_part(normed, name)
         last = layer + 1 == config.decoder_layers
@@ -269,14 +245,14 @@ def _attend_to_text(
 
 
 def _attend_to_sound(
-    graph: RuntimeGraph, normed: str, layer: int, positions: int, checkpoint: Checkpoint
+    graph: RuntimeGraph, normed: str, layer: int, attended: int, checkpoint: Checkpoint
 ) -> tuple[str, NDArray[np.float32]]:
     """out(attention over the encoder's positions), its bias left out, and the bias."""
     config, weights = checkpoint.config, checkpoint.weights
     heads, size = config.decoder_attention_heads, config.head_size
     block = f"{DECODER}.layers.{layer}.encoder_attn"
-    keys = graph.input(f"cross_keys_{layer}", (heads, size, positions + 1))
-    values = graph.input(f"cross_values_{layer}", (heads, positions + 1, size))
+    keys = graph.input(f"cross_keys_{layer}", (heads, size, attended))
+    values = graph.input(f"cross_values_{layer}", (heads, attended, size))
     queries = graph.linear(normed, f"{block}.q_proj", scale=size**-0.5)
     queries = graph.transpose(graph.reshape(queries, -1, heads, size), 1, 0, 2)
     seen = graph.transpose(graph.attend(queries, keys, values, "offsets"), 1, 0, 2)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         preset_guards as preset_guards,
     )
     from appliance.infer.encoder import (
-        SILENT_MEL as SILENT_MEL,
         Backend as Backend,
         CpuEncoder as CpuEncoder,
         Encoder as Encoder,

@@ -307,8 +307,8 @@ class Decoder:
         return min(self._bundle.max_tokens - len(self._bundle.prompt), sane)
 
     def start(self, states: States) -> Cache:
-        """Begin a window with states (P, d_model) float32, as if zeros made them as long as the
-        rules' positions; the last cache becomes invalid. Raises ModelError."""
+        """Begin a window with states (P, d_model) float32 and silence behind, up to the rules'
+        positions; the last cache becomes invalid. Raises ModelError."""
         self._network.begin(states, self.rules.positions)
         self._cache = Cache()
         return self._cache

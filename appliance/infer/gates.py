@@ -27,8 +27,8 @@ no no no", but not for 12 tokens; a decoder that loops goes on for dozens."""
 STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
 """Fewer repeats than a loop, but more than people make: flagged and kept."""
 HOPELESS_LOGPROB = 1.5
-"""This far below GateSettings.avg_logprob, nothing is text any more: at the default -1, a mean
-probability of 8 % per token."""
+"""This far below GateSettings.avg_logprob, nothing is text any more: at the default -0.9, a mean
+probability of 9 % per token."""
 CREDITS = re.compile(
     r"amaraorg|mooji|castingwords|steamteamextra|soustitreurcom|stephaniegeiges|dimatorzok"
     r"|qtss|soustitragest501|明镜与点点|明鏡與點點|优优独播|優優獨播"

@@ -47,7 +47,7 @@ class StepNetwork(Protocol):
     """Maximal number of tokens in a text, prompt included."""
 
     def begin(self, states: States, positions: int) -> None:
-        """Begin a window: states (P, d_model), as if padded with zeros to `positions`."""
+        """Begin a window: states (P, d_model), with silence behind up to `positions`."""
 
     def advance(
         self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
@@ -127,21 +127,22 @@ class Network:
         self._embedding = Embedding(bundle)
         self._bundle = bundle
         self._kept, self._left_out = len(bundle.kept), len(bundle.left_out)
-        heads, size, virtual = bundle.heads, bundle.head_size, bundle.positions + 1
-        cross = _layered(bundle, "cross", (heads, size, virtual), (heads, virtual, size))
+        heads, size, places = bundle.heads, bundle.head_size, bundle.attended
+        cross = _layered(bundle, "cross", (heads, size, places), (heads, places, size))
         cache = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
-        states = (1, virtual, bundle.d_model)
+        states = (1, places, bundle.d_model)
         # cross.onnx has arrays so large that malloc would map each anew, 5 % of its time
         once = self._load(CROSS_FILE, threads, {"states": states}, cross, arena=True)
         inputs = self._step_inputs() | cross | cache
         outputs = self._step_outputs() | _grown(cache)
         self._step = self._load(STEP_FILE, threads, inputs, outputs, arena=False)
         self._states = np.zeros(states, np.float32)
+        self._states[0, bundle.positions :] = bundle.read_silence()
         crossed = {name: _zeros(shape) for name, shape in cross.items()}
         self._cross = once.bind({"states": self._states}, crossed)
         self._cache = {name: _zeros(shape) for name, shape in cache.items()}
         self._last, self._count = np.zeros(1, np.int32), np.zeros((), np.int32)
-        self._offsets = np.zeros(virtual, np.float32)
+        self._offsets = np.zeros(places, np.float32)
         self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._cache}
         self._steps: dict[tuple[int, ...], _Bound] = {}
         self._results = self._make_results(SHARED_ROWS)
@@ -167,7 +168,7 @@ class Network:
             "count": (),
             "wanted": (None,),
             "started": (None,),
-            "offsets": (self._bundle.positions + 1,),
+            "offsets": (self._bundle.attended,),
         }
 
     def _step_outputs(self) -> dict[str, Shape]:
@@ -187,9 +188,9 @@ class Network:
                 f"{self._bundle.folder}: expected finite encoder states, found NaN or infinity; "
                 "the encoder or the bundle is at fault"
             )
-        self._states[0, :-1] = states  # the virtual position's row stays zero
-        padded = positions - len(states)
-        self._offsets[-1] = math.log(padded) if padded > 0 else MASKED
+        self._states[0, : len(states)] = states
+        behind = (positions - len(states)) / max(1, self._bundle.silences)
+        self._offsets[len(states) :] = math.log(behind) if behind > 0 else MASKED
         self._cross.run()
         self.length = 0
 

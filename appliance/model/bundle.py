@@ -35,7 +35,9 @@ SCHEMA = 3
 MANIFEST = "bundle.json"
 ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
 EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
-ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, VOCABULARY_FILE)
+SILENCE_FILE = "silence.bin"
+"""States behind the window, (silences, d_model) float32, see Bundle.silences."""
+ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, SILENCE_FILE, VOCABULARY_FILE)
 HEF_FILE = "encoder.hef"
 DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
     "decoder.hef",
@@ -55,6 +57,11 @@ LEADS = (-4.0, 5.0)
 FRAMES_PER_POSITION = 2
 """Whisper's second convolution has stride 2: a position is two mel frames, 20 ms."""
 POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION
+SILENCES = 50
+"""Most virtual positions of silence: with so many texts are as with all, with one some repeat."""
+SILENT_MEL = -0.8
+"""All bands of a silent window: the lowest value of an ordinary window of speech, 2 below its
+loudest (median of 200 recordings)."""
 
 PACKAGED = Path(__file__).resolve().parent.parent / "bundles"
 """Models of the package, or links to them; never written to."""
@@ -88,7 +95,7 @@ class Guards:
     """The decoder's guards against repetition."""
 
     positions: int
-    """Encoder positions after zero-padding; at least the bundle's own."""
+    """Encoder positions with silence behind; at least the bundle's own."""
     repetition_penalty: float
     """1 is off."""
     eot_boost: float
@@ -194,8 +201,7 @@ class Bundle:
     phrase_calibration: PhraseCalibration | None = None
     """None: DEFAULT_PHRASE_CALIBRATION."""
     short_windows: bool = False
-    """True if texts were measured to stay the same when the encoder on the CPU computes only what
-    was said and silence is put behind it; encoder.onnx then takes windows of any length."""
+    """True if the encoder on the CPU computes only what was said, and silence is put behind it."""
 
     @property
     def title(self) -> str:
@@ -206,6 +212,32 @@ class Bundle:
     def frames(self) -> int:
         """Mel frames of one window."""
         return self.positions * FRAMES_PER_POSITION
+
+    @property
+    def silences(self) -> int:
+        """Virtual positions behind the window's own: each is the mean state of as many positions of
+        silence, which the decoder was trained to find there. None if the window is as long as those
+        that it was trained on."""
+        return min(SILENCES, self.trained_positions - self.positions)
+
+    @property
+    def attended(self) -> int:
+        """Positions that the decoder attends to: the window's own and the virtual ones."""
+        return self.positions + self.silences
+
+    def read_silence(self) -> NDArray[np.float32]:
+        """Return the states of the virtual positions, (silences, d_model). Raises ModelError."""
+        file, shape = self.folder / SILENCE_FILE, (self.silences, self.d_model)
+        try:
+            found = np.fromfile(file, "<f4")
+        except OSError as error:
+            raise unreadable(file, error) from error
+        if found.size != math.prod(shape):
+            raise ModelError(
+                f"{file}: expected {shape[0]} rows of {shape[1]} numbers, found {found.size} "
+                "numbers; build or install the bundle again"
+            )
+        return found.reshape(shape)
 
     @property
     def kept(self) -> NDArray[np.intp]:
@@ -550,7 +582,7 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         files=tuple(table.table("files")),
         vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),
         phrase_calibration=_parse_phrase_calibration(table),
-        short_windows="short_windows" in table and table.flag("short_windows"),
+        short_windows=table.flag("short_windows"),
     )
 
 

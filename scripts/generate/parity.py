@@ -22,7 +22,11 @@ from numpy.typing import NDArray
 from rigs.checkout import GOLDEN
 from rigs.models import fingerprint, random_mel, random_weights
 from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
+from rigs.plain_decoder import pad
 from rigs.reference_whisper import Reference
+
+from appliance.convert.tensors import Weights
+from appliance.model.bundle import SILENCES, SILENT_MEL
 
 LEAST_MARGIN = 2e-4
 """Between the best two tokens: twice the tolerance of the tests."""
@@ -43,13 +47,14 @@ def make(case: Case) -> None:
     """Compute and write the golden values of one case."""
     weights = random_weights(case.config, case.seed)
     reference = Reference.build(case.config, weights, case.positions)
+    silence = silence_of(case, weights)
     results: dict[str, list[NDArray[Any]]] = {"states": []}
     margin, scale, distinct = np.inf, 0.0, set()
     for index in range(INPUTS):
         mel = random_mel(case.config, 2 * case.positions, 1000 * case.seed + index)
         states = reference.encode(mel)
         results["states"].append(case.kept_states(states))
-        padded = np.pad(states, ((0, case.padded - case.positions), (0, 0)))
+        padded = pad(states, silence, case.padded)
         for kind, heard in (("bare", states), ("padded", padded)):
             logits, tokens = reference.write(heard, case.prompt, STEPS)
             for name, values in (
@@ -75,6 +80,15 @@ def make(case: Case) -> None:
         sys.exit(f"{case.name}: two tokens too close for any other machine: choose another seed")
     np.savez_compressed(GOLDEN / f"parity_{case.name}.npz", **arrays)  # type: ignore[arg-type]  # mypy fears a name "allow_pickle"
     (GOLDEN / f"parity_{case.name}.txt").write_text(describe(case, fingerprint(weights), summary))
+
+
+def silence_of(case: Case, weights: Weights) -> NDArray[np.float32]:
+    """Mean states of the positions behind the window, by transformers' encoder."""
+    whole = Reference.build(case.config, weights, case.config.max_source_positions)
+    shape = 2 * case.config.max_source_positions, case.config.num_mel_bins
+    states = whole.encode(np.full(shape, SILENT_MEL, np.float32))
+    parts = np.array_split(states[case.positions :], SILENCES)
+    return np.stack([part.mean(axis=0) for part in parts])
 
 
 def describe(case: Case, weights_sha256: str, summary: str) -> str:

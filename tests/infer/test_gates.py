@@ -252,8 +252,9 @@ def test_a_confident_text_is_kept_whatever_the_no_speech_probability() -> None:
 
 
 def test_an_unsure_text_where_nobody_seems_to_speak_is_no_speech() -> None:
-    assert judge(transcription(no_speech_prob=0.6, avg_logprob=-1.1), GATES) == "no_speech"
-    assert judge(transcription(no_speech_prob=0.59, avg_logprob=-1.1), GATES) is None
+    assert judge(transcription(no_speech_prob=0.45, avg_logprob=-0.91), GATES) == "no_speech"
+    assert judge(transcription(no_speech_prob=0.44, avg_logprob=-0.91), GATES) is None
+    assert judge(transcription(no_speech_prob=0.45, avg_logprob=-0.89), GATES) is None
 
 
 def test_an_empty_text_is_no_speech() -> None:
@@ -268,8 +269,8 @@ def test_a_loop_is_discarded_however_sure_the_model_is() -> None:
 
 
 def test_only_hopeless_confidence_discards_by_itself() -> None:
-    assert judge(transcription(avg_logprob=-2.4), GATES) is None
-    assert judge(transcription(avg_logprob=-2.6), GATES) == "low_confidence"
+    assert judge(transcription(avg_logprob=-2.3), GATES) is None
+    assert judge(transcription(avg_logprob=-2.5), GATES) == "low_confidence"
     assert not is_doubtful(transcription(avg_logprob=-0.9), GATES)
 
 

@@ -1,4 +1,4 @@
-"""Padding that is not computed is exact: against a plain decoder with every zero really there."""
+"""Silence behind a window is exact: against a plain decoder with every position really there."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ class Pair:
     bundle: Bundle
     decoder: Decoder
     plain: PlainDecoder
+
+    @property
+    def silence(self) -> NDArray[np.float32]:
+        """The states behind the window."""
+        return self.bundle.read_silence()
 
     def states(self, seed: int) -> NDArray[np.float32]:
         """Random encoder states of a window."""
@@ -79,7 +84,9 @@ def test_200_windows_give_the_logits_and_the_tokens_of_real_padding(
         while len(tokens) < STEPS:
             rows.append(long.decoder.step(cache, tokens[-1:]))
             tokens.append(int(rows[-1][-1].argmax()))
-        whole = long.plain.logits(pad(states, positions), [*long.bundle.prompt, *tokens[:-1]])
+        whole = long.plain.logits(
+            pad(states, long.silence, positions), [*long.bundle.prompt, *tokens[:-1]]
+        )
         worst = max(worst, off(np.vstack(rows), whole))
         greedy = whole[len(long.bundle.prompt) - 1 :]
         assert greedy.argmax(axis=-1).tolist() == tokens, f"window {seed}"
@@ -89,7 +96,7 @@ def test_200_windows_give_the_logits_and_the_tokens_of_real_padding(
     assert worst < TOLERANCE
 
 
-@pytest.mark.parametrize("positions", [501, 700, 1500])
+@pytest.mark.parametrize("positions", [550, 700, 1500])
 @pytest.mark.parametrize("too_many", [-1, 1])
 def test_one_position_too_many_or_too_few_is_seen(
     long: Pair, positions: int, too_many: int
@@ -97,7 +104,10 @@ def test_one_position_too_many_or_too_few_is_seen(
     long.decoder.rules = Guards(positions + too_many, 1.0, 0.0)
     tokens = [*long.bundle.prompt, 5, 6, 7]
     found = long.decoder.step(long.decoder.start(long.states(1)), tokens)
-    assert off(found, long.plain.logits(pad(long.states(1), positions), tokens)) > 2 * TOLERANCE
+    assert (
+        off(found, long.plain.logits(pad(long.states(1), long.silence, positions), tokens))
+        > 2 * TOLERANCE
+    )
 
 
 def test_the_padding_matters(long: Pair) -> None:
@@ -113,11 +123,11 @@ def test_every_shape_and_window_pads_exactly(
     tmp_path: Path, config: WhisperConfig, window_s: float
 ) -> None:
     pair = build(tmp_path, config, window_s)
-    for positions in (pair.bundle.positions, pair.bundle.positions + 1, 777):
+    for positions in (pair.bundle.positions + times * pair.bundle.silences for times in (0, 1, 13)):
         pair.decoder.rules = Guards(positions, 1.0, 0.0)
         tokens = [*pair.bundle.prompt, 5, 6, 7]
         found = pair.decoder.step(pair.decoder.start(pair.states(2)), tokens)
-        expected = pair.plain.logits(pad(pair.states(2), positions), tokens)
+        expected = pair.plain.logits(pad(pair.states(2), pair.silence, positions), tokens)
         assert off(found, expected) < TOLERANCE
 
 
@@ -144,8 +154,5 @@ def test_a_model_for_latin_letters_scores_its_tokens_as_the_whole_model_does(
         kept.append(bundle.kept)
         assert network.advance((5,), (0,)).left_out.shape == (0, len(bundle.left_out))
     whole, narrow = found
-    others = np.setdiff1d(kept[0], kept[1])
-    assert len(others) == len(pieces) - FIRST_GREEK
-    assert whole[kept[1]].tobytes() == narrow[kept[1]].tobytes()
-    # the others are products of 8 bits, too, but the state has another scale
-    assert 0 < np.abs(whole - narrow)[others].max() < 0.03 * np.abs(whole).max()
+    assert len(np.setdiff1d(kept[0], kept[1])) == len(pieces) - FIRST_GREEK
+    assert whole.tobytes() == narrow.tobytes()

@@ -133,7 +133,7 @@ def test_all_states_logits_and_tokens_equal_transformers_run_live(built: Built) 
         assert distance(built.encoder.encode(mel), states) < TOLERANCE
         for kind in ("bare", "padded"):
             built.decoder.rules = built.rules(kind)
-            heard = pad(states, built.decoder.rules.positions)
+            heard = pad(states, built.bundle.read_silence(), built.decoder.rules.positions)
             expected, expected_tokens = reference.write(heard, case.prompt, STEPS)
             logits, tokens = write(built.decoder, states, built.bundle.prompt)
             assert tokens == expected_tokens

@@ -15,9 +15,14 @@ Array = NDArray[np.float64]
 STEM = "model.decoder"
 
 
-def pad(states: NDArray[np.float32], positions: int) -> NDArray[np.float32]:
-    """States (P, d) with zeros behind, (positions, d)."""
-    return np.pad(states, ((0, positions - len(states)), (0, 0)))
+def pad(
+    states: NDArray[np.float32], silence: NDArray[np.float32], positions: int
+) -> NDArray[np.float32]:
+    """States (P, d) with each of `silence` (s, d) behind, equally often: (positions, d)."""
+    each, rest = divmod(positions - len(states), max(1, len(silence)))
+    if rest:
+        raise ValueError(f"{positions} positions: not the same number of each silent one")
+    return np.concatenate([states, np.repeat(silence, each, axis=0)])
 
 
 class PlainDecoder:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from appliance.infer import SILENT_MEL, CpuEncoder
-from appliance.model import FRAMES_PER_POSITION, load_bundle
+from appliance.infer import CpuEncoder
+from appliance.model import FRAMES_PER_POSITION, SILENT_MEL, load_bundle
 from appliance.records import Mel, States
 
 WINDOW_S, TRAINED_S = 10.0, 30.0
