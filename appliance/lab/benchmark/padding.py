@@ -6,7 +6,7 @@ one of a longer window, and the encoder that of 10 s with states behind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class PaddedEncoder:
 
     def __init__(self, padding: Padding, positions: int, threads: int) -> None:
         """Raises ModelError."""
-        sound = load_bundle(padding.sound)
+        sound = replace(load_bundle(padding.sound), short_windows=False)
         self._inner = CpuEncoder(sound, threads)
         self._computed = sound.positions
         behind = positions - sound.positions
