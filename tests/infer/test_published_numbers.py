@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from rigs import published
-from rigs.checkout import shared
+from rigs.checkout import require_model, shared
 from rigs.models import random_weights, sized, write_checkpoint
-from rigs.needs import NO_MODEL
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.infer.mel import log_mel
@@ -50,8 +49,7 @@ def multilingual(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture(scope="module")
 def english() -> Bundle:
     """The built-in tiny.en."""
-    if NO_MODEL:
-        pytest.skip(NO_MODEL)
+    require_model()
     return load_bundle(BUILT_IN)
 
 
