@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rigs.feed import Feed, serving
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, holds, until
 
 from appliance.control.client import ControlClient
 from appliance.control.connection import ConnectionLimits
@@ -284,7 +284,7 @@ def test_who_does_not_read_is_dropped_and_costs_the_others_nothing(
             assert (good.next_event(5) or ("", {}))[1]["number"] == told - 1
             return len(server._connections) == 1
 
-        until(tell)
+        assert holds(tell, PATIENCE_S, every_s=0.001)
         with pytest.raises(DaemonError, match="closed the connection"):
             while slow.next_event(5):
                 pass
