@@ -18,11 +18,6 @@ from appliance.model.bundle import SILENT_MEL, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Mel, Samples
 
 
-@pytest.fixture(scope="module")
-def tiny_en() -> Bundle:
-    return load_bundle(BUILT_IN)
-
-
 def noise(duration_s: float) -> Samples:
     rng = np.random.default_rng(3)
     return rng.normal(0, 2000, round(duration_s * SAMPLE_RATE)).astype(np.int16)
@@ -47,9 +42,9 @@ def test_silence_within_and_before_the_sound_counts() -> None:
     assert positions_of_sound(mel_of(np.concatenate((samples, noise(0.2))))) == 200
 
 
-def test_behind_the_sound_are_the_states_of_a_silent_window(tiny_en: Bundle) -> None:
-    assert tiny_en.short_windows
-    whole, short = CpuEncoder(replace(tiny_en, short_windows=False), 1), CpuEncoder(tiny_en, 1)
+def test_behind_the_sound_are_the_states_of_a_silent_window(built_in: Bundle) -> None:
+    assert built_in.short_windows
+    whole, short = CpuEncoder(replace(built_in, short_windows=False), 1), CpuEncoder(built_in, 1)
     silence = whole.encode(np.full((1000, 80), SILENT_MEL, np.float32))
     states = short.encode(mel_of(noise(3.0)))
     assert states.shape == (500, 384)
