@@ -49,9 +49,6 @@ from appliance.model import (
     write_manifest,
 )
 
-SHORT_WIDTH = 384
-"""Widest model with short windows: tiny's. Wider ones lose digits that were said alone."""
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -72,6 +69,9 @@ class Recipe:
     eot_boost: float = 0.0
     quantize: str = "none"
     """One of QUANTIZE."""
+    short_windows: bool = False
+    """See Bundle.short_windows. Off: with tiny.en, 3 of 131 windows of speech then repeat
+    themselves to the token limit that do not with whole windows, and 5 more are discarded."""
 
 
 class _Counted(Mapping[str, NDArray[np.float32]]):
@@ -194,7 +194,7 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         suppressed_first=decoding.suppressed_first,
         guards=Guards(padded, recipe.repetition_penalty, recipe.eot_boost),
         calibration=None,
-        short_windows=config.d_model <= SHORT_WIDTH and positions < config.max_source_positions,
+        short_windows=recipe.short_windows,
     )
 
 
@@ -223,6 +223,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--eot-boost", type=float, default=0.0)
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
+    parser.add_argument(
+        "--short-windows", action="store_true", help="encode only what was said (half of the time)"
+    )
     given = vars(parser.parse_args(arguments))
     checkpoint, out = given.pop("checkpoint"), given.pop("out")
     try:

@@ -538,20 +538,16 @@ class Phrases:
             lengths[words] = min(len(tokens), lengths.get(words, len(tokens)))
         if not sentences:
             return None
-        # its share among the sentences; and with the free text, if that is none of them
-        within = with_free = float(np.logaddexp.reduce(list(sentences.values())))
-        if plain(self._tokenizer.detokenize(written.tokens)) not in sentences:
-            with_free = float(np.logaddexp(within, free))
+        within = float(np.logaddexp.reduce(list(sentences.values())))
         found = []
         for words in sorted(sentences, key=sentences.__getitem__, reverse=True)[:CANDIDATES]:
             slots = self._network.parse(words.split())
             if slots is None:
                 break
             share = min(1.0, math.exp(sentences[words] - within))
-            share_of_all = min(1.0, math.exp(sentences[words] - with_free))
             mean = sentences[words] / (lengths[words] + 1)
             lead = free - sentences[words]
-            confidence = self._bundle.phrase_confidence(share, share_of_all, mean, lead)
+            confidence = self._bundle.phrase_confidence(share, mean, lead)
             self.evidence = self.evidence or Evidence(words, share, mean, lead, confidence)
             found.append(Phrase(words, str(slots.pop("")), slots, confidence))
         self.candidates = tuple(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from rigs.models import ODD, random_mel, random_weights, sized, write_checkpoint
+from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.checkpoint import load_checkpoint
@@ -46,15 +46,6 @@ def test_each_virtual_position_is_a_mean_of_those_behind_the_window(
     (bundle.folder / "silence.bin").write_bytes(b"1234")
     with pytest.raises(ModelError, match=f"expected {silences} rows of 48 numbers, found 1"):
         bundle.read_silence()
-
-
-def test_only_models_up_to_tinys_width_have_short_windows(tmp_path: Path) -> None:
-    for width, window_s, wanted in ((384, 2.0, True), (384, 4.0, False), (448, 2.0, False)):
-        config = sized(width, (1, 1), 2, 211, 200, 40)
-        folder = tmp_path / f"{width}-{window_s}"
-        write_checkpoint(folder / "checkpoint", config, random_weights(config, 1))
-        build_bundle(folder / "checkpoint", folder / "bundle", Recipe("b", window_s))
-        assert load_bundle(folder / "bundle").short_windows is wanted
 
 
 @pytest.mark.parametrize("graph", ["encoder", "step"])

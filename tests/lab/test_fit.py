@@ -27,7 +27,7 @@ from appliance.lab.fit.choices import (
 )
 from appliance.lab.fit.main import FitRequest, fit_model, read_corrections, write_facts
 from appliance.lab.fit.recordings import Clip, is_same, listen, recorded_clips
-from appliance.model.bundle import PACKAGED, Calibration, load_bundle
+from appliance.model.bundle import DEFAULT_CALIBRATION, PACKAGED, Calibration, load_bundle
 
 ONE_THREAD = replace(
     Settings(),
@@ -160,7 +160,7 @@ def test_a_recording_is_heard_and_compared_with_what_was_said(tmp_path: Path) ->
     assert [one.group for one in texts] == [clip.text for clip in clips]
     mean, total = texts[0].features
     assert total < mean < 0
-    assert texts[0].now == pytest.approx(math.exp(mean))
+    assert texts[0].now == pytest.approx(DEFAULT_CALIBRATION.confidence([total]))
     assert steps == [(0, 2), (1, 2)]
 
 

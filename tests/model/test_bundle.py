@@ -61,13 +61,6 @@ def test_a_bundle_says_what_it_was_built_from(bundle: Bundle) -> None:
     assert bundle.suppressed == tuple(range(513, 521))
 
 
-def test_confidence_is_unknown_where_it_was_not_measured(folder: Path) -> None:
-    edit(folder, calibration=None)
-    bundle = load_bundle(folder)
-    assert math.isnan(bundle.confidence([-0.1, -0.3]))
-    assert bundle.low_confidence == pytest.approx(math.exp(-1))
-
-
 def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
     edit(folder, calibration={"offset": 2.0, "mean": 3.0, "total": 0.5, "low": 0.4})
     bundle = load_bundle(folder)
@@ -87,10 +80,13 @@ def test_a_calibration_may_state_from_which_confidence_on_something_may_act(fold
         load_bundle(folder)
 
 
-def test_a_phrase_is_as_sure_as_its_share_where_no_recordings_were_compared(folder: Path) -> None:
-    edit(folder, phrase_calibration=None)
-    assert load_bundle(folder).phrase_confidence(0.9, 0.5, -0.2, 9.0) == pytest.approx(
-        0.5 * math.exp(-0.2)
+def test_a_model_without_a_fit_has_the_confidence_of_every_whisper(folder: Path) -> None:
+    edit(folder, calibration=None, phrase_calibration=None)
+    bundle = load_bundle(folder)
+    assert bundle.confidence([-0.01] * 8) > bundle.act_confidence > bundle.low_confidence
+    assert bundle.confidence([-0.5] * 8) < bundle.low_confidence
+    assert (
+        bundle.phrase_confidence(0.99, -0.1, 0.0) > 0.9 > bundle.phrase_confidence(0.6, -1.0, 0.0)
     )
 
 
@@ -99,7 +95,7 @@ def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
     bundle = load_bundle(folder)
 
     def confidence(share: float, mean: float) -> float:
-        return bundle.phrase_confidence(share, 0.1, mean, 3.0)
+        return bundle.phrase_confidence(share, mean, 3.0)
 
     assert confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     assert confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
@@ -113,7 +109,7 @@ def test_a_phrase_calibration_may_weigh_the_lead_of_the_free_text(folder: Path) 
     bundle = load_bundle(folder)
 
     def confidence(lead: float) -> float:
-        return bundle.phrase_confidence(0.5, 0.1, 0.0, lead)
+        return bundle.phrase_confidence(0.5, 0.0, lead)
 
     assert confidence(0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     assert confidence(4.0) == pytest.approx(1 / (1 + math.exp(1.0)))
