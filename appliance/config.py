@@ -716,7 +716,7 @@ class AssistSettings:
         0.8,
         "Only sentences with at least this confidence, and without another doubt, are sent. If an "
         "expected sentence has at least this phrase_confidence, it is sent instead of the text. A "
-        "model that was not fitted (roomscribe model fit) needs at least 0.95.",
+        "text without a confidence needs a mean probability of at least 0.95.",
         low=0.0, high=1.0,
     )  # fmt: skip
 
