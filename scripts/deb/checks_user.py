@@ -132,7 +132,7 @@ def sets_up(box: Container) -> str:
         output = does(
             box, "sudo roomscribe setup --yes --node Keller --broker localhost --device ''"
         )
-        expect('+node = "keller"' in output and "the daemon uses it" in output, output)
+        expect('+node = "keller"' in output and "the daemon uses them" in output, output)
         hears(box)
     event = box.heard()[-1]
     expect(event["node"] == "keller", f"the node is {event['node']}")
