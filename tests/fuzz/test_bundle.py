@@ -35,7 +35,8 @@ def manifest(bundle_folder: Path) -> bytes:
 
 
 def test_a_flipped_bit_in_a_file_is_found(folder: Path, manifest: bytes) -> None:
-    files = {name: (folder / name).read_bytes() for name in json.loads(manifest)["files"]}
+    every = {name: (folder / name).read_bytes() for name in json.loads(manifest)["files"]}
+    files = {name: content for name, content in every.items() if content}
     assert len(files) >= 5
 
     @given(st.sampled_from(sorted(files)), st.data())
