@@ -73,8 +73,9 @@ def _linear(weights: Weights, x: Floats, name: str) -> Floats:
 def _norm(weights: Weights, x: Floats, name: str) -> Floats:
     centred = x - x.mean(axis=1, keepdims=True)
     spread = np.sqrt((centred**2).mean(axis=1, keepdims=True) + np.float32(LAYER_NORM_EPSILON))
-    normed = centred / spread * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-    return normed.astype(np.float32, copy=False)
+    normed: Floats = (centred / spread).astype(np.float32, copy=False)
+    result: Floats = normed * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+    return result
 
 
 def _gelu(x: Floats) -> Floats:
