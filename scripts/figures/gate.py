@@ -22,7 +22,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -86,8 +86,6 @@ MEASURES = {
     "cpu_ms": "CPU time for a sentence of `tests/speech`, ms",
 }
 """All measures, in the table's order."""
-CALIBRATED = {"confidence_error", "people_confidence_error"}
-"""Measures that only a model with a calibration has."""
 LARGER_IS_BETTER = {"people_right_actions"}
 NOISES_DB = (15, 5)
 GAINS_DB = (-10, 0, 6)
@@ -147,7 +145,7 @@ def measured(options: argparse.Namespace, record: Record) -> int:
     values = quality(bundle.folder, options.recordings) | cost(bundle.folder)
     values = {name: round(found, 3) for name, found in values.items()}
     print(text_table(values, record["limits"], before))
-    lacking = unmeasured(values, () if bundle.calibration else CALIBRATED)
+    lacking = unmeasured(values)
     broken = faults(values, record["limits"])
     for line in (*broken, *(f"not measured: {name}" for name in lacking)):
         print(f"gate: {line}", file=sys.stderr)
@@ -176,8 +174,6 @@ def quality(folder: Path, recordings: Path) -> dict[str, float]:
         values = on_speech(hear, [(one.text, read(one.file)) for one in sentences()])
         if (recordings / "MANIFEST.tsv").is_file():
             values |= on_recordings(hear, recordings)
-        if not transcriber.bundle.calibration:
-            values = {name: found for name, found in values.items() if name not in CALIBRATED}
     return values
 
 
@@ -355,9 +351,9 @@ def faults(values: Mapping[str, float], limits: Mapping[str, float]) -> list[str
     ]
 
 
-def unmeasured(values: Mapping[str, float], ignored: Collection[str] = ()) -> list[str]:
+def unmeasured(values: Mapping[str, float]) -> list[str]:
     """Return the measures that have no value."""
-    return [title(name) for name in MEASURES if name not in values and name not in ignored]
+    return [title(name) for name in MEASURES if name not in values]
 
 
 def with_release(record: Record, entry: Record) -> Record:
