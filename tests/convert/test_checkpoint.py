@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rigs.models import HOME, random_weights, sized, write_checkpoint
+from rigs.models import HOME, random_weights, refusal, sized, write_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from appliance.convert.checkpoint import load_checkpoint
@@ -90,15 +90,6 @@ def write_index(folder: Path, places: object) -> None:
 def edit_config(folder: Path, **changes: object) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def refusal(folder: Path) -> str:
-    """The one line with which a folder is refused."""
-    with pytest.raises(ModelError) as caught:
-        load_checkpoint(folder)
-    message = str(caught.value)
-    assert message.isprintable() and str(folder) in message
-    return message
 
 
 def assert_same(loaded: Weights, wanted: Weights) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.ctranslate2_folder import Variables, named, serialize, store, write_ctranslate2
-from rigs.models import SPECIALS, random_weights, sized, write_checkpoint
+from rigs.models import SPECIALS, random_weights, refusal, sized, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
@@ -23,15 +23,6 @@ from appliance.errors import ModelError
 SMALL = sized(8, (1, 2), 2, 30, 12, 10, n_mels=4, feed_forward=20)
 WEIGHTS = random_weights(SMALL, 7)
 NORM = "decoder/layer_norm/gamma"
-
-
-def refusal(folder: Path) -> str:
-    """The one line with which a folder is refused."""
-    with pytest.raises(ModelError) as caught:
-        load_checkpoint(folder)
-    message = str(caught.value)
-    assert message.isprintable() and str(folder) in message
-    return message
 
 
 @pytest.mark.parametrize(

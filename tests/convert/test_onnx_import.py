@@ -15,14 +15,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rigs.exported_onnx import Style, write_export
-from rigs.models import random_mel, random_weights, sized, write_checkpoint
+from rigs.models import random_mel, random_weights, refusal, sized, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.checkpoint import Checkpoint, load_checkpoint
 from appliance.convert.onnx_import import find_onnx, open_onnx_weights
 from appliance.convert.shapes import sinusoids
 from appliance.convert.tensors import Weights
-from appliance.errors import ModelError
 from appliance.infer.encoder import CpuEncoder
 from appliance.model.bundle import load_bundle
 
@@ -61,15 +60,6 @@ def edit(file: Path, change: Callable[[Any], None]) -> None:
     model = onnx.load(str(file))
     change(model)
     onnx.save(model, str(file))
-
-
-def refusal(folder: Path) -> str:
-    """The one line with which a folder is refused."""
-    with pytest.raises(ModelError) as caught:
-        load_checkpoint(folder)
-    message = str(caught.value)
-    assert message.isprintable() and str(folder) in message
-    return message
 
 
 def assert_same(checkpoint: Checkpoint, wanted: Weights) -> None:

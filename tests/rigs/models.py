@@ -21,8 +21,10 @@ from rigs.checkout import BUILT_IN, require_model
 from safetensors.numpy import save_file
 
 from appliance.convert.build import Recipe, build_bundle
+from appliance.convert.checkpoint import load_checkpoint
 from appliance.convert.shapes import WhisperConfig, expected_shapes
 from appliance.convert.tensors import Weights
+from appliance.errors import ModelError
 from appliance.model.bundle import MANIFEST, Bundle, load_bundle
 
 SPECIALS = (
@@ -119,6 +121,15 @@ def pieces(count: int) -> dict[str, int]:
     while len(pieces) <= count:
         pieces = [""] + [old + letter for old in pieces for letter in letters]
     return {piece: number for number, piece in enumerate(pieces[1 : count + 1])}
+
+
+def refusal(folder: Path) -> str:
+    """Return the one line with which a checkpoint folder is refused."""
+    with pytest.raises(ModelError) as caught:
+        load_checkpoint(folder)
+    message = str(caught.value)
+    assert message.isprintable() and str(folder) in message
+    return message
 
 
 def _uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
