@@ -54,7 +54,7 @@ def built_in() -> Transcriber:
 @pytest.fixture(scope="session")
 def weights() -> Path:
     if (folder := find_weights()) is None:
-        pytest.skip("no weights of tiny.en: run scripts/setup.sh")
+        pytest.skip("no weights of tiny.en: run scripts/test, which fetches them")
     return folder
 
 

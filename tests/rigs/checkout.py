@@ -11,7 +11,7 @@ GOLDEN = TESTS / "golden"
 SPEECH = TESTS / "speech"
 BUILT_IN = ROOT / "appliance" / "bundles" / "tiny.en"
 """The built-in model, which scripts/setup.sh makes."""
-NO_MODEL = "no built-in model: run scripts/setup.sh"
+NO_MODEL = "no built-in model: run scripts/test, which makes it"
 SHARED = Path(os.environ.get("ROOMSCRIBE_SHARED") or ROOT.parent / "shared")
 """Recordings, models and published values that are too large for the repository, or not ours."""
 
