@@ -108,6 +108,8 @@ def test_nothing_that_the_sandbox_needs_was_taken_out(unit: dict[str, list[str]]
         ("[wyoming]\nenabled = true\n", "[wyoming]\nport = 22", ["tcp:10300", "udp:5353"]),
         ("[wyoming]\nenabled = true\nport = 'any'\n", "", []),
         ("wyoming = 7", "", []),
+        ("capture.device = 'udp://0.0.0.0:5004?buffer_size=9'", "", ["udp:5004"]),
+        ("capture.device = 'RTP://cam:secret@:99999'", "", []),
         ("[wyoming\nenabled = true", "\x00", []),
     ],
 )

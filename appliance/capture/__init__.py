@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from appliance.capture.devices import (
         is_stream as is_stream,
         names_to_configure as names_to_configure,
+        public_name as public_name,
     )
     from appliance.capture.frames import (
         CLIPPED_SHARE as CLIPPED_SHARE,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from appliance.capture.recorder import EndError as EndError, Recorder as Recorder
     from appliance.capture.recording import Recording as Recording
     from appliance.capture.segmenter import Segmenter as Segmenter, split_sound as split_sound
-    from appliance.capture.stream import public_name as public_name
     from appliance.capture.voice import VoiceDetector as VoiceDetector
 
 __getattr__ = lazily(__name__, __file__)

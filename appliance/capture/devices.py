@@ -16,8 +16,8 @@ CARD_SUFFIX = re.compile(r"\s*\(hw:\d+,(\d+)\)$")
 NODES = "dev/snd/pcmC*D*c"
 NO_MATCH = 5
 PULSE, PIPE = "pulse:", "pipe://"
-STREAMS = (PULSE, PIPE, "rtsp://", "rtsps://", "http://", "https://")
-"""Beginnings of `capture.device` that name no sound card."""
+NETWORK = ("rtsp", "rtsps", "rtmp", "http", "https", "udp", "rtp", "srt")
+"""Schemes of streams that ffmpeg reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,19 @@ class Device:
 
 
 def is_stream(device: str) -> bool:
-    """Return True if this is no name of a sound card."""
-    return device.startswith(STREAMS)
+    """Return True if this is no sound card: `pulse:SOURCE`, or an address of any scheme."""
+    return device.lstrip().casefold().startswith(PULSE) or "://" in device
+
+
+def public_name(device: str) -> str:
+    """Return an address of any form without user, password and query; other names as they are."""
+    scheme, mark, rest = device.strip().partition("://")
+    if not mark:
+        return device
+    address = re.split(r"[?#]", rest)[0]
+    if "@" in rest and "@" not in address:
+        address = "..."  # a password may hold a question mark
+    return f"{scheme}://{address.rpartition('@')[2]}"
 
 
 def stable_name(name: str) -> str:
@@ -57,9 +68,10 @@ def choose(devices: list[Device], wanted: str) -> Device:
     The number of the card counts only if nothing else tells two apart.
     """
     if not devices:
+        named = f" ({wanted!r})" if wanted else ""
         raise DeviceError(
-            f"no microphone found{f' ({wanted!r})' if wanted else ''}: plug one in, start the "
-            "sound server, or add this user to the group audio"
+            f"no microphone found{named}: plug one in, start the sound server, or add this user to "
+            "the group audio"
         )
     if not wanted:
         return next((device for device in devices if device.default), devices[0])

@@ -10,12 +10,11 @@ import time
 
 import numpy as np
 
-from appliance.capture.devices import is_stream
+from appliance.capture.devices import is_stream, public_name
 from appliance.capture.echo import ReferenceBuffer
 from appliance.capture.frames import Resampler
 from appliance.capture.portaudio import SOUND, Message
 from appliance.capture.recorder import EndError, Recorder
-from appliance.capture.stream import public_name
 from appliance.errors import DeviceError
 from appliance.records import FULL_SCALE
 

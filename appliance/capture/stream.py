@@ -7,17 +7,19 @@ password, so ffmpeg reads it from a file in memory, and messages show it without
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import select
 import shutil
+import signal
 import stat
 import subprocess
 import time
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from appliance.capture.devices import PIPE, PULSE, is_stream
+from appliance.capture.devices import NETWORK, PIPE, PULSE, public_name
 from appliance.errors import DeviceError
 
 RATE_HZ = 16_000
@@ -27,30 +29,28 @@ STALLED_S = 10.0
 """ffmpeg gives up on a network connection that sends nothing for this long."""
 ANALYSED_S = 0.5
 """Sound that ffmpeg reads before it starts; its default of 5 s would delay all sound."""
-PROTOCOLS = "file,http,https,tcp,tls,udp,rtp,crypto"
+PROTOCOLS = "http,https,tcp,tls,udp,rtp,rtmp,rtmps,srt,crypto"
+"""What an address may lead to: a playlist from the network must not name this machine's files."""
 SAMPLE_FORMAT = "48000:16:2"
 """Snapcast's default: rate, bits, channels."""
 PREFIX = r"^(\[[^]]*\] |file:/proc/self/fd/\d+: )+"
 """Before ffmpeg's messages."""
-VAGUE = "Impossible to open"
-CHILD = ("setpriv", "--pdeathsig", "KILL")
-
-
-def public_name(device: str) -> str:
-    """Return the address without user, password and query; other names as they are."""
-    if not is_stream(device) or device.startswith(PULSE):
-        return device
-    parts = urlsplit(device)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+VAGUE = ("Impossible to open", "To ignore this")
+SILENT = "matches no streams"
+SIGNAL_AT_PARENTS_END = 1
+"""prctl(2): PR_SET_PDEATHSIG."""
+LIBC = ctypes.CDLL(None)
 
 
 def redact(text: str, device: str) -> str:
     """Return the text without anything secret from the address."""
-    parts = urlsplit(device)
-    user = parts.netloc.rpartition("@")[0]
+    rest = device.partition("://")[2]
+    user, _, place = rest.rpartition("@")
     text = text.replace(device, public_name(device))
     secrets = {
-        one for part in (user.partition(":")[2], parts.query) for one in (part, unquote(part))
+        form
+        for part in (user, user.partition(":")[2], place.partition("?")[2])
+        for form in (part, unquote(part))
     }
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "...")
@@ -62,7 +62,14 @@ class Stream:
 
     def __init__(self, device: str) -> None:
         """Open it, and wait for a network stream's first sound. Raises DeviceError."""
+        scheme, mark, rest = device.strip().partition(":")
+        device = f"{scheme.casefold()}{mark}{rest}"
         self.name = public_name(device)
+        if not device.startswith((PULSE, PIPE, *(f"{name}://" for name in NETWORK))):
+            raise DeviceError(
+                f"capture.device: expected a stream of {', '.join(NETWORK)}, pipe:// or pulse:, "
+                f"found {scheme.strip()}"
+            )
         self.rate_hz, self.channels = float(RATE_HZ), 1
         self._device = device
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,12 +80,13 @@ class Stream:
         self._errors = os.memfd_create("stream")
         command, descriptors = self._pulse() if device.startswith(PULSE) else self._ffmpeg()
         self._process = subprocess.Popen(
-            [*CHILD, *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             pass_fds=descriptors,
             bufsize=0,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 (this process has one thread)
         )
         for descriptor in descriptors:
             os.close(descriptor)
@@ -115,6 +123,8 @@ class Stream:
             self._process.wait()
         lines = os.pread(self._errors, 1 << 16, 0).decode(errors="replace").splitlines()
         texts = [re.sub(PREFIX, "", line).strip(" .") for line in lines]
+        if any(SILENT in text for text in texts):
+            return "the stream has no sound"
         known = [text for text in texts if text and not text.startswith(VAGUE)]
         return redact(known[-1] if known else "it ended", self._device)
 
@@ -147,6 +157,7 @@ class Stream:
         else:
             options |= {"rw_timeout": wait_us}
         lines = ["ffconcat version 1.0", f"file '{address}'"]
+        options["protocol_whitelist"] = PROTOCOLS
         lines += [f"option {name} {value}" for name, value in options.items()]
         os.write(listing, "\n".join([*lines, ""]).encode())
         os.lseek(listing, 0, os.SEEK_SET)
@@ -154,7 +165,7 @@ class Stream:
         return [
             program, "-nostdin", "-v", "error", "-threads", "1",
             "-fflags", "nobuffer", "-flags", "low_delay",
-            "-f", "concat", "-safe", "0", "-protocol_whitelist", PROTOCOLS,
+            "-f", "concat", "-safe", "0", "-protocol_whitelist", f"file,{PROTOCOLS}",
             "-i", f"file:/proc/self/fd/{listing}",
             "-map", "0:a:0", "-ac", "1", "-ar", str(RATE_HZ),
             "-c:a", "pcm_s16le", "-f", "s16le", "-flush_packets", "1", "pipe:1",
@@ -189,5 +200,16 @@ class Stream:
             if not stat.S_ISFIFO(Path(parts.path).stat().st_mode):
                 raise DeviceError(f"{self.name} is no pipe: make one with `mkfifo {parts.path}`")
             return os.open(parts.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise DeviceError(
+                f"{self.name} may not be read and written by this user: "
+                f"`sudo chmod 666 {parts.path}`"
+            ) from error
         except OSError as error:
             raise DeviceError(f"{self.name} does not open ({error.strerror})") from error
+
+
+def _end_with_parent() -> None:
+    """Between fork and exec of a child: the kernel kills it when this process ends. (The program
+    setpriv needs capset, which the unit forbids.)"""
+    LIBC.prctl(SIGNAL_AT_PARENTS_END, signal.SIGKILL)

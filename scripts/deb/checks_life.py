@@ -130,6 +130,27 @@ def reloads(box: Container) -> str:
     return ""
 
 
+def hears_streams(box: Container) -> str:
+    """A sound server's source and a named pipe are microphones in the unit's sandbox."""
+    server = "unix:/run/fakemic/native"
+    box.run(f"echo 'default-server = {server}' > /etc/pulse/client.conf.d/test.conf")
+    box.run("mkfifo -m 666 /run/microphone")
+    box.run(
+        f"systemd-run -q --unit=pipe -E PULSE_SERVER={server} sh -c 'exec parec --raw "
+        "--format=s16le --rate=16000 --channels=1 --device=fakemic.monitor > /run/microphone'"
+    )
+    for device in ("pulse:fakemic.monitor", "pipe:///run/microphone?sampleformat=16000:16:1"):
+        box.run(f"printf '[capture]\\ndevice = \"{device}\"\\n' > {CONFIG}")
+        box.run("systemctl restart roomscribe")
+        box.wait(f"listening to {device}", lambda: listens(box), 20)
+        time.sleep(2)
+        hears(box)
+    box.run(f"systemctl stop pipe; rm /run/microphone; cp -p /root/kept {CONFIG}")
+    box.run("systemctl restart roomscribe")
+    box.wait("listening again", lambda: listens(box), 20)
+    return ""
+
+
 def opens_its_port(box: Container) -> str:
     """With [wyoming] enabled the unit may listen on its port only, otherwise on none.
     (scripts/test-vm checks that the kernel enforces it, which it may not do in a container.)"""

@@ -97,6 +97,7 @@ def plan(
         life.tries_again,
         life.refuses_a_second,
         life.reloads,
+        life.hears_streams,
         life.opens_its_port,
         life.has_password,
         life.respects_state,

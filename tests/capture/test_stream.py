@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from rigs import rtsp
 from rigs.checkout import TESTS
 from rigs.microphone import SINK, PulseMicrophone, missing as no_microphone
 from rigs.needs import needs_ffmpeg
 from rigs.waiting import holds
 
-from appliance.capture.devices import is_stream
+from appliance.capture.devices import is_stream, public_name
 from appliance.capture.microphone import Microphone
 from appliance.capture.recorder import Recorder
 from appliance.capture.reference import Reference
-from appliance.capture.stream import public_name, redact
+from appliance.capture.stream import redact
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import Frame
@@ -103,8 +104,42 @@ def test_streams_are_told_from_sound_cards_and_named_without_their_secrets() -> 
     assert [is_stream(name) for name in (ADDRESS, "pulse:", "pipe:///tmp/a")] == [True] * 3
     assert not any(is_stream(name) for name in ("", "none", "USB PnP: Audio (hw:1,0)"))
     assert public_name(ADDRESS) == "rtsp://camera.local:554/live"
+    assert public_name(" HTTP://cam:s3cret@10.0.0.5/a?token=abc") == "HTTP://10.0.0.5/a"
+    assert public_name("rtmp://cam:s3/cr@et@tv/a#s3cret") == "rtmp://tv/a"
+    assert public_name("rtsp://cam:s3?cret@tv/a") == "rtsp://..."
     message = f"{ADDRESS}: 401; {PASSWORD} of rtsp://admin:s3cret%2Ftv@camera.local; token=abc"
     assert "s3cret" not in redact(message, ADDRESS) and "abc" not in redact(message, ADDRESS)
+
+
+@pytest.mark.parametrize("scheme", ["mms", "file", "gopher"])
+def test_another_scheme_is_refused_without_its_password(scheme: str) -> None:
+    settings = CaptureSettings(device=f" {scheme}://cam:s3cret@tv/a?token=abc")
+    with Recorder() as recorder, pytest.raises(DeviceError, match=rf"of rtsp, .*, found {scheme}$"):
+        Microphone(settings, recorder)
+
+
+@needs_ffmpeg
+def test_a_playlist_of_a_stream_may_not_name_files_of_this_machine(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.wav"
+    soundfile.write(secret, np.zeros(16_000, np.int16), 16_000)
+    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{secret}\n#EXT-X-ENDLIST\n"
+
+    class Hostile(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/vnd.apple.mpegurl")
+            self.end_headers()
+            self.wfile.write(playlist.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Prints nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        device = f"http://127.0.0.1:{server.server_address[1]}/live.m3u8"
+        with Recorder() as recorder, pytest.raises(DeviceError, match=r"whitelist|Invalid"):
+            Microphone(CaptureSettings(device=device), recorder)
+        server.shutdown()
 
 
 @needs_ffmpeg
