@@ -20,7 +20,6 @@ from collections.abc import Iterator
 import pytest
 from rigs.census import Census, statements
 from rigs.checkout import ROOT, TESTS
-from rigs.messages import messages
 
 PACKAGE = ROOT / "appliance"
 EVERYWHERE = {"config", "errors", "records", "system"}
@@ -135,7 +134,7 @@ def imports(source: str) -> list[tuple[str, str]]:
 
 @functools.cache
 def census() -> Census:
-    """The census of this checkout."""
+    """The imports of this checkout."""
     return Census(ROOT)
 
 
@@ -304,20 +303,6 @@ def test_files_of_a_package_do_not_import_each_other_in_a_circle() -> None:
     while free := {module for module, targets in below.items() if not targets & set(below)}:
         below = {module: targets for module, targets in below.items() if module not in free}
     assert below == {}
-
-
-def test_the_census_knows_the_way_of_a_window() -> None:
-    assert dict(census().report())["modules in appliance/"]
-
-
-def test_messages_are_found_in_python_and_in_the_page() -> None:
-    found = {
-        (kind, text)
-        for name in ("cli/run.py", "web/labels.py", "web/page/login.js")
-        for _, kind, text in messages(PACKAGE / name)
-    }
-    kinds = {"error", "help", "output", "text", "page", "usage"}
-    assert {kind for kind, _ in found} == kinds and ("page", "Password") in found
 
 
 def test_rigs_use_nothing_of_scripts() -> None:

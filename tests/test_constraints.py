@@ -61,17 +61,6 @@ def test_each_file_pins_every_requirement_within_its_bounds(file: str) -> None:
     assert not wrong, f"run scripts/lock: {file} lacks or contradicts {wrong}"
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_each_file_pins_what_builds_the_project(file: str) -> None:
-    assert "setuptools" in pinned((FOLDER / file).read_text("utf-8"))
-
-
-def test_there_is_a_file_for_every_python_that_is_supported() -> None:
-    script = (ROOT / "scripts" / "setup.sh").read_text("utf-8")
-    (pythons,) = re.findall(r"^PYTHONS=\((.*)\)$", script, re.M)
-    assert {f"python{one}.txt" for one in pythons.split()} == set(FILES) - {"debian-trixie.txt"}
-
-
 def test_debians_versions_include_the_wheels_of_the_package() -> None:
     versions = pinned((FOLDER / "debian-trixie.txt").read_text("utf-8"))
     vendored = pinned((ROOT / "debian" / "vendored.txt").read_text("utf-8"))

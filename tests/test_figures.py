@@ -1,12 +1,14 @@
-"""The figures of README.md and docs/figures.md are those of the model that is shipped."""
+"""The figures of README.md and docs/figures.md are of the shipped model, and within the limits."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from evening_run.publish import BEGIN, END
 from evening_run.results import weights_checksum
+from figures.gate import FILE, MARKS, MEASURES, PAGE, faults, page_table, unmeasured
 from rigs.checkout import BUILT_IN, ROOT
 
 
@@ -19,3 +21,13 @@ def test_the_evenings_figures_are_of_the_shipped_model(name: str) -> None:
     assert named == [weights_checksum(BUILT_IN)], (
         f"{name} has the figures of another model: run scripts/evening --write on a quiet machine"
     )
+
+
+def test_the_last_release_is_measured_within_the_limits_and_on_the_page() -> None:
+    record = json.loads(FILE.read_text(encoding="utf-8"))
+    values = record["releases"][0]["values"]
+    assert unmeasured(values) == []
+    assert faults(values, record["limits"]) == []
+    assert set(record["limits"]) <= set(MEASURES)
+    table = f"{MARKS[0]}\n{page_table(record)}\n{MARKS[1]}"
+    assert table in PAGE.read_text(encoding="utf-8"), "run scripts/measure gate --write"

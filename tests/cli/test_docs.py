@@ -9,6 +9,7 @@ of Python.
 from __future__ import annotations
 
 import argparse
+import ast
 import errno
 import os
 import re
@@ -201,11 +202,24 @@ def test_every_page_of_docs_is_in_the_index_and_every_link_leads_somewhere() -> 
                 assert (file.parent / target).exists(), f"{file.name}: {target}"
 
 
-def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
-    from rigs.messages import messages
+def strings(source: str) -> Iterator[str]:
+    """Yield each string of a Python source, with the expressions of an f-string in braces."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value)
+                if isinstance(part, ast.Constant)
+                else f"{{{ast.unparse(part.value)}}}"
+                for part in node.values
+                if isinstance(part, ast.Constant | ast.FormattedValue)
+            )
 
-    files = [file for file in (ROOT / "appliance").rglob("*.py") if file.name != "labels.py"]
-    known = "\n".join(text for file in files for _, _, text in messages(file))
+
+def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
+    files = (ROOT / "appliance").rglob("*.py")
+    known = "\n".join(text for file in files for text in strings(file.read_text("utf-8")))
     known += "\n".join(map(os.strerror, errno.errorcode))
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     for cell in re.findall(r"(?m)^\| (.*?) \|", text.partition("## What happens")[0]):

@@ -137,34 +137,17 @@ def test_a_fault_that_was_found_stays_mended(name: str) -> None:
 
 SEEDED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     seeded.move_cursor_before_the_acknowledgement: ("once", f"{WINDOW}, break, wait, crash"),
-    seeded.count_qos_0_as_acknowledgement: ("once", f"broker, {WINDOW}, broker, wait, wait, crash"),
-    seeded.forget_what_was_in_flight: ("once", f"{WINDOW}, break, wait"),
-    seeded.wait_for_ever_for_an_acknowledgement: ("once", f"{WINDOW}, swallow"),
     seeded.never_mark_as_late: ("once", f"{WINDOW}, read, get, break, wait, read, get"),
-    seeded.start_after_the_newest_row: ("once", f"broker, {WINDOW}, crash"),
     seeded.publish_the_newest_first: ("order", f"{WINDOW}, {WINDOW}, {WINDOW}, read, ack"),
     seeded.publish_from_a_cache: ("deletion", f"{WINDOW}, delete, break, wait"),
     seeded.do_not_spool: ("owner", "hear, crash"),
     seeded.leave_the_spool_at_the_start: ("delivery", "hear, crash"),
     seeded.unspool_when_transcribed: ("owner", f"refuse, {WINDOW}"),
-    seeded.keep_the_lease_of_a_dead_process: ("delivery", "hear, lease, crash"),
-    seeded.leave_a_withdrawn_speculation: ("delivery", "speculate, go on"),
-    seeded.end_the_lease_before_the_commit: ("owner", "hear, lease, crash before the commit"),
-    seeded.store_the_newest_first:
-        ("order", f"refuse, {WINDOW}, {WINDOW}, {WINDOW}, accept, flush"),
     seeded.retain_by_the_wall_clock: ("retention", f"broker, {WINDOW}, expire"),
-    seeded.drop_the_fallback: ("owner", f"refuse, crash, {WINDOW}, accept, crash"),
-    seeded.ignore_that_the_store_refuses: ("owner", f"refuse, {WINDOW}"),
     seeded.forget_the_deaths: ("model", "hear, lease, crash, lease, crash, lease"),
-    seeded.count_the_deaths_of_the_innocent:
-        ("model", "hear, lease, crash before the commit, lease, crash before the commit, lease"),
     seeded.forget_the_mute: ("mute", "mute, crash"),
     seeded.do_not_sync_the_folder: ("mute", "mute, power"),
-    seeded.empty_the_spool_at_a_stop: ("owner", "hear, reload"),
-    seeded.count_nobody_as_subscriber: ("once", f"leave, {WINDOW}, read, ack, return"),
-    seeded.repeat_unmarked_after_nobody: ("once", LOST_ACK),
-    seeded.publish_under_a_new_id: ("once", f"{WINDOW}, break, wait"),
-}  # fmt: skip
+}
 """The guarantee that a fault in the code violates, or `model` if only the model notices it; and the
 story that shows it."""
 
@@ -180,49 +163,16 @@ def test_a_fault_in_the_code_is_found_and_named(
         play(story, with_model=guarantee == "model")
 
 
-HOME: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
-    seeded.forget_what_home_assistant_had_not_read:
-        ("once", f"{WINDOW}, read, ack, read, ack, leave, return"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", HOME, ids=lambda fault: fault.__name__)
-def test_a_fault_with_home_assistant_is_found_and_named(
-    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guarantee, story = HOME[fault]
-    play(story, kind=HomeAssistantMachine)
-    fault(monkeypatch)
-    with pytest.raises(AssertionError, match=rf"^\[{guarantee}\]"):
-        play(story, kind=HomeAssistantMachine)
-
-
 SENT = "hear, lease"
-FLEET: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
-    seeded.take_any_answer:
-        ("own text", f"hear, {SENT}, fetch, answer, double, arrive, lease, arrive"),
-    seeded.confirm_before_answering: ("model", f"{SENT}, fetch"),
-    seeded.never_send_again: ("delivery", f"{SENT}, server"),
-    seeded.send_while_muted: ("mute", "hear, mute, lease, go"),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FLEET, ids=lambda fault: fault.__name__)
-def test_a_fault_in_the_fleets_code_is_found_and_named(
-    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guarantee, story = FLEET[fault]
+def test_an_answer_for_another_window_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = f"hear, {SENT}, fetch, answer, double, arrive, lease, arrive"
     play(story, kind=FleetMachine)
-    fault(monkeypatch)
-    with pytest.raises(AssertionError, match=rf"^\[{guarantee}\]"):
-        play(story, kind=FleetMachine, with_model=guarantee == "model")
+    seeded.take_any_answer(monkeypatch)
+    with pytest.raises(AssertionError, match=r"^\[own text\]"):
+        play(story, kind=FleetMachine, with_model=False)
 
 
 def test_an_answer_counts_that_arrives_between_two_sendings() -> None:
     play(f"{SENT}, fetch, answer, crash, lease, arrive", kind=FleetMachine)
-
-
-def test_every_fault_of_the_list_has_its_story() -> None:
-    assert set(SEEDED) == set(seeded.FAULTS)
-    assert set(FLEET) == set(seeded.FLEET_FAULTS)
-    assert set(HOME) == set(seeded.HOME_FAULTS)

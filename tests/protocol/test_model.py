@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
-from protocol import search
 from protocol.model import Model
 from protocol.search import GUARANTEES, SHORT, explore
 from protocol.state import Half, Rules
@@ -87,25 +86,6 @@ def test_a_story_is_the_shortest_one_in_readable_steps() -> None:
         "the broker gets 1",
     )
     assert found.how == "the subscriber gets 1 twice, not marked late"
-
-
-def test_the_search_prints_its_states_and_the_shortest_story(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["search", "--short"])
-    monkeypatch.setattr(search, "SHORT", (Model(1, faults=0),))
-    assert search.main() == 0
-    *searched, last = capsys.readouterr().out.splitlines()
-    states = [int(line.split(": ")[-1].split()[0].replace(",", "")) for line in searched]
-    assert len(states) == 2 and last.startswith(f"no guarantee can fail in {sum(states):,} states")
-    broken = Model(1, faults=2, half=Half.TO_STORE, rules=Rules(remember_mute=False))
-    monkeypatch.setattr(search, "SHORT", (broken,))
-    assert search.main() == 1
-    assert capsys.readouterr().out.endswith(
-        f"violated: {GUARANTEES['mute']}: window 1 is heard while it is muted. "
-        "The shortest way there:\n"
-        "  1. somebody mutes\n  2. the appliance reloads its configuration\n"
-    )
 
 
 @pytest.mark.parametrize("name", GUARANTEES)

@@ -6,8 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,78 +41,46 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
         simulator.leave()
 
 
-BUNDLES = "ROOMSCRIBE_TEST_BUNDLES"
-"""Variable that names the folder in which the processes of rigs.mutants share these bundles."""
-
-
 @pytest.fixture(scope="session")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
-    """Return a function that builds a bundle, or loads it if another process has built it."""
-
-    def find(name: str, build: Callable[[Path], Bundle]) -> Bundle:
-        if not (shared := os.environ.get(BUNDLES)):
-            return build(tmp_path_factory.mktemp(name))
-        folder = Path(shared) / name
-        finished = folder / "finished"
-        if finished.exists():
-            return load_bundle(Path(finished.read_text(encoding="utf-8")))
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        built = build(folder)
-        finished.write_text(str(built.folder), encoding="utf-8")
-        return built
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def hef_bundle(request: pytest.FixtureRequest, kept: Callable[..., Bundle]) -> Bundle:
+def hef_bundle(checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle of 2 s windows with a HEF for a Hailo-8. Not to be changed."""
-
-    def build(folder: Path) -> Bundle:
-        checkpoint: Path = request.getfixturevalue("checkpoint_folder")
-        build_bundle(checkpoint, folder / "plain", Recipe("small", 2.0))
-        return with_hef(load_bundle(folder / "plain"), folder / "small")
-
-    return kept("hailo", build)
+    folder = tmp_path_factory.mktemp("hailo")
+    build_bundle(checkpoint_folder, folder / "plain", Recipe("small", 2.0))
+    return with_hef(load_bundle(folder / "plain"), folder / "small")
 
 
 LENGTHS = {"home": 40, "odd": 45}
 """Tokens in the sequence of the decoders below."""
 
 
+def build_npu_bundle(
+    folder: Path, name: str, config: WhisperConfig, seed: int, *, quantize: str = "none"
+) -> Bundle:
+    """Return a bundle of 2 s windows with random weights and both HEFs for a Hailo-8."""
+    checkpoint = write_checkpoint(folder / "checkpoint", config, random_weights(config, seed))
+    build_bundle(checkpoint, folder / "plain", Recipe(name, 2.0, quantize=quantize))
+    encoding = with_hef(load_bundle(folder / "plain"), folder / name)
+    return with_decoder(encoding, checkpoint, LENGTHS[name])
+
+
 @pytest.fixture(scope="session")
-def npu_bundles(kept: Callable[..., Bundle]) -> dict[str, Bundle]:
-    """Bundles of 2 s windows with both HEFs for a Hailo-8. Not to be changed."""
-
-    def build(name: str, config: WhisperConfig, seed: int, folder: Path) -> Bundle:
-        checkpoint = write_checkpoint(folder / "checkpoint", config, random_weights(config, seed))
-        build_bundle(checkpoint, folder / "plain", Recipe(name, 2.0))
-        encoding = with_hef(load_bundle(folder / "plain"), folder / name)
-        return with_decoder(encoding, checkpoint, LENGTHS[name])
-
+def npu_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """Two of them. Not to be changed."""
     return {
-        name: kept(name, partial(build, name, config, seed))
+        name: build_npu_bundle(tmp_path_factory.mktemp(name), name, config, seed)
         for name, config, seed in (("home", HOME, 1), ("odd", ODD, 3))
     }
 
 
 @pytest.fixture(scope="session")
-def int8_npu_bundle(kept: Callable[..., Bundle]) -> Bundle:
-    """A bundle as `model add` makes it, with both HEFs. Not to be changed."""
-
-    def build(folder: Path) -> Bundle:
-        checkpoint = write_checkpoint(folder / "checkpoint", HOME, random_weights(HOME, 1))
-        build_bundle(checkpoint, folder / "plain", Recipe("home", 2.0, quantize="int8"))
-        encoding = with_hef(load_bundle(folder / "plain"), folder / "home")
-        return with_decoder(encoding, checkpoint, LENGTHS["home"])
-
-    return kept("int8", build)
+def int8_npu_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """One as `model add` makes it. Not to be changed."""
+    return build_npu_bundle(tmp_path_factory.mktemp("int8"), "home", HOME, 1, quantize="int8")
 
 
 @pytest.fixture
 def npu_bundle(npu_bundles: dict[str, Bundle]) -> Bundle:
-    """One of them."""
+    """The first of them."""
     return npu_bundles["home"]
 
 

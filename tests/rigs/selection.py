@@ -20,8 +20,6 @@ STARTERS = frozenset(
 """Rigs that start a server, a browser or a daemon."""
 ASKING = frozenset({"needs"})
 """Rigs that import starters only to ask whether their program is installed."""
-EQUAL_EVERYWHERE = frozenset({"mutants"})
-"""Rigs whose tests show something about other tests, which is the same on every machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,12 +45,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def choose_files(kinds: dict[Path, frozenset[str]], counts: Counter[Path]) -> set[Path]:
     """Return the files without a kind, and for each kind the file with the fewest other kinds.
 
-    A kind that is equal everywhere is left out.
-
     kinds: what each file starts. counts: its number of tests, which decides between equals.
     """
     chosen = {path for path, found in kinds.items() if not found}
-    for kind in sorted(set().union(*kinds.values()) - EQUAL_EVERYWHERE):
+    for kind in sorted(set().union(*kinds.values())):
         having = [path for path, found in kinds.items() if kind in found]
         chosen.add(min(having, key=lambda path: (len(kinds[path]), counts[path], str(path))))
     return chosen
@@ -63,9 +59,7 @@ def kinds_of(path: Path) -> frozenset[str]:
     """Return the names of the starting rigs that the file at `path` imports, also indirectly."""
     found = set(imported_rigs(ast.parse(path.read_bytes())))
     files = [RIGS / f"{name}.py" for name in found - ASKING - STARTERS]
-    return frozenset(found & (STARTERS | EQUAL_EVERYWHERE)).union(
-        *(kinds_of(file) for file in files if file.is_file())
-    )
+    return frozenset(found & STARTERS).union(*(kinds_of(file) for file in files if file.is_file()))
 
 
 def imported_rigs(tree: ast.AST) -> Iterable[str]:

@@ -1,8 +1,7 @@
-"""The simulated Hailo is as strict, and as treacherous, as HailoRT's sources are."""
+"""The simulated Hailo can refuse: what HailoRT's sources refuse, it refuses, too."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from appliance.model.bundle import HEF_FILE, Bundle
 class Opened:
     """The sequence of calls by hand, so that each can go wrong."""
 
-    def __init__(self, bundle: Bundle, *, scheduled: bool = True, floats: bool = True) -> None:
+    def __init__(self, bundle: Bundle, *, scheduled: bool = True) -> None:
         import hailo_platform
 
         self.platform: Any = hailo_platform
@@ -25,9 +24,8 @@ class Opened:
             parameters.scheduling_algorithm = hailo_platform.HailoSchedulingAlgorithm.ROUND_ROBIN
         self.device = hailo_platform.VDevice(parameters)
         self.model = self.device.create_infer_model(str(bundle.folder / HEF_FILE))
-        if floats:
-            self.model.input().set_format_type(hailo_platform.FormatType.FLOAT32)
-            self.model.output().set_format_type(hailo_platform.FormatType.FLOAT32)
+        self.model.input().set_format_type(hailo_platform.FormatType.FLOAT32)
+        self.model.output().set_format_type(hailo_platform.FormatType.FLOAT32)
         self.configured = self.model.configure()
         self.bindings = self.configured.create_bindings()
         self.input = np.zeros((1, bundle.frames, bundle.n_mels), np.float32)
@@ -57,16 +55,6 @@ def test_4_x_demands_activation_unless_the_scheduler_is_asked_for(
     opened.close()
 
 
-def test_edges_are_8_bits_wide_unless_floats_are_asked_for(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    opened = Opened(hef_bundle, floats=False)
-    with pytest.raises(opened.platform.HailoRTException) as caught:
-        opened.configured.run_async([opened.bindings])
-    assert status(caught.value) == 6
-
-
 def test_a_path_and_bad_buffers_are_refused(simulator: Simulator, hef_bundle: Bundle) -> None:
     simulator.plug()
     opened = Opened(hef_bundle)
@@ -78,19 +66,6 @@ def test_a_path_and_bad_buffers_are_refused(simulator: Simulator, hef_bundle: Bu
     with pytest.raises(ValueError, match="writeable"):
         opened.bindings.input().set_buffer(opened.input)
     assert opened.bindings.output().get_buffer() is opened.output
-
-
-def test_only_bytes_are_counted_and_other_numbers_give_nonsense_in_silence(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    opened = Opened(hef_bundle)
-    opened.input[:] = 0.5
-    opened.configured.run([opened.bindings], 5000)
-    right = opened.output.copy()
-    opened.bindings.input().set_buffer(np.full(opened.input.shape, 1, np.int32))
-    opened.configured.run([opened.bindings], 5000)
-    assert not np.allclose(opened.output, right, atol=1e-3)
 
 
 def test_a_failed_job_is_told_to_the_callback_alone_and_leaves_garbage(
@@ -108,48 +83,6 @@ def test_a_failed_job_is_told_to_the_callback_alone_and_leaves_garbage(
     assert opened.output.any() and np.isfinite(opened.output).all()
 
 
-@pytest.mark.parametrize(("version", "reaches"), [("4.18.0", False), ("4.19.0", True)])
-def test_4_18_writes_the_outputs_of_the_first_job_alone_where_they_were_bound(
-    simulator: Simulator, hef_bundle: Bundle, version: str, reaches: bool
-) -> None:
-    simulator.plug(version=version, driver=version)
-    simulator.forget()
-    opened = Opened(hef_bundle)
-    found = []
-    for value in (0.5, -0.5):
-        opened.input[:] = value
-        opened.configured.run([opened.bindings], 5000)
-        found.append(opened.output.copy())
-    assert found[0].any() and np.array_equal(found[0], found[1]) != reaches
-    opened.bindings.output().set_buffer(opened.output)
-    opened.configured.run([opened.bindings], 5000)
-    assert not np.array_equal(found[0], opened.output)
-
-
-def test_a_job_that_hangs_may_take_no_notice_of_being_given_up(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug(hang_jobs="all", hang_s=60.0, ignore_abort=True, close_s=0.3)
-    opened = Opened(hef_bundle)
-    opened.configured.run_async([opened.bindings])
-    begun_s = time.monotonic()
-    opened.configured.__exit__(None, None, None)
-    assert 0.25 < time.monotonic() - begun_s < 10
-
-
-def test_a_job_goes_on_after_its_wait_has_timed_out(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug(hang_jobs=[1], hang_s=0.3)
-    opened = Opened(hef_bundle)
-    job = opened.configured.run_async([opened.bindings])
-    with pytest.raises(opened.platform.HailoRTException) as caught:
-        job.wait(10)
-    assert status(caught.value) == 4 and not opened.output.any()
-    job.wait(5000)
-    assert opened.output.any()
-
-
 def test_a_model_that_survives_keeps_the_chip_from_its_own_process(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
@@ -160,21 +93,3 @@ def test_a_model_that_survives_keeps_the_chip_from_its_own_process(
         first.platform.VDevice()
     first.close()
     first.platform.VDevice().release()
-
-
-def test_device_ids_drop_the_parameters_and_change_the_status(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    first = Opened(hef_bundle)
-    with pytest.raises(first.platform.HailoRTException, match="error: 73"):
-        first.platform.VDevice(device_ids=first.platform.Device.scan())
-
-
-def test_device_raises_a_class_that_is_no_hailort_exception(simulator: Simulator) -> None:
-    simulator.plug(driver="4.20.0")
-    import hailo_platform
-
-    with pytest.raises(Exception, match=r"^76$") as caught:
-        hailo_platform.Device(hailo_platform.Device.scan()[0])
-    assert not isinstance(caught.value, hailo_platform.HailoRTException)
