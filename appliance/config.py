@@ -951,8 +951,6 @@ MOST_BYTES = 1 << 20
 OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-FORMER_ROLES = {"ear": "satellite", "brain": "worker"}
-"""Values of fleet.role until version 0.1.0, and what they are called now."""
 _MEANT = {"npu": "hailo"}
 """What people write and what they mean by it, where another choice looks more alike."""
 
@@ -969,8 +967,6 @@ class Reading:
     """Sections with a mistake; all sections if the file cannot be read."""
     cause: OSError | None = None
     """Why the file cannot be read."""
-    warnings: tuple[str, ...] = ()
-    """One line for each value that is called otherwise now."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """The file of each key (section.key) that has not its default."""
 
@@ -1046,7 +1042,7 @@ def _laid_over(
 def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Reading:
     """Read `text` from `origin`, and over it another text from another origin."""
     sections = get_type_hints(Settings)
-    troubles, warnings = list[str](), list[str]()
+    troubles = list[str]()
     wrong: set[str] = set()
     values: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
@@ -1067,15 +1063,7 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
                 troubles.append(line)
                 wrong.add(f"{section}.")
             else:
-                renamed = {}
-                former = content.get("role") if section == "fleet" else None
-                if isinstance(former, str) and (role := FORMER_ROLES.get(former)):
-                    renamed["role"] = role
-                    warnings.append(
-                        f"{origin}: fleet.role: {former} is now called {role}; write "
-                        f'role = "{role}"'
-                    )
-                right = _section(section, {**content, **renamed}, origin, troubles, wrong)
+                right = _section(section, content, origin, troubles, wrong)
                 values.setdefault(section, {}).update(right)
                 origins.update({f"{section}.{name}": origin for name in right})
     settings = Settings(**{name: sections[name](**right) for name, right in values.items()})
@@ -1085,7 +1073,7 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
             troubles.append(f"{origin}: {trouble}")
             contradicted.update(involved)
     named = frozenset(name.partition(".")[0] for name in wrong | contradicted)
-    return Reading(settings, tuple(troubles), named, warnings=tuple(warnings), origins=origins)
+    return Reading(settings, tuple(troubles), named, origins=origins)
 
 
 def overlay_file(settings: Settings) -> Path:

@@ -306,18 +306,6 @@ def test_what_no_fleet_can_be_is_named_on_one_line(text: str, wanted: str) -> No
     assert "secret" not in found[0].partition("did you mean")[2]
 
 
-@pytest.mark.parametrize(("former", "role"), [("ear", "satellite"), ("brain", "worker")])
-def test_a_role_under_its_former_name_is_taken_with_a_warning(
-    tmp_path: Path, former: str, role: str
-) -> None:
-    file = tmp_path / "house.toml"
-    file.write_text(f'[fleet]\nrole = "{former}"\nserver = "tls://house"\n', encoding="utf-8")
-    found = config.read(file)
-    assert found.sure().fleet.role == role
-    line = f'{file}: fleet.role: {former} is now called {role}; write role = "{role}"'
-    assert found.warnings == (line,)
-
-
 def test_one_server_of_the_fleet_needs_no_brackets() -> None:
     for written in ('"tls://house"', '["tls://house"]'):
         fleet = config.parse(f'[fleet]\nrole = "satellite"\nserver = {written}', "x").fleet

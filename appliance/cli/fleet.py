@@ -35,7 +35,7 @@ from appliance.cli.config_file import (
     write_config,
 )
 from appliance.cli.dialog import Dialog, open_console
-from appliance.config import DEFAULT_PATH, FORMER_ROLES, Settings, node_name
+from appliance.config import DEFAULT_PATH, Settings, node_name
 from appliance.errors import ConfigError, DaemonError, ServerError, StoreError
 from appliance.system import lock, require_writable, shorten, write_whole
 
@@ -103,7 +103,6 @@ def add_fleet(
     what = invite.add_mutually_exclusive_group()
     what.add_argument(
         "--role",
-        type=_role,
         choices=("satellite", "worker", "both"),
         help="role of the nodes (default: satellite)",
     )
@@ -145,15 +144,6 @@ def _days(text: str) -> float:
     return days
 
 
-def _role(text: str) -> str:
-    """Return the role that an option names; warn about a former name."""
-    if role := FORMER_ROLES.get(text):
-        print(
-            f"roomscribe: the role {text} is now called {role}: use --role {role}", file=sys.stderr
-        )
-    return role or text
-
-
 def _add_join(add: Any) -> None:
     join = add(
         "join",
@@ -180,7 +170,6 @@ def _add_join(add: Any) -> None:
     )
     serve.add_argument(
         "--role",
-        type=_role,
         choices=("satellite", "worker", "both", "none"),
         help="role of this machine besides that (default: worker, if it has a model)",
     )

@@ -117,7 +117,6 @@ def _window(header: Any, sound: bytes, now: Moment) -> Window:
     if _field(header, "boot_id", _is_text) != now.boot_id or not now.boot_id:
         age_s = max(0.0, now.wall_s - _field(header, "wall_s", _is_number))
         moved_s = now.monotonic_s - age_s - _field(header, "monotonic_s", _is_number)
-    header.setdefault("continues", "")  # written by an older version
     values = {name: _field(header, name, fits) for name, fits in FIELDS.items()}
     values["start_s"] += moved_s
     values["speech_end_s"] += moved_s

@@ -24,13 +24,11 @@ from appliance.infer import clean_text, is_language, longest_text
 from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
 from appliance.system import shorten
 
-VERSION = 2
-"""Version of all messages; raised when a field changes or goes. In 1, `worker` was `brain`."""
+VERSION = 1
+"""Version of all messages; raised when a field changes or goes."""
 STREAM = "ROOMSCRIBE"
 WORKERS = "roomscribe.workers"
 """Every worker answers requests on this subject with its presence."""
-FORMER_WORKERS = "roomscribe.brains"
-"""The same in version 1, so that both sides can report that their versions differ."""
 WHO, LARGEST_MACHINE = b"?", 100
 """The request on `Subjects.machines`, and the size limit of an answer to it."""
 ANY = "any"
@@ -161,11 +159,6 @@ def token(name: str) -> str:
 def consumer_name(model: str) -> str:
     """Return the name of the consumer of the workers with a model; "": of all workers."""
     return f"workers-{model or ANY}"
-
-
-def former_consumer_name(model: str) -> str:
-    """Return the name of that consumer in version 1."""
-    return f"brains-{model or ANY}"
 
 
 def consumer_filter(model: str) -> str:

@@ -14,7 +14,6 @@ from appliance.config import FleetSettings
 from appliance.errors import ServerError
 from appliance.fleet.link import Link, read_credential
 from appliance.fleet.messages import (
-    FORMER_WORKERS,
     LARGEST_MACHINE,
     STREAM,
     WHO,
@@ -191,12 +190,11 @@ class Probe:
         return len(self._refusals) == before
 
     async def _find_workers(self, within_s: float) -> list[Presence]:
-        client, found, unheard = self._client(), dict[str, Presence](), 0
+        client, found = self._client(), dict[str, Presence]()
         self.misfits.clear()
         inbox = client.new_inbox()
         subscription = await client.subscribe(inbox)
-        for subject in (WORKERS, FORMER_WORKERS):
-            await client.publish(subject, b"", reply=inbox)
+        await client.publish(WORKERS, b"", reply=inbox)
         deadline_s = time.monotonic() + within_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             try:
@@ -204,10 +202,7 @@ class Probe:
             except TimeoutError:
                 break
             if (message.headers or {}).get("Status") == NOBODY:
-                unheard += 1
-                if unheard == 2:
-                    break
-                continue
+                break
             try:
                 worker = read_presence(message.data)
                 found[worker.node] = worker

@@ -28,17 +28,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from appliance.config import FORMER_ROLES, is_address, is_loopback
+from appliance.config import is_address, is_loopback
 from appliance.errors import ConfigError, StoreError
-from appliance.fleet.messages import FORMER_WORKERS, STREAM, WORKERS, Subjects
+from appliance.fleet.messages import STREAM, WORKERS, Subjects
 from appliance.system import replacing, shorten, write_whole
 
 STATE, CONFIG, NODES = "server.json", "nats.conf", "nodes.conf"
 CERTIFICATE, KEY, AUTHORITY = "server.crt", "server.key", "ca.crt"
 PORT, CLUSTER_PORT = 4222, 6222
 ROLES = ("satellite", "worker", "both")
-FORMER_NODES = "boxes.conf"
-"""Name of NODES until version 0.1.0; deleted once nats.conf includes the new one."""
 NODE = re.compile(r"[a-z0-9_]{1,64}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 DAYS, AUTHORITY_DAYS = 3650, 7300
@@ -47,8 +45,8 @@ RENEW_S = 365 * 86_400
 OPENSSL_S = 60.0
 MEMORY_MB = 64
 """Memory for waiting windows: 4 for each satellite, up to 512 kB each."""
-FORM = 2
-"""Version of codes; raised when older programs cannot read them. 2: other names of roles."""
+FORM = 1
+"""Version of codes; raised when older programs cannot read them."""
 MARK = re.compile(r"roomscribe-(\d+)\.")
 """The beginning of a code."""
 MOST_CODE = 200_000
@@ -95,7 +93,7 @@ class Code:
             )
         try:
             code = cls(
-                tuple(map(str, found["s"])), str(found["n"]), current_role(str(found["r"])),
+                tuple(map(str, found["s"])), str(found["n"]), str(found["r"]),
                 str(found["p"]), _restore_pem(str(found["a"])), int(found.get("x", 0)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError):
@@ -148,9 +146,7 @@ class FleetServer:
     @classmethod
     def from_state(cls, found: dict[str, Any]) -> FleetServer:
         """Return the server in a state file's content. Raises KeyError, TypeError, ValueError."""
-        former = found.pop("boxes", None)  # as nodes were called until version 0.1.0
-        nodes = {name: Node(**node) for name, node in found.get("nodes", former).items()}
-        nodes = {name: replace(node, role=current_role(node.role)) for name, node in nodes.items()}
+        nodes = {name: Node(**node) for name, node in found["nodes"].items()}
         lists = {"names": tuple(found["names"]), "cluster": tuple(found["cluster"])}
         return cls(**{**found, **lists, "nodes": nodes})
 
@@ -258,7 +254,6 @@ class FleetServer:
                         with suppress(LookupError):
                             shutil.chown(draft, "root", "nats")
                             draft.chmod(0o640)
-            (folder / FORMER_NODES).unlink(missing_ok=True)
         except OSError as error:
             raise unwritable(folder, error) from error
         return anew
@@ -325,11 +320,6 @@ class FleetServer:
         return "\n".join([*lines, ""])
 
 
-def current_role(text: str) -> str:
-    """Return the role with this present or former name."""
-    return FORMER_ROLES.get(text, text)
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder that nats-server's user may enter, whatever the umask. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -359,7 +349,7 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
     """Return the subjects that a node may publish to, and those that it may read."""
     own, everybody = Subjects(node, model="*"), Subjects("*")
     read = {f"{own.inbox}.>"}
-    publish = {WORKERS, FORMER_WORKERS, own.machines}
+    publish = {WORKERS, own.machines}
     if role in ("satellite", "both"):
         publish.add(own.window)
         read.add(own.answer)
@@ -379,7 +369,7 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
             f"$JS.API.CONSUMER.LIST.{STREAM}",
             f"$JS.ACK.{STREAM}.>",
         }
-        read |= {WORKERS, FORMER_WORKERS}
+        read.add(WORKERS)
     return sorted(publish), sorted(read)
 
 

@@ -26,7 +26,6 @@ from appliance.errors import ServerError
 from appliance.fleet.link import COMING, RENEW_RIGHTS, Link
 from appliance.fleet.messages import (
     FLEET,
-    FORMER_WORKERS,
     RECOMMENDED,
     WHO,
     WORKERS,
@@ -371,18 +370,13 @@ class Satellite:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + PRESENCE_S
         others = trouble = ""
-        asked_former = False
         heard = await client.subscribe(inbox := client.new_inbox())
         try:
             await client.publish(WORKERS, b"", reply=inbox)
             while (left_s := ends_s - loop.time()) > 0:
                 reply = await heard.next_msg(timeout=left_s)
                 if reply.headers and reply.headers.get("Status") == "503":
-                    if asked_former:
-                        raise self._no_worker(ServerError.NO_WORKER)
-                    await client.publish(FORMER_WORKERS, b"", reply=inbox)
-                    asked_former = True
-                    continue
+                    raise self._no_worker(ServerError.NO_WORKER)
                 try:
                     found = read_presence(reply.data)
                 except MessageError as error:

@@ -24,7 +24,6 @@ from appliance.config import GateSettings
 from appliance.errors import ServerError
 from appliance.fleet.link import RENEW_RIGHTS, Link
 from appliance.fleet.messages import (
-    FORMER_WORKERS,
     LARGEST,
     RECOMMENDED,
     STREAM,
@@ -37,7 +36,6 @@ from appliance.fleet.messages import (
     Subjects,
     consumer_filter,
     consumer_name,
-    former_consumer_name,
     is_inbox,
     pack_answer,
     pack_presence,
@@ -141,9 +139,7 @@ class FleetWorker:
         """Serve a connection until it ends. Raises ServerError."""
         consumers = await self._prepare(client)
         self._link.confirm_service()
-        subscriptions = [
-            await client.subscribe(name, cb=self._announce) for name in (WORKERS, FORMER_WORKERS)
-        ]
+        subscription = await client.subscribe(WORKERS, cb=self._announce)
         try:
             while True:
                 while self._room.count_waiting():
@@ -154,9 +150,8 @@ class FleetWorker:
                 if not messages:
                     await self._repair_consumers(client, consumers)
         finally:
-            for subscription in subscriptions:
-                with suppress(Exception):
-                    await subscription.unsubscribe()
+            with suppress(Exception):
+                await subscription.unsubscribe()
 
     async def _prepare(self, client: Client) -> list[str]:
         """Create or update stream and consumers; return the latter's names. Raises ServerError."""
@@ -199,11 +194,7 @@ class FleetWorker:
                     ack_wait=ACK_WAIT_S,
                     max_deliver=DELIVERIES,
                 )
-                try:
-                    await server.add_consumer(STREAM, wanted)
-                except BadRequestError:  # an older version's has the subject, which takes only one
-                    await server.delete_consumer(STREAM, former_consumer_name(name))
-                    await server.add_consumer(STREAM, wanted)
+                await server.add_consumer(STREAM, wanted)
         except Error as error:
             raise ServerError(
                 f"refused: the fleet's server {self._link.server} refuses the stream {STREAM}: "

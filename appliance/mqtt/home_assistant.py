@@ -12,7 +12,7 @@ know `default_entity_id` and makes the entity's id from the names of the device 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from appliance import HOMEPAGE
@@ -23,12 +23,6 @@ NPUS = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
 """Chips by the encoder's name, as their maker writes them."""
 ELSEWHERE = ("wyoming", "fleet")
 """Values of the encoder while another machine transcribes."""
-FORMER: Mapping[str, str] = {}
-"""Components that older versions announced and this one does not: name to platform.
-
-Home Assistant removes a component only if the message has it with its platform alone. Entries stay
-here, because an appliance may be upgraded from any version.
-"""
 TEMPERATURES = {"npu": "NPU temperature", "soc": "Processor temperature"}
 """Temperatures that a machine may have, with the names of their sensors. The `stats` topic has each
 as `<key>_temperature_c`."""
@@ -44,7 +38,6 @@ def discovery_topic(prefix: str, node: str) -> str:
 def discovery_message(
     node: str,
     state: ApplianceState,
-    former: Mapping[str, str] = FORMER,
     *,
     area: str = "",
     page: str = "",
@@ -52,9 +45,8 @@ def discovery_message(
 ) -> dict[str, Any]:
     """Return the message.
 
-    `former` components are removed by it, and so are the sensors of TEMPERATURES that are not among
-    `temperatures`. A new device gets the room `area`. `page` is an address that the device's page
-    links to.
+    It removes the sensors of TEMPERATURES that are not among `temperatures`. A new device gets the
+    room `area`. `page` is an address that the device's page links to.
     """
     absent = {f"{one}_temperature": "sensor" for one in TEMPERATURES if one not in temperatures}
     return {
@@ -72,7 +64,7 @@ def discovery_message(
         "availability": [{"topic": events.topic(node, events.AVAILABILITY)}],
         "availability_mode": "all",
         "components": {
-            **{name: {"platform": platform} for name, platform in {**former, **absent}.items()},
+            **{name: {"platform": platform} for name, platform in absent.items()},
             **_speech(node),
             **_switches(node),
             **_measurements(node),

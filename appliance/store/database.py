@@ -46,9 +46,9 @@ class AccessMode(enum.Enum):
     """Who uses the file."""
 
     OWNER = "owner"
-    """The daemon: creates the file, updates its layout and repairs it."""
+    """The daemon: creates the file and repairs it."""
     GUEST = "guest"
-    """Another process that writes into the existing file, beside a daemon that may be older."""
+    """Another process that writes into the existing file, beside the daemon."""
     READER = "reader"
 
 
@@ -207,7 +207,7 @@ class Database:
         try:
             connection.create_function("contains", 2, tables.contains, deterministic=True)
             connection.create_function("has_words", 2, tables.has_words, deterministic=True)
-            tables.refuse_newer(self.path, tables.version(connection))
+            tables.refuse_other(self.path, tables.version(connection))
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             if self._access is AccessMode.OWNER:
@@ -225,25 +225,20 @@ class Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Check the file, update its layout and numbers, and insert what was carried over."""
+        """Check or create the tables, update the numbers, and insert what was carried over."""
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
         if tables.version(connection) and (trouble := repair.check(connection)):
             raise DamagedError(trouble)
-        try:
-            tables.migrate(connection)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorname != "SQLITE_FULL" or not tables.version(connection):
-                raise
-            log.warning("%s keeps its older layout for now, because the disk is full", self.path)
+        tables.create(connection)
         with tables.transaction(connection):
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
             repair.continue_numbering(connection, self.numbering)
             for row in self._carried:  # in another file, other transcripts may have their numbers
                 if fresh:
-                    connection.execute(tables.insert_numbered(connection), row)
+                    connection.execute(tables.INSERT_NUMBERED, row)
                 else:
-                    connection.execute(tables.insert(connection), row[1:])
+                    connection.execute(tables.INSERT, row[1:])
         self._carried = []
 
     def _follow_file(self) -> None:

@@ -102,10 +102,10 @@ def read_snapshot(path: Path, scratch: Path, most: int) -> LogSnapshot:
 
 
 def _read_snapshot(path: Path, source: sqlite3.Connection, most: int, unseen: int) -> LogSnapshot:
-    tables.refuse_newer(path, tables.version(source))
+    tables.refuse_other(path, tables.version(source))
     cursor = tables.number(source, tables.CURSOR)
     newest = []
-    for row in source.execute(f"{tables.select(source)} ORDER BY seq DESC LIMIT ?", (most,)):
+    for row in source.execute(f"{tables.SELECT} ORDER BY seq DESC LIMIT ?", (most,)):
         with suppress(tables.DamagedRowError):
             tables.from_row(row)
             newest.append(row)
@@ -131,8 +131,8 @@ def fill_fallback(
             taken = (snapshot.newest[0][0], snapshot.last)
             connection.execute("INSERT INTO taken VALUES (?, ?)", taken)
         with tables.indexed_at_once(connection):
-            connection.executemany(tables.insert_numbered(connection), snapshot.newest)
-            connection.executemany(tables.insert_numbered(connection), numbering.fresh())
+            connection.executemany(tables.INSERT_NUMBERED, snapshot.newest)
+            connection.executemany(tables.INSERT_NUMBERED, numbering.fresh())
         numbering.raise_to(cursor=snapshot.cursor)
     numbering.raise_to(snapshot.highest)
     repair.continue_numbering(connection, numbering)
@@ -156,8 +156,7 @@ def merge(
     unseen = [
         row
         for row in target.execute(
-            f"{tables.select(target)} "
-            "WHERE seq > ? AND seq <= ? AND seq NOT BETWEEN ? AND ? ORDER BY seq",
+            f"{tables.SELECT} WHERE seq > ? AND seq <= ? AND seq NOT BETWEEN ? AND ? ORDER BY seq",
             (cursor, max(published, own), low, high),
         )
         if not _has(source, "id", row[1])
@@ -168,7 +167,7 @@ def merge(
         target.execute("DELETE FROM transcripts WHERE seq = ?", (row[0],))
     _merge_corrections(target, source)
     count, later = 0, []
-    for row in source.execute(f"{tables.select(source)} ORDER BY seq"):
+    for row in source.execute(f"{tables.SELECT} ORDER BY seq"):
         seq = row[0]
         # Copied from the file when the fallback was opened: if the file lacks it now, somebody
         # deleted it there. Exception: the file lost its newest transcripts (last < high) and the
@@ -180,18 +179,16 @@ def merge(
         count += 1
         # Keep the number if it is free, unless this is unpublished and the cursor has passed it.
         if (seq <= own or seq > cursor) and not _has(target, "seq", seq):
-            target.execute(tables.insert_numbered(target), row)
+            target.execute(tables.INSERT_NUMBERED, row)
         else:
             later.append(row)
-    target.executemany(tables.insert(target), [row[1:] for row in (*unseen, *later)])
+    target.executemany(tables.INSERT, [row[1:] for row in (*unseen, *later)])
     repair.continue_numbering(target, numbering)
     return count
 
 
 def _merge_corrections(target: sqlite3.Connection, source: sqlite3.Connection) -> None:
-    """Copy the corrections of transcripts that both logs have, except into an older layout."""
-    if min(tables.version(target), tables.version(source)) < 7:
-        return
+    """Copy the corrections of transcripts that both logs have."""
     corrected = "SELECT id, correction FROM transcripts WHERE correction IS NOT NULL"
     for id, text in source.execute(corrected).fetchall():
         tables.correct(target, id, text)
@@ -202,8 +199,6 @@ def forget_deleted(target: sqlite3.Connection, source: sqlite3.Connection) -> in
 
     Return how many transcripts.
     """
-    if not source.execute("SELECT 1 FROM sqlite_schema WHERE name = 'taken_ids'").fetchone():
-        return 0  # an older version's
     gone = source.execute(
         "SELECT id FROM taken_ids WHERE id NOT IN (SELECT id FROM transcripts)"
     ).fetchall()

@@ -66,11 +66,11 @@ class Numbering:
 def check(connection: sqlite3.Connection) -> str:
     """Return what is wrong with the file, in SQLite's words; "" if it is whole."""
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    missing = tables.TABLES.get(tables.version(connection), set()) - found
+    missing = tables.TABLES - found
     if missing:
         return f"the table {min(missing)} is missing"
     try:
-        connection.execute(f"{tables.select(connection)} LIMIT 0")
+        connection.execute(f"{tables.SELECT} LIMIT 0")
         if connection.execute("SELECT cursor FROM outbox").fetchone() is None:
             return "the cursor is missing"
     except sqlite3.OperationalError as error:
@@ -195,7 +195,7 @@ def read_undelivered(connection: sqlite3.Connection) -> list[Row]:
     """
     earliest = tables.iso(datetime.now(UTC) - _CARRIED_FOR)
     sql = (
-        f"{tables.select(connection)} WHERE seq > (SELECT cursor FROM outbox) AND stored >= ? "
+        f"{tables.SELECT} WHERE seq > (SELECT cursor FROM outbox) AND stored >= ? "
         "ORDER BY seq DESC LIMIT ?"
     )
     return list(_rows(connection, sql, earliest, _CARRIED))[::-1]
@@ -209,12 +209,12 @@ def salvage(damaged: Path, into: Path, copy: Path, numbering: Numbering) -> int:
     files.make(into)
     count = 0
     with closing(sqlite3.connect(into, isolation_level=None)) as target:
-        tables.migrate(target)
+        tables.create(target)
         with closing(_source(damaged, into, copy)) as source:
             _learn(source, numbering)
             with tables.transaction(target):
                 with tables.indexed_at_once(target):
-                    insert = tables.insert_numbered(target)
+                    insert = tables.INSERT_NUMBERED
                     for row in _readable(source, numbering.highest or _LAST_NUMBER):
                         numbering.raise_to(row[0])
                         count += target.execute(insert, row).rowcount
@@ -278,7 +278,7 @@ def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
 
 def _found(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
     """Yield rows from the front, from the back, and one by one between; whole or not."""
-    low, high, select = 0, highest + 1, tables.select(source)
+    low, high, select = 0, highest + 1, tables.SELECT
     for row in _rows(source, f"{select} ORDER BY seq"):
         low = row[0] if low < row[0] <= highest else low
         yield row

@@ -24,7 +24,7 @@ _BOOTS = """CREATE TABLE IF NOT EXISTS boots (
 """A row for each boot of the machine. Running time is base_s + the boot clock. The other columns
 are of the last run: boot clock, Unix time, and until when (running time) a jump is remembered.
 
-Not part of a layout: a file without it gets it here, and an older version ignores it."""
+The first run creates it."""
 _STORED = """coalesce(
     (SELECT base_s FROM boots WHERE boots.boot = transcripts.boot) + boot_s,
     (SELECT base_s + seen_s - wall_s FROM boots ORDER BY rowid LIMIT 1)

@@ -91,12 +91,12 @@ class Store:
     ) -> Self:
         """Return the store in the configured folder.
 
-        By default it is opened as the daemon does: created if it is missing, updated to the present
-        layout, repaired if it is damaged. With `read_only`, or `beside_daemon` (which may write),
+        By default it is opened as the daemon does: created if it is missing,
+        repaired if it is damaged. With `read_only`, or `beside_daemon` (which may write),
         it is left as it is.
 
         Raises StoreError if the folder or file is missing (read_only, beside_daemon), cannot be
-        created or opened, or was written by a newer version.
+        created or opened, or was written by another version.
         """
         writer = AccessMode.GUEST if beside_daemon else AccessMode.OWNER
         access = AccessMode.READER if read_only else writer
@@ -111,8 +111,8 @@ class Store:
         values = tables.to_row(transcript)
 
         def insert(connection: sqlite3.Connection) -> StoredTranscript:
-            connection.execute(tables.insert(connection), values)
-            sql = f"{tables.select(connection)} WHERE id = ?"
+            connection.execute(tables.INSERT, values)
+            sql = f"{tables.SELECT} WHERE id = ?"
             row = connection.execute(sql, (transcript.id,)).fetchone()
             if row is None:  # inserted, but its index does not find it
                 raise tables.DamagedRowError("the index of ids is damaged")
@@ -133,7 +133,7 @@ class Store:
 
         def update(connection: sqlite3.Connection) -> StoredTranscript | None:
             tables.correct(connection, id, text)
-            sql = f"{tables.select(connection)} WHERE id = ?"
+            sql = f"{tables.SELECT} WHERE id = ?"
             row = connection.execute(sql, (id,)).fetchone()
             return tables.from_row(row) if row else None
 
@@ -199,10 +199,10 @@ class Store:
         spoken. Raises StoreError.
         """
         sql = (
-            'SELECT latency_ms FROM transcripts WHERE "end" >= ? AND coalesce(source, ?) = ? '
+            'SELECT latency_ms FROM transcripts WHERE "end" >= ? AND source = ? '
             "ORDER BY +seq DESC LIMIT ?"  # the + makes SQLite use the index of "end", not of seq
         )
-        values = (tables.iso(since), HEARD_HERE, HEARD_HERE, limit)
+        values = (tables.iso(since), HEARD_HERE, limit)
         return self._database.read(
             "read the log", lambda found: [row[0] for row in found.execute(sql, values)]
         )
@@ -211,7 +211,7 @@ class Store:
         """Return how many transcripts are `wanted`. Raises StoreError."""
 
         def count(connection: sqlite3.Connection) -> int:
-            condition, values = where(wanted, tables.version(connection) > 1)
+            condition, values = where(wanted)
             sql = f"SELECT count(*) FROM transcripts WHERE {condition}"
             return tables.number(connection, sql, values)
 
@@ -224,7 +224,7 @@ class Store:
         """
         count = self._database.write(
             "delete transcripts",
-            lambda found: tables.forget(found, *where(wanted, tables.version(found) > 1)),
+            lambda found: tables.forget(found, *where(wanted)),
         )
         self.history.forget()
         gone = self._database.vacuum(_DELETE_WAIT_S, rewrite=count > 0)
@@ -320,11 +320,8 @@ class Store:
         wanted: Wanted = _ALL,
     ) -> list[StoredTranscript]:
         def select(connection: sqlite3.Connection) -> list[StoredTranscript]:
-            chosen, found = where(wanted, tables.version(connection) > 1)
-            sql = (
-                f"{tables.select(connection)} WHERE {chosen} {condition} "
-                f"ORDER BY {order} LIMIT {limit:d}"
-            )
+            chosen, found = where(wanted)
+            sql = f"{tables.SELECT} WHERE {chosen} {condition} ORDER BY {order} LIMIT {limit:d}"
             return [tables.from_row(row) for row in connection.execute(sql, (*found, *values))]
 
         return self._database.read("read the log", select)

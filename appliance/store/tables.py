@@ -1,4 +1,4 @@
-"""The tables: layouts and migrations, rows and search.
+"""The tables: layout, rows and search.
 
 All functions work on an open connection, most of them within a transaction of the caller.
 
@@ -22,13 +22,13 @@ from functools import lru_cache
 from typing import Any
 
 from appliance.errors import StoreError
-from appliance.records import HEARD_HERE, Phrase, Transcript
+from appliance.records import Phrase, Transcript
 from appliance.system import boot_id
 
-SCHEMA = 8
-"""Number of the layout, kept in the file's user_version; a higher one is refused."""
+SCHEMA = 1
+"""Number of the layout, kept in the file's user_version; another one is refused."""
 
-_TRANSCRIPTS = (
+_LAYOUT = (
     """
     CREATE TABLE transcripts (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -40,10 +40,14 @@ _TRANSCRIPTS = (
         "end" TEXT NOT NULL,
         text TEXT NOT NULL,
         language TEXT NOT NULL,
+        language_probability REAL,
         avg_logprob REAL NOT NULL,
         no_speech_prob REAL NOT NULL,
         compression_ratio REAL NOT NULL,
+        confidence REAL NOT NULL,
         duration_s REAL NOT NULL,
+        level_dbfs REAL,
+        snr_db REAL,
         model TEXT NOT NULL,
         encoder TEXT NOT NULL,
         encode_ms REAL NOT NULL,
@@ -51,6 +55,12 @@ _TRANSCRIPTS = (
         queue_ms REAL NOT NULL,
         latency_ms REAL NOT NULL,
         flags TEXT NOT NULL,
+        phrase TEXT,
+        correction TEXT,
+        continues TEXT NOT NULL,
+        source TEXT NOT NULL,
+        heard_better_by TEXT NOT NULL,
+        heard_also TEXT NOT NULL,
         stored TEXT NOT NULL,
         boot TEXT NOT NULL,
         boot_s REAL NOT NULL
@@ -58,10 +68,6 @@ _TRANSCRIPTS = (
     'CREATE INDEX transcripts_by_end ON transcripts ("end")',
     "CREATE TABLE outbox (only INTEGER PRIMARY KEY CHECK (only = 1), cursor INTEGER NOT NULL)",
     "INSERT INTO outbox VALUES (1, 0)",
-)
-"""Times are UTC with microseconds, so that they sort as text; flags are a JSON list."""
-
-_SEARCH = (
     # which transcripts hold which three letters: finds parts of words, and languages that write
     # no spaces. No positions (detail=none): a third of the size; the text itself has the last word
     """
@@ -82,41 +88,12 @@ _SEARCH = (
         INSERT INTO search (search, rowid, text) VALUES ('delete', old.seq, old.text);
         INSERT INTO search (rowid, text) VALUES (new.seq, new.text);
     END""",
-    "INSERT INTO search (search) VALUES ('rebuild')",
+    f"PRAGMA user_version = {SCHEMA}",
 )
+"""Times are UTC with microseconds, so that they sort as text; flags and heard_also are JSON lists,
+phrase is an object. Unknown measurements are NULL."""
 
-_CONFIDENCE = ("ALTER TABLE transcripts ADD COLUMN confidence REAL",)
-"""NULL in older rows, where the probability of the tokens replaces it."""
-
-_ORIGIN = (
-    "ALTER TABLE transcripts ADD COLUMN continues TEXT",
-    "ALTER TABLE transcripts ADD COLUMN source TEXT",
-)
-"""NULL in older rows: they continue nothing and came from the microphone."""
-
-_PHRASE = ("ALTER TABLE transcripts ADD COLUMN phrase TEXT",)
-"""The fields of Phrase as JSON; NULL without one."""
-
-_LANGUAGE = ("ALTER TABLE transcripts ADD COLUMN language_probability REAL",)
-"""NULL if the language was fixed."""
-
-_CORRECTION = ("ALTER TABLE transcripts ADD COLUMN correction TEXT",)
-"""NULL without one."""
-
-_ROOMS = tuple(
-    f"ALTER TABLE transcripts ADD COLUMN {column}"
-    for column in ("level_dbfs REAL", "snr_db REAL", "heard_better_by TEXT", "heard_also TEXT")
-)
-"""NULL in older rows: not measured, and heard in this room alone; heard_also is a JSON list."""
-
-_STEPS = (_TRANSCRIPTS, _SEARCH, _CONFIDENCE, _ORIGIN, _PHRASE, _LANGUAGE, _CORRECTION, _ROOMS)
-MIGRATIONS = dict(enumerate(_STEPS, 1))
-"""Statements that turn each layout into the next; a new file goes through all of them."""
-
-TABLES = {
-    layout: {"transcripts", "outbox", *(["search"] if layout > 1 else [])} for layout in MIGRATIONS
-}
-"""Tables that a file of each layout must have."""
+TABLES = {"transcripts", "outbox", "search"}
 
 
 @contextmanager
@@ -143,12 +120,12 @@ def version(connection: sqlite3.Connection) -> int:
     return number(connection, "PRAGMA user_version")
 
 
-def refuse_newer(where: object, found: int) -> None:
-    """Raise StoreError if `found` is a layout that this version does not know."""
-    if found > SCHEMA:
+def refuse_other(where: object, found: int) -> None:
+    """Raise StoreError if `found` is another layout; 0, a file without one, is not."""
+    if found not in (0, SCHEMA):
         raise StoreError(
-            f"{where}: expected schema {SCHEMA} or older, found {found}, which a newer Roomscribe "
-            "wrote; install that version again, or move the file away to start a new one"
+            f"{where}: expected schema {SCHEMA}, found {found}, which another version of "
+            "Roomscribe wrote; install that version again, or move the file away to start a new one"
         )
 
 
@@ -165,32 +142,37 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def migrate(connection: sqlite3.Connection) -> int:
-    """Update the file to the present layout, all steps or none; return the layout that it had."""
-    if version(connection) >= SCHEMA:
-        return SCHEMA
+def create(connection: sqlite3.Connection) -> None:
+    """Create the tables in a new file, all or none."""
+    if version(connection):
+        return
     with transaction(connection):
-        found = version(connection)  # another process may have done it
-        for step in range(found + 1, SCHEMA + 1):
-            for statement in MIGRATIONS[step]:
+        if not version(connection):  # another process may have done it
+            for statement in _LAYOUT:
                 connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {max(SCHEMA, found)}")
-    return found
 
 
 Row = tuple[Any, ...]
-"""A row of `select` and for `insert_numbered`: the number, then the values of to_row."""
+"""A row of SELECT and for INSERT_NUMBERED: the number, then the values of to_row."""
 _RECORD = tuple(entry.name for entry in fields(Transcript))
 _FLOATS = tuple(entry.name for entry in fields(Transcript) if entry.type == "float")
 _TEXTS = tuple(entry.name for entry in fields(Transcript) if entry.type == "str")
 _NAMES = (*_RECORD, "stored", "boot", "boot_s")
+_QUOTED = [f'"{name}"' for name in _NAMES]
+SELECT = f"SELECT seq, {', '.join(_QUOTED)} FROM transcripts"
+"""The statement whose rows from_row reads; conditions may follow."""
+INSERT = (
+    f"INSERT INTO transcripts ({', '.join(_QUOTED)}) VALUES ({', '.join('?' * len(_NAMES))}) "
+    "ON CONFLICT (id) DO NOTHING"
+)
+"""Stores the values of to_row, unless the id exists."""
+INSERT_NUMBERED = (
+    f"INSERT OR IGNORE INTO transcripts (seq, {', '.join(_QUOTED)}) "
+    f"VALUES (?, {', '.join('?' * len(_NAMES))})"
+)
+"""Stores a Row unchanged, unless its number or id exists."""
 _MEASURED = ("language_probability", "level_dbfs", "snr_db")
 """Numbers that may be NULL."""
-_ADDED = {
-    "confidence": 3, "continues": 4, "source": 4, "phrase": 5, "language_probability": 6,
-    "correction": 7, "level_dbfs": 8, "snr_db": 8, "heard_better_by": 8, "heard_also": 8,
-}  # fmt: skip
-"""The layout that added a column; the others are in the first."""
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
 """The highest number ever given, 0 at first."""
@@ -241,47 +223,8 @@ def iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def select(connection: sqlite3.Connection) -> str:
-    """Return the statement whose rows from_row reads; conditions may follow.
-
-    In a file of an older layout (read-only, or on a full disk), missing columns are NULL.
-    """
-    there = _there(connection)
-    listed = (f'"{name}"' if name in there else f'NULL AS "{name}"' for name in _NAMES)
-    return f"SELECT seq, {', '.join(listed)} FROM transcripts"
-
-
-def insert(connection: sqlite3.Connection) -> str:
-    """Return the statement that stores the values of to_row, unless the id exists."""
-    return f"INSERT INTO transcripts {_into(connection, 1)} ON CONFLICT (id) DO NOTHING"
-
-
-def insert_numbered(connection: sqlite3.Connection) -> str:
-    """Return the statement that stores a Row unchanged, unless its number or id exists."""
-    return f"INSERT OR IGNORE INTO transcripts {_into(connection, 0)}"
-
-
-def _into(connection: sqlite3.Connection, first: int) -> str:
-    """Return the columns of a Row from `first` on and the placeholders of their values, without
-    those that the layout does not have."""
-    there = _there(connection)
-    columns = list(enumerate(("seq", *_NAMES)[first:], 1))
-    kept = [(at, name) for at, name in columns if name in there]
-    names = ", ".join(f'"{name}"' for _, name in kept)
-    return f"({names}) VALUES ({', '.join(f'?{at}' for at, _ in kept)})"
-
-
-def _there(connection: sqlite3.Connection) -> set[str]:
-    """Return the columns of the file's layout; of the present one if the file is damaged."""
-    try:
-        found = version(connection)
-    except sqlite3.DatabaseError:
-        found = SCHEMA
-    return {"seq", *(name for name in _NAMES if _ADDED.get(name, 1) <= found)}
-
-
 def to_row(transcript: Transcript) -> tuple[Any, ...]:
-    """Return the values for `insert`, with the present time."""
+    """Return the values for INSERT, with the present time."""
     values = {name: getattr(transcript, name) for name in _RECORD}
     values["start"] = iso(transcript.start)
     values["end"] = iso(transcript.end)
@@ -298,7 +241,7 @@ def to_row(transcript: Transcript) -> tuple[Any, ...]:
 
 
 def from_row(row: Row) -> StoredTranscript:
-    """Return the transcript in a row of `select`. Raises DamagedRowError."""
+    """Return the transcript in a row of SELECT. Raises DamagedRowError."""
     seq, *values = row
     *record, stored, boot, boot_s = values
     named = dict(zip(_RECORD, record, strict=True))
@@ -309,12 +252,7 @@ def from_row(row: Row) -> StoredTranscript:
         if named["phrase"] is not None:
             named["phrase"] = Phrase(**json.loads(named["phrase"]))
         moment = datetime.fromisoformat(stored)
-        if named["confidence"] is None:
-            named["confidence"] = math.exp(min(0.0, named["avg_logprob"]))
-        named["continues"] = "" if named["continues"] is None else named["continues"]
-        named["source"] = HEARD_HERE if named["source"] is None else named["source"]
-        named["heard_better_by"] = named["heard_better_by"] or ""
-        named["heard_also"] = tuple(json.loads(named["heard_also"] or "[]"))
+        named["heard_also"] = tuple(json.loads(named["heard_also"]))
         for name in _MEASURED:
             named[name] = None if named[name] is None else float(named[name])
         for name in _FLOATS:
@@ -356,8 +294,8 @@ class Wanted:
         return self.ids is None and not chosen
 
 
-def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
-    """Return the SQL condition and its values; `indexed`: the file has the search's index."""
+def where(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
+    """Return the SQL condition and its values."""
     conditions, values = ["1"], list[object]()
     if wanted.since:
         conditions.append('"end" >= ?')
@@ -370,8 +308,7 @@ def where(wanted: Wanted, indexed: bool) -> tuple[str, tuple[object, ...]]:
         values.extend(wanted.ids)
     # without what UTF-8 cannot encode: bytes of another encoding on the command line
     needles = [needle.encode("utf-8", "replace").decode() for needle in wanted.grep if needle]
-    grams = _grams([*needles, *wanted.uncorrected.split()]) if indexed else []
-    if grams:
+    if grams := _grams([*needles, *wanted.uncorrected.split()]):
         conditions.append("seq IN (SELECT rowid FROM search WHERE search MATCH ?)")
         values.append(" AND ".join(grams))
     for needle in needles:
@@ -423,6 +360,6 @@ def correct(connection: sqlite3.Connection, id: str, text: str | None) -> None:
 def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:
     """Delete the transcripts that match a condition; return how many."""
     count = connection.execute(f"DELETE FROM transcripts WHERE {condition}", values).rowcount
-    if count and version(connection) > 1:
+    if count:
         connection.execute("INSERT INTO search (search) VALUES ('optimize')")
     return count

@@ -128,9 +128,8 @@ class LogHistory:
 
 
 def _sentences(connection: sqlite3.Connection) -> list[Sentence]:
-    continues = "continues" if tables.version(connection) > 3 else "NULL"
     rows = connection.execute(
-        f'SELECT utterance_id, "window", windows, text, {continues} FROM transcripts '
+        'SELECT utterance_id, "window", windows, text, continues FROM transcripts '
         "WHERE typeof(text) = 'text' ORDER BY seq DESC LIMIT ?",
         (NEWEST,),
     )

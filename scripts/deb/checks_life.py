@@ -221,8 +221,9 @@ def has_password(box: Container) -> str:
 
 
 def respects_state(box: Container) -> str:
-    """The daemon refuses a newer log and leaves it unchanged. If the log cannot be written (another
-    owner, a full or read-only disk), it continues in memory and writes the file later."""
+    """The daemon refuses the log of another version and leaves it unchanged. If the log cannot be
+    written (another owner, a full or read-only disk), it continues in memory and writes the file
+    later."""
     box.run("systemctl stop roomscribe")
     lines = []
     box.run(f"cp -a {STATE} /root/state")

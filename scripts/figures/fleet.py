@@ -144,7 +144,7 @@ def worker_child(url: str, at_once: int, over: Event) -> None:
                 for message in await taken.fetch(1, timeout=1):
                     about = json.loads((message.headers or {})["Roomscribe-Window"])
                     node = message.subject.rpartition(".")[2]
-                    answer = json.dumps({"v": 2, "id": about["id"]}).encode()
+                    answer = json.dumps({"v": 1, "id": about["id"]}).encode()
                     await client.publish(f"roomscribe.answer.{node}", answer)
                     await message.ack()
         await client.close()

@@ -76,13 +76,11 @@ def sentence(number: int) -> Transcript:
 
 
 def make_old_file(path: Path) -> None:
-    """A file of the first layout with OLD transcripts, all of it on the disk."""
+    """A file with OLD transcripts, all of it on the disk."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in tables.MIGRATIONS[1]:
-            connection.execute(statement)
-        connection.execute("PRAGMA user_version = 1")
+        tables.create(connection)
         for number in range(1, OLD + 1):
-            connection.execute(tables.insert(connection), tables.to_row(sentence(number)))
+            connection.execute(tables.INSERT, tables.to_row(sentence(number)))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_a_refusal_and_a_presence_arrive() -> None:
 
 def test_another_version_is_refused_by_name_and_unknown_fields_are_ignored() -> None:
     payload = messages.pack_sound(a_window().samples)
-    with pytest.raises(MessageError, match="of version 2, found 3") as refused:
+    with pytest.raises(MessageError, match="of version 1, found 3") as refused:
         messages.read_window(SUBJECT, header(v=3, utterance_id={"new": "form"}), payload)
     assert refused.value.code == "version"
     assert messages.read_window(SUBJECT, header(colour="red"), payload).attempt == 1
@@ -109,9 +109,9 @@ def test_another_version_is_refused_by_name_and_unknown_fields_are_ignored() -> 
         messages.pack_answer(Answer("w", 1, "pi5", HEARD)),
     ):
         read = messages.read_presence if b"window_s" in packed else read_answer
-        for version in (1, 3):
+        for version in (2, 3):
             other = json.dumps(json.loads(packed) | {"v": version}).encode()
-            with pytest.raises(MessageError, match=f"of version 2, found {version}") as refused:
+            with pytest.raises(MessageError, match=f"of version 1, found {version}") as refused:
                 read(other)
             assert refused.value.code == "version"
 
@@ -129,7 +129,7 @@ def flac(seconds: float, rate: int = SAMPLE_RATE, channels: int = 1, kind: str =
         (None, flac(1), "bad"),
         ({}, flac(1), "bad"),
         ({messages.WINDOW_HEADER: "[" * 4000}, flac(1), "bad"),
-        ({messages.WINDOW_HEADER: json.dumps({"v": 2, "id": "x" * 5000})}, flac(1), "bad"),
+        ({messages.WINDOW_HEADER: json.dumps({"v": 1, "id": "x" * 5000})}, flac(1), "bad"),
         (header(id="a b"), flac(1), "bad"),
         (header(index=0), flac(1), "bad"),
         (header(utterance_id=7), flac(1), "bad"),
@@ -158,12 +158,12 @@ def test_what_is_no_window_is_refused(
         b"[]",
         b"\xff",
         b"{" * 10_000,
-        b'{"v":2}',
-        b'{"v":2,"id":"w"}',
-        b'{"v":2,"id":"w","transcription":{}}',
-        b'{"v":2,"id":"w","transcription":{"text":"x","tokens":' + b"[1" + b",1" * 2000 + b"]}}",
-        b'{"v":2,"id":"w","transcription":{"text":"' + b"x" * 9000 + b'","tokens":[]}}',
-        b'{"v":2,"id":"w"}' + b" " * (1 << 16),
+        b'{"v":1}',
+        b'{"v":1,"id":"w"}',
+        b'{"v":1,"id":"w","transcription":{}}',
+        b'{"v":1,"id":"w","transcription":{"text":"x","tokens":' + b"[1" + b",1" * 2000 + b"]}}",
+        b'{"v":1,"id":"w","transcription":{"text":"' + b"x" * 9000 + b'","tokens":[]}}',
+        b'{"v":1,"id":"w"}' + b" " * (1 << 16),
     ],
 )
 def test_what_is_no_answer_is_refused(data: bytes) -> None:
@@ -173,7 +173,7 @@ def test_what_is_no_answer_is_refused(data: bytes) -> None:
 
 def test_what_is_wrong_in_an_answer_is_left_out() -> None:
     data = {
-        "v": 2,
+        "v": 1,
         "id": "w",
         "worker": "a b",
         "transcription": {
@@ -222,7 +222,7 @@ JSON = st.recursive(
 @settings(max_examples=25, deadline=None)
 @given(found=st.dictionaries(st.sampled_from(["v", "id", "transcription", "error"]), JSON))
 def test_no_answer_crashes_a_satellite(found: dict[str, Any]) -> None:
-    for data in (found, {"v": 2, "id": "w", "transcription": found.get("transcription")}):
+    for data in (found, {"v": 1, "id": "w", "transcription": found.get("transcription")}):
         try:
             read_answer(json.dumps(data).encode())
         except MessageError as error:

@@ -19,7 +19,6 @@ from rigs.waiting import until
 from rigs.wyoming import free_port
 
 from appliance.errors import ConfigError, ServerError, StoreError
-from appliance.fleet import provisioning
 from appliance.fleet.link import explain_failure
 from appliance.fleet.probe import Probe
 from appliance.fleet.provisioning import (
@@ -334,9 +333,9 @@ def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
             lambda word: word[:200] + ("A" if word[200] != "A" else "B") + word[201:],
             "incomplete or",
         ),
-        (lambda word: word.replace("-2.", "-3."), "found form 3"),
-        (lambda _: "roomscribe-2.!!!", "incomplete or changed"),
-        (lambda _: "roomscribe-2.", "incomplete or changed"),
+        (lambda word: word.replace("-1.", "-2."), "found form 2"),
+        (lambda _: "roomscribe-1.!!!", "incomplete or changed"),
+        (lambda _: "roomscribe-1.", "incomplete or changed"),
     ],
 )
 def test_what_is_no_code_is_one_line(damage: object, expected: str) -> None:
@@ -376,27 +375,3 @@ def test_a_damaged_state_is_named_and_left_alone(tmp_path: Path) -> None:
             FleetServer.load(tmp_path)
         assert (tmp_path / STATE).read_text(encoding="utf-8") == text
     assert FleetServer.load(tmp_path / "none") is None
-
-
-def test_a_server_and_codes_of_before_the_new_names_go_on(tmp_path: Path) -> None:
-    """Then nodes were boxes, satellites ears and workers brains."""
-    engine = engine_of(kitchen="satellite", attic="worker")
-    folder = tmp_path / "s"
-    engine.write(folder, tmp_path / "js")
-    former = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    former["boxes"] = former.pop("nodes")
-    former["boxes"]["kitchen"]["role"], former["boxes"]["attic"]["role"] = "ear", "brain"
-    write_whole(folder / STATE, json.dumps(former))
-    (folder / NODES).rename(folder / "boxes.conf")
-    text = (folder / CONFIG).read_text(encoding="utf-8")
-    (folder / CONFIG).write_text(text.replace(NODES, "boxes.conf"), encoding="utf-8")
-    loaded = FleetServer.load(folder)
-    assert loaded == replace(engine, store_dir=str(tmp_path / "js"))
-    assert loaded.write(folder, tmp_path / "js"), "it has to start anew"
-    assert (folder / CONFIG).read_text(encoding="utf-8") == text
-    assert (folder / NODES).exists()
-    assert not (folder / "boxes.conf").exists()
-    code = engine.code("kitchen")
-    former_code = {"s": code.servers, "n": "kitchen", "r": "ear", "p": code.password, "a": ""}
-    packed = provisioning._pack(former_code).replace("roomscribe-2.", "roomscribe-1.")
-    assert Code.read(packed).role == "satellite"

@@ -271,17 +271,6 @@ def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) 
         assert json.loads(heard.messages[0].payload)["device"]["suggested_area"] == "Küche"
 
 
-def test_a_component_of_an_older_version_is_removed_by_its_platform_alone() -> None:
-    message = home_assistant.discovery_message("kitchen", STATE, {"loudness": "sensor"})
-    assert message["components"]["loudness"] == {"platform": "sensor"}
-    assert len(message["components"]) == 15
-
-
-def test_no_component_is_both_announced_and_removed() -> None:
-    announced = home_assistant.discovery_message("kitchen", STATE, {})["components"]
-    assert not set(home_assistant.FORMER) & set(announced)
-
-
 def test_every_component_has_what_home_assistant_insists_on() -> None:
     message = home_assistant.discovery_message("kitchen", STATE)
     assert set(message) == {"device", "origin", "availability", "availability_mode", "components"}

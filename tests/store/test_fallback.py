@@ -131,13 +131,13 @@ def test_a_full_disk_with_a_little_room_is_not_tried_again_and_again(rig: DiskRi
     assert not (rig.disk / "state" / f"{FILE_NAME}.probe").exists()
 
 
-def test_a_newer_log_a_wrong_path_and_a_lock_open_no_fallback(tmp_path: Path, memory: Path) -> None:
+def test_another_layout_a_path_and_a_lock_open_no_fallback(tmp_path: Path, memory: Path) -> None:
     rig = DiskRig(tmp_path, memory)
     with rig.log() as (store, database):
         connection = database._current.connection
         assert connection is not None
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="newer"), rig.log():
+    with pytest.raises(StoreError, match="another version"), rig.log():
         pass
     (tmp_path / "state" / FILE_NAME).unlink()
     with rig.log() as (store, database):

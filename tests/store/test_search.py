@@ -108,17 +108,14 @@ def test_the_search_finds_what_a_plain_comparison_finds(
     texts = [*texts, f"x{' '.join(needles)}y", "".join(needles).upper()]
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.create_function("contains", 2, contains)
-        tables.migrate(connection)
-        connection.executemany(
-            tables.insert(connection), (tables.to_row(transcript(text)) for text in texts)
-        )
-        for indexed in (True, False):
-            condition, values = where(Wanted(grep=needles), indexed)
-            sql = f"SELECT text FROM transcripts WHERE {condition} ORDER BY seq"
-            given_texts = [text for (text,) in connection.execute(sql, values)]
-            assert given_texts == [
-                text for text in texts if all(needle.lower() in text.lower() for needle in needles)
-            ]
+        tables.create(connection)
+        connection.executemany(tables.INSERT, (tables.to_row(transcript(text)) for text in texts))
+        condition, values = where(Wanted(grep=needles))
+        sql = f"SELECT text FROM transcripts WHERE {condition} ORDER BY seq"
+        given_texts = [text for (text,) in connection.execute(sql, values)]
+        assert given_texts == [
+            text for text in texts if all(needle.lower() in text.lower() for needle in needles)
+        ]
 
 
 def test_whole_words_of_sentences_that_were_not_corrected_are_counted(store: Store) -> None:
@@ -145,7 +142,7 @@ def test_the_index_leaves_few_transcripts_to_be_compared(store: Store) -> None:
         compared.append(text)
         return contains(text, needle)
 
-    condition, values = where(Wanted(grep=("cellar",)), indexed=True)
+    condition, values = where(Wanted(grep=("cellar",)))
     connection = connection_of(store)
     connection.create_function("contains", 2, counting, deterministic=True)
     rows = connection.execute(f"SELECT text FROM transcripts WHERE {condition}", values)

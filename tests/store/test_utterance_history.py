@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -15,7 +13,6 @@ from rigs.publishing import transcript
 
 from appliance.config import StoreSettings
 from appliance.records import Transcript, new_id
-from appliance.store import tables
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
@@ -153,15 +150,3 @@ def test_a_file_that_is_replaced_is_read_again(store: Store, tmp_path: Path) -> 
     (tmp_path / FILE_NAME).unlink()
     store.append(heard("two"))
     assert [store.history.count(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
-
-
-def test_a_log_of_an_older_layout_is_counted_too(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
-        for step in (1, 2, 3):
-            for statement in tables.MIGRATIONS[step]:
-                connection.execute(statement)
-        connection.execute("PRAGMA user_version = 3")
-        connection.execute(tables.insert(connection), tables.to_row(heard("one")))
-        connection.commit()
-    with Store.open(StoreSettings(path=str(tmp_path)), read_only=True) as store:
-        assert store.history.count("one") == (1, 0)

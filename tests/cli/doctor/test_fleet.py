@@ -209,10 +209,10 @@ def test_a_sentence_that_nobody_answers_or_a_worker_refuses_is_told(tmp_path: Pa
     with NatsServer() as server, Bus(server.url) as worker:
         make_queue(worker)
         refused = {
-            "v": 2, "id": "%s", "attempt": 1, "worker": "attic",
+            "v": 1, "id": "%s", "attempt": 1, "worker": "attic",
             "error": {"code": "busy", "text": "too much to do"},
         }  # fmt: skip
-        answers = [json.dumps({"v": 2, "id": "another"}).encode(), json.dumps(refused).encode()]
+        answers = [json.dumps({"v": 1, "id": "another"}).encode(), json.dumps(refused).encode()]
         worker.answer_all(WINDOWS, "roomscribe.answer.kitchen", answers)
         chosen = FleetSettings(role="satellite", server=(server.url,))
         told = found("a sentence from afar", chosen)
