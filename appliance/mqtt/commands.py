@@ -1,6 +1,6 @@
 """Commands over MQTT: `mute/set`, `command/expect` and, if enabled, `command/history`.
 
-Nothing in a message is trusted: whatever is not exactly as expected is refused. Everything runs in
+Nothing in a message is trusted: what is not as expected is refused. Everything runs in
 the publisher's thread. A request for the history is JSON,
 
     {"since_id": "01J...", "limit": 50}   or   {"since": "2026-11-21T08:00:00Z"}
@@ -39,6 +39,8 @@ BURST, ANSWERS_PER_S = 20.0, 5.0
 """Requests that are answered at once, and then per second."""
 REQUEST_BYTES, EXPECT_BYTES = 1024, 16_384
 """Longest requests."""
+MUTING, OPENING = {"on", "1", "true", "mute"}, {"off", "0", "false", "unmute"}
+_STATE = re.compile(r'\{\s*"state"\s*:\s*"?(\w+)"?\s*\}')
 _ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
@@ -150,17 +152,27 @@ def subscriptions(
     warn = LimitedWarnings()
 
     def turn_mute(message: ReceivedMessage) -> None:
-        """Handle ON, ON with an end, or OFF, unless it is retained."""
+        """Mute, or open the microphone again, unless the message is retained. A wrong end mutes
+        without one: who asks for silence must get it."""
         if warn.refuse_retained(message):
             return
-        word, space, end = message.payload.partition(b" ")
-        try:
-            if word not in (events.ON, events.OFF) or bool(space) != bool(end):
-                raise ValueError
-            mute.set(word == events.ON, "MQTT", end.decode("ascii"))
-        except ValueError:
-            expected = "ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
+        text = message.payload.decode("utf-8", "replace").strip().casefold()
+        if found := _STATE.fullmatch(text):
+            text = found[1]
+        word, _, end = text.partition(" ")
+        on = word in MUTING
+        expected = "ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
+        if not on and (word not in OPENING or end):
             warn(message, f"expected {expected}; found {preview(message.payload)}")
+            return
+        try:
+            mute.set(on, "MQTT", end.strip())
+        except ValueError:
+            mute.set(on, "MQTT", "")
+            warn(
+                message,
+                f"muted without an end: expected {expected}, found {preview(message.payload)}",
+            )
 
     wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
     expecting = ExpectCommand(node, expect, send, warn) if expect else None

@@ -568,7 +568,12 @@ class Publisher(Listener):
                     if self._rooms:
                         self._rooms.lost(now_s)
         for message in self._connection.take_messages():
-            self._handle_message(now_s, message)
+            try:
+                self._handle_message(now_s, message)
+            except BrokerError:
+                raise
+            except Exception:  # whatever somebody sends, the next message is read
+                log.exception("%s: this message cannot be handled", message.topic)
         if self._rooms:
             self._publish_posts(self._rooms)
         self._delivery.limit_outbox(now_s)

@@ -21,6 +21,7 @@ from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
 from appliance.config import HistorySettings, MqttSettings, StoreSettings
+from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.commands import ANSWERS_PER_S, subscriptions
 from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.publisher import Publisher
@@ -249,18 +250,42 @@ def test_history_is_off_unless_enabled(store: Store) -> None:
     assert list(wanted) == ["mute/set"]
 
 
-def test_mute_set_obeys_two_words_with_an_end_and_nothing_retained(house: House) -> None:
-    wrong = (b"on", b"ON\n", b"", b"TOGGLE", b"\xff", b"1", b"ON" * 1000)
-    for payload in (*wrong, b"ON ", b"ON 5", b"ON \xff", b"30m", b"ON 30m "):
+def test_mute_set_obeys_common_words_mutes_in_doubt_and_takes_nothing_retained(
+    house: House,
+) -> None:
+    for payload in (b"", b"TOGGLE", b"\xff", b"ON" * 1000, b"30m", b"OFF 30m", b'{"mute": "ON"}'):
         house.asker.publish("mute/set", payload)
     house.asker.publish("mute/set", b"ON", retain=True)
     house.asker.publish("mute/set", b"", retain=True)
-    house.asker.publish("mute/set", b"ON 30m")
-    house.asker.publish("mute/set", b"OFF")
-    until(lambda: len(house.switch.turned) == 3)
+    obeyed = {
+        b"ON 30m": (True, "30m"), b"OFF": (False, ""), b"on\n": (True, ""), b"0": (False, ""),
+        b"true": (True, ""), b'{"state": "OFF"}': (False, ""), b"ON 5": (True, ""),
+        b" Off ": (False, ""), b"ON \xff": (True, ""),
+    }  # fmt: skip
+    for payload in obeyed:
+        house.asker.publish("mute/set", payload)
+    until(lambda: len(house.switch.turned) == 1 + len(obeyed))
     # to a client that is subscribed a retained message comes like any other
-    assert house.switch.turned == [True, True, False]
-    assert house.switch.ends == ["", "30m", ""]
+    told = list(zip(house.switch.turned, house.switch.ends, strict=True))
+    assert told == [(True, ""), *obeyed.values()]
+
+
+def test_no_message_ends_the_publisher_whatever_its_handler_raises(store: Store) -> None:
+    handled: list[bytes] = []
+
+    def fail(message: ReceivedMessage) -> None:
+        handled.append(message.payload)
+        raise RecursionError("maximum recursion depth exceeded")
+
+    with Broker() as broker, Asker(broker.port) as asker:
+        settings = MqttSettings(host=broker.host, port=broker.port)
+
+        def is_handled_again() -> bool:
+            asker.publish("mute/set", b"ON")
+            return len(handled) > 1
+
+        with running(settings, store, subscriptions={"mute/set": fail}):
+            until(is_handled_again)
 
 
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
