@@ -405,29 +405,6 @@ class DecoderSettings:
         choices=("cpu", "hailo"),
     )
     threads: int = key(2, "CPU threads of the decoder; 0: one per core.", low=0, high=64)
-    preset: str = key(
-        "bundle",
-        "Repetition guard. conservative: pads to what the model was trained on (1500 positions for "
-        "30 s). balanced: pads a fifth of that way, penalty 1.1, boost 0.2. aggressive: no "
-        "padding, penalty 1.2, boost 0.5. bundle: what the model recommends. All take the same "
-        "time. The next three keys change single rules.",
-        choices=("bundle", "conservative", "balanced", "aggressive"),
-    )
-    positions: int = key(
-        0, "Encoder positions with silence behind; 0: as the preset says.", low=0, high=1500
-    )
-    repetition_penalty: float = key(
-        0.0,
-        "Divides positive and multiplies negative scores of tokens that are in the text already. "
-        "1: off, 0: as the preset says.",
-        low=0.0, high=2.0,
-    )  # fmt: skip
-    eot_boost: float = key(
-        -1.0,
-        "The text ends when the score of end-of-text is within this of the best. -1: as the preset "
-        "says.",
-        low=-1.0, high=5.0,
-    )  # fmt: skip
     language: str = key(
         "",
         "Spoken language, for models of several languages: a code such as de. auto: the model "
@@ -442,11 +419,6 @@ class DecoderSettings:
         "Languages that auto chooses from. Empty: all that the model knows. A short list is "
         "detected more reliably.",
         form=TextForm("ISO 639 codes such as de", pattern=r"[a-z]{2,3}", suggest=_lower_code),
-    )
-    temperature_fallback: bool = key(
-        False,
-        "Decode again at temperatures 0.2, 0.4 .. 1.0 while the text is a repetition or has low "
-        "confidence by the [gates], as Whisper does. Takes up to six times as long.",
     )
 
 

@@ -43,7 +43,6 @@ from appliance.model import (
     STEP_FILE,
     VOCABULARY_FILE,
     Bundle,
-    Guards,
     drafted,
     write_json,
     write_manifest,
@@ -63,10 +62,6 @@ class Recipe:
     """Code or English name; "": the one that the checkpoint names, or English."""
     latin: bool = False
     """Leave out tokens of other letters: fewer are scored for each token."""
-    padded_positions: int = 0
-    """Encoder positions to pad to by default; 0: as many as the model was trained with."""
-    repetition_penalty: float = 1.0
-    eot_boost: float = 0.0
     quantize: str = "none"
     """One of QUANTIZE."""
     short_windows: bool = False
@@ -163,11 +158,8 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
     """The bundle but for its files. Raises ModelError."""
     config = checkpoint.config
     positions = window_positions(config, recipe.window_s)
-    padded = recipe.padded_positions or config.max_source_positions
     if recipe.quantize not in QUANTIZE:
         raise ModelError(f"quantize: expected {' or '.join(QUANTIZE)}, found {recipe.quantize}")
-    if padded < positions:
-        raise ModelError(f"padded positions: expected at least {positions}, found {padded}")
     return Bundle(
         folder=out,
         name=recipe.name,
@@ -192,7 +184,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         tokens=decoding.tokens,
         suppressed=decoding.suppressed,
         suppressed_first=decoding.suppressed_first,
-        guards=Guards(padded, recipe.repetition_penalty, recipe.eot_boost),
         calibration=None,
         short_windows=recipe.short_windows,
     )
@@ -213,15 +204,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{option}", default="")
     parser.add_argument("--language", default="", help="of the prompt (default: the checkpoint's)")
     parser.add_argument("--latin", action="store_true", help="leave out tokens of other letters")
-    parser.add_argument(
-        "--positions",
-        dest="padded_positions",
-        type=int,
-        default=0,
-        help="encoder positions after padding",
-    )
-    parser.add_argument("--repetition-penalty", type=float, default=1.0)
-    parser.add_argument("--eot-boost", type=float, default=0.0)
     parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
     parser.add_argument(
         "--short-windows", action="store_true", help="encode only what was said (half of the time)"

@@ -27,8 +27,7 @@ ReadConfiguration = Callable[[Mapping[str, Mapping[str, Any]] | None], Reading]
 
 LIVE = (
     "appliance.node", "capture.device", "capture.silence_s", "voice.", "segmenter.",
-    "model.bundle", "encoder.threads", "decoder.threads", "decoder.preset", "decoder.language",
-    "gates.",
+    "model.bundle", "encoder.threads", "decoder.threads", "decoder.language", "gates.",
     "store.retention_days", "store.retention_count", "store.retention_mb", "mqtt.enabled",
     "mqtt.partials", "mqtt.retain_last", "homeassistant.enabled", "homeassistant.area",
     "homeassistant.hold_s", "journal.", "vocabulary.words", "vocabulary.boost",

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from appliance.infer.decoder import (
         Decoded as Decoded,
         Decoder as Decoder,
-        choose_guards as choose_guards,
-        preset_guards as preset_guards,
     )
     from appliance.infer.encoder import (
         Backend as Backend,

@@ -1,9 +1,7 @@
-"""Encoder states to tokens: the decode loop, its guards, and what rescoring needs of its KV cache.
+"""Encoder states to tokens: the decode loop, and what rescoring needs of its KV cache.
 
 The loop is the same for a network on the CPU and one on a Hailo. A column is a token's index among
 the logits; suppressed tokens have none.
-
-Over 500 lines because rescoring and expected sentences use the loop's own steps and candidates.
 """
 
 from __future__ import annotations
@@ -15,21 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.config import DecoderSettings
-from appliance.errors import ConfigError, ModelError
+from appliance.errors import ModelError
 from appliance.infer.languages import Languages
 from appliance.infer.network import Network, Step, StepNetwork
-from appliance.model import STEP_FILE, Bundle, Guards
+from appliance.model import STEP_FILE, Bundle
 from appliance.records import Logits, States
 
 TOKENS_PER_SECOND = 15
 TOKENS_AT_LEAST = 24
 """Most tokens of a text: this many, plus TOKENS_PER_SECOND of sound. Whisper's own limit is 224 in
 30 s, half as many; the fastest English speech has about 8 per second."""
-SEED = 0
-"""Of the random draws at temperatures above 0, for each decode: same sound, same text."""
-BALANCED_SHARE = 0.2
-"""Share of the positions that the model was trained on and the window does not fill."""
 AHEAD = 8
 """Tokens of a text that `logprobs` scores in one pass."""
 
@@ -42,7 +35,7 @@ class Decoded:
     """Without prompt and end-of-text."""
     logprobs: tuple[float, ...]
     """Natural log-probability of each token, then end-of-text's if it was reached; after
-    suppression, before penalty, boost and temperature."""
+    suppression."""
     no_speech_prob: float
     ended: bool
     """True if end-of-text was reached."""
@@ -54,21 +47,6 @@ class Decoded:
     def avg_logprob(self) -> float:
         """Whisper's: the sum of the log-probabilities over the number of tokens plus one."""
         return sum(self.logprobs) / (len(self.tokens) + 1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Tokens that may be written next; minus infinity: impossible."""
-
-    columns: NDArray[np.intp]
-    logits: Logits
-    """One per column."""
-    written: NDArray[np.intp]
-    """Indices, into `columns`, of tokens to penalise."""
-    end: int
-    """Index of end-of-text."""
-    total: float
-    """Logarithm of the sum of exp(logit) of all tokens, not only of these."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,47 +94,6 @@ def suppress(logits: Logits, columns: NDArray[np.intp]) -> Logits:
     return result
 
 
-def penalise(logits: Logits, written: NDArray[np.intp], penalty: float) -> Logits:
-    """Return logits with a repetition penalty on the columns already `written`, once each.
-
-    Positive logits are divided by `penalty`, negative ones multiplied (Keskar et al. 2019, CTRL);
-    1 is off.
-    """
-    if penalty == 1.0 or not len(written):
-        return logits
-    result, columns = logits.copy(), np.unique(written)
-    chosen = result[columns]
-    result[columns] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
-    return result
-
-
-def boost_end(logits: Logits, end_of_text: int, boost: float) -> Logits:
-    """Return logits with `boost` added to end-of-text's, so that it wins if it is that close."""
-    if boost == 0.0:
-        return logits
-    result = logits.copy()
-    result[end_of_text] += boost
-    return result
-
-
-def sample(logits: Logits, temperature: float, rng: np.random.Generator) -> int:
-    """Return a column drawn from softmax(logits / temperature); the best one at 0."""
-    if temperature == 0.0:
-        return int(np.argmax(logits))
-    # Gumbel-max: the greatest of logits with Gumbel noise is a draw from their softmax
-    return int(np.argmax(logits / np.float32(temperature) + rng.gumbel(size=logits.shape)))
-
-
-def best_except(logits: Logits, columns: NDArray[np.intp]) -> int:
-    """Return the column of the greatest logit that is not among `columns`. They are overwritten
-    for a moment: copying 50,000 numbers per token would take longer than all the guards."""
-    hidden = logits[columns]
-    logits[columns] = -np.inf
-    best = int(np.argmax(logits))
-    logits[columns] = hidden
-    return best
-
-
 def log_sum(logits: Logits) -> float:
     """Return the logarithm of the sum of exp(logits)."""
     peak = float(np.max(logits))
@@ -166,10 +103,11 @@ def log_sum(logits: Logits) -> float:
 class Decoder:
     """The decoder with its network on the CPU. One thread."""
 
-    def __init__(self, bundle: Bundle, rules: Guards, threads: int) -> None:
+    def __init__(self, bundle: Bundle, threads: int) -> None:
         """Loads the graphs; `threads` 0: one per core. Raises ModelError."""
-        self.rules = rules
-        """May be changed between windows; all cost the same time."""
+        self.positions = bundle.trained_positions
+        """The window's positions and those that silence fills. Comparisons change it between
+        windows."""
         self._bundle, self._network = bundle, Network(bundle, threads)
         self._kept, self._left_out = bundle.kept, bundle.left_out
         self._end = int(self._columns_of([bundle.tokens.end_of_text])[0])
@@ -179,29 +117,26 @@ class Decoder:
         """The bundle's prompt, with the language of the last window."""
         self.languages: Languages | None = None
         """The languages to recognise; None: the prompt's language is spoken."""
-        self._every = np.arange(len(self._kept))
         self._column_of = np.full(bundle.vocabulary_size, len(self._kept))
-        self._column_of[self._kept] = self._every
+        self._column_of[self._kept] = np.arange(len(self._kept))
         self._cache = Cache()
 
     def decode(
         self,
         states: States,
         duration_s: float,
-        temperature: float = 0.0,
         network: StepNetwork | None = None,
         language: str = "",
     ) -> Decoded:
-        """Return the tokens for states (P, d_model) of `duration_s` of sound; greedy at
-        temperature 0.
+        """Return the tokens for states (P, d_model) of `duration_s` of sound,
+        each the likeliest one.
 
         `network` replaces the CPU's; `language` is what this room spoke before. Raises ModelError,
         and what `network` raises.
         """
         network = network or self._network
         self._cache = Cache()  # invalidates the handle of the window before
-        rng = np.random.Generator(np.random.PCG64(SEED))
-        network.begin(states, self.rules.positions)
+        network.begin(states, self.positions)
         step, row = self._begin(network), 1
         no_speech_prob = self._no_speech_prob(step)
         language, probability = self._recognise(step, language)
@@ -209,22 +144,16 @@ class Decoder:
             self._network.rewind(0)
             step = self._begin(network)
         prompt = self.prompt
-        columns: list[int] = []
         tokens: list[int] = []
         logprobs: list[float] = []
         limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
-            found = self._candidates(step, row, columns, everything=temperature > 0)
-            scores = penalise(found.logits, found.written, self.rules.repetition_penalty)
-            scores = boost_end(scores, found.end, self.rules.eot_boost)
-            best = sample(scores, temperature, rng)
-            logprobs.append(self._finite(float(found.logits[best]) - found.total))
-            column = int(found.columns[best])
+            column, logprob = self._best(step, row, first=not tokens)
+            logprobs.append(logprob)
             if column == self._end:
                 break
-            columns.append(column)
             tokens.append(int(self._kept[column]))
-            if len(columns) < limit:
+            if len(tokens) < limit:
                 step, row = network.advance((tokens[-1],), (0,)), 0
         self._cache = Cache(tokens=(*prompt, *tokens) if network is self._network else ())
         ended = len(logprobs) > len(tokens)
@@ -277,12 +206,11 @@ class Decoder:
         return network.advance(self.prompt, (self._start, len(self.prompt) - 1), (0,))
 
     def _logprob(self, step: Step, row: int, token: int, *, first: bool = False) -> float:
-        """Log-probability of a token after the step's row."""
-        found = self._candidates(step, row, () if first else (0,), everything=True)
-        column = int(self._columns_of([token])[0])
-        index = np.flatnonzero(found.columns == column)
-        logit = found.logits[index[0]] if len(index) else step.logits[row, column]
-        return float(logit) - found.total
+        """Log-probability of a token after the step's row; `first`: the first of the text."""
+        logits: Logits = step.logits[row]
+        if first:
+            logits = suppress(logits, self._barred_first)
+        return float(logits[self._columns_of([token])[0]]) - log_sum(logits)
 
     def _recognise(self, step: Step, before: str) -> tuple[str, float]:
         """The language and its probability, by the first row of a step; "" and NaN if there is
@@ -307,9 +235,9 @@ class Decoder:
         return min(self._bundle.max_tokens - len(self._bundle.prompt), sane)
 
     def start(self, states: States) -> Cache:
-        """Begin a window with states (P, d_model) float32 and silence behind, up to the rules'
-        positions; the last cache becomes invalid. Raises ModelError."""
-        self._network.begin(states, self.rules.positions)
+        """Begin a window with states (P, d_model) float32 and silence behind, up to
+        `positions`; the last cache becomes invalid. Raises ModelError."""
+        self._network.begin(states, self.positions)
         self._cache = Cache()
         return self._cache
 
@@ -355,26 +283,14 @@ class Decoder:
         totals = np.array([_total(*each) for each in zip(step.logits, step.odds, strict=True)])
         return LogOdds(step.logits, totals, self._column_of)
 
-    def _candidates(
-        self, step: Step, row: int, columns: Sequence[int], *, everything: bool
-    ) -> Candidates:
-        """The tokens that may follow that of a step's `row`; `columns` are written already.
-
-        Unless `everything` is wanted, only tokens that can be the best one: those that the guards
-        change, and the best of the others.
-        """
-        penalised = self.rules.repetition_penalty != 1.0
-        written = np.unique(np.array(columns if penalised else (), np.intp))
-        logits: Logits = step.logits[row]
-        if first := not columns and len(self._barred_first) > 0:
-            logits = suppress(logits, self._barred_first)
-        if everything:
-            return Candidates(self._every, logits, written, self._end, log_sum(logits))
-        changed = np.append(written, self._end)
-        possible = np.append(changed, best_except(logits, changed))
-        values = logits[possible]
-        total = log_sum(logits) if first else _total(values, step.odds[row, possible])
-        return Candidates(possible, values, np.arange(len(written)), len(written), total)
+    def _best(self, step: Step, row: int, *, first: bool) -> tuple[int, float]:
+        """The likeliest column after a step's row and its log-probability. Raises ModelError."""
+        if first and len(self._barred_first):
+            logits = suppress(step.logits[row], self._barred_first)
+            column = int(np.argmax(logits))
+            return column, self._finite(float(logits[column]) - log_sum(logits))
+        column = int(np.argmax(step.logits[row]))
+        return column, self._finite(math.log(float(step.odds[row, column]) or math.nan))
 
     def _no_speech_prob(self, step: Step) -> float:
         """Probability of the no-speech token after start-of-transcript; 0 if the model has none."""
@@ -410,42 +326,3 @@ def _total(logits: Logits, odds: NDArray[np.float32]) -> float:
     """Logarithm of the sum of exp(logit) of all tokens, from some logits and their softmax."""
     best = int(np.argmax(logits))
     return float(logits[best]) - math.log(float(odds[best]) or math.nan)
-
-
-def preset_guards(bundle: Bundle, preset: str) -> Guards:
-    """Return the guards of a preset for the bundle's window.
-
-    For a 10 s window (500 positions) of a model trained on 30 s (1500):
-
-    conservative   1500 positions, no penalty, no boost: as the model was trained
-    balanced        700 positions, penalty 1.1, boost 0.2: a fifth of the missing positions
-    aggressive      500 positions, penalty 1.2, boost 0.5: the window's own, nothing added
-
-    A 5 s window (250) has 1500, 500 and 250; a model trained on its window's length never pads.
-    """
-    if preset == "bundle":
-        return bundle.guards
-    missing = bundle.trained_positions - bundle.positions
-    return {
-        "conservative": Guards(bundle.trained_positions, 1.0, 0.0),
-        "balanced": Guards(bundle.positions + round(BALANCED_SHARE * missing), 1.1, 0.2),
-        "aggressive": Guards(bundle.positions, 1.2, 0.5),
-    }[preset]
-
-
-def choose_guards(bundle: Bundle, settings: DecoderSettings) -> Guards:
-    """Return the configured guards, the preset's where the configuration leaves them to it.
-
-    Raises ConfigError for fewer positions than the encoder gives.
-    """
-    if 0 < settings.positions < bundle.positions:
-        raise ConfigError(
-            f"[decoder] positions: expected 0 or at least {bundle.positions} (what the encoder of "
-            f"bundle {bundle.name} gives), found {settings.positions}"
-        )
-    advice = preset_guards(bundle, settings.preset)
-    return Guards(
-        positions=settings.positions or advice.positions,
-        repetition_penalty=settings.repetition_penalty or advice.repetition_penalty,
-        eot_boost=advice.eot_boost if settings.eot_boost < 0 else settings.eot_boost,
-    )

@@ -267,16 +267,6 @@ def find_flags(transcription: Transcription, gates: GateSettings) -> tuple[str, 
     return tuple(flag for flag, raised in found.items() if raised)
 
 
-def is_failed(transcription: Transcription, gates: GateSettings) -> bool:
-    """True for a transcription to try again at a higher temperature, as in Whisper
-    (openai/whisper, transcribe.py, decode_with_fallback): a repetition, or low confidence although
-    somebody seems to speak.
-    """
-    if transcription.avg_logprob >= gates.avg_logprob:
-        return transcription.compression_ratio > gates.compression_ratio
-    return transcription.no_speech_prob <= gates.no_speech_prob
-
-
 class Gates:
     """Applies the gates to the transcriptions of windows, in their order. One thread."""
 

@@ -47,7 +47,7 @@ def open_transcriber(
     if lacking := lacking_runtime():
         raise ModelError(lacking)
     from appliance.infer.arithmetic import warn_of_trouble
-    from appliance.infer.decoder import Decoder, choose_guards
+    from appliance.infer.decoder import Decoder
     from appliance.infer.hailo.decoder import open_on_npu, refuse_settings
     from appliance.infer.languages import choose_languages
     from appliance.infer.tokenizer import Tokenizer
@@ -55,9 +55,8 @@ def open_transcriber(
 
     bundle = bundle or load_bundle(settings.model.bundle)
     chosen, on_npu = settings.decoder, settings.decoder.backend == "hailo"
-    rules = choose_guards(bundle, chosen)
     tokenizer = Tokenizer.open(bundle)
-    cpu = Decoder(bundle, rules, chosen.threads)
+    cpu = Decoder(bundle, chosen.threads)
     languages, language = choose_languages(bundle, tokenizer, chosen.language, chosen.languages)
     cpu.languages = languages
     phrases, make_phrases, rescorer = None, None, None
@@ -91,7 +90,6 @@ def open_transcriber(
             decoder=decoder,
             tokenizer=tokenizer,
             gates=gates,
-            fallback=chosen.temperature_fallback,
             language=language,
             trouble=trouble,
             rescorer=rescorer,

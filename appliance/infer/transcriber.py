@@ -17,7 +17,7 @@ import numpy as np
 from appliance.config import GateSettings
 from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
-from appliance.infer.gates import compression_ratio, is_failed
+from appliance.infer.gates import compression_ratio
 from appliance.infer.mel import window_mel
 from appliance.records import HOP, Name, States, Transcription, Window
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from appliance.model import Bundle
 
 log = logging.getLogger("roomscribe.infer")
-
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Tried in this order while a decode fails (openai/whisper, transcribe.py)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,9 +104,7 @@ class Model(Protocol):
 class AnyDecoder(Protocol):
     """A decoder on the CPU or on an NPU. One thread."""
 
-    def decode(
-        self, states: States, duration_s: float, temperature: float = 0.0, *, language: str = ""
-    ) -> Decoded:
+    def decode(self, states: States, duration_s: float, *, language: str = "") -> Decoded:
         """Return the tokens for states (P, d_model); `language` is what the room spoke before.
 
         Raises ModelError.
@@ -163,8 +158,6 @@ class TranscriberParts:
     decoder: AnyDecoder
     tokenizer: Tokenizer
     gates: GateSettings
-    fallback: bool = False
-    """True: decode again at a higher temperature while a decode fails."""
     language: str = ""
     """What it writes if the decoder does not find out; "" for the bundle's."""
     trouble: str = ""
@@ -191,11 +184,10 @@ class Transcriber:
         """Why texts are worse here than they should be, with the fix; "" if they are not."""
         self.should_continue: Callable[[], bool] = lambda: True
         self.in_process = True
-        self._decoder, self._tokenizer = parts.decoder, parts.tokenizer
+        self.decoder, self._tokenizer = parts.decoder, parts.tokenizer
         self._rescorer, self._corrections = parts.rescorer, parts.corrections
         self._make_phrases, self._home_names = parts.make_phrases, tuple[Name, ...]()
         self._language = parts.language or parts.bundle.language
-        self._temperatures = TEMPERATURES if parts.fallback else TEMPERATURES[:1]
         self._spoken: dict[str, str] = {}
         """The language that each room spoke last."""
 
@@ -251,18 +243,11 @@ class Transcriber:
         return best.result
 
     def _first_pass(self, encoded: Encoded) -> _Candidate:
-        """Decode once, or at rising temperatures until a decode does not fail."""
-        decode_ms = 0.0
+        """Decode the states, with the language that the room spoke before."""
         before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
-        for temperature in self._temperatures:
-            begun_s = time.perf_counter()
-            decoded = self._decoder.decode(
-                encoded.states, encoded.duration_s, temperature, language=before
-            )
-            decode_ms += 1000 * (time.perf_counter() - begun_s)
-            result = self.describe(decoded, encoded, decode_ms)
-            if not is_failed(result, self.gates):
-                break
+        begun_s = time.perf_counter()
+        decoded = self.decoder.decode(encoded.states, encoded.duration_s, language=before)
+        result = self.describe(decoded, encoded, 1000 * (time.perf_counter() - begun_s))
         self._remember_language(encoded.room, result)
         return _Candidate(encoded, decoded, result)
 

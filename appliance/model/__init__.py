@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         VOCABULARY_FILE as VOCABULARY_FILE,
         Bundle as Bundle,
         Calibration as Calibration,
-        Guards as Guards,
         PhraseCalibration as PhraseCalibration,
         Tokens as Tokens,
         chosen_model as chosen_model,

@@ -91,18 +91,6 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Guards:
-    """The decoder's guards against repetition."""
-
-    positions: int
-    """Encoder positions with silence behind; at least the bundle's own."""
-    repetition_penalty: float
-    """1 is off."""
-    eot_boost: float
-    """Added to the score of end-of-text; 0 is off."""
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """Turns log-probabilities into the probability that a text is right word for word: a logistic
     regression on their mean and sum, fitted on recordings that the model was not trained on."""
@@ -196,7 +184,6 @@ class Bundle:
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
     """Suppressed at the first step, in addition to `suppressed`."""
-    guards: Guards
     """Recommended; the configuration may override them."""
     calibration: Calibration | None
     """None: DEFAULT_CALIBRATION."""
@@ -534,7 +521,7 @@ def _parse(table: _Table, folder: Path) -> Bundle:
     """The bundle that the manifest describes, without checks between values."""
     vocabulary_size, positions = table.whole("vocabulary_size", 2), table.whole("positions", 2)
     last = vocabulary_size - 1
-    tokens, guards = table.table("tokens"), table.table("guards")
+    tokens = table.table("tokens")
     return Bundle(
         folder=folder,
         name=table.text("name"),
@@ -566,11 +553,6 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         ),
         suppressed=table.ids("suppressed", vocabulary_size),
         suppressed_first=table.ids("suppressed_first", vocabulary_size),
-        guards=Guards(
-            positions=guards.whole("positions", positions),
-            repetition_penalty=guards.number("repetition_penalty", 0.5, 2.0),
-            eot_boost=guards.number("eot_boost", 0.0, 5.0),
-        ),
         calibration=_parse_calibration(table),
         files=tuple(table.table("files")),
         vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),

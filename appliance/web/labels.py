@@ -136,17 +136,6 @@ LABELS = {
         "If there is no pause to cut at, the parts overlap by this much.",
         blank=(0, "off"),
     ),
-    "decoder.preset": _advanced(
-        TEXTS,
-        "Repetition guard",
-        "How strongly the model is kept from repeating itself. All take the same time.",
-        choices={
-            "bundle": "Recommended by the model",
-            "conservative": "Conservative",
-            "balanced": "Balanced",
-            "aggressive": "Aggressive",
-        },
-    ),
     "vocabulary.boost": _advanced(
         TEXTS,
         "Preference for your words",

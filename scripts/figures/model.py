@@ -65,7 +65,7 @@ class TokenComparison:
         """`weights`: CTranslate2's folder. `bundle`: made of it, with windows of 30 s, float32."""
         self.bundle = bundle
         self._encoder = CpuEncoder(bundle, THREADS)
-        self._decoder = Decoder(bundle, bundle.guards, THREADS)
+        self._decoder = Decoder(bundle, THREADS)
         self._other = ctranslate2.models.Whisper(
             str(weights), compute_type="float32", intra_threads=THREADS
         )

@@ -37,7 +37,7 @@ from appliance.infer.decoder import Decoder
 from appliance.infer.hailo.decoder import open_on_npu
 from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.lab.hailo.graphs import write_hailo_decoder
-from appliance.model.bundle import Guards, load_bundle
+from appliance.model.bundle import load_bundle
 from appliance.model.hef import read_hef
 from appliance.model.library import work_on
 
@@ -860,7 +860,7 @@ def test_a_decoder_that_the_user_compiled_writes_what_the_cpu_writes(
         bundle.folder / "hailo_decoder.onnx",
     )  # fmt: skip
     simulator.plug()
-    cpu = Decoder(bundle, Guards(bundle.positions, 1.0, 0.0), 1)
+    cpu = Decoder(bundle, 1)
     encoder, npu = open_on_npu(bundle, EncoderSettings(threads=1), cpu)
     states = np.random.default_rng(1).standard_normal((500, 16), np.float32)
     found, wanted = npu.decode(states, 0.4).tokens, cpu.decode(states, 0.4).tokens

@@ -173,7 +173,6 @@ def test_a_build_holds_a_few_weights_in_memory_and_not_all(tmp_path: Path) -> No
         (Recipe("x", 10.02), "window: expected a multiple of 0.02 s up to 10 s, found 10.02"),
         (Recipe("x", 0.0), "window: expected"),
         (Recipe("x", 5.01), "window: expected a multiple"),
-        (Recipe("x", 10.0, padded_positions=400), "padded positions: expected at least 500"),
         (Recipe("x", 10.0, language="de"), "--language: 'de': this model is English-only"),
         (Recipe("x", float("nan")), "window: expected a multiple of 0.02 s up to 10 s, found nan"),
         (Recipe("x", float("inf")), "window: expected a multiple of 0.02 s up to 10 s, found inf"),
@@ -243,7 +242,7 @@ def test_whispers_own_vocabulary_and_generation_config_are_understood(tmp_path: 
     assert bundle.tokens == Tokens(50258, 50257, 50362, 50363, 50257, 50364)
     assert bundle.suppressed_first == (220, 50257) and 50257 not in bundle.suppressed
     assert {1, 2, 7, 50258, 50362, 50364, 51864} <= set(bundle.suppressed)
-    assert len(bundle.languages) == 99 and bundle.guards.positions == 1500
+    assert len(bundle.languages) == 99 and bundle.trained_positions == 1500
     assert Tokenizer.open(bundle).detokenize([2425, 11, 1002, 50257]) == " Hello, world"
     build_bundle(folder, tmp_path / "latin", Recipe("latin", 10.0, language="de", latin=True))
     latin = load_bundle(tmp_path / "latin")
@@ -259,10 +258,10 @@ def test_the_command_builds_a_bundle_and_says_its_size(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "tiny.en"
-    options = ["--name", "tiny.en", "--window", "10", "--positions", "700"]
+    options = ["--name", "tiny.en", "--window", "10"]
     assert main([str(checkpoint), str(out), *options, "--licence", "Apache-2.0"]) == 0
     bundle = load_bundle(out)
-    assert bundle.guards.positions == 700 and bundle.licence == "Apache-2.0"
+    assert bundle.licence == "Apache-2.0"
     assert "MB" in capsys.readouterr().out
 
 

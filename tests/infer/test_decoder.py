@@ -1,7 +1,4 @@
-"""The decoder writes what its logits say, within its guards.
-
-Presets scale with the bundle, and single rules override them.
-"""
+"""The decoder writes the likeliest tokens of its logits, within its limits."""
 
 from __future__ import annotations
 
@@ -13,30 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from rigs.models import never_ending
 from rigs.records import differences
 
-from appliance.config import DecoderSettings
 from appliance.convert.build import Recipe, build_bundle
-from appliance.errors import ConfigError, ModelError
-from appliance.infer.decoder import (
-    Decoder,
-    best_except,
-    boost_end,
-    choose_guards,
-    log_sum,
-    penalise,
-    sample,
-    suppress,
-)
-from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.errors import ModelError
+from appliance.infer.decoder import Decoder, log_sum, suppress
+from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Logits
-
-PLAIN = Guards(positions=500, repetition_penalty=1.0, eot_boost=0.0)
 
 
 @pytest.fixture(scope="module")
 def decoder(bundle: Bundle) -> Decoder:
-    return Decoder(bundle, PLAIN, threads=1)
+    return Decoder(bundle, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +108,7 @@ def test_a_context_that_is_full_takes_no_more(
 def test_the_log_probabilities_are_those_of_the_suppressed_logits(
     bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
-    decoder = Decoder(bundle, Guards(500, 1.3, 0.5), threads=1)
+    decoder = Decoder(bundle, threads=1)
     decoded = decoder.decode(states, 0.5)
     rows = decoder.step(decoder.start(states), [*bundle.prompt, *decoded.tokens])
     rows = rows[len(bundle.prompt) - 1 :]
@@ -147,13 +133,13 @@ def test_a_model_without_a_no_speech_token_never_says_so(
     bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
     mute = replace(bundle, tokens=replace(bundle.tokens, no_speech=None))
-    assert Decoder(mute, PLAIN, threads=1).decode(states, 1.0).no_speech_prob == 0.0
+    assert Decoder(mute, threads=1).decode(states, 1.0).no_speech_prob == 0.0
 
 
 def test_a_decode_that_never_ends_stops_at_the_limit_that_the_sound_sets(
     decoder: Decoder, bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
-    endless = Decoder(bundle, Guards(500, 1.0, -1000.0), threads=1)
+    endless = Decoder(never_ending(bundle), threads=1)
     short, long = endless.decode(states, 0.5), endless.decode(states, 30.0)
     assert not short.ended and not long.ended
     assert len(short.tokens) == len(short.logprobs) == endless.token_limit(0.5) == 24 + 8
@@ -164,43 +150,37 @@ def test_a_decode_that_never_ends_stops_at_the_limit_that_the_sound_sets(
 def test_end_of_text_ends_and_is_not_among_the_tokens(
     bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
-    decoded = Decoder(bundle, Guards(500, 1.0, 1000.0), threads=1).decode(states, 5.0)
+    others = (token for token in bundle.kept.tolist() if token != bundle.tokens.end_of_text)
+    ending = replace(bundle, suppressed_first=tuple(others))
+    decoded = Decoder(ending, threads=1).decode(states, 5.0)
     assert decoded.ended and decoded.tokens == () and len(decoded.logprobs) == 1
 
 
 def test_suppressed_tokens_are_never_written(
     checkpoint_folder: Path, tmp_path: Path, bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
-    free = Decoder(bundle, PLAIN, threads=1).decode(states, 5.0).tokens
+    free = Decoder(bundle, threads=1).decode(states, 5.0).tokens
     banned = frozenset(free)
     copy = Path(shutil.copytree(checkpoint_folder, tmp_path / "copy"))
     generation = {"suppress_tokens": sorted(banned), "is_multilingual": True}
     (copy / "generation_config.json").write_text(json.dumps(generation))
     build_bundle(copy, tmp_path / "strict", Recipe("strict", 10.0))
-    strict = Decoder(load_bundle(tmp_path / "strict"), PLAIN, threads=1)
+    strict = Decoder(load_bundle(tmp_path / "strict"), threads=1)
     decoded = strict.decode(states, 5.0)
     assert len(decoded.tokens) > 3 and not banned & set(decoded.tokens)
     tokens = [*bundle.prompt, *free]
     rows = strict.step(strict.start(states), tokens)
-    whole = Decoder(bundle, PLAIN, threads=1)
+    whole = Decoder(bundle, threads=1)
     assert np.abs(rows - whole.step(whole.start(states), tokens)).max() < 1e-4
 
 
 def test_tokens_suppressed_first_come_later_only(
     bundle: Bundle, states: NDArray[np.float32]
 ) -> None:
-    first = Decoder(bundle, PLAIN, threads=1).decode(states, 5.0).tokens[0]
+    first = Decoder(bundle, threads=1).decode(states, 5.0).tokens[0]
     barred = replace(bundle, suppressed_first=tuple(i for i in range(512) if i != 7))
-    tokens = Decoder(barred, PLAIN, threads=1).decode(states, 5.0).tokens
+    tokens = Decoder(barred, threads=1).decode(states, 5.0).tokens
     assert first != 7 and tokens[0] == 7 and set(tokens[1:]) - {7}
-
-
-def test_the_penalty_makes_the_same_tokens_rarer(
-    bundle: Bundle, states: NDArray[np.float32]
-) -> None:
-    free = Decoder(bundle, PLAIN, threads=1).decode(states, 10.0).tokens
-    held = Decoder(bundle, Guards(500, 2.0, 0.0), threads=1).decode(states, 10.0).tokens
-    assert len(set(held)) / len(held) > len(set(free)) / len(free)
 
 
 def test_nan_from_the_encoder_is_an_error_not_a_text(
@@ -221,64 +201,9 @@ def test_states_of_another_shape_are_refused(decoder: Decoder) -> None:
 def test_the_number_of_threads_does_not_change_the_tokens(
     bundle: Bundle, decoder: Decoder, states: NDArray[np.float32]
 ) -> None:
-    assert Decoder(bundle, PLAIN, threads=0).decode(states, 1.0).tokens == (
+    assert Decoder(bundle, threads=0).decode(states, 1.0).tokens == (
         decoder.decode(states, 1.0).tokens
     )
-
-
-def test_a_temperature_draws_the_same_each_time_and_not_the_best(
-    decoder: Decoder, states: NDArray[np.float32]
-) -> None:
-    drawn = decoder.decode(states, 2.0, temperature=1.0)
-    assert not differences(drawn, decoder.decode(states, 2.0, temperature=1.0))
-    greedy = decoder.decode(states, 2.0)
-    assert drawn.tokens != greedy.tokens and drawn.avg_logprob < greedy.avg_logprob
-
-
-NAMES = ("conservative", "balanced", "aggressive")
-
-
-def chosen(bundle: Bundle, positions: int, trained: int) -> list[Guards]:
-    sized = replace(bundle, positions=positions, trained_positions=trained)
-    return [choose_guards(sized, DecoderSettings(preset=name)) for name in NAMES]
-
-
-@pytest.mark.parametrize(
-    ("positions", "trained", "padded"),
-    [
-        (500, 1500, (1500, 700, 500)),
-        (250, 1500, (1500, 500, 250)),
-        (1500, 1500, (1500, 1500, 1500)),
-        (500, 500, (500, 500, 500)),
-    ],
-)
-def test_a_preset_pads_by_what_the_model_was_trained_on(
-    bundle: Bundle, positions: int, trained: int, padded: tuple[int, ...]
-) -> None:
-    rules = chosen(bundle, positions, trained)
-    assert tuple(each.positions for each in rules) == padded
-    assert [each.repetition_penalty for each in rules] == [1.0, 1.1, 1.2]
-    assert [each.eot_boost for each in rules] == [0.0, 0.2, 0.5]
-
-
-def test_the_bundle_decides_unless_a_preset_is_named(bundle: Bundle) -> None:
-    advised = replace(bundle, guards=Guards(1500, 1.1, 0.7), trained_positions=1500)
-    assert choose_guards(advised, DecoderSettings()) == Guards(1500, 1.1, 0.7)
-    named = DecoderSettings(preset="aggressive")
-    assert choose_guards(advised, named) == Guards(500, 1.2, 0.5)
-
-
-def test_each_rule_can_be_set_by_itself(bundle: Bundle) -> None:
-    wide = replace(bundle, trained_positions=1500)
-    own = DecoderSettings(preset="balanced", repetition_penalty=1.0)
-    assert choose_guards(wide, own) == Guards(700, 1.0, 0.2)
-    own = DecoderSettings(preset="aggressive", positions=900, eot_boost=0.0)
-    assert choose_guards(wide, own) == Guards(900, 1.2, 0.0)
-
-
-def test_fewer_positions_than_the_encoder_gives_are_refused(bundle: Bundle) -> None:
-    with pytest.raises(ConfigError, match=r"\[decoder\] positions: expected 0 or at least 500"):
-        choose_guards(bundle, DecoderSettings(positions=499))
 
 
 def logits(*values: float) -> Logits:
@@ -292,72 +217,6 @@ def test_suppressed_tokens_become_impossible_and_the_input_stays() -> None:
     assert given.tolist() == [1, 2, 3]
 
 
-def columns(*values: int) -> NDArray[np.intp]:
-    return np.array(values, np.intp)
-
-
-END = 4
-"""Of a vocabulary of five tokens, the end-of-text."""
-
-
-def test_the_penalty_divides_positive_and_multiplies_negative_scores() -> None:
-    given = logits(4, -4, 4, 0, -1)
-    assert penalise(given, columns(0, 1, 3), 2.0).tolist() == [2, -8, 4, 0, -1]
-    assert given.tolist() == [4, -4, 4, 0, -1]
-
-
-def test_the_penalty_falls_once_on_a_token_written_often() -> None:
-    assert penalise(logits(8, 1), columns(0, 0, 0), 2.0).tolist() == [4, 1]
-
-
-def test_the_penalty_leaves_suppressed_tokens_impossible() -> None:
-    assert penalise(logits(-np.inf, 1), columns(0), 1.2)[0] == -np.inf
-
-
-def test_a_penalty_of_one_changes_nothing() -> None:
-    given = logits(3, -1)
-    assert penalise(given, columns(0, 1), 1.0) is given
-    assert penalise(given, columns(), 1.5) is given
-
-
-def test_end_of_text_wins_when_it_comes_within_the_boost() -> None:
-    given = logits(5.0, 1.0, 0.0, 0.0, 4.2)
-    assert boost_end(given, END, 0.7).argmax() == 0
-    assert boost_end(given, END, 0.9).argmax() == END
-    assert given.argmax() == 0
-    assert boost_end(given, END, 0.0) is given
-
-
-def test_no_boost_brings_a_suppressed_end_of_text_back() -> None:
-    closed = suppress(logits(1, 0, 0, 0, 3), columns(END))
-    assert boost_end(closed, END, 5.0).argmax() == 0
-
-
-def test_the_rules_together_choose_as_by_hand() -> None:
-    given = suppress(logits(9.0, 4.0, 3.9, -1.0, 3.0), columns(0))
-    scores = penalise(given, columns(1), 1.25)
-    assert scores.tolist() == pytest.approx([-np.inf, 3.2, 3.9, -1.0, 3.0])
-    assert sample(scores, 0.0, np.random.default_rng(0)) == 2
-    assert sample(boost_end(scores, END, 1.0), 0.0, np.random.default_rng(0)) == END
-
-
 def test_the_logarithm_of_the_sum_survives_large_and_impossible_logits() -> None:
     assert log_sum(logits(1000.0, 1000.0, -np.inf)) == pytest.approx(1000.6931, abs=1e-3)
     assert log_sum(logits(0.0, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(np.log(5))
-
-
-def test_the_best_except_some_is_found_and_nothing_changes() -> None:
-    given = logits(5, 4, 9, 1, 3)
-    assert best_except(given, columns(2, 0)) == 1
-    assert best_except(given, columns()) == 2
-    assert given.tolist() == [5, 4, 9, 1, 3]
-
-
-def test_draws_follow_the_temperature_and_the_seed() -> None:
-    given, count = logits(0.0, np.log(3.0), -np.inf), 4000
-    for temperature, share in ((1.0, 0.75), (0.5, 0.9)):
-        rng = np.random.default_rng(1)
-        drawn = [sample(given, temperature, rng) for _ in range(count)]
-        assert drawn.count(1) / count == pytest.approx(share, abs=0.03) and 2 not in drawn
-        again = np.random.default_rng(1)
-        assert drawn[:50] == [sample(given, temperature, again) for _ in range(50)]

@@ -16,7 +16,6 @@ from appliance.infer.gates import (
     Gates,
     compression_ratio,
     is_doubtful,
-    is_failed,
     is_invented,
     is_loop,
     judge,
@@ -272,14 +271,6 @@ def test_only_hopeless_confidence_discards_by_itself() -> None:
     assert judge(transcription(avg_logprob=-2.3), GATES) is None
     assert judge(transcription(avg_logprob=-2.5), GATES) == "low_confidence"
     assert not is_doubtful(transcription(avg_logprob=-0.9), GATES)
-
-
-def test_a_decode_is_tried_again_for_repetition_and_doubt_but_not_in_silence() -> None:
-    good, loop = transcription(), transcription("thank you " * 20)
-    assert not is_failed(good, GATES) and is_failed(loop, GATES)
-    assert is_failed(transcription(avg_logprob=-1.01), GATES)
-    silent = replace(loop, avg_logprob=-1.2, no_speech_prob=0.61)
-    assert not is_failed(silent, GATES)
 
 
 def test_the_configured_gates_reach_the_transcriber(bundle: Bundle) -> None:

@@ -19,9 +19,7 @@ from appliance.infer.languages import ROOMS, STAYS, Languages, choose_languages
 from appliance.infer.opening import open_transcriber
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Encoded
-from appliance.model.bundle import VOCABULARY_FILE, Bundle, Guards, enter_files, load_bundle
-
-RULES = Guards(500, 1.0, 0.0)
+from appliance.model.bundle import VOCABULARY_FILE, Bundle, enter_files, load_bundle
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def test_the_likeliest_language_is_chosen_and_the_last_one_is_likelier() -> None
 
 
 def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: Tokenizer) -> None:
-    finding = Decoder(two, RULES, 1)
+    finding = Decoder(two, 1)
     finding.languages, _ = choose_languages(two, tokenizer, "auto", ("de", "en"))
     german = tokenizer.specials["<|de|>"]
     english = tokenizer.specials["<|en|>"]
@@ -69,7 +67,7 @@ def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: T
         name: tuple(token if one == english else one for one in two.prompt)
         for name, token in (("de", german), ("en", english))
     }
-    told = {name: Decoder(replace(two, prompt=prompts[name]), RULES, 1) for name in prompts}
+    told = {name: Decoder(replace(two, prompt=prompts[name]), 1) for name in prompts}
     found = set()
     for states in sounds(two):
         row = told["en"].step(told["en"].start(states), two.prompt[:1])[0]
@@ -86,7 +84,7 @@ def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: T
 
 
 def test_nothing_is_found_out_unless_it_is_wanted(two: Bundle, tokenizer: Tokenizer) -> None:
-    decoder = Decoder(two, RULES, 1)
+    decoder = Decoder(two, 1)
     for wanted in ("", "en"):
         decoder.languages, first = choose_languages(two, tokenizer, wanted, ("de",))
         assert (decoder.languages, first) == (None, "en")
@@ -161,7 +159,7 @@ def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
     assert heard.language == "de" and math.isnan(heard.language_probability)
     specials = Tokenizer.open(two).specials
     german = tuple(specials["<|de|>"] if one == specials["<|en|>"] else one for one in two.prompt)
-    told = [Decoder(replace(two, prompt=one), RULES, 1) for one in (german, two.prompt)]
+    told = [Decoder(replace(two, prompt=one), 1) for one in (german, two.prompt)]
     expected, english = (one.decode(sounds(two)[0], 1.0).avg_logprob for one in told)
     assert heard.avg_logprob == expected != english
 

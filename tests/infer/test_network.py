@@ -16,7 +16,7 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import WhisperConfig
 from appliance.infer.decoder import Decoder
 from appliance.infer.network import Network
-from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 
 TOLERANCE = 1e-5
 """Of the largest logit: twenty times what float32 rounds here (5e-7 against float64), a quarter of
@@ -57,7 +57,7 @@ def build(folder: Path, config: WhisperConfig, window_s: float) -> Pair:
         Recipe("pair", window_s),
     )
     bundle = load_bundle(folder / "bundle")
-    return Pair(bundle, Decoder(bundle, bundle.guards, 1), PlainDecoder(config, weights))
+    return Pair(bundle, Decoder(bundle, 1), PlainDecoder(config, weights))
 
 
 def off(found: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
@@ -74,7 +74,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def test_200_windows_give_the_logits_and_the_tokens_of_real_padding(
     long: Pair, positions: int
 ) -> None:
-    long.decoder.rules = Guards(positions, 1.0, 0.0)
+    long.decoder.positions = positions
     worst, closest = 0.0, np.inf
     for seed in range(WINDOWS):
         states = long.states(seed)
@@ -101,7 +101,7 @@ def test_200_windows_give_the_logits_and_the_tokens_of_real_padding(
 def test_one_position_too_many_or_too_few_is_seen(
     long: Pair, positions: int, too_many: int
 ) -> None:
-    long.decoder.rules = Guards(positions + too_many, 1.0, 0.0)
+    long.decoder.positions = positions + too_many
     tokens = [*long.bundle.prompt, 5, 6, 7]
     found = long.decoder.step(long.decoder.start(long.states(1)), tokens)
     assert (
@@ -113,7 +113,7 @@ def test_one_position_too_many_or_too_few_is_seen(
 def test_the_padding_matters(long: Pair) -> None:
     seen = []
     for positions in (500, 700, 1500):
-        long.decoder.rules = Guards(positions, 1.0, 0.0)
+        long.decoder.positions = positions
         seen.append(long.decoder.step(long.decoder.start(long.states(1)), long.bundle.prompt))
     assert np.abs(seen[0] - seen[1]).max() > 0.01 and np.abs(seen[1] - seen[2]).max() > 0.01
 
@@ -124,7 +124,7 @@ def test_every_shape_and_window_pads_exactly(
 ) -> None:
     pair = build(tmp_path, config, window_s)
     for positions in (pair.bundle.positions + times * pair.bundle.silences for times in (0, 1, 13)):
-        pair.decoder.rules = Guards(positions, 1.0, 0.0)
+        pair.decoder.positions = positions
         tokens = [*pair.bundle.prompt, 5, 6, 7]
         found = pair.decoder.step(pair.decoder.start(pair.states(2)), tokens)
         expected = pair.plain.logits(pad(pair.states(2), pair.silence, positions), tokens)

@@ -22,7 +22,7 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.tensors import Weights
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 
 TOLERANCE = 1e-4
 THREADS = 2
@@ -43,9 +43,9 @@ class Built:
     decoder: Decoder
     checkpoint: Path
 
-    def rules(self, kind: str) -> Guards:
+    def positions(self, kind: str) -> int:
         """Those of the golden values: bare or padded."""
-        return Guards(self.case.padded if kind == "padded" else self.case.positions, 1.0, 0.0)
+        return self.case.padded if kind == "padded" else self.case.positions
 
     def mel(self, index: int) -> NDArray[np.float32]:
         """The case's input of that number."""
@@ -63,7 +63,7 @@ def built(
     checkpoint = write_checkpoint(folder / "checkpoint", case.config, weights)
     build_bundle(checkpoint, folder / "bundle", Recipe(case.name, case.window_s))
     bundle = load_bundle(folder / "bundle")
-    decoder = Decoder(bundle, Guards(case.positions, 1.0, 0.0), THREADS)
+    decoder = Decoder(bundle, THREADS)
     yield Built(case, weights, bundle, CpuEncoder(bundle, THREADS), decoder, checkpoint)
     shutil.rmtree(folder)
 
@@ -106,7 +106,7 @@ def test_states_logits_and_tokens_equal_the_golden_ones(
             worst["states"], distance(case.kept_states(states), golden["states"][index])
         )
         for kind in ("bare", "padded"):
-            built.decoder.rules = built.rules(kind)
+            built.decoder.positions = built.positions(kind)
             logits, tokens = write(built.decoder, states, built.bundle.prompt)
             assert tokens == golden[f"{kind}_tokens"][index].tolist(), f"{kind}, input {index}"
             worst[kind] = max(
@@ -132,8 +132,8 @@ def test_all_states_logits_and_tokens_equal_transformers_run_live(built: Built) 
         states = reference.encode(mel)
         assert distance(built.encoder.encode(mel), states) < TOLERANCE
         for kind in ("bare", "padded"):
-            built.decoder.rules = built.rules(kind)
-            heard = pad(states, built.bundle.read_silence(), built.decoder.rules.positions)
+            built.decoder.positions = built.positions(kind)
+            heard = pad(states, built.bundle.read_silence(), built.decoder.positions)
             expected, expected_tokens = reference.write(heard, case.prompt, STEPS)
             logits, tokens = write(built.decoder, states, built.bundle.prompt)
             assert tokens == expected_tokens
@@ -149,7 +149,8 @@ def test_int8_keeps_near_the_golden_logits_and_tiny_under_80_mb(
     bundle = load_bundle(tmp_path / "int8")
     size = sum(file.stat().st_size for file in bundle.folder.iterdir())
     assert case.name != "tiny" or size < 80e6
-    encoder, decoder = CpuEncoder(bundle, THREADS), Decoder(bundle, built.rules("padded"), THREADS)
+    encoder, decoder = CpuEncoder(bundle, THREADS), Decoder(bundle, THREADS)
+    decoder.positions = case.padded
     off = []
     for index in range(INT8_INPUTS):
         states = encoder.encode(built.mel(index))

@@ -24,7 +24,7 @@ from appliance.config import (
 )
 from appliance.errors import ConfigError
 from appliance.infer import phrases as subject
-from appliance.infer.decoder import Cache, Decoder, LogOdds, choose_guards
+from appliance.infer.decoder import Cache, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import (
     FLOOR,
@@ -273,7 +273,7 @@ def test_a_text_is_compared_without_capitals_and_marks() -> None:
 
 @pytest.fixture(scope="module")
 def decoder(bundle: Bundle) -> Decoder:
-    return Decoder(bundle, choose_guards(bundle, DecoderSettings()), 1)
+    return Decoder(bundle, 1)
 
 
 @pytest.fixture(scope="module")
@@ -343,7 +343,7 @@ def test_what_is_said_is_found_among_the_sentences_and_nothing_where_it_is_none_
 ) -> None:
     tokenizer, said = Tokenizer.open(built_in), [heard_right()[at] for at in (1, 2, 4)]
     texts = [*(one.text for one in said), "how much [light]", "is there any chicken", "stop"]
-    decoder = Decoder(built_in, choose_guards(built_in, DecoderSettings()), 1)
+    decoder = Decoder(built_in, 1)
     expected = Phrases(network(tmp_path, *texts), built_in, tokenizer, decoder)
     others = Phrases(network(tmp_path, "abracadabra"), built_in, tokenizer, decoder)
     with open_transcriber(Settings(), bundle=built_in) as transcriber:

@@ -91,7 +91,7 @@ def test_the_no_speech_probabilities_are_the_published_ones(exact: Transcriber, 
     frames = len(sound) // HOP
     mel = np.zeros((3000, 80), np.float32)
     mel[:frames] = log_mel(sound, 80, frames)
-    decoder = Decoder(exact.bundle, exact.bundle.guards, 1)
+    decoder = Decoder(exact.bundle, 1)
     found = decoder.decode(exact.encoder.encode(mel), 30.0).no_speech_prob
     assert found == pytest.approx(TINY_EN_NO_SPEECH[name], abs=NO_SPEECH_ATOL[name])
 

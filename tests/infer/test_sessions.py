@@ -19,10 +19,9 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.graph import to_int8
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
-from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 
 WINDOWS = range(40)
-PLAIN = Guards(500, 1.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +85,7 @@ def test_the_embedding_is_stored_once(bundles: list[Bundle]) -> None:
 
 
 def test_int8_logits_are_near_those_of_float32(bundles: list[Bundle]) -> None:
-    whole, int8 = (Decoder(bundle, PLAIN, 1) for bundle in bundles)
+    whole, int8 = (Decoder(bundle, 1) for bundle in bundles)
     tokens = [*bundles[0].prompt, 5, 60, 7, 90]
     for seed in WINDOWS:
         heard = states(bundles[0], seed)
@@ -101,7 +100,7 @@ def test_an_odd_shape_is_quantised_too(tmp_path: Path) -> None:
         build_bundle(folder, tmp_path / quantize, Recipe("odd", 2.5, quantize=quantize))
         bundle = load_bundle(tmp_path / quantize)
         heard = CpuEncoder(bundle, 1).encode(random_mel(ODD, bundle.frames, 1))
-        decoded.append(Decoder(bundle, bundle.guards, 1).decode(heard, 2.5))
+        decoded.append(Decoder(bundle, 1).decode(heard, 2.5))
     assert decoded[0].tokens[:3] == decoded[1].tokens[:3]
 
 

@@ -46,7 +46,7 @@ from appliance.infer.vocabulary import (
     open_vocabulary,
     sound,
 )
-from appliance.model.bundle import Bundle, Guards, load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Transcription
 
 QUICK = Settings(decoder=DecoderSettings(threads=1), encoder=EncoderSettings(threads=1))
@@ -323,7 +323,7 @@ def any_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def test_a_text_is_as_likely_on_a_second_look_as_when_it_was_written(any_bundle: Bundle) -> None:
-    decoder = Decoder(any_bundle, Guards(500, 1.0, 0.3), 1)
+    decoder = Decoder(any_bundle, 1)
     rng = np.random.default_rng(5)
     states = rng.uniform(-2, 2, (any_bundle.positions, any_bundle.d_model)).astype(np.float32)
     wrote = decoder.decode(states, 1.0)

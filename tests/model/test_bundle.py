@@ -189,11 +189,6 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
         ({"name": None}, "name: expected a text, found None"),
         ({"tokens__no_speech": 600}, "tokens.no_speech: expected a whole number from 0 to 520"),
         ({"tokens": []}, r"tokens: expected a table, found \[\]"),
-        (
-            {"guards__positions": 499},
-            "guards.positions: expected a whole number from 500, found 499",
-        ),
-        ({"guards__repetition_penalty": 9}, "repetition_penalty: expected a number from 0.5 to 2"),
         ({"calibration": 1}, "calibration: expected a table, found 1"),
         ({"calibration": {"offset": 0}}, "calibration.mean: expected a number from 0 to 1000"),
         (
@@ -280,7 +275,7 @@ def test_a_graph_of_another_width_than_the_manifest_says_is_refused(folder: Path
     with pytest.raises(ModelError, match=wrong):
         CpuEncoder(bundle, 1)
     with pytest.raises(ModelError, match=r"embedding.bin: expected 521 rows of 64 numbers of 4"):
-        Decoder(bundle, bundle.guards, 1)
+        Decoder(bundle, 1)
 
 
 def test_a_graph_for_another_mel_is_refused(folder: Path) -> None:
@@ -306,14 +301,14 @@ def test_decoder_graphs_of_another_shape_are_refused(
     edit(folder, **change)
     bundle = load_bundle(folder)
     with pytest.raises(ModelError, match=wrong):
-        Decoder(bundle, bundle.guards, 1)
+        Decoder(bundle, 1)
 
 
 def test_a_surplus_layer_is_refused(folder: Path) -> None:
     replace_file(folder, "cross.onnx", (folder / "encoder.onnx").read_bytes())
     bundle = load_bundle(folder)
     with pytest.raises(ModelError, match=r"cross\.onnx: input states: .* found none of that name"):
-        Decoder(bundle, bundle.guards, 1)
+        Decoder(bundle, 1)
 
 
 @pytest.mark.parametrize("data", [b"", b"no graph", b"\x08\x07" * 50])
@@ -335,7 +330,7 @@ def test_standard_error_works_again_after_the_first_session(bundle_folder: Path)
         "from appliance.infer.decoder import Decoder\n"
         "before = os.fstat(2).st_ino\n"
         "bundle = load_bundle(sys.argv[1])\n"
-        "CpuEncoder(bundle, 1); Decoder(bundle, bundle.guards, 1)\n"
+        "CpuEncoder(bundle, 1); Decoder(bundle, 1)\n"
         "assert os.fstat(2).st_ino == before\n"
         "print('heard', file=sys.stderr); os.write(2, b'raw\\n')\n"
     )

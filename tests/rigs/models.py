@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,10 @@ HOME = sized(128, (4, 1), 4, 521, 500, 112)
 """A small one that is quick."""
 
 
+RARE = 3
+"""A token that none of these models writes."""
+
+
 def random_weights(config: WhisperConfig, seed: int) -> Weights:
     """Weights by which each layer changes its input and logits spread over some units."""
     rng = np.random.Generator(np.random.PCG64(seed))
@@ -113,6 +117,11 @@ def write_checkpoint(folder: Path, config: WhisperConfig, weights: Weights) -> P
     (folder / "vocab.json").write_text(json.dumps(pieces(first_special)))
     (folder / "added_tokens.json").write_text(json.dumps(added))
     return folder
+
+
+def never_ending(bundle: Bundle) -> Bundle:
+    """The bundle with another end of the text, which random weights do not write."""
+    return replace(bundle, tokens=replace(bundle.tokens, end_of_text=RARE))
 
 
 def pieces(count: int) -> dict[str, int]:

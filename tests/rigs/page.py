@@ -59,7 +59,7 @@ class Feed:
         self.chosen: dict[str, Any] = _defaults() | {
             "capture.device": "", "appliance.node": "kitchen", "homeassistant.area": "Kitchen",
             "model.bundle": "tiny", "segmenter.hang_over_ms": 600, "mqtt.enabled": True,
-            "decoder.preset": "bundle", "store.retention_days": 30,
+            "store.retention_days": 30,
             "vocabulary.words": ["Priscilla"],
         }  # fmt: skip
         names = (

@@ -23,27 +23,25 @@ class HailoDecoder:
     """The decoder on the NPU that the encoder is on, and on the CPU while that cannot. One thread;
     the encoder may be another's.
 
-    The CPU decodes a window again from its start, so that no text is of two minds. Its rules are
-    the CPU decoder's, but for the padding: a HEF has as many positions as it was compiled for.
+    The CPU decodes a window again from its start, so that no text is of two minds. A HEF has no
+    silence behind its states: it has as many positions as it was compiled for.
     """
 
     def __init__(self, cpu: Decoder, encoder: FailoverEncoder) -> None:
         self._cpu, self._encoder = cpu, encoder
 
-    def decode(
-        self, states: States, duration_s: float, temperature: float = 0.0, *, language: str = ""
-    ) -> Decoded:
-        """Tokens for states (P, d_model) of `duration_s` of sound, greedy at `temperature` 0.
+    def decode(self, states: States, duration_s: float, *, language: str = "") -> Decoded:
+        """Tokens for states (P, d_model) of `duration_s` of sound.
 
         The language is the prompt's: see `refuse_settings`. Raises ModelError.
         """
         npu = self._encoder.npu
         if npu and npu.decoder:
             try:
-                return self._cpu.decode(states, duration_s, temperature, npu.decoder)
+                return self._cpu.decode(states, duration_s, npu.decoder)
             except NpuError as error:
                 npu.fault = error  # the encoder's owner closes it
-        return self._cpu.decode(states, duration_s, temperature)
+        return self._cpu.decode(states, duration_s)
 
 
 def refuse_settings(settings: Settings, bundle: Bundle, languages: Languages | None) -> None:

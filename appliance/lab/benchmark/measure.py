@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from appliance.errors import DeviceError
-from appliance.infer import is_loop, open_transcriber
+from appliance.infer import Decoder, is_loop, open_transcriber
 from appliance.lab.benchmark.padding import WINDOW_S, PaddedEncoder
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
@@ -90,6 +90,7 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
     with open_transcriber(row.settings, bundle=bundle) as transcriber:
         if row.padding:
             transcriber.encoder = PaddedEncoder(row.padding, bundle.positions, threads)
+            cast(Decoder, transcriber.decoder).positions = bundle.positions  # nothing behind those
             yield ProductRecogniser(transcriber, row.settings, WINDOW_S)
             return
         yield ProductRecogniser(transcriber, row.settings)

@@ -114,7 +114,6 @@ def _padded_row(key: str, checkpoint: Path, settings: Settings, scratch: Path) -
     """A row whose windows of 10 s are really filled up."""
     count, _, behind = key.partition("-")
     sound, silence, folder = (_bundle(name, checkpoint, scratch) for name in ("500", "1500", count))
-    settings = replace(settings, decoder=replace(settings.decoder, positions=int(count)))
     padding = Padding(sound, silence if behind == "silence" else None)
     return Row(key, folder, settings, padding=padding)
 

@@ -71,7 +71,7 @@ def transcribing(
         )
         bundle = load_bundle(bundle_folder)
         encoder = open_encoder(bundle, EncoderSettings(backend="cpu"))
-        decoder = Decoder(bundle, bundle.guards, 0)
+        decoder = Decoder(bundle, 0)
 
         def transcribe(mel: Mel) -> tuple[States, Sequence[int]]:
             states = encoder.encode(mel)

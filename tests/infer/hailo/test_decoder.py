@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rigs.checkout import shared
 from rigs.hailo import LENGTHS, PATIENT, looked_after, mel_of
 from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
+from rigs.models import never_ending
 from rigs.records import differences
 
 from appliance.config import EncoderSettings, Settings
@@ -26,7 +27,7 @@ from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import NpuLimits, open_npu
 from appliance.infer.opening import open_transcriber
-from appliance.model.bundle import HEF_FILE, PLACE_TABLE, TOKEN_TABLE, Bundle, Guards
+from appliance.model.bundle import HEF_FILE, PLACE_TABLE, TOKEN_TABLE, Bundle
 from appliance.model.hef import read_hef
 from appliance.records import States, Window
 
@@ -47,9 +48,9 @@ class Way:
         self.encoder.close()
 
 
-def both(bundle: Bundle, rules: Guards | None = None, limits: NpuLimits = PATIENT) -> Way:
-    rules = rules or Guards(bundle.positions, 1.0, 0.0)
-    cpu = Decoder(bundle, rules, 1)
+def both(bundle: Bundle, limits: NpuLimits = PATIENT) -> Way:
+    cpu = Decoder(bundle, 1)
+    cpu.positions = bundle.positions  # as a HEF has them
     return Way(cpu, *open_on_npu(bundle, ON_HAILO, cpu, limits))
 
 
@@ -83,19 +84,16 @@ def test_the_logits_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("name", ["home", "odd"])
-@pytest.mark.parametrize("rules", [(1.0, 0.0), (1.3, 0.5), (1.0, -1000.0), (1.2, 1000.0)])
-@pytest.mark.parametrize("temperature", [0.0, 0.6])
 def test_the_tokens_are_those_of_the_cpu_where_the_sequence_is_long_enough(
-    simulator: Simulator, npu_bundles: dict[str, Bundle], name: str, rules: tuple[float, float],
-    temperature: float,
-) -> None:  # fmt: skip
+    simulator: Simulator, npu_bundles: dict[str, Bundle], name: str
+) -> None:
     simulator.plug()
     bundle = npu_bundles[name]
-    way = both(bundle, Guards(bundle.positions, *rules))
+    way = both(bundle)
     for seed in range(4):
         states = states_of(bundle, seed)
-        wanted = way.cpu.decode(states, 0.4, temperature)
-        found = way.npu.decode(states, 0.4, temperature)
+        wanted = way.cpu.decode(states, 0.4)
+        found = way.npu.decode(states, 0.4)
         assert way.encoder.npu and way.encoder.npu.fault is None
         assert found.tokens == wanted.tokens and found.ended == wanted.ended
         assert np.allclose(found.logprobs, wanted.logprobs, atol=1e-3)
@@ -107,12 +105,12 @@ def test_every_step_is_one_job_and_the_prompt_is_the_models_own(
     simulator: Simulator, npu_bundle: Bundle
 ) -> None:
     simulator.plug()
-    way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0))
+    way = both(never_ending(npu_bundle))
     before = len(simulator.inner.history)
     decoded = way.npu.decode(states_of(npu_bundle, 1), 0.4)
     assert len(simulator.inner.history) - before == len(decoded.tokens) == 24 + 6
     other = replace(npu_bundle, prompt=npu_bundle.prompt[:1])
-    fresh = HailoDecoder(Decoder(other, way.cpu.rules, 1), way.encoder)
+    fresh = HailoDecoder(Decoder(other, 1), way.encoder)
     assert fresh.decode(states_of(npu_bundle, 1), 0.4).tokens != decoded.tokens
     way.close()
 
@@ -123,7 +121,7 @@ def test_a_text_longer_than_the_sequence_is_cut_there_and_says_so(
 ) -> None:
     simulator.plug()
     bundle = npu_bundles[name]
-    way = both(bundle, Guards(bundle.positions, 1.0, -1000.0))
+    way = both(never_ending(bundle))
     states = states_of(bundle, 1)
     found, wanted = way.npu.decode(states, LONG_S), way.cpu.decode(states, LONG_S)
     assert not found.ended and len(found.tokens) == LENGTHS[name] - len(bundle.prompt)
@@ -234,7 +232,7 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
 ) -> None:
     simulator.plug()
     limits = NpuLimits(job_ms=1000, first_job_ms=2000, step_ms=1000)
-    way = both(npu_bundle, Guards(npu_bundle.positions, 1.0, -1000.0), limits)
+    way = both(never_ending(npu_bundle), limits)
     states, settings = states_of(npu_bundle, 5), FAULTS[fault][0]
     steps: list[int] = []
     run = way.encoder.npu.decoder.model.run  # type: ignore[union-attr]
@@ -333,7 +331,7 @@ def test_without_a_chip_or_a_hef_the_start_says_why_and_what_to_do(
     simulator.plug(busy=True)
     with pytest.raises(DeviceError, match="in use by"):
         both(npu_bundle)
-    cpu = Decoder(npu_bundle, npu_bundle.guards, 1)
+    cpu = Decoder(npu_bundle, 1)
     with pytest.raises(ConfigError, match=r"\[decoder\] backend: expected cpu where \[encoder\]"):
         open_on_npu(npu_bundle, EncoderSettings(backend="cpu"), cpu)
     for name in ("encoder.hef", "decoder.hef", TOKEN_TABLE, PLACE_TABLE):
@@ -402,8 +400,10 @@ def test_a_configuration_alone_puts_the_whole_way_on_the_chip(
     window = Window("", 1, True, (np.arange(16000) % 700 * 40).astype(np.int16), 0.0, 1.0, 1.0)
     texts = []
     for backend in ("cpu", "hailo"):
-        settings = replace(base, decoder=replace(base.decoder, backend=backend, positions=100))
+        settings = replace(base, decoder=replace(base.decoder, backend=backend))
         with open_transcriber(settings) as transcriber:
+            if isinstance(transcriber.decoder, Decoder):
+                transcriber.decoder.positions = npu_bundle.positions  # as a HEF has them
             before = len(simulator.inner.history)
             texts.append(transcriber.transcribe(window))
             jobs = len(simulator.inner.history) - before
