@@ -1,8 +1,7 @@
 """Compare what was spoken with the transcripts.
 
 `compare` counts sentences that were lost, doubled, out of order or wrong; `stored` and `spooled`
-read what a daemon left behind without touching it. tests/system/test_accounts.py shows that nothing
-slips by.
+read what a daemon left behind without touching it.
 """
 
 from __future__ import annotations

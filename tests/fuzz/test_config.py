@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
-from rigs.fuzzing import ODD_TEXTS, damaged, examples, is_one_line
+from hypothesis import given
+from rigs.fuzzing import damaged, examples, is_one_line
 
 from appliance import config
 from appliance.config import Settings
@@ -49,33 +49,6 @@ def whole_file() -> list[str]:
 LINES = whole_file()
 
 
-@st.composite
-def odd_lines(draw: st.DrawFn) -> bytes:
-    """The valid file with lines deleted, doubled, swapped, and values and names replaced."""
-    lines = list(LINES)
-    for _ in range(draw(st.integers(1, 6))):
-        at = draw(st.integers(0, len(lines) - 1))
-        name, _, _value = lines[at].partition(" = ")
-        match draw(st.integers(0, 6)):
-            case 0:
-                del lines[at]
-            case 1:
-                lines.insert(draw(st.integers(0, len(lines))), lines[at])
-            case 2:
-                lines[at] = f"{name} = {draw(st.sampled_from(ODD_VALUES))}"
-            case 3:
-                odd = draw(st.one_of(st.sampled_from(ODD_TEXTS), st.text(max_size=20)))
-                quoted = odd.encode("unicode-escape", "replace").decode()
-                lines[at] = f'"{quoted}" = 1'
-            case 4:
-                lines[at] = f"[{draw(st.sampled_from(['a.b', 'mqtt', '[x]', '', 'mqtt.port']))}]"
-            case 5:
-                lines[at] = f"{name} = {draw(st.integers(-(2**80), 2**80))}"
-            case _:
-                lines[at] = f"{name} = {draw(st.floats())!r}"
-    return "\n".join(lines).encode("utf-8", "replace")
-
-
 def check(data: bytes) -> None:
     """Reads the configuration, and the files that it names."""
     with tempfile.TemporaryDirectory() as place:
@@ -100,12 +73,6 @@ def check(data: bytes) -> None:
 
 def test_the_file_that_is_damaged_is_valid() -> None:
     assert config.parse("\n".join(LINES), "x") == Settings()
-
-
-@given(odd_lines())
-@examples(150, 0.5)
-def test_a_configuration_of_odd_lines_is_read_or_refused_line_by_line(data: bytes) -> None:
-    check(data)
 
 
 @given(damaged("\n".join(LINES).encode()))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
-import signal
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +14,12 @@ import pytest
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
-from rigs.proxy import TRANSCRIPT_TOPIC, Lossy, Proxy
+from rigs.proxy import Proxy
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt.connection import DELAYS, SPREAD, Delays, ping_s
+from appliance.mqtt.connection import DELAYS, Delays, ping_s
 from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
@@ -105,21 +102,6 @@ def test_a_broker_that_does_not_answer_is_offline_and_tried_again(
 
 
 @needs_broker
-def test_a_broker_that_hung_during_the_attempt_is_found_when_it_wakes(store: Store) -> None:
-    with Broker() as broker, Subscriber(broker.port) as subscriber:
-        broker.signal(signal.SIGSTOP)
-        with running(
-            MqttSettings(host=broker.host, port=broker.port), store, delays=SOON
-        ) as publisher:
-            say(store, publisher, "kept")
-            until(lambda: "no answer" in "".join(publisher.reasons()))
-            broker.signal(signal.SIGCONT)
-            until(lambda: store.depth() == 0)
-            until(subscriber.events)
-        assert subscriber.texts() == ["kept"]
-
-
-@needs_broker
 def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
     store: Store,
 ) -> None:
@@ -144,18 +126,6 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
         during = [f"during {number}" for number in range(30)]
         assert subscriber.texts() == ["before", *during, "after"]
         assert [event["late"] for event in subscriber.events()] == [False, *[True] * 30, False]
-
-
-@needs_broker
-def test_an_idle_connection_that_died_is_given_up_and_another_one_begun(store: Store) -> None:
-    with Broker() as broker, Proxy(broker.port) as proxy:
-        here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
-        with running(here, store, delays=Delays(idle_answer_s=1.0)) as publisher:
-            until(lambda: publisher.status().connected)
-            proxy.freeze()
-            until(publisher.reasons, 30)
-            proxy.thaw()
-            until(lambda: publisher.status().connected)
 
 
 def test_an_idle_connection_is_pinged_so_that_its_end_is_noticed_in_time() -> None:
@@ -204,59 +174,6 @@ class OneWay(Proxy):
             super()._pass_on(connection)
 
 
-class FirstPublish:
-    """Matches the first PUBLISH of transcript 1."""
-
-    def __init__(self) -> None:
-        self._over = False
-
-    def __call__(self, packet: bytes, to_broker: bool) -> bool:
-        publishes = to_broker and packet[0] >> 4 == 3 and b'"seq": 1,' in packet
-        self._over, loses = self._over or publishes, publishes and not self._over
-        return loses
-
-
-class SecondPuback:
-    """Matches the PUBACK of the second transcript."""
-
-    def __init__(self) -> None:
-        self._message, self._over = b"", False
-
-    def __call__(self, packet: bytes, to_broker: bool) -> bool:
-        if self._over:
-            return False
-        if to_broker and packet[0] >> 4 == 3 and b'"seq": 2,' in packet:
-            topic = packet.index(TRANSCRIPT_TOPIC) + len(TRANSCRIPT_TOPIC)
-            self._message = packet[topic : topic + 2]
-        acknowledges = not to_broker and packet[0] >> 4 == 4
-        self._over = acknowledges and bool(self._message) and packet[2:4] == self._message
-        return self._over
-
-
-@needs_broker
-@pytest.mark.parametrize("loses", [FirstPublish(), SecondPuback()], ids=["PUBLISH", "PUBACK"])
-def test_one_lost_packet_is_noticed_while_people_keep_talking(
-    store: Store, loses: Callable[[bytes, bool], bool]
-) -> None:
-    with Broker() as broker, Subscriber(broker.port) as subscriber:
-        proxy = Lossy(broker.port, loses)
-        here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
-        with proxy, running(here, store, delays=SOON) as publisher:
-            until(lambda: publisher.status().connected)
-            end_s, said = time.monotonic() + 10, 0
-            while time.monotonic() < end_s and store.cursor() < 8:
-                publisher.on_speech(bool(said % 2))  # of QoS 0: leaves at once, nobody answers it
-                if said % 4 == 0:
-                    say(store, publisher, str(said // 4))
-                said += 1
-                time.sleep(0.1)
-            assert (proxy.lost, store.cursor() >= 8) == (1, True)
-            until(lambda: store.depth() == 0)
-        texts = [str(n) for n in range(len(store.read_after(0)))]
-        until(lambda: subscriber.texts()[-1:] == texts[-1:])
-        assert list(dict.fromkeys(subscriber.texts())) == texts
-
-
 @pytest.mark.parametrize(
     "packets",
     [
@@ -292,20 +209,3 @@ def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
         until(publisher.reasons)
         assert "is offline" in publisher.reasons()[0]
         assert re.search(r"Unicode\w*Error", publisher.reasons()[0])
-
-
-def pauses(outages: int, chance: random.Random) -> float:
-    """When the attempt after so many vain ones begins, seconds after the connection broke."""
-    delays = DELAYS.outages_s
-    return sum(
-        delays[min(number, len(delays) - 1)] * chance.uniform(*SPREAD) for number in range(outages)
-    )
-
-
-def test_many_clients_return_soon_but_not_at_the_same_moment() -> None:
-    chance = random.Random(1)
-    for outages in (2, 5):
-        moments = [pauses(outages, chance) for _ in range(100)]
-        assert statistics.stdev(moments) > 0.2 * outages**0.5
-    longest = max(DELAYS.outages_s) * max(SPREAD)
-    assert longest <= 4.0, "with the connection itself, the first event comes within 5 s"

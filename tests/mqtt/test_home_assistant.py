@@ -7,7 +7,6 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,10 +16,9 @@ from typing import Any
 import pytest
 from rigs.broker import Broker
 from rigs.checkout import GOLDEN, shared
-from rigs.home_assistant import DISCOVERY, STATUS, Bystander, Explorer, HomeAssistant
+from rigs.home_assistant import DISCOVERY, STATUS, HomeAssistant
 from rigs.mqtt_client import Subscriber, publish_once
 from rigs.needs import module, needs_broker
-from rigs.proxy import Proxy
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
@@ -485,55 +483,6 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
 
 
 @needs_broker
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with a bystander"])
-def test_a_home_assistant_that_subscribes_late_misses_nothing(store: Store, alone: bool) -> None:
-    with (
-        Broker() as broker,
-        running(settings(broker), store, delays=SOON) as publisher,
-        HomeAssistant(broker.port, subscribes_after_s=2.0, birth_after_s=0.5) as house,
-    ):
-        until(lambda: house.discoveries >= 2)
-        ids = say_all(store, publisher, "before")
-        until(lambda: len(house.events) == 1 and store.depth() == 0)
-        with nullcontext() if alone else Bystander(broker.port, "bystander"):
-            broker.stop()
-            ids += say_all(store, publisher, "during", "the outage")
-            broker.start()
-            until(lambda: publisher.status().connected)
-            ids += say_all(store, publisher, "after it")
-            until(lambda: publisher.status().reasons)
-            until(lambda: store.depth() == 0)
-            until(lambda: len(house.events) == 4)
-    assert [event["id"] for event in house.events] == ids
-    assert house.missed == []
-
-
-@needs_broker
-def test_transcripts_during_a_restart_of_home_assistant_wait_and_are_late(store: Store) -> None:
-    with (
-        Broker() as broker,
-        running(settings(broker), store, delays=SOON) as publisher,
-        HomeAssistant(broker.port) as house,
-        Subscriber(broker.port) as everybody,
-    ):
-        until(lambda: house.discoveries >= 2)
-        house.leave()
-        time.sleep(0.3)
-        ids = say_all(store, publisher, "to nobody")
-        until(lambda: "Home Assistant is offline" in "".join(publisher.status().reasons))
-        until(lambda: any(b"is offline" in p for p in everybody.payloads("state")))
-        state = json.loads(everybody.payloads("state")[-1])
-        assert (state["status"], everybody.events()) == ("running", [])
-        house.come_back()
-        until(lambda: len(house.events) == 1)
-        ids += say_all(store, publisher, "and again at once")
-        until(lambda: len(house.events) == 2)
-        assert [event["id"] for event in house.events] == ids
-        assert house.missed == []
-        until(lambda: not json.loads(everybody.payloads("state")[-1])["reasons"])
-
-
-@needs_broker
 @pytest.mark.parametrize("protocol", ["5", "3.1.1"])
 def test_transcripts_during_its_shutdown_are_resent_when_it_returns(
     store: Store, protocol: str
@@ -568,130 +517,6 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(
 
 
 @needs_broker
-def test_what_home_assistant_missed_outlives_our_own_restart(store: Store) -> None:
-    with Broker() as broker, HomeAssistant(broker.port) as house:
-        with running(settings(broker), store, delays=SOON) as publisher:
-            until(lambda: house.discoveries >= 2)
-            house.stop_reading()
-            ids = say_all(store, publisher, "to deaf ears")
-            until(lambda: store.depth() == 0)
-            house.leave()
-            until(lambda: store.depth() == 1)
-        with running(settings(broker), store, delays=SOON):
-            house.come_back()
-            until(lambda: house.events)
-            assert [(event["id"], event["late"]) for event in house.events] == [(ids[0], True)]
-
-
-@needs_broker
-def test_a_subscriber_to_everything_does_not_replace_home_assistant(
-    store: Store,
-) -> None:
-    second = replace(SOON, subscribe_s=0.1, outages_s=(4.0,))
-    with (
-        Broker() as broker,
-        Explorer(broker.port, "explorer"),
-        running(settings(broker), store, delays=second) as publisher,
-        HomeAssistant(broker.port) as house,
-    ):
-        until(lambda: house.discoveries >= 2)
-        house.subscribes_after_s = 6.0
-        broker.stop()
-        until(lambda: not publisher.status().connected)
-        broker.start()
-        until(lambda: publisher.status().connected)
-        ids = say_all(store, publisher, "before the house is back")
-        until(lambda: store.depth() == 0)
-        assert house.events == []
-        until(lambda: house.events)
-        assert [(event["id"], event["late"]) for event in house.events] == [(ids[0], True)]
-
-
-@needs_broker
-def test_our_own_broken_connection_makes_nothing_late(
-    store: Store,
-) -> None:
-    with Broker() as broker, Proxy(broker.port) as proxy, HomeAssistant(broker.port) as house:
-        ours = MqttSettings(host="127.0.0.1", port=proxy.port)
-        with running(ours, store, delays=SOON) as publisher:
-            until(lambda: house.discoveries >= 2)
-            say_all(store, publisher, "before")
-            until(lambda: len(house.events) == 1)
-            proxy.cut()
-            until(lambda: not publisher.status().connected)
-            until(lambda: publisher.status().connected)
-            began_s = time.monotonic()
-            say_all(store, publisher, "after")
-            until(lambda: len(house.events) == 2 or publisher.reasons())
-            assert "offline" not in "".join(publisher.reasons())
-            until(lambda: len(house.events) == 2)
-            assert time.monotonic() - began_s < 20
-            assert [event["late"] for event in house.events] == [False, False]
-            until(lambda: publisher.reasons() == ())
-
-
-@needs_broker
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_without_any_home_assistant_nothing_waits(store: Store, protocol: str) -> None:
-    with (
-        Broker() as broker,
-        Bystander(broker.port, "bystander"),
-        running(settings(broker, protocol=protocol), store, delays=SOON) as publisher,
-    ):
-        until(lambda: publisher.status().connected)
-        time.sleep(0.3)
-        broker.stop()
-        say_all(store, publisher, "during the outage")
-        broker.start()
-        until(lambda: store.depth() == 0)
-        assert publisher.status().reasons == ()
-
-
-@needs_broker
-def test_home_assistant_is_waited_for_on_mqtt_3_too(store: Store) -> None:
-    with (
-        Broker() as broker,
-        running(settings(broker, protocol="3.1.1"), store, delays=SOON) as publisher,
-        HomeAssistant(broker.port, subscribes_after_s=1.0) as house,
-    ):
-        until(lambda: house.discoveries >= 2)
-        broker.stop()
-        ids = say_all(store, publisher, "during the outage")
-        broker.start()
-        until(lambda: len(house.events) == 1)
-        assert [event["id"] for event in house.events] == ids
-
-
-@needs_broker
-def test_transcripts_wait_no_longer_than_configured(
-    store: Store,
-) -> None:
-    short = HomeAssistantSettings(hold_s=1)
-    with (
-        Broker() as broker,
-        running(settings(broker), store, announcement=Announcement(short)) as publisher,
-        Subscriber(broker.port) as everybody,
-    ):
-        until(lambda: publisher.status().connected)
-        publish_once(broker.port, STATUS, b"offline")
-        time.sleep(0.2)
-        say_all(store, publisher, "for the others")
-        until(lambda: publisher.status().reasons)
-        assert everybody.events() == []
-        until(everybody.events)
-        assert publisher.status().reasons == ()
-
-
-@needs_broker
-def test_without_a_hold_nobody_is_waited_for(store: Store) -> None:
-    with Broker() as broker, running(settings(broker, hold=False), store) as publisher:
-        until(lambda: publisher.status().connected)
-        say_all(store, publisher, "into the log alone")
-        until(lambda: store.depth() == 0)
-        assert publisher.status().reasons == ()
-
-
-@needs_broker
 def test_the_last_transcript_is_retained_only_if_configured(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port, name="first") as heard:
         with running(settings(broker), store) as publisher:
@@ -708,19 +533,3 @@ def test_the_last_transcript_is_retained_only_if_configured(store: Store) -> Non
             until(lambda: latecomer.payloads("last"))
             assert json.loads(latecomer.payloads("last")[0])["text"] == "kept, too"
             assert latecomer.payloads("last")[0] == heard.payloads("transcript")[-1]
-
-
-@needs_broker
-def test_a_retained_birth_message_changes_nothing(store: Store) -> None:
-    with Broker() as broker:
-        for payload in (b"offline", b"\xff\x00garbage"):
-            publish_once(broker.port, STATUS, payload, retain=True)
-            with (
-                running(settings(broker), store, delays=SOON) as publisher,
-                Subscriber(broker.port) as heard,
-            ):
-                until(partial(is_connected, publisher))
-                time.sleep(0.3)
-                say_all(store, publisher, "at once")
-                until(heard.events)
-                assert not heard.events()[0]["late"]

@@ -55,44 +55,11 @@ def test_the_oldest_beyond_the_bound_are_passed_over_and_counted(store: Store) -
     assert due(outbox) == ["5", "6", "7"]
 
 
-def test_one_more_passes_one_over_and_nothing_twice(store: Store) -> None:
-    say(store, *range(4))
-    outbox = Outbox(store, 3600, 3)
-    for number in (4, 5):
-        outbox.drop_excess()
-        outbox.drop_excess()
-        say(store, number)
-    outbox.drop_excess()
-    assert outbox.passed_over == 3
-    assert due(outbox) == ["3", "4", "5"]
-
-
-def test_a_long_backlog_is_passed_over_in_pages(store: Store) -> None:
-    say(store, *range(11))
-    outbox = Outbox(store, 3600, 1, page=3)
-    outbox.drop_excess()
-    assert outbox.passed_over == 10
-    assert due(outbox) == ["10"]
-
-
 def test_a_bound_of_0_is_none(store: Store) -> None:
     say(store, *range(5))
     outbox = Outbox(store, 3600, 0)
     outbox.drop_excess()
     assert (outbox.passed_over, len(due(outbox))) == (0, 5)
-
-
-def test_what_is_on_its_way_is_not_passed_over(store: Store) -> None:
-    say(store, *range(3))
-    outbox = Outbox(store, 3600, 3)
-    assert due(outbox, 2) == ["0", "1"]
-    say(store, 3)
-    outbox.drop_excess()
-    assert outbox.passed_over == 0
-    outbox.rewind()
-    outbox.drop_excess()
-    assert outbox.passed_over == 1
-    assert due(outbox) == ["1", "2", "3"]
 
 
 def test_the_outbox_is_full_until_there_is_room(store: Store) -> None:
@@ -127,15 +94,6 @@ def test_what_was_sent_before_one_without_a_subscriber_is_sent_as_repeated(store
     assert outbox.mark_unsubscribed(4), "the acknowledgement of the second one is lost"
     assert due(outbox) == ["1", "2", "3"]
     assert outbox.is_repeated(3) and not outbox.is_repeated(4)
-
-
-def test_a_single_one_without_a_subscriber_is_not_repeated(store: Store) -> None:
-    say(store, 0)
-    outbox = Outbox(store, 3600)
-    assert due(outbox) == ["0"]
-    assert outbox.mark_unsubscribed(1)
-    assert due(outbox) == ["0"]
-    assert not outbox.is_repeated(1)
 
 
 def refuse(outbox: Outbox, *numbers: int) -> None:
@@ -257,29 +215,6 @@ def test_what_was_acknowledged_shortly_before_a_restart_can_be_repeated(store: S
     after.resend_since(time.monotonic() - 30.0)
     assert due(after) == ["1", "2", "3"]
     assert [seq for seq in range(1, 5) if after.is_repeated(seq)] == [1, 2, 3, 4]
-
-
-def test_nothing_is_resent_without_recent_acknowledgements(store: Store) -> None:
-    say(store, 0, 1)
-    outbox = Outbox(store, 3600)
-    due(outbox, 1)
-    outbox.mark_acknowledged(1, 1.0)
-    outbox.resend_since(2.0)
-    outbox.save_cursor()
-    assert (store.cursor(), due(outbox)) == (1, ["1"])
-
-
-def test_resent_transcripts_beyond_the_limit_do_not_count_as_unpublished(store: Store) -> None:
-    say(store, *range(4))
-    outbox = Outbox(store, 3600, 2)
-    outbox.drop_excess()
-    assert (outbox.passed_over, due(outbox)) == (2, ["2", "3"])
-    outbox.mark_acknowledged(3, 1.0)
-    outbox.mark_acknowledged(4, 1.0)
-    outbox.resend_since(0.0)
-    say(store, 4)
-    outbox.drop_excess()
-    assert (outbox.passed_over, due(outbox)) == (2, ["3", "4"])
 
 
 class RefusingStore(Store):

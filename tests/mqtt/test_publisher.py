@@ -27,7 +27,6 @@ from rigs.waiting import until
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.mqtt import credentials
-from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Publisher, Sources
 from appliance.records import Discarded, Partial
 from appliance.store.store import Store
@@ -206,36 +205,6 @@ def test_a_broker_restart_in_the_middle_loses_nothing_and_keeps_the_order(store:
         assert list(dict.fromkeys(subscriber.texts())) == texts
 
 
-def test_transcripts_wait_for_a_subscriber_that_comes_after_the_broker(store: Store) -> None:
-    texts = [str(number) for number in range(30)]
-    with Broker() as broker, running(settings(broker), store) as publisher:
-        add(store, publisher, *texts)
-        until(lambda: "nobody subscribes" in "".join(publisher.status().reasons))
-        time.sleep(0.5)
-        assert publisher.status().outbox_depth == 30
-        with Subscriber(broker.port) as subscriber:
-            until(lambda: store.depth() == 0)
-            until(lambda: len(subscriber.events()) >= 30)
-            assert subscriber.texts() == texts
-            assert publisher.status().reasons == ()
-
-
-def test_a_broker_that_hangs_is_left_and_sent_again_what_it_had_not_taken(store: Store) -> None:
-    soon = Delays(answer_s=-4.0)
-    with Broker() as broker, Subscriber(broker.port) as subscriber:
-        with running(settings(broker, keepalive_s=5), store, delays=soon) as publisher:
-            until(lambda: publisher.status().connected)
-            broker.signal(signal.SIGSTOP)
-            add(store, publisher, "said into the void")
-            until(lambda: "messages stay unacknowledged" in "".join(publisher.status().reasons))
-            assert publisher.status().outbox_depth == 1
-            broker.signal(signal.SIGCONT)
-            until(lambda: store.depth() == 0)
-        assert {event["id"] for event in subscriber.events()} == {
-            store.read_after(0)[0].transcript.id
-        }
-
-
 def test_a_stop_does_not_wait_for_a_broker_that_hangs(store: Store) -> None:
     with Broker() as broker:
         with running(settings(broker), store) as publisher:
@@ -342,22 +311,6 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
         until(lambda: subscriber.payloads("availability") == [b"online", b"offline"])
 
 
-def test_what_is_too_old_is_passed_over_and_counted(store: Store) -> None:
-    with Broker(start=False) as broker:
-        store.append(transcript("stale"))
-        time.sleep(1.1)
-        with running(settings(broker, expiry_s=1), store) as publisher:
-            broker.start()
-            with Subscriber(broker.port) as subscriber:
-                until(lambda: publisher.status().connected)
-                add(store, publisher, "fresh")
-                until(lambda: store.depth() == 0)
-                until(subscriber.events)
-                assert subscriber.texts() == ["fresh"]
-                assert publisher.status().expired == 1
-        assert len(store.read_after(0)) == 2
-
-
 def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         publisher = Publisher(settings(broker), "kitchen", store, Sources(lambda: STATE))
@@ -387,21 +340,6 @@ def test_a_stop_without_a_broker_ends_at_once(store: Store) -> None:
     assert store.depth() == 1
 
 
-def test_more_than_the_broker_takes_at_once_still_comes_in_order(store: Store) -> None:
-    texts = [str(number) for number in range(60)]
-    for text in texts:
-        store.append(transcript(text))
-    with (
-        Broker(config="max_inflight_messages 3") as broker,
-        Subscriber(broker.port) as subscriber,
-        running(settings(broker), store) as publisher,
-    ):
-        until(lambda: store.depth() == 0)
-        until(lambda: len(subscriber.events()) >= 60)
-        assert subscriber.texts() == texts
-        assert publisher.status().connected
-
-
 def test_failed_attempts_leave_no_threads_and_files_behind(store: Store) -> None:
     with Broker(start=False) as broker, running(settings(broker), store) as publisher:
         until(lambda: publisher.status().reasons)
@@ -410,17 +348,6 @@ def test_failed_attempts_leave_no_threads_and_files_behind(store: Store) -> None
         time.sleep(4.3)
         assert threading.active_count() <= threads
         assert open_files() <= files
-
-
-def test_a_password_file_that_is_not_there_is_a_mistake_with_its_fix(store: Store) -> None:
-    lost = MqttSettings(username="ada", password_file="/nowhere/password")
-    with pytest.raises(ConfigError) as caught:
-        Publisher(lost, "kitchen", store, Sources(lambda: STATE))
-    assert str(caught.value) == (
-        "mqtt.password_file: expected a file holding the broker's password, found "
-        "/nowhere/password: No such file or directory; write the password into it, readable for "
-        "this user alone, or leave the key out"
-    )
 
 
 def test_the_password_comes_from_its_file_or_systemds_credential(

@@ -134,18 +134,6 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Pa
     assert not place.exists()
 
 
-def test_without_a_folder_for_the_socket_the_daemon_listens_all_the_same(tmp_path: Path) -> None:
-    config = write_config(tmp_path, spool={"path": str(tmp_path / "none"), "enabled": False})
-    (tmp_path / "taken").write_text("a file")
-    runtime = {"RUNTIME_DIRECTORY": str(tmp_path / "taken")}
-    with (
-        Path("/dev/zero").open("rb") as zero,
-        daemon(config, "--recording", "-", stdin=zero, environment=runtime),
-    ):
-        until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
-        assert "no control socket" in log_of(config)
-
-
 def test_the_examples_of_the_documentation_are_as_the_schema_says() -> None:
     text = (ROOT / "docs" / "control.md").read_text("utf-8")
     for name in SCHEMA["oneOf"][0]["properties"]["command"]["enum"]:

@@ -4,7 +4,6 @@ twice, the order stays, and what goes on says what it continues."""
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -143,20 +142,6 @@ def test_sentences_that_are_whole_end_early_and_those_that_are_not_late(tmp_path
     assert sorted(by_kind[2])[3] < 550
 
 
-@pytest.mark.parametrize("silence", [11, 12, 13])
-def test_speech_that_starts_again_with_the_frame_after_an_early_close(
-    tmp_path: Path, silence: int
-) -> None:
-    account = Account()
-    words = [one for word in range(1, 31) for one in ((word, 20), (0, silence))]
-    sound = sound_of([(0, 20), *words, (0, 40)])
-    counters = hear(
-        tmp_path, sound, account, SureTranscriber(), before_each=(pace := Pace()), more=pace.begin
-    )
-    check(account, counters, 30)
-    assert counters.get("resumed", 0) == (silence >= 12), "who pauses once is given more time"
-
-
 def test_whatever_is_thought_of_the_sentences_no_word_is_lost(tmp_path: Path) -> None:
     for seed in range(3):
         rng = random.Random(seed)
@@ -171,73 +156,6 @@ def test_whatever_is_thought_of_the_sentences_no_word_is_lost(tmp_path: Path) ->
         )
         sound = sound_of(talk(rng, 60, (4, 40)))
         check(account, hear(tmp_path / str(seed), sound, account, transcriber), 60)
-
-
-def test_a_decoder_slower_than_the_hang_over_ends_nothing_early(tmp_path: Path) -> None:
-    account = Account()
-    transcriber = SureTranscriber(before_write=lambda: time.sleep(0.03))  # 60 frames
-    counters = hear(tmp_path, sound_of(talk(random.Random(3), 40, (9, 25))), account, transcriber)
-    check(account, counters, 40)
-
-
-def test_an_utterance_closes_while_the_rest_of_its_transcription_is_made(tmp_path: Path) -> None:
-    class Slow(SureTranscriber):
-        """Decides at once; the rest takes longer than any silence."""
-
-        def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-            result = super().decode(encoded, progress)
-            until_s = time.monotonic() + 0.03  # 60 frames
-            while time.monotonic() < until_s and progress.should_continue():
-                time.sleep(0.001)
-            return result
-
-    account = Account()
-    counters = hear(
-        tmp_path,
-        sound_of(talk(random.Random(6), 30, (14, 40))),
-        account,
-        Slow(),
-        before_each=(pace := Pace(0.01)),
-        more=pace.begin,
-    )
-    check(account, counters, 30)
-    assert counters["closed_early"] >= 10
-    assert counters["guesses_used"] >= 10
-
-
-def test_an_encoder_that_hangs_in_a_speculative_encode(tmp_path: Path) -> None:
-    hung = threading.Event()
-
-    def hang_once(window: Window) -> None:
-        if window.last and not hung.is_set():
-            hung.set()
-            time.sleep(0.5)
-
-    account = Account()
-    transcriber = SureTranscriber(60.0, before_encode=hang_once)
-    counters = hear(
-        tmp_path, sound_of(talk(random.Random(4), 30, (9, 90))), account, transcriber,
-        before_each=(pace := Pace(0.01)), more=pace.begin,
-    )  # fmt: skip
-    assert hung.is_set()
-    check(account, counters, 30)
-    assert counters["closed_early"] > 0, "the next ones are early again"
-
-
-def test_what_the_house_has_said_before_ends_early(tmp_path: Path) -> None:
-    """The same word again and again: whole from the second time on."""
-    account = Account(wants_partials=False)
-    sound = sound_of([(0, 20), *(said for _ in range(8) for said in ((7, 20), (0, 60)))])
-    counters = hear(
-        tmp_path,
-        sound,
-        account,
-        SureTranscriber(opinion=lambda _: None),
-        before_each=(pace := Pace()),
-        more=pace.begin,
-    )
-    assert account.words == ["w7"] * 8
-    assert 3 <= counters["closed_early"] <= 7
 
 
 def test_turned_off_every_utterance_waits_for_the_hang_over(tmp_path: Path) -> None:

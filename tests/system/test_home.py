@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import stat
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from appliance import config
 from appliance.config import CaptureSettings
 from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
-from appliance.homeassistant.client import HomeAssistantClient
 from appliance.homeassistant.names import NAMES_FILE
 
 SENTENCE = sentences()[3]
@@ -116,41 +114,3 @@ def test_a_home_assistant_that_is_away_is_a_reason_and_the_daemon_runs_and_ends_
             hub.change()
             running.send_signal(signal.SIGTERM)
             assert running.wait(30) == 0
-
-
-@needs_broker
-def test_the_birth_message_of_home_assistant_has_it_connected_at_once(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    woken = threading.Event()
-    monkeypatch.setattr(HomeAssistantClient, "wake", lambda _: woken.set())
-    model: Any = FakeTranscriber()
-    with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
-        settings = config.load(written(tmp_path, hub, broker.port))
-        recording = CaptureSettings(recording=str(SENTENCE.file))
-        pipeline = Pipeline(
-            build(replace(settings, capture=recording), Factories(transcriber=lambda _: model))
-        )
-        pipeline.start()
-        try:
-            until(lambda: heard.payloads("state"))
-            assert not woken.is_set()
-            heard.publish("homeassistant/status", b"online")
-            until(woken.is_set)
-        finally:
-            pipeline.stop()
-
-
-@needs_broker
-def test_names_go_when_home_assistant_is_asked_no_more(hub: Hub, tmp_path: Path) -> None:
-    names = tmp_path / "state" / NAMES_FILE
-    names.parent.mkdir()
-    names.write_text("{}", encoding="utf-8")
-    settings = config.load(write_config(tmp_path))
-    recording = CaptureSettings(recording=str(SENTENCE.file))
-    model: Any = FakeTranscriber()
-    Pipeline(
-        build(replace(settings, capture=recording), Factories(transcriber=lambda _: model))
-    ).stop()
-    assert not names.exists()
-    assert hub.tokens == []

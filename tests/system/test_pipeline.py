@@ -10,12 +10,11 @@ from pathlib import Path
 
 from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.checkout import SPEECH
-from rigs.command import errors, roomscribe, text_of
+from rigs.command import roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, listening_house, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
-from rigs.word_errors import same_words
 
 FIRST = SPEECH / "00.flac"
 SECOND = SPEECH / "02.flac"
@@ -124,41 +123,3 @@ def test_what_was_heard_without_a_broker_arrives_late_and_once(tmp_path: Path) -
             until(lambda: len(heard.events()) == 2)
     assert [event["late"] for event in heard.events()] == [True, False]
     assert len({event["id"] for event in heard.events()}) == 2
-
-
-@needs_broker
-def test_a_wrong_broker_password_is_one_line_with_its_fix_and_stops_nothing(
-    tmp_path: Path,
-) -> None:
-    secret = tmp_path / "password"
-    secret.write_text("wrong-horse", encoding="utf-8")
-    secret.chmod(0o600)
-    with rig_broker.Broker(users={"house": "right-horse"}) as broker:
-        login = {"username": "house", "password_file": secret}
-        config = write_config(tmp_path, broker.port, mqtt=login)
-        done = roomscribe("run", "--config", config, "--recording", FIRST)
-    assert done.returncode == 0
-    told = [line for line in done.stderr.splitlines() if "password" in line]
-    assert len(told) == 1
-    assert "wrong-horse" not in done.stderr
-    assert len(roomscribe("log", "--config", config).stdout.splitlines()) == 1
-
-
-def test_a_missing_password_file_is_a_configuration_error(tmp_path: Path) -> None:
-    login = {"username": "house", "password_file": "/no/such/file"}
-    config = write_config(tmp_path, 1, mqtt=login)
-    done = roomscribe("run", "--config", config, "--recording", FIRST)
-    assert done.returncode == 78
-    assert len(errors(done)) == 1
-    assert "/no/such/file" in errors(done)[0]
-
-
-def test_the_text_reaches_the_journal_only_if_configured(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    silent = roomscribe("run", "--config", config, "--recording", FIRST)
-    text = text_of(roomscribe("log", "--config", config).stdout).strip()
-    assert same_words(text, "what is the weather like in chicago")
-    assert "transcript 1" in silent.stderr
-    assert text not in silent.stderr
-    write_config(tmp_path, journal={"text": True})
-    assert text in roomscribe("run", "--config", config, "--recording", FIRST).stderr

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from rigs.bare import MAIN, PROGRAM
-from rigs.checkout import ROOT, TESTS
+from rigs.bare import PROGRAM
+from rigs.checkout import TESTS
 from rigs.command import roomscribe, start, text_of
 from rigs.daemon import daemon, log_of, write_config
 from rigs.nats import NatsServer
@@ -64,48 +63,6 @@ def test_without_a_worker_it_waits_says_what_is_missing_and_begins_when_told_of_
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
         "what is the weather"
     ]
-
-
-def test_it_ends_at_once_while_it_waits(tmp_path: Path, systemd: Systemd) -> None:
-    config = write_config(tmp_path)
-    told = {"NOTIFY_SOCKET": systemd.address}
-    with daemon(config, environment=told, program=PROGRAM) as running:
-        systemd.told("READY=1")
-        running.terminate()
-        assert running.wait(30) == 0
-
-
-def test_it_waits_too_where_what_runs_a_model_stayed_behind_and_no_model_did(
-    tmp_path: Path, systemd: Systemd
-) -> None:
-    """apt keeps what a package asked for when that goes."""
-    house = tmp_path / "lib"
-    shutil.copytree(
-        ROOT / "appliance", house / "appliance", ignore=shutil.ignore_patterns("bundles")
-    )
-    config = write_config(tmp_path)
-    told = {"NOTIFY_SOCKET": systemd.address, "ROOMSCRIBE_MODELS": str(tmp_path / "models")}
-    program = ("-c", f"import sys; sys.path.insert(0, {str(house)!r})\n" + MAIN)
-    with daemon(config, environment=told, program=program) as running:
-        said = systemd.told("READY=1")
-        assert "a model is missing" in said and "fleet join" in said
-        running.terminate()
-        assert running.wait(30) == 0
-
-
-def test_a_model_that_was_chosen_before_does_not_stop_it(tmp_path: Path) -> None:
-    """The full package was there before, and its models still are."""
-    with SpeechServer() as server:
-        server.answer = says("what is the weather")
-        config = write_config(
-            tmp_path,
-            model={"bundle": "tiny.en"},
-            transcriber={"backend": "wyoming", "host": "127.0.0.1", "port": server.port},
-        )
-        status, said = run_bare("run", "--config", config, "--recording", SENTENCE)
-    assert status == 0, said
-    log = roomscribe("log", "--config", config).stdout
-    assert "what is the weather" in log
 
 
 @needs_nats

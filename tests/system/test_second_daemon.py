@@ -56,15 +56,3 @@ def test_a_second_daemon_ends_with_one_line_that_names_the_first(
         with in_silence(second):
             node = "hall" if shared == "log" else "kitchen"
             until(lambda: heard.payloads("availability", node)[-1:] == [b"online"], READY_WITHIN_S)
-
-
-def test_two_daemons_with_logs_and_nodes_of_their_own_run_beside_each_other(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "second").mkdir()
-    with Broker() as broker, Subscriber(broker.port) as heard:
-        first = write_config(tmp_path, broker.port)
-        second = write_config(tmp_path / "second", broker.port, appliance={"node": "hall"})
-        with in_silence(first), in_silence(second):
-            for node in ("kitchen", "hall"):
-                until(lambda n=node: heard.payloads("availability", n), READY_WITHIN_S)  # type: ignore[misc]

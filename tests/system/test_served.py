@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +19,6 @@ from rigs.waiting import until
 from appliance.daemon.spool import ATTEMPTS_AT
 
 WITHIN_S = 30.0
-HANGING = """
-import socket, time
-with socket.create_server(("127.0.0.1", {port})) as listener:
-    held = []
-    while True:
-        held.append(listener.accept())
-"""
-"""A server that takes connections and never says a word."""
 
 
 @pytest.fixture
@@ -108,28 +98,3 @@ def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_
     assert {(one["encoder"], one["model"]) for one in found} == {("wyoming", "large")}
     assert {one["confidence"] for one in found} == {None}
     assert "set aside" not in log_of(config)
-
-
-def test_the_daemon_that_waits_for_a_dumb_server_ends_in_time_and_goes_on_when_it_speaks(
-    tmp_path: Path, spool: Path, server: SpeechServer
-) -> None:
-    config = configure(tmp_path, spool, server, timeout_s=60.0)
-    dumb = subprocess.Popen([sys.executable, "-c", HANGING.format(port=server.port)])
-    try:
-        with hearing(config) as (running, say):
-            say("00.flac")
-            wait_for_spooled(spool, 1)
-            running.terminate()
-            assert running.wait(30) == 0
-    finally:
-        dumb.kill()
-        dumb.wait()
-    assert len(spooled(spool)) == 1
-    with hearing(config) as (running, say):
-        say("01.flac")
-        until(lambda: len(spooled(spool)) == 2, WITHIN_S)
-        with server:
-            until(lambda: not spooled(spool), WITHIN_S)
-            running.terminate()
-            assert running.wait(30) == 0
-    assert [one["text"] for one in texts(config)] == ["sentence 1", "sentence 2"]

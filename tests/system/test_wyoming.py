@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -97,14 +96,6 @@ def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_pa
     assert same_words(text, SENTENCE.text)
     assert house.stored() == []
     assert text not in log_of(house.config)
-
-
-def test_a_port_that_is_taken_is_said_and_the_daemon_goes_on(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    with socket.create_server(("127.0.0.1", house.port)), house.daemon() as running:
-        until(lambda: "another program uses that port" in log_of(house.config), 30)
-        until(lambda: "listening to" in log_of(house.config), 30)
-        assert running.poll() is None
 
 
 def test_an_appliance_that_was_not_asked_to_listens_on_no_port(tmp_path: Path) -> None:

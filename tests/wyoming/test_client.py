@@ -122,16 +122,6 @@ def test_an_answer_that_trickles_is_given_up_in_time(server: SpeechServer) -> No
         client_of(server).transcribe(SOUND, 0.3)
 
 
-def test_events_without_end_are_given_up_in_time(server: SpeechServer) -> None:
-    def chatter(connection: socket.socket, _sound: bytes) -> None:
-        while not server.over.is_set():
-            connection.sendall(pack(Event("ping", {"text": "x"})) * 100)
-
-    server.answer = chatter
-    with pytest.raises(ServerError, match="no answer within"):
-        client_of(server).transcribe(SOUND, 0.3)
-
-
 def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         settings = TranscriberSettings(host="127.0.0.1", port=deaf.getsockname()[1])
@@ -147,12 +137,6 @@ def test_of_two_answers_the_first_counts_and_none_is_taken_for_the_next(
     assert client.transcribe(SOUND, 5.0).text == "turn on the light"
     server.answer = says("stop")
     assert client.transcribe(SOUND, 5.0).text == "stop"
-
-
-def test_what_is_streamed_before_the_transcript_is_passed_over(server: SpeechServer) -> None:
-    chunks = (pack(Event(f"transcript-{what}", {"text": "turn"})) for what in ("start", "chunk"))
-    server.answer = sends(*chunks, TRANSCRIPT, pack(Event("transcript-stop")))
-    assert client_of(server).transcribe(SOUND, 5.0).text == "turn on the light"
 
 
 def test_an_answer_before_the_end_of_the_sound_counts() -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rigs.avahi import WITHIN_S, House, announcing, needs_avahi
 from rigs.waiting import until
 
-from appliance.wyoming.discovery import advertise, own_address
+from appliance.wyoming.discovery import own_address
 
 MDNS = ("224.0.0.251", 5353)
 
@@ -80,49 +77,6 @@ def test_a_name_that_is_taken_is_reported_with_the_fix(house: House) -> None:
         with announcing("roomscribe-twice", 10397) as second:
             until(last_is(second, "node"), WITHIN_S)
         assert last_is(first, "")()
-
-
-class Hanging:
-    """The library zeroconf, as far as it is used, on a machine where its end never comes."""
-
-    closing = 0
-
-    def __init__(self, **_: object) -> None:
-        self.name = ""
-
-    async def async_register_service(self, service: object) -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
-
-    async def async_close(self) -> None:
-        Hanging.closing += 1
-        await asyncio.get_running_loop().create_future()
-
-
-def test_a_farewell_that_never_ends_does_not_keep_the_daemon_from_stopping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
-    library, parts = ModuleType("zeroconf"), ModuleType("zeroconf.asyncio")
-    library.__dict__["NonUniqueNameException"] = type("NonUniqueNameException", (Exception,), {})
-    parts.__dict__.update(AsyncZeroconf=Hanging, AsyncServiceInfo=lambda *_, **__: None)
-    monkeypatch.setitem(sys.modules, "zeroconf", library)
-    monkeypatch.setitem(sys.modules, "zeroconf.asyncio", parts)
-    told: list[str] = []
-
-    async def stop_after_the_announcement() -> bool:
-        task = asyncio.create_task(advertise("roomscribe-kitchen", 10300, told.append))
-        while not told:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=WITHIN_S)
-        return task in done
-
-    loop = asyncio.new_event_loop()
-    assert loop.run_until_complete(stop_after_the_announcement())
-    loop.close()
-    assert (told, Hanging.closing) == ([""], 1)
 
 
 def test_without_avahi_the_address_to_type_is_reported(

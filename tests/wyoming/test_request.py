@@ -115,19 +115,6 @@ def test_the_windows_are_the_microphones_sample_for_sample() -> None:
     assert len(wanted) > 2
 
 
-def test_while_the_room_speaks_sound_is_heard_no_faster_than_it_was_spoken() -> None:
-    sound = np.zeros(SAMPLE_RATE, np.int16).tobytes()
-
-    async def seconds(room_busy: Callable[[], bool]) -> float:
-        begun_s = time.monotonic()
-        await request_of(lambda *_: None, room_busy=room_busy).push(sound)
-        return time.monotonic() - begun_s
-
-    assert 0.7 < asyncio.run(seconds(lambda: True)) < 5, "it waits, and not for ever"
-    quiet_from_s = time.monotonic() + 0.2
-    assert asyncio.run(seconds(lambda: time.monotonic() < quiet_from_s)) < 0.7
-
-
 def test_a_sentence_is_understood_in_every_form(transcriber: Transcriber) -> None:
     sound = sound_of(LIGHT.file)
     for form in (
@@ -231,32 +218,6 @@ def test_an_error_of_the_model_is_reported_as_failed() -> None:
     with pytest.raises(RequestError) as caught:
         heard(broken, sound_of(LIGHT.file).tobytes())
     assert caught.value.code == "failed"
-
-
-def test_two_windows_of_a_request_wait_at_most_and_none_is_lost_where_the_queue_is_full() -> None:
-    sound = np.concatenate([sound_of(LIGHT.file, 0.3, 0.8) for _ in range(5)])
-    worker = Worker(FakeTranscriber(), most=1)
-    worker.working.clear()
-    most = 0
-
-    async def request() -> str:
-        nonlocal most
-        one = request_of(worker.transcribe)
-        pushing = asyncio.create_task(one.push(sound.tobytes()))
-        for _ in range(30):
-            await asyncio.sleep(0.02)
-            most = max(most, len(worker.asked))
-        assert not pushing.done()
-        worker.working.set()
-        await pushing
-        await one.stop()
-        await one.finish()
-        return one.text
-
-    text = asyncio.run(request())
-    worker.stop()
-    assert most <= 2
-    assert text == " ".join([HEARD.text] * 5)
 
 
 def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:

@@ -7,7 +7,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -295,40 +294,6 @@ def test_one_client_with_every_connection_open_keeps_nobody_from_being_heard(
     assert f"{CONNECTIONS} connections, 15 of them from 127.0.0.2" in told[0]
 
 
-def test_the_oldest_idle_connection_is_closed_with_busy() -> None:
-    with running() as house:
-        idle = [Talk(house.port) for _ in range(CONNECTIONS)]
-        for talk in idle:
-            talk.send("describe")
-            assert talk.event()
-        with Talk(house.port) as talk:
-            talk.speak(SPEECH)
-            assert talk.text() == HEARD.text
-        assert idle[0].text() == "busy"
-        for talk in idle[1:]:
-            talk.send("ping")
-            assert talk.event() == Event("pong", {"text": None})
-        for talk in idle:
-            talk.close()
-        assert house.counted == {"wyoming_requests": 1, "wyoming_refused": 1}
-
-
-def test_a_request_makes_no_room_for_another() -> None:
-    with running() as house, Talk(house.port) as busy:
-        house.worker.working.clear()
-        busy.speak(SPEECH)
-        until(lambda: house.worker.asked)
-        idle = [Talk(house.port) for _ in range(2 * CONNECTIONS)]
-        for talk in idle:
-            with suppress(OSError):
-                talk.send("describe")
-                talk.event()
-        house.worker.working.set()
-        assert busy.text() == HEARD.text
-        for talk in idle:
-            talk.close()
-
-
 def test_describe_is_answered_while_a_window_is_transcribed_for_seconds() -> None:
     with running() as house, Talk(house.port) as busy:
         house.worker.working.clear()
@@ -376,13 +341,6 @@ def test_a_client_that_leaves_early_is_not_waited_for(
     assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
-def test_slow_bytes_are_an_event_like_any_other() -> None:
-    with running() as house, Talk(house.port) as talk:
-        for octet in b'{"type": "ping", "data": {"text": "slow"}}\n':
-            talk.socket.sendall(bytes([octet]))
-        assert talk.event() == Event("pong", {"text": "slow"})
-
-
 def test_a_half_open_connection_is_closed() -> None:
     with running(idle_s=0.3) as house, Talk(house.port) as silent, Talk(house.port) as half:
         half.socket.sendall(b'{"type": "describe"')
@@ -402,24 +360,6 @@ def test_a_client_that_reads_no_answer_is_disconnected() -> None:
             for _ in range(2000):
                 flood.sendall(asked)
         flood.close()
-
-
-def test_slow_clients_do_not_delay_others() -> None:
-    with running(within_s=0.5) as house:
-        slow = [Talk(house.port) for _ in range(4)]
-        for talk in slow:
-            talk.send("audio-start", **AUDIO_16K)
-        until(lambda: house.server.requests == 4)
-        with Talk(house.port) as talk:
-            talk.speak(SPEECH)
-            until(lambda: house.server.requests == 5)
-            for one in slow:
-                time.sleep(0.2)
-                one.send("ping")
-                one.sound(SPEECH[:160])
-            for one in slow:
-                one.close()
-            assert talk.text() in (HEARD.text, "busy")
 
 
 def test_only_allowed_addresses_are_served(caplog: pytest.LogCaptureFixture) -> None:
