@@ -223,9 +223,9 @@ class CaptureSettings:
     )
     silence_s: float = key(
         10.0,
-        "If a microphone delivers only zeros for this long, it counts as off (muted by a switch "
-        "or in the mixer) until it delivers sound. 0: never, for a microphone that removes all "
-        "noise itself.",
+        "If every sample of a microphone is the same for this long, it counts as off (muted by a "
+        "switch or in the mixer) until it delivers sound. 0: never, for a microphone that removes "
+        "all noise itself.",
         unit="s", low=0.0, high=3600.0,
     )  # fmt: skip
     block_ms: int = key(30, "Length of one read from the microphone.", unit="ms", low=10, high=100)

@@ -35,22 +35,22 @@ class Levels:
     """Follows the sound of one microphone. One thread pushes, any thread looks."""
 
     def __init__(self, silence_s: float) -> None:
-        """`silence_s`: so long only zeros are a trouble; 0: never."""
+        """`silence_s`: so long a value that never changes is a trouble; 0: never."""
         self._silence_s = silence_s
         self._clipped_s = 0.0
         self.silent_s = 0.0
-        """For so long nothing but zeros has come: muted, or not plugged in."""
+        """For so long no channel has changed: muted, or not plugged in."""
         self.distorted = False
         """For seconds a good part of the sound has been at full scale."""
 
     @property
     def silent(self) -> bool:
-        """True while nothing but zeros has come for long; false again with the first sample."""
+        """True while nothing has changed for long; false again with the first sound."""
         return 0 < self._silence_s <= self.silent_s
 
     def push(self, sound: NDArray[np.int16], duration_s: float) -> None:
         """Takes note of the next samples as the device gave them, an array of any shape."""
-        self.silent_s = 0.0 if sound.any() else self.silent_s + duration_s
+        self.silent_s = 0.0 if np.ptp(sound, axis=0).any() else self.silent_s + duration_s
         balance_s = duration_s if is_clipped(sound) else -duration_s
         self._clipped_s = min(max(self._clipped_s + balance_s, 0.0), CLIPPED_AT_MOST_S)
         if not 0.0 < self._clipped_s < CLIPPED_AFTER_S:
@@ -103,8 +103,9 @@ class Microphone:
         if not self._levels.silent:
             return ""
         return (
-            f"microphone {self.name!r}: expected sound, found nothing but zeros: turn it on at its "
-            "own switch, or unmute it and turn it up (`alsamixer`, F4, space)"
+            f"microphone {self.name!r}: expected sound, found digital silence (every sample is "
+            "the same): turn it on at its own switch, or unmute it and turn it up (`alsamixer`, "
+            "F4, space)"
         )
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from appliance.capture.frames import Arrival, is_clipped, measure_loudness, measure_speech
+from appliance.capture.frames import Arrival, HighPass, is_clipped, measure_loudness, measure_speech
 from appliance.records import SAMPLE_RATE
 
 
@@ -63,3 +66,30 @@ def test_a_sender_with_a_slower_clock_is_not_late() -> None:
     for second in range(36_000):
         arrival.push(100.0 + second * 1.0001, float(second))
     assert arrival.late_s < 0.01
+
+
+def sine(frequency_hz: float) -> NDArray[np.float32]:
+    """Two seconds of a tone of amplitude 0.2."""
+    times_s = np.arange(2 * SAMPLE_RATE) / SAMPLE_RATE
+    return (0.2 * np.sin(2 * np.pi * frequency_hz * times_s)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("frequency_hz", "gain_db"), [(50, -20.5), (60, -14.3), (90, -3.0), (200, 0.0), (3000, 0.0)]
+)
+def test_hum_of_the_mains_is_removed_and_speech_is_not(frequency_hz: float, gain_db: float) -> None:
+    """By the formula of a Butterworth filter of the fourth order: -10 log10(1 + (90 / f) ** 8)."""
+    passed = HighPass().push(sine(frequency_hz))[SAMPLE_RATE:]
+    assert 20 * np.log10(passed.std() / (0.2 / 2**0.5)) == pytest.approx(gain_db, abs=0.1)
+
+
+def test_an_offset_is_removed_from_the_first_sample_on() -> None:
+    assert np.abs(HighPass().push(np.full(1000, 0.3, np.float32))).max() < 1e-6
+
+
+def test_sound_is_filtered_the_same_in_whatever_pieces_it_comes() -> None:
+    sound = np.random.default_rng(0).normal(0, 0.1, 5000).astype(np.float32)
+    filtered, whole = HighPass(), HighPass().push(sound)
+    cuts = (0, 100, 101, 101, 3000, 5000)
+    pieces = [filtered.push(sound[start:end]) for start, end in pairwise(cuts)]
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-6)
