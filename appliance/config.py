@@ -228,7 +228,6 @@ class CaptureSettings:
         "all noise itself.",
         unit="s", low=0.0, high=3600.0,
     )  # fmt: skip
-    block_ms: int = key(30, "Length of one read from the microphone.", unit="ms", low=10, high=100)
     recording: str = key(
         "", "Sound file (or - for standard input) to read instead of the microphone."
     )
@@ -245,16 +244,11 @@ class CaptureSettings:
 class VoiceSettings:
     """[voice]"""
 
-    webrtc_mode: int = key(
-        2,
-        "Strictness of the WebRTC detector that runs before Silero; 0 lets most through.",
-        low=0, high=3,
-    )  # fmt: skip
     open_score: float = key(
-        0.5, "Silero score from which 32 ms count as the start of speech.", low=0.05, high=0.99
-    )
-    close_score: float = key(
-        0.35, "Silero score below which 32 ms count as silence after speech.", low=0.01, high=0.95
+        0.5,
+        "Score of the voice detector (Silero) from which 32 ms count as the start of speech.",
+        low=0.05,
+        high=0.99,
     )
 
 
@@ -266,11 +260,6 @@ class SegmenterSettings:
         600, "Sound that is kept from before speech was detected.", unit="ms", low=0, high=2000
     )
     hang_over_ms: int = key(600, "Silence that ends an utterance.", unit="ms", low=200, high=3000)
-    end_by_sound: bool = key(
-        True,
-        "Use the level and the fall of the detector's score, too, to find where speech ends. "
-        "false: the detector alone, which is 100 to 250 ms later.",
-    )
     speculate: bool = key(
         True,
         "Transcribe after 0.2 s of silence, so that the text is ready when the utterance ends. If "
@@ -292,23 +281,6 @@ class SegmenterSettings:
         "If speech longer than a window has no pause to cut in, the next window overlaps by at "
         "most this, and by half of it at least; repeated words are removed. 0: no overlap.",
         unit="ms", low=0, high=2000,
-    )  # fmt: skip
-    floor_margin_db: float = key(
-        10.0,
-        "If the detector takes noise for speech (a television), an utterance ends when its level "
-        "falls to within this of the noise floor. 0: off.",
-        unit="dB", low=0.0, high=20.0,
-    )  # fmt: skip
-    steady_s: float = key(
-        5.0,
-        "Length of a stretch that ends an utterance if less than min_voiced_share of it is voice.",
-        unit="s", low=2.0, high=60.0,
-    )  # fmt: skip
-    min_voiced_share: float = key(
-        0.2,
-        "Share of voice below which steady_s ends an utterance. An utterance of one window with "
-        "less than a quarter of this share is discarded. 0: off.",
-        low=0.0, high=0.5,
     )  # fmt: skip
 
 
@@ -482,12 +454,6 @@ class VocabularySettings:
 class GateSettings:
     """[gates]"""
 
-    no_speech_prob: float = key(
-        0.45,
-        "A window whose probability of no speech is at least this is discarded if its text is "
-        "below avg_logprob.",
-        low=0.0, high=1.0,
-    )  # fmt: skip
     low_confidence: float = key(
         -1.0,
         "Transcripts with a lower confidence get the flag low_confidence. 0: off, -1: what the "
@@ -500,15 +466,6 @@ class GateSettings:
         "them. 0: off, -1: what `roomscribe model fit` found for the model.",
         low=-1.0, high=1.0,
     )  # fmt: skip
-    avg_logprob: float = key(
-        -0.9,
-        "If the mean log-probability of the tokens is lower, the text of a window that may be no "
-        "speech counts as doubtful. 1.5 below this, no text is kept.",
-        low=-10.0, high=0.0,
-    )  # fmt: skip
-    compression_ratio: float = key(
-        2.4, "Text that compresses better than this is a repetition loop.", low=1.0, high=10.0
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,12 +539,6 @@ class MqttSettings:
             pattern=r"[0-9A-Za-z_-]{0,64}",
             suggest=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:64],
         ),
-    )
-    protocol: str = key(
-        "5",
-        "Version of MQTT. Use 3.1.1 only if the broker does not support 5: then the broker reports "
-        "neither a lack of subscribers nor why it refuses, and never drops old messages.",
-        choices=("5", "3.1.1"),
     )
     tls: bool = key(
         False, "Encrypt the connection and verify the broker's certificate; the port is often 8883."
@@ -1203,7 +1154,7 @@ def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the keys of values that contradict each other, and what is wrong with them."""
-    voice, mqtt = settings.voice, settings.mqtt
+    mqtt = settings.mqtt
     if settings.transcriber.backend == "wyoming" and not settings.transcriber.host:
         yield (
             ("transcriber.backend", "transcriber.host"),
@@ -1232,12 +1183,6 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                     f"assist.phrase: expected {wanted} as {name} beside it, found "
                     f"{'false' if wanted == 'true' else 'none'}",
                 )
-    if voice.close_score > voice.open_score:
-        yield (
-            ("voice.close_score", "voice.open_score"),
-            f"voice.close_score: expected at most voice.open_score ({voice.open_score}), found "
-            f"{voice.close_score}",
-        )
     for name, needed, found in (
         ("password_file", "username", "none"),
         ("key_file", "cert_file", "none"),

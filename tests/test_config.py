@@ -17,7 +17,7 @@ FIVE_MISTAKES = """
 prot = 1884
 keepalive_s = 1
 [capture]
-block_ms = "thirty"
+silence_s = "thirty"
 [segmentr]
 hang_over_ms = 600
 [journal]
@@ -40,20 +40,20 @@ def test_five_mistakes_are_reported_together_each_with_its_fix() -> None:
     assert len(found) == 5
     assert found[0] == "house.toml: mqtt: unknown key prot; did you mean port?"
     assert found[1] == "house.toml: mqtt.keepalive_s: expected 5 to 3600 s, found 1"
-    assert found[2] == "house.toml: capture.block_ms: expected a whole number, found 'thirty'"
+    assert found[2] == "house.toml: capture.silence_s: expected a number, found 'thirty'"
     assert found[3] == "house.toml: unknown section [segmentr]; did you mean segmenter?"
     assert "did you mean info?" in found[4]
 
 
 def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
-    assert config.parse("[gates]\navg_logprob = -2", "x").gates.avg_logprob == -2.0
+    assert config.parse("[capture]\nsilence_s = 2", "x").capture.silence_s == 2.0
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
         ("[mqtt]\nenabled = 1", "mqtt.enabled: expected true or false, found 1"),
-        ("[voice]\nwebrtc_mode = true", "voice.webrtc_mode: expected a whole number, found true"),
+        ("[encoder]\nthreads = true", "encoder.threads: expected a whole number, found true"),
         ("mqtt = 3", "mqtt is a section: write [mqtt] above its keys"),
         (
             '[appliance]\nnode = "My Küche"',
@@ -71,7 +71,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ('[encoder]\nbackend = "npu"', "found 'npu'; did you mean hailo?"),
         ('[decoder]\nbackend = "NPU"', "found 'NPU'; did you mean hailo?"),
         ('[encoder]\nbackend = "Hailo8"', "found 'Hailo8'; did you mean hailo?"),
-        ("[mqtt]\nprotocol = 5", 'expected a text, found 5; write it in quotes: "5"'),
+        ("[mqtt]\nclient_id = 5", 'expected a text, found 5; write it in quotes: "5"'),
         ("[encoder]\nenabled = true", "unknown key enabled; known: backend, share, threads"),
         ('[mqtt]\nport = "1883"', "found '1883'; write it without quotes: 1883"),
         ('[mqtt]\ntls = "True"', "found 'True'; write it without quotes: true"),
@@ -108,7 +108,6 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
             "assist.phrase: expected true as mqtt.enabled beside it, found false",
         ),
         ("[MQTT]", "unknown section [MQTT]; did you mean mqtt?"),
-        ("[voice]\nclose_score = 0.9", "voice.close_score: expected at most voice.open_score"),
         ('[mqtt]\npassword_file = "/x"', "expected mqtt.username beside it"),
         ("[mqtt", "not valid TOML"),
     ],
@@ -131,17 +130,13 @@ def test_no_fix_is_offered_that_would_not_help() -> None:
 def test_mistakes_between_keys_are_reported_with_the_others_as_far_as_their_keys_are_right() -> (
     None
 ):
-    found = mistakes(
-        '[mqtt]\nport = 0\npassword_file = "/x"\nkey_file = "/y"\n[voice]\nclose_score = 0.9\n'
-    )
+    found = mistakes('[mqtt]\nport = 0\npassword_file = "/x"\nkey_file = "/y"\n')
     assert [line.removeprefix("house.toml: ").partition(",")[0] for line in found] == [
         "mqtt.port: expected 1 to 65535",
-        "voice.close_score: expected at most voice.open_score (0.5)",
         "mqtt.password_file: expected mqtt.username beside it",
         "mqtt.key_file: expected mqtt.cert_file beside it",
         "mqtt.key_file: expected mqtt.tls = true beside it",
     ]
-    assert len(mistakes("[voice]\nclose_score = 0.9\nopen_score = 9.0\n")) == 1
     assert len(mistakes('[mqtt]\npassword_file = "/x"\nusrname = "me"\n')) == 1
 
 
@@ -243,8 +238,8 @@ def test_what_was_chosen_while_it_runs_goes_before_the_file(tmp_path: Path) -> N
         "voice.open_score": over,
     }
     assert config.read(file, {}).settings.capture.device == "USB"
-    tried = config.read(file, {"capture": {"device": 'say "ah"', "block_ms": 20}}).settings.capture
-    assert (tried.device, tried.silence_s, tried.block_ms) == ('say "ah"', 3.0, 20)
+    tried = config.read(file, {"capture": {"device": 'say "ah"', "silence_s": 2}}).settings.capture
+    assert (tried.device, tried.silence_s) == ('say "ah"', 2.0)
 
 
 def test_a_mistake_in_what_was_chosen_names_its_file(tmp_path: Path) -> None:

@@ -125,8 +125,14 @@ STANDS_OUT, QUIET_SHARE = ratio_of(6.0), 0.2
 pause between sentences, a television does not. With shares of 0.25 and 0.2, sentences of
 tests/speech with 1 s between them stand out in 28 % and 70 %. In 54 recordings beside a television
 voices do so 119 and 121 times."""
-STEADY_SLACK_S = 0.05
-"""Longer than any frame."""
+FLOOR_MARGIN = ratio_of(10.0)
+"""An utterance in noise that the detector takes for speech ends when its level is within this of
+the noise floor."""
+STEADY_S, STEADY_SLACK_S = 5.0, 0.05
+"""A stretch of this length, less the slack (longer than any frame), ends an utterance if ..."""
+MIN_VOICED_SHARE = 0.2
+"""... less than this share of it is voice. One window with less than a quarter of that is no
+speech."""
 HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)
 """The end of a voice that is CLEAR above the noise is found by level alone; from HEARD on, the
 score must fade, too, because words sink into the noise."""
@@ -148,7 +154,6 @@ class Endpoint:
 
     def __init__(self, settings: SegmenterSettings, floor: NoiseFloor) -> None:
         self._settings, self._floor = settings, floor
-        self._margin = ratio_of(settings.floor_margin_db)
         self._power = self._score = 0.0
         """Of the last frame."""
         self._unsure_s = 0.0
@@ -160,7 +165,7 @@ class Endpoint:
         self._low_s = 0.0
         """How long the level has been at the floor."""
         self._recent: deque[tuple[float, float]] = deque()
-        """Length and voiced time, s, of each frame of the last `steady_s`."""
+        """Length and voiced time, s, of each frame of the last STEADY_S."""
         self._recent_s = self._voiced_s = 0.0
         self._fooled = 0.0
         """Share of the noise that the detector takes for speech."""
@@ -183,7 +188,7 @@ class Endpoint:
         self._power, self._score = power, judgement.score
         fading = judgement.score < FADING
         self._unsure_s = self._unsure_s + length_s if fading else 0.0
-        if not (judgement.speech and self._settings.end_by_sound):
+        if not judgement.speech:
             return judgement
         # 1: the detector is losing the voice, and the sound is far below it
         over = judgement.score <= score + RISING or judgement.score < UNSURE
@@ -207,13 +212,13 @@ class Endpoint:
         self._loudest = max(self._loudest, level)
         if usual and not self._behind and level >= usual * ABOVE_USUAL:
             self._behind = usual
-        near = level <= self._floor.power * self._margin
+        near = level <= self._floor.power * FLOOR_MARGIN
         low = near and level * SUNK <= self._loudest
         self._low_s = self._low_s + length_s if low else 0.0
         self._recent.append((length_s, judgement.voiced_s))
         self._recent_s += length_s
         self._voiced_s += judgement.voiced_s
-        while self._recent_s > self._settings.steady_s:
+        while self._recent_s > STEADY_S:
             gone_s, voiced_s = self._recent.popleft()
             self._recent_s -= gone_s
             self._voiced_s -= voiced_s
@@ -232,13 +237,12 @@ class Endpoint:
         """True if the level has been at the noise for the hang-over, and the detector is fooled by
         this noise. The next frame may open an utterance at once: better a television's voice than a
         lost sentence."""
-        fooled = bool(self._settings.floor_margin_db) and self._fooled >= FOOLED_SHARE
-        return fooled and self._low_s > self._low_enough_s
+        return self._fooled >= FOOLED_SHARE and self._low_s > self._low_enough_s
 
     def steady(self) -> bool:
         """True if the utterance is kept open by sound with little voice in it."""
-        full = self._recent_s >= self._settings.steady_s - STEADY_SLACK_S
-        return full and self._voiced_s < self._settings.min_voiced_share * self._recent_s
+        full = self._recent_s >= STEADY_S - STEADY_SLACK_S
+        return full and self._voiced_s < MIN_VOICED_SHARE * self._recent_s
 
     def verdict(self, window: Window) -> str:
         """Return why an utterance of this one window is no speech (too_short, no_speech); "" if it
@@ -248,7 +252,7 @@ class Endpoint:
         noise = self._floor.power * NOTHING if self._floor.known else 0.0
         if self._loudest <= noise:
             return "no_speech"
-        if window.voiced_s < self._settings.min_voiced_share / 4 * window.duration_s:
+        if window.voiced_s < MIN_VOICED_SHARE / 4 * window.duration_s:
             return "no_speech"
         return ""
 

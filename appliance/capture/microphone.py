@@ -73,7 +73,7 @@ class Microphone:
         """Opens it, with `recorder` if there is one already; raises DeviceError."""
         self._recorder = recorder or Recorder()
         self._opening_s, self._opened_s = time.monotonic(), 0.0
-        opened = self._recorder.open(settings.device, settings.block_ms)
+        opened = self._recorder.open(settings.device)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
         self._levels = Levels(settings.silence_s)
         self._arrival = Arrival() if is_stream(settings.device) else None
@@ -182,7 +182,7 @@ def _open_reference(settings: CaptureSettings) -> tuple[Reference | None, EchoCa
     from appliance.capture.echo import EchoCanceller
     from appliance.capture.reference import Reference
 
-    reference = Reference(device, settings.block_ms)
+    reference = Reference(device)
     try:
         return reference, EchoCanceller(reference.buffer)
     except DeviceError as error:

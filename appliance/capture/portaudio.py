@@ -34,6 +34,8 @@ HEADER = struct.Struct("=BBId")
 FIELDS, SOUND = 0, 1
 """A JSON object; a block of int16 samples with interleaved channels, as the device records."""
 SPEECH_RATE_HZ = 16_000
+BLOCK_S = 0.03
+"""Length of one read."""
 LATENCY_S = 0.2
 """Requested of PortAudio: if a read is later than this, samples are lost."""
 FRESH_S = 0.3
@@ -120,13 +122,13 @@ class _Recorder:
         """Execute a request; send an error as the answer."""
         try:
             if is_stream(request.get("device", "")):
-                self._record_stream(request["device"], request["block_ms"])
+                self._record_stream(request["device"])
             portaudio = self._load()
             devices = _microphones(portaudio)
             if request["do"] == "list":
                 self._send(devices=[asdict(device) for device in devices])
                 return
-            self._record(portaudio, devices, request["device"], request["block_ms"])
+            self._record(portaudio, devices, request["device"])
         except DeviceError as error:
             self._send(error=str(error))
         except BrokenPipeError:
@@ -158,9 +160,7 @@ class _Recorder:
         self._portaudio, self._listed_s = sounddevice, time.monotonic()
         return self._portaudio
 
-    def _record(
-        self, portaudio: ModuleType, devices: list[Device], wanted: str, block_ms: int
-    ) -> None:
+    def _record(self, portaudio: ModuleType, devices: list[Device], wanted: str) -> None:
         """Send blocks until the device is lost. Raises DeviceError if it cannot be opened."""
         try:
             device = choose(devices, wanted)
@@ -168,8 +168,8 @@ class _Recorder:
             if cause := why_missing(wanted):
                 raise DeviceError(cause) from None
             raise
-        stream, rate_hz, channels = _open(portaudio, device, wanted, block_ms)
-        block = round(rate_hz * block_ms / 1000)
+        stream, rate_hz, channels = _open(portaudio, device, wanted)
+        block = round(rate_hz * BLOCK_S)
         try:
             stream.start()
             self._send(opened={"name": device.name, "rate_hz": rate_hz, "channels": channels})
@@ -181,13 +181,13 @@ class _Recorder:
             self._send(lost=_reason(error))
             os._exit(0)  # closing the stream might hang
 
-    def _record_stream(self, device: str, block_ms: int) -> NoReturn:
+    def _record_stream(self, device: str) -> NoReturn:
         """Send blocks until the stream ends. Raises DeviceError if it cannot be opened."""
         from appliance.capture.stream import Stream  # 40 ms of imports
 
         stream = Stream(device)
         rate_hz, channels = stream.rate_hz, stream.channels
-        block = round(rate_hz * block_ms / 1000) * 2 * channels
+        block = round(rate_hz * BLOCK_S) * 2 * channels
         self._send(opened={"name": stream.name, "rate_hz": rate_hz, "channels": channels})
         try:
             while True:
@@ -234,9 +234,7 @@ def _microphones(portaudio: ModuleType) -> list[Device]:
     ]
 
 
-def _open(
-    portaudio: ModuleType, device: Device, wanted: str, block_ms: int
-) -> tuple[Any, float, int]:
+def _open(portaudio: ModuleType, device: Device, wanted: str) -> tuple[Any, float, int]:
     """Return an input stream, its rate and channels: 16 kHz mono if possible. Raises DeviceError.
 
     PortAudio converts the device's samples to 16 bits.
@@ -252,7 +250,7 @@ def _open(
                 samplerate=rate_hz,
                 channels=channels,
                 dtype="int16",
-                blocksize=round(rate_hz * block_ms / 1000),
+                blocksize=round(rate_hz * BLOCK_S),
                 latency=LATENCY_S,
             )
         except portaudio.PortAudioError as error:

@@ -126,19 +126,19 @@ class Recorder:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
-    def open(self, device: str, block_ms: int) -> Opened:
+    def open(self, device: str) -> Opened:
         """Open the microphone `device`; `read` returns its blocks. Raises DeviceError."""
         if self._attempts >= self._limits.attempts:
             self.kill()
-        answer = self._request(do="open", device=device, block_ms=block_ms)
+        answer = self._request(do="open", device=device)
         self._block_within_s = self._limits.first_s
         return Opened(**answer["opened"])
 
-    def request_open(self, device: str, block_ms: int) -> None:
+    def request_open(self, device: str) -> None:
         """Ask for the device `device` without waiting; `receive` yields the answer, then blocks.
         Raises DeviceError."""
         self.start()
-        self._send(do="open", device=device, block_ms=block_ms)
+        self._send(do="open", device=device)
 
     def devices(self) -> list[Device]:
         """Return all microphones, perhaps none. Raises DeviceError."""

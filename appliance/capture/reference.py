@@ -27,11 +27,11 @@ STALLED_S = 15.0
 class Reference:
     """Fills a buffer with the reference. One thread."""
 
-    def __init__(self, device: str, block_ms: int) -> None:
+    def __init__(self, device: str) -> None:
         self.buffer = ReferenceBuffer()
         self.problem = ""
         """Why there is no reference; empty when all is well."""
-        self._device, self._block_ms = device, block_ms
+        self._device = device
         self._recorder = Recorder()
         self._resampler: Resampler | None = None
         self._channels = 1
@@ -45,7 +45,7 @@ class Reference:
             if not self._requested:
                 if now_s < self._next_s:
                     return
-                self._recorder.request_open(self._device, self._block_ms)
+                self._recorder.request_open(self._device)
                 self._requested, self._newest_s = True, now_s
             for message in self._recorder.receive():
                 self._newest_s = now_s

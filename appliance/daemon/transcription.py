@@ -175,10 +175,8 @@ class TaskTranscriber:
         whole = longer = 0
         with suppress(StoreError):
             whole, longer = self._store.history.count(result.text)
-        settings, gates = self._settings.segmenter, self._transcriber.gates
-        task.silence_ms = silence_ms(
-            task.window, result, settings, gates, whole=whole, longer=longer
-        )
+        settings = self._settings.segmenter
+        task.silence_ms = silence_ms(task.window, result, settings, whole=whole, longer=longer)
         self._on_decision()
 
     def _store_result(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from appliance.config import GateSettings, SegmenterSettings
+from appliance.config import SegmenterSettings
 from appliance.infer.gates import judge
 from appliance.records import Transcription, Window
 
@@ -79,7 +79,6 @@ def silence_ms(
     window: Window,
     result: Transcription,
     settings: SegmenterSettings,
-    gates: GateSettings,
     *,
     whole: int = 0,
     longer: int = 0,
@@ -97,7 +96,7 @@ def silence_ms(
     first = window.index == 1 and not window.continues
     early_ms = min(settings.early_ms, hang_over_ms) if first else hang_over_ms
     late_ms = max(hang_over_ms, min(LONGEST_MS, hang_over_ms + MORE_MS))
-    if judge(result, gates):
+    if judge(result):
         return hang_over_ms
     if whole and first:
         return early_ms if whole >= MOSTLY * longer else hang_over_ms

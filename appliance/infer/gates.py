@@ -26,9 +26,11 @@ LOOP_TOKENS = 12
 no no no", but not for 12 tokens; a decoder that loops goes on for dozens."""
 STUTTER_REPEATS, STUTTER_TOKENS = 3, 6
 """Fewer repeats than a loop, but more than people make: flagged and kept."""
-HOPELESS_LOGPROB = 1.5
-"""This far below GateSettings.avg_logprob, nothing is text any more: at the default -0.9, a mean
-probability of 9 % per token."""
+NO_SPEECH_PROB, DOUBTFUL_LOGPROB, HOPELESS_LOGPROB = 0.45, -0.9, -2.4
+"""From the first on, a window may be no speech; its text is doubtful if the mean log-probability of
+its tokens is below the second. Below the third, 9 % per token, nothing is text any more."""
+MOST_COMPRESSED = 2.4
+"""Text with a greater compression_ratio is a loop (openai/whisper, transcribe.py)."""
 CREDITS = re.compile(
     r"amaraorg|mooji|castingwords|steamteamextra|soustitreurcom|stephaniegeiges|dimatorzok"
     r"|qtss|soustitragest501|明镜与点点|明鏡與點點|优优独播|優優獨播"
@@ -205,25 +207,24 @@ def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP
     return False
 
 
-def judge(transcription: Transcription, gates: GateSettings) -> str | None:
+def judge(transcription: Transcription) -> str | None:
     """Return why a transcription is discarded (no_speech, repetition, low_confidence); None: kept.
 
     A false text acts on a home, and a lost "yes" annoys, so each rule needs evidence that real
     speech does not give:
     - empty text: the model itself found nothing;
-    - no-speech probability from `no_speech_prob` on: only with low confidence, as in Whisper,
+    - no-speech probability from NO_SPEECH_PROB on: only with low confidence, as in Whisper,
       because the token alone is often wrong about short words in noise;
     - loops: always, because a looping decoder is very sure of itself;
     - low log-probability alone: only far below the limit. Texts of low confidence are flagged
       (`is_doubtful`) and the subscriber decides: short answers often have low confidence.
     """
-    gates = resolve_gates(gates, transcription)
-    doubted = transcription.avg_logprob < gates.avg_logprob
-    if not transcription.text or (doubted and transcription.no_speech_prob >= gates.no_speech_prob):
+    doubted = transcription.avg_logprob < DOUBTFUL_LOGPROB
+    if not transcription.text or (doubted and transcription.no_speech_prob >= NO_SPEECH_PROB):
         return "no_speech"
-    if transcription.compression_ratio > gates.compression_ratio or is_loop(transcription.tokens):
+    if transcription.compression_ratio > MOST_COMPRESSED or is_loop(transcription.tokens):
         return "repetition"
-    if transcription.avg_logprob < gates.avg_logprob - HOPELESS_LOGPROB:
+    if transcription.avg_logprob < HOPELESS_LOGPROB:
         return "low_confidence"
     return None
 
@@ -257,7 +258,7 @@ def find_flags(transcription: Transcription, gates: GateSettings) -> tuple[str, 
     known_hallucination (nothing but a phrase that Whisper invents)."""
     gates = resolve_gates(gates, transcription)
     doubtful = is_doubtful(transcription, gates)
-    silent = transcription.no_speech_prob >= gates.no_speech_prob
+    silent = transcription.no_speech_prob >= NO_SPEECH_PROB
     found = {
         "low_confidence": doubtful,
         "unsure_to_act": not doubtful and likelihood(transcription) < gates.act_confidence,
@@ -282,7 +283,7 @@ class Gates:
         A window that says nothing new is a `repetition`. `recall` returns the text of the window
         before if this process has not seen it.
         """
-        if reason := judge(result, self._gates):
+        if reason := judge(result):
             return result, reason
         text = self._joiner.remove_overlap(window, result.text, recall)
         flags = (*result.flags, *find_flags(result, self._gates))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paho.mqtt import MQTTException
-from paho.mqtt.client import Client, MQTTv5, MQTTv311
+from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -231,11 +231,11 @@ def accepts_connections(settings: MqttSettings, within_s: float = PROBE_S) -> bo
 class _PahoClient(Client):
     """A paho client that survives an unreadable message and reports the end of its thread."""
 
-    def __init__(self, settings: MqttSettings, client_id: str, failed: Callable[[Exception], None]):
+    def __init__(self, client_id: str, failed: Callable[[Exception], None]):
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
-            protocol=MQTTv5 if settings.protocol == "5" else MQTTv311,
+            protocol=MQTTv5,
             reconnect_on_failure=False,
         )
         self._failed = failed
@@ -285,8 +285,7 @@ class BrokerLink:
         self.news, self.received = box.news, box.received
         """Events, and messages on subscribed topics, the oldest first; the owner removes them. The
         protocol limits the events: a few per connection, and one per message in flight."""
-        self._old = settings.protocol != "5"
-        self._client = _PahoClient(settings, client_id, box.on_failure)
+        self._client = _PahoClient(client_id, box.on_failure)
         self._client.connect_timeout = CONNECT_S
         if settings.username:
             self._client.username_pw_set(settings.username, password)
@@ -300,29 +299,25 @@ class BrokerLink:
         self._client.on_connect, self._client.on_connect_fail = box.on_connect, box.on_connect_fail
         self._client.on_disconnect, self._client.on_publish = box.on_disconnect, box.on_publish
         self._client.on_subscribe, self._client.on_message = box.on_subscribe, box.on_message
-        more = None if self._old else limits
-        self._client.connect_async(settings.host, settings.port, keepalive_s, properties=more)
+        self._client.connect_async(settings.host, settings.port, keepalive_s, properties=limits)
         self._client.loop_start()
 
     def subscribe(self, topic: str, *, retained: bool = False) -> int:
         """Subscribe to a topic and return the message's number, which Subscribed repeats.
 
-        Only for an open connection. Retained messages are left out by default (MQTT 5).
+        Only for an open connection. Retained messages are left out by default.
 
         QoS is 0: Mosquitto (2.0) never finishes the delivery of a QoS 1 message that is longer than
         PACKET_BYTES, and after twenty of them sends nothing else. Our session ends with the
         connection, so QoS 1 would not deliver more.
         """
-        if self._old:
-            _, message = self._client.subscribe(topic, qos=0)
-        else:
-            handling = (
-                SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE
-                if retained
-                else SubscribeOptions.RETAIN_DO_NOT_SEND
-            )
-            options = SubscribeOptions(qos=0, retainHandling=handling)
-            _, message = self._client.subscribe(topic, options=options)
+        handling = (
+            SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE
+            if retained
+            else SubscribeOptions.RETAIN_DO_NOT_SEND
+        )
+        options = SubscribeOptions(qos=0, retainHandling=handling)
+        _, message = self._client.subscribe(topic, options=options)
         return message or 0
 
     def publish(self, message: OutgoingMessage) -> int:
@@ -330,10 +325,10 @@ class BrokerLink:
 
         If the connection has just ended, the message is dropped, and `news` has Lost.
         """
-        properties = None if self._old else Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        if properties and message.expiry_s is not None:
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        if message.expiry_s is not None:
             properties.MessageExpiryInterval = message.expiry_s
-        if properties and message.correlation is not None:
+        if message.correlation is not None:
             properties.CorrelationData = message.correlation
         return self._client.publish(
             message.topic, message.payload, message.qos, message.retain, properties

@@ -419,7 +419,6 @@ class Publisher(Listener):
         self._temperatures = frozenset[str]()
         """Temperatures that were announced; they stay announced."""
         self._home_assistant = announcement.settings
-        self._knows_subscribers = settings.protocol == "5"
         self._presence = HomeAssistantPresence(self._home_assistant, settings.expiry_s, delays)
         self._wake = threading.Event()
         self._troubles = Troubles()
@@ -558,9 +557,7 @@ class Publisher(Listener):
                 case Connected(receive_maximum):
                     self._on_connected(now_s, receive_maximum)
                 case Acknowledged(number, code, _):
-                    if self._knows_subscribers:
-                        nobody = code == NOBODY_SUBSCRIBES
-                        self._presence.on_puback(now_s, number, nobody=nobody)
+                    self._presence.on_puback(now_s, number, nobody=code == NOBODY_SUBSCRIBES)
                     self._delivery.on_puback(now_s, number, code)
                 case Lost():
                     self._delivery.on_lost()

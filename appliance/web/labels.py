@@ -83,31 +83,11 @@ LABELS = {
         "Seconds of complete silence, as from a muted microphone.",
         blank=(0, "never"),
     ),
-    "voice.webrtc_mode": _advanced(
-        HEARING, "Strictness of the first detector", "0 lets the most sound through, 3 the least."
-    ),
     "voice.open_score": _advanced(
         HEARING, "Speech starts at", "Score of the second detector (Silero)."
     ),
-    "voice.close_score": _advanced(HEARING, "Speech ends below", "Score of the same detector."),
     "segmenter.min_speech_ms": _advanced(
         HEARING, "Shortest speech", "Shorter sounds are discarded."
-    ),
-    "segmenter.floor_margin_db": _advanced(
-        HEARING,
-        "Margin above background noise",
-        "If a television keeps the detector busy, a sentence ends when the sound is this close to "
-        "the background noise.",
-        blank=(0, "off"),
-    ),
-    "segmenter.steady_s": _advanced(
-        HEARING, "Longest sound without voice", "Steady noise of this length ends a sentence."
-    ),
-    "segmenter.min_voiced_share": _advanced(
-        HEARING,
-        "Smallest share of voice",
-        "Sound with a smaller share of voice counts as steady noise.",
-        blank=(0, "off"),
     ),
     "segmenter.hang_over_ms": _advanced(PAUSES, "Pause that ends a sentence"),
     "segmenter.early_ms": _advanced(
@@ -116,11 +96,6 @@ LABELS = {
         "Used if the text is clearly a whole sentence. Clearly unfinished ones get 400 ms more "
         "than the pause above.",
         blank=(0, "off"),
-    ),
-    "segmenter.end_by_sound": _advanced(
-        PAUSES,
-        "Use the sound level to find the end of speech",
-        "Finds it 100 to 250 ms sooner.",
     ),
     "segmenter.speculate": _advanced(
         PAUSES,
@@ -142,11 +117,6 @@ LABELS = {
         "0 is off. A higher value finds more of them and causes more false matches.",
         blank=MODELS_OWN,
     ),
-    "gates.no_speech_prob": _advanced(
-        TEXTS,
-        "Discard doubtful text above",
-        "How sure the model is that nobody speaks, if it also doubts the text.",
-    ),
     "gates.low_confidence": _advanced(
         TEXTS, "Mark as unsure below", "Confidence of the text. 0 is off.", blank=MODELS_OWN
     ),
@@ -155,12 +125,6 @@ LABELS = {
         "Act on a text from",
         "Confidence that Assist and the blueprints need, besides their own limit. 0 is off.",
         blank=MODELS_OWN,
-    ),
-    "gates.avg_logprob": _advanced(
-        TEXTS, "Doubtful text below", "Average log-probability of its tokens."
-    ),
-    "gates.compression_ratio": _advanced(
-        TEXTS, "Repetition above", "Text that compresses better than this is discarded."
     ),
     "mqtt.retain_last": _advanced(
         SYSTEM,

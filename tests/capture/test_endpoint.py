@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rigs.checkout import shared
 from rigs.recordings import sentences
 from rigs.sounds import read, to_int16
 
-from appliance.capture.endpoint import NoiseFloor
+from appliance.capture.endpoint import Endpoint, NoiseFloor
 from appliance.capture.frames import FRAME_SAMPLES, Framer, power_of
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Detector, Judgement, VoiceDetector
@@ -22,7 +23,11 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 FRAME_S = 0.03
 
 
-BY_DETECTOR = replace(SegmenterSettings(), end_by_sound=False)
+class ByDetector(Endpoint):
+    """Leaves the end to the detector."""
+
+    def refine(self, judgement: Judgement, power: float, length_s: float) -> Judgement:
+        return judgement
 
 
 class SlowVoice:
@@ -61,10 +66,14 @@ def noise(seconds: float, rms: float, seed: int = 0) -> Samples:
 
 
 def room(
-    voice: Detector, *sounds: Samples, settings: SegmenterSettings | None = None
+    voice: Detector,
+    *sounds: Samples,
+    settings: SegmenterSettings | None = None,
+    endpoint: type[Endpoint] = Endpoint,
 ) -> list[tuple[float, Window | Discarded]]:
     """What the segmenter gives, and when."""
-    segmenter = Segmenter(voice, settings or SegmenterSettings(), 10.0)
+    with patch("appliance.capture.segmenter.Endpoint", endpoint):
+        segmenter = Segmenter(voice, settings or SegmenterSettings(), 10.0)
     found = []
     for frame in Framer().push(np.concatenate(sounds), 0.0):
         found += [(frame.end_s, one) for one in segmenter.push(frame)]
@@ -72,12 +81,12 @@ def room(
 
 
 def speech_end_s(
-    scores: list[float], *sounds: Samples, settings: SegmenterSettings | None = None
+    scores: list[float], *sounds: Samples, endpoint: type[Endpoint] = Endpoint
 ) -> float:
     """Where speech ends that the detector finds for as many frames as there are scores from 4 s on,
     with noise before it and behind it."""
     sound = noise(4, 20), *sounds, noise(2, 20)
-    ((_, window),) = room(SlowVoice(4.0, scores), *sound, settings=settings)
+    ((_, window),) = room(SlowVoice(4.0, scores), *sound, endpoint=endpoint)
     assert isinstance(window, Window)
     return window.speech_end_s
 
@@ -89,7 +98,7 @@ WORD = [1.0] * 33
 def test_the_end_of_speech_is_where_the_sound_ends_not_where_the_score_has_fallen() -> None:
     scores, word = [*WORD, 1.0, 1.0, 0.9, 0.7, 0.5, 0.4, 0.4], noise(0.99, 3000)
     assert speech_end_s(scores, word) == pytest.approx(5.01, abs=0.04)
-    assert speech_end_s(scores, word, settings=BY_DETECTOR) == pytest.approx(5.2, abs=0.02)
+    assert speech_end_s(scores, word, endpoint=ByDetector) == pytest.approx(5.2, abs=0.02)
 
 
 def test_the_tail_of_a_room_a_breath_and_a_click_are_no_speech() -> None:
@@ -125,7 +134,7 @@ def test_who_speaks_up_beside_a_television_has_ended_when_that_alone_is_left() -
     assert isinstance(window, Window)
     assert 7.5 + 0.5 <= when_s < 7.5 + 0.95
     assert window.start_s <= 6.0 and window.start_s + window.duration_s > 7.5
-    assert room(DeafVoice(0.5), *talk[:20], command, *talk[20:], settings=BY_DETECTOR)[0][0] > 9
+    assert room(DeafVoice(0.5), *talk[:20], command, *talk[20:], endpoint=ByDetector)[0][0] > 9
 
 
 def test_louder_and_softer_words_of_one_talker_are_one_utterance() -> None:
@@ -143,13 +152,13 @@ def test_a_soft_word_in_loud_noise_is_left_to_a_detector_that_is_sure() -> None:
     assert window.speech_end_s == pytest.approx(5.59, abs=0.04)
 
 
-def last_covered_s(sound: Samples, settings: SegmenterSettings) -> float:
+def last_covered_s(sound: Samples, endpoint: type[Endpoint] = Endpoint) -> float:
     """Where the last window ends, by the product's own detector."""
     voice = VoiceDetector(VoiceSettings())
     return max(
         (
             one.start_s + one.duration_s
-            for _, one in room(voice, sound, settings=settings)
+            for _, one in room(voice, sound, endpoint=endpoint)
             if isinstance(one, Window)
         ),
         default=0.0,
@@ -163,9 +172,9 @@ def test_no_end_of_a_word_is_cut_and_the_end_is_found_sooner() -> None:
         plain = to_int16(read(one.file))
         sound = np.concatenate((around[0], plain, around[1]))
         end_s = 3.5 + speech_ends(plain) / SAMPLE_RATE
-        covered_s = last_covered_s(sound, SegmenterSettings())
+        covered_s = last_covered_s(sound)
         assert covered_s > end_s + 0.1, one.file
-        earlier_s.append(last_covered_s(sound, BY_DETECTOR) - covered_s)
+        earlier_s.append(last_covered_s(sound, ByDetector) - covered_s)
     assert np.median(earlier_s) > 0.03
 
 
@@ -175,9 +184,9 @@ def test_no_end_of_a_persons_word_is_cut() -> None:
     for one in of_people():
         # else the label is of a noise that comes later
         end_s = one.end / SAMPLE_RATE
-        if one.family != "reading" and last_covered_s(one.sound, BY_DETECTOR) > end_s + 0.1:
+        if one.family != "reading" and last_covered_s(one.sound, ByDetector) > end_s + 0.1:
             labelled += 1
-            assert last_covered_s(one.sound, SegmenterSettings()) > end_s - 0.1
+            assert last_covered_s(one.sound) > end_s - 0.1
     assert labelled > 20
 
 
@@ -196,11 +205,6 @@ def test_a_detector_that_knows_the_noise_is_believed_about_soft_speech() -> None
     ((_, window),) = room(DeafVoice(4.0, until_s=9.0), *sound)
     assert isinstance(window, Window)
     assert window.speech_end_s == pytest.approx(9.0, abs=0.05)
-
-
-def test_switched_off_the_end_is_left_to_the_detector() -> None:
-    off = replace(SegmenterSettings(), floor_margin_db=0.0, end_by_sound=False)
-    assert room(DeafVoice(1.0), noise(4, 200), noise(2, 2000), noise(3, 200), settings=off) == []
 
 
 def test_speech_no_louder_than_twice_the_noise_is_left_to_the_detector() -> None:

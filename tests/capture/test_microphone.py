@@ -42,7 +42,7 @@ kept, dates, error = [], [], "none yet: the sound server hangs"
 while "hangs" in error:  # as a busy machine seems to; opened again, as the daemon does
     error = ""
     try:
-        with Microphone(CaptureSettings(block_ms=int(sys.argv[3]))) as microphone:
+        with Microphone(CaptureSettings()) as microphone:
             for frame in microphone.frames():
                 kept.append(frame.samples)
                 dates.append((frame.start_s, time.monotonic()))
@@ -153,15 +153,14 @@ def test_dates_keep_up_with_a_sound_card_whose_clock_is_slow() -> None:
 
 
 @needs_microphone
-@pytest.mark.parametrize("block_ms", [30, 20])
 def test_what_is_spoken_is_what_is_heard_in_time_without_what_lies_below_speech(
-    tmp_path: Path, block_ms: int
+    tmp_path: Path,
 ) -> None:
     spoken = np.random.default_rng(0).integers(-9000, 9000, 24000).astype(np.int16)
     # A sink that wakes up may swallow the first few milliseconds.
     soundfile.write(tmp_path / "noise.wav", np.append(np.zeros(8000, np.int16), spoken), 16000)
     with PulseMicrophone(tmp_path / "rig") as microphone:
-        heard, told = listen(microphone, tmp_path, 5.0, block_ms)
+        heard, told = listen(microphone, tmp_path, 5.0)
     wanted = HighPass().push(np.append(np.zeros(1, np.float32), spoken).astype(np.float32))[1:]
     begin = int(np.flatnonzero(heard)[0]) - int(np.flatnonzero(np.rint(wanted))[0])
     np.testing.assert_allclose(heard[begin : begin + len(spoken)], wanted, atol=1)
@@ -177,15 +176,15 @@ def test_what_is_spoken_is_what_is_heard_in_time_without_what_lies_below_speech(
 @needs_microphone
 def test_an_unplugged_microphone_is_a_device_error_that_says_what_to_do(tmp_path: Path) -> None:
     with PulseMicrophone(tmp_path / "rig") as microphone:
-        _, told = listen(microphone, tmp_path, 60.0, 30, unplug=True)
+        _, told = listen(microphone, tmp_path, 60.0, unplug=True)
     assert re.search("still plugged in|plug one in|plug it in again", told["error"]), told["error"]
 
 
 def listen(
-    microphone: PulseMicrophone, folder: Path, seconds: float, block_ms: int, unplug: bool = False
+    microphone: PulseMicrophone, folder: Path, seconds: float, unplug: bool = False
 ) -> tuple[NDArray[np.int16], dict[str, Any]]:
     """What another process hears while something is spoken, and what it tells about it."""
-    arguments = [str(folder / "heard.npy"), str(seconds), str(block_ms)]
+    arguments = [str(folder / "heard.npy"), str(seconds)]
     with subprocess.Popen(
         [sys.executable, "-c", LISTENER, *arguments],
         env=microphone.environment,

@@ -45,13 +45,13 @@ def fake(program: str, limits: RecorderLimits = LIMITS) -> Recorder:
 
 def test_a_reader_that_gives_nothing_is_killed_and_another_one_is_started() -> None:
     with fake("opened(); time.sleep(60)", RecorderLimits(first_s=0.3)) as one:
-        one.open("", 30)
+        one.open("")
         pid = one.pid
         assert pid
         with pytest.raises(StallError, match="nothing for"):
             one.read()
         assert is_gone(pid)
-        one.open("", 30)
+        one.open("")
         assert one.pid != pid
 
 
@@ -60,7 +60,7 @@ def test_a_reader_that_does_not_even_open_is_a_device_error_with_its_fix() -> No
         fake("time.sleep(60)", RecorderLimits(open_s=0.3)) as one,
         pytest.raises(DeviceError, match="start the sound server"),
     ):
-        one.open("", 30)
+        one.open("")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_reader_that_does_not_even_open_is_a_device_error_with_its_fix() -> No
 )
 def test_a_reader_that_ends_says_how(end: str, told: str) -> None:
     with fake(f"opened(); {end}") as one:
-        one.open("", 30)
+        one.open("")
         with pytest.raises(EndError, match=told):
             one.read()
 
@@ -84,7 +84,7 @@ def test_a_reader_that_found_nothing_is_asked_again_before_there_is_another() ->
         pids = []
         for _ in range(4):
             with pytest.raises(DeviceError, match="none"):
-                one.open("", 30)
+                one.open("")
             pids.append(one.pid)
     assert pids[0] == pids[1] == pids[2] != pids[3]
 
@@ -93,14 +93,14 @@ def test_a_reader_that_found_nothing_is_asked_again_before_there_is_another() ->
 def test_an_opening_or_a_reading_ends_at_once_when_interrupted(program: str) -> None:
     with fake(program) as one:
         if program.startswith("opened"):
-            one.open("", 30)
+            one.open("")
         threading.Timer(0.3, one.interrupt).start()
         begun_s = time.monotonic()
         if program.startswith("opened"):
             assert one.read() is None
         else:
             with pytest.raises(DeviceError, match="stopped"):
-                one.open("", 30)
+                one.open("")
         assert time.monotonic() - begun_s < 30
         one.resume()
 
@@ -187,7 +187,7 @@ CARD = Device(0, "USB Mic: Audio (hw:1,0)", 6, 44100.0, default=True)
 @pytest.mark.parametrize("possible", [(16000.0, 1), (16000.0, 2), (44100.0, 1), (44100.0, 6)])
 def test_the_shape_nearest_to_what_is_needed_is_opened(possible: tuple[float, int]) -> None:
     others = ((44100.0, 6),)
-    _, *shape = portaudio._open(FakePortAudio(possible, *others), CARD, "", 30)  # type: ignore[arg-type]
+    _, *shape = portaudio._open(FakePortAudio(possible, *others), CARD, "")  # type: ignore[arg-type]
     assert tuple(shape) == possible
 
 
@@ -201,7 +201,7 @@ def test_the_shape_nearest_to_what_is_needed_is_opened(possible: tuple[float, in
 )
 def test_a_microphone_that_does_not_open_says_why_and_what_to_do(reason: str, fix: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        portaudio._open(FakePortAudio(reason=reason), CARD, "", 30)  # type: ignore[arg-type]
+        portaudio._open(FakePortAudio(reason=reason), CARD, "")  # type: ignore[arg-type]
     assert reason in str(caught.value)
     assert fix in str(caught.value)
     assert "16000 or 44100 Hz" in str(caught.value)

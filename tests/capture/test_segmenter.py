@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rigs.records import differences
 
+from appliance.capture import endpoint
 from appliance.capture.frames import FRAME_SAMPLES, is_clipped
 from appliance.capture.segmenter import Segmenter, quietest
 from appliance.capture.voice import Judgement
@@ -279,10 +280,13 @@ def test_where_there_is_talk_without_end_nothing_ends_early() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(seed: int) -> None:
+def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten minutes of them in all, and guesses that are sure, unsure or late."""
     rng = np.random.default_rng(seed)
-    room, length = Room(settings=replace(NO_OVERLAP, min_speech_ms=0, min_voiced_share=0.0)), 0
+    monkeypatch.setattr(endpoint, "MIN_VOICED_SHARE", 0.0)
+    room, length = Room(settings=replace(NO_OVERLAP, min_speech_ms=0)), 0
     said: list[int] = []
     while length < 2500:
         loud, quiet = int(rng.integers(3, 20)), int(rng.integers(1, rng.choice([30, 120])))

@@ -237,7 +237,7 @@ def test_a_wrong_pipe_is_one_line(device: str, reason: str) -> None:
 
 
 def test_a_missing_reference_is_a_problem_and_delays_nothing() -> None:
-    reference = Reference("pipe:///nowhere/there", 30)
+    reference = Reference("pipe:///nowhere/there")
 
     def is_reported() -> bool:
         reference.poll()

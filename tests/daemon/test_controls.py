@@ -289,10 +289,10 @@ def test_keys_are_set_beside_the_configuration_and_hold_from_the_next_reload_on(
         }
     }
     assert (house.reloads, stat.S_IMODE(overlay.stat().st_mode)) == (1, 0o600)
-    ask(house, "configure", set={"voice.close_score": 0.2})
+    ask(house, "configure", set={"segmenter.early_ms": 0})
     found = config.load(house.folder / "roomscribe.toml")
     assert found.voice.open_score == 0.7
-    assert found.voice.close_score == 0.2
+    assert found.segmenter.early_ms == 0
     assert found.capture.device == 'a "b" é'
     assert ask(house, "settings")["settings"]["capture.device"]["from"] == place
     words = {"vocabulary.words": ["Zoë", "air fryer"], "vocabulary.replace": {'a "b"': "c = d"}}
@@ -317,7 +317,6 @@ def test_configure_reads_the_configuration_once_as_it_is_and_once_as_it_would_be
     ("name", "value", "mistake"),
     [
         ("voice.open_score", "high", "expected a number, found 'high'"),
-        ("voice.open_score", 0.2, "expected at most voice.open_score (0.2), found 0.35"),
         ("voice.opens_core", 0.2, "unknown key; did you mean voice.open_score?"),
         ("store.path", "/tmp", "may not be set here"),
         ("mqtt.host", "elsewhere", "may not be set here"),
@@ -429,13 +428,13 @@ def test_a_reload_says_what_is_wrong_with_the_configuration(house: Appliance) ->
     assert ask(house, "reload") == {"changed": False}
     assert house.reloads == 1
     with (house.folder / "roomscribe.toml").open("a", encoding="utf-8") as file:
-        file.write("[voice]\nopen_score = 9\nclose_score = 9\n")
+        file.write("[voice]\nopen_score = 9\n[gates]\nlow_confidence = 9\n")
     with pytest.raises(ControlError) as caught:
         ask(house, "reload")
     assert caught.value.code == "refused"
     assert [one.split(": ")[1] for one in caught.value.more["mistakes"]] == [  # type: ignore[attr-defined]
         "voice.open_score",
-        "voice.close_score",
+        "gates.low_confidence",
     ]
     assert house.reloads == 1
 

@@ -127,7 +127,7 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
     config = write_config(tmp_path)
     with deaf_daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
         systemd.told("READY=1")
-        write_config(tmp_path, capture={"block_ms": 20}, store2={"path": ""})
+        write_config(tmp_path, capture={"silence_s": 20}, store2={"path": ""})
         running.send_signal(signal.SIGHUP)
         assert "\nMONOTONIC_USEC=" in systemd.told("RELOADING=1")
         systemd.told("READY=1")
@@ -136,7 +136,7 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
-        write_config(tmp_path, voice={"webrtc_mode": 3})
+        write_config(tmp_path, voice={"open_score": 0.6})
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         systemd.told("READY=1")

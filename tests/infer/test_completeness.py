@@ -8,7 +8,7 @@ import pytest
 from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
-from appliance.config import GateSettings, SegmenterSettings
+from appliance.config import SegmenterSettings
 from appliance.infer.completeness import OPEN_WORDS, is_open, silence_ms
 from appliance.records import Phrase
 
@@ -83,7 +83,7 @@ def test_what_was_said_before_goes_before_what_the_words_look_like(
     text: str, whole: int, longer: int, expected: int
 ) -> None:
     result = replace(HEARD, text=text)
-    waited_ms = silence_ms(a_window(), result, EARLY, GateSettings(), whole=whole, longer=longer)
+    waited_ms = silence_ms(a_window(), result, EARLY, whole=whole, longer=longer)
     assert waited_ms == expected
 
 
@@ -91,16 +91,16 @@ def test_what_was_said_before_goes_before_what_the_words_look_like(
 def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object]) -> None:
     window = a_window(**paused)  # type: ignore[arg-type]
     for result in (WHOLE, HEARD):
-        assert silence_ms(window, result, EARLY, GateSettings(), whole=9) == 600
-        assert silence_ms(window, result, EARLY, GateSettings(), longer=9) == 600
+        assert silence_ms(window, result, EARLY, whole=9) == 600
+        assert silence_ms(window, result, EARLY, longer=9) == 600
     unfinished = replace(HEARD, text="and the")
-    assert silence_ms(window, unfinished, EARLY, GateSettings()) == 1000
+    assert silence_ms(window, unfinished, EARLY) == 1000
 
 
 @pytest.mark.parametrize("text, no_speech_prob", [("", 0.0), ("turn on the", 0.99)])
 def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob: float) -> None:
     result = replace(WHOLE, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0)
-    assert silence_ms(a_window(), result, EARLY, GateSettings(), whole=9) == 600
+    assert silence_ms(a_window(), result, EARLY, whole=9) == 600
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob:
 )
 def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: int) -> None:
     settings = replace(EARLY, hang_over_ms=hang_over_ms)
-    window, gates = a_window(), GateSettings()
-    assert silence_ms(window, WHOLE, settings, gates) == early
-    assert silence_ms(window, replace(HEARD, text="on the"), settings, gates) == late
+    window = a_window()
+    assert silence_ms(window, WHOLE, settings) == early
+    assert silence_ms(window, replace(HEARD, text="on the"), settings) == late
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_an_open_text_of_a_sentence_that_was_expected_is_not_waited_for(
 ) -> None:
     phrase = Phrase(sentence, "all", {}, confidence)
     result = replace(HEARD, text=text, phrase=phrase)
-    assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
-    assert silence_ms(a_window(), result, EARLY, GateSettings(), longer=1) == 1000
+    assert silence_ms(a_window(), result, EARLY) == expected
+    assert silence_ms(a_window(), result, EARLY, longer=1) == 1000
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_a_sentence_that_was_expected_and_that_none_goes_on_after_ends_early(
 ) -> None:
     phrase = Phrase("what is the date", "ask", {}, confidence)
     result = replace(HEARD, text=text, phrase=phrase, phrase_continues=longer)
-    assert silence_ms(a_window(), result, EARLY, GateSettings()) == expected
+    assert silence_ms(a_window(), result, EARLY) == expected
     paused = a_window(continues="01J0")
-    assert silence_ms(paused, result, EARLY, GateSettings()) >= 600
+    assert silence_ms(paused, result, EARLY) >= 600

@@ -288,10 +288,7 @@ def test_no_message_ends_the_publisher_whatever_its_handler_raises(store: Store)
             until(is_handled_again)
 
 
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_retained_garbage_on_every_topic_that_is_listened_on_does_nothing(
-    store: Store, protocol: str
-) -> None:
+def test_retained_garbage_on_every_topic_that_is_listened_on_does_nothing(store: Store) -> None:
     switch = Switch()
     enabled = HistorySettings(enabled=True)
     wanted = subscriptions(enabled, "kitchen", store, switch)
@@ -302,7 +299,7 @@ def test_retained_garbage_on_every_topic_that_is_listened_on_does_nothing(
             ("command/x", b"\xff" * 5000),
         ):
             asker.publish(name, payload, retain=True)
-        chosen = MqttSettings(host=broker.host, port=broker.port, protocol=protocol)
+        chosen = MqttSettings(host=broker.host, port=broker.port)
         with (
             running(chosen, store, subscriptions=wanted) as publisher,
             Subscriber(broker.port) as heard,
@@ -317,13 +314,12 @@ def test_retained_garbage_on_every_topic_that_is_listened_on_does_nothing(
         assert asker.answers == []
 
 
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_a_command_of_a_megabyte_disturbs_nothing(store: Store, protocol: str) -> None:
+def test_a_command_of_a_megabyte_disturbs_nothing(store: Store) -> None:
     switch = Switch()
     enabled = HistorySettings(enabled=True)
     wanted = subscriptions(enabled, "kitchen", store, switch)
     with Broker() as broker, Asker(broker.port) as asker, Subscriber(broker.port) as heard:
-        chosen = MqttSettings(host=broker.host, port=broker.port, protocol=protocol)
+        chosen = MqttSettings(host=broker.host, port=broker.port)
         with running(chosen, store, subscriptions=wanted) as publisher:
             until(lambda: "kitchen/command/+" in broker.log())
             for name in ("mute/set", "command/history"):

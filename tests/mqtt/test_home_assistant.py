@@ -483,13 +483,10 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
 
 
 @needs_broker
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_transcripts_during_its_shutdown_are_resent_when_it_returns(
-    store: Store, protocol: str
-) -> None:
+def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store) -> None:
     with (
         Broker() as broker,
-        running(settings(broker, protocol=protocol), store, delays=SOON) as publisher,
+        running(settings(broker), store, delays=SOON) as publisher,
         HomeAssistant(broker.port) as house,
         Subscriber(broker.port) as everybody,
     ):

@@ -204,7 +204,7 @@ def test_a_reload_hands_what_waits_to_the_new_pipeline(house: House) -> None:
     with house.daemon() as running:
         until(lambda: "listening to" in house.log, WITHIN_S)
         text = house.config.read_text(encoding="utf-8")
-        house.config.write_text(text + "[voice]\nwebrtc_mode = 3\n", encoding="utf-8")
+        house.config.write_text(text + "[voice]\nopen_score = 0.6\n", encoding="utf-8")
         running.send_signal(signal.SIGHUP)
         until(lambda: house.log.count("listening to") == 2, WITHIN_S)
         assert "no spool" not in house.log

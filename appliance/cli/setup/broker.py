@@ -171,7 +171,7 @@ def in_memory(text: str) -> str:
 def look_around(context: Context, answers: Answers, probe: BrokerProbe) -> None:
     """Say if Home Assistant listens there, and if another appliance has this name."""
     home = context.settings.homeassistant
-    if answers.mqtt.protocol == "5" and home.enabled:
+    if home.enabled:
         if probe.reaches(f"{home.prefix}/device/roomscribe_setup_{os.getpid()}/config"):
             context.dialog.say("Home Assistant uses this broker and will show this room.")
         else:

@@ -53,7 +53,7 @@ def try_reference(context: Context, name: str) -> None:
         )
     with Recorder() as recorder:
         try:
-            opened = recorder.open(name, context.settings.capture.block_ms)
+            opened = recorder.open(name)
         except DeviceError as error:
             raise DeviceError(f"--reference: {error}") from error
     context.dialog.say(f"Loudspeakers: {opened.name}")

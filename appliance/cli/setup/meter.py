@@ -40,11 +40,11 @@ class Meter:
     _channels: int = field(default=1, repr=False)
     _rate_hz: float = field(default=16_000.0, repr=False)
 
-    def open(self, block_ms: int) -> None:
+    def open(self) -> None:
         """Open the microphone; if that fails, `problem` says why."""
         if self.recorder:
             try:
-                opened = self.recorder.open(self.name, block_ms)
+                opened = self.recorder.open(self.name)
                 self._channels, self._rate_hz = opened.channels, opened.rate_hz
             except DeviceError as error:
                 self.problem = shorten(str(error), 60)

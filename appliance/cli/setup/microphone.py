@@ -119,7 +119,7 @@ def open_meters(context: Context, answers: Answers, opened: ExitStack) -> list[M
         if len(meters) >= SHOWN or name in [known.name for known in meters]:
             continue
         meter = Meter(name, recorder=opened.enter_context(Recorder()))
-        meter.open(context.settings.capture.block_ms)
+        meter.open()
         wanted = answers.device.casefold()
         configured = wanted in name.casefold() if wanted else device.default
         meter.in_use = configured and not any(known.in_use for known in meters)

@@ -99,7 +99,7 @@ def listen(
         if window is None:
             continue
         result = transcriber.transcribe(window)
-        if judge(result, transcriber.gates):
+        if judge(result):
             continue
         group = clip.speaker if known else clip.text
         right, mean = is_same(result.text, clip.text), result.avg_logprob

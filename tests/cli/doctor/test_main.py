@@ -111,7 +111,7 @@ def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
 def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_checked(
     tmp_path: Path,
 ) -> None:
-    config = write_config(tmp_path, mqtt={"port": 0}, voice={"close_score": 0.9})
+    config = write_config(tmp_path, mqtt={"port": 0}, voice={"open_score": 9})
     found = checks_by_name(doctor("--json", "--config", config))
     first = next(iter(found.values()))
     assert (first["name"], first["status"]) == ("configuration", "failed")

@@ -226,5 +226,5 @@ def test_a_voice_detector_that_detects_no_speech_fails() -> None:
     found = hearing.voice_detector(Surroundings(Settings()), hearing.quiet_frames)
     assert found.status == "failed"
     assert found.found.startswith("0 utterances")
-    settings = Settings(voice=VoiceSettings(open_score=0.99, close_score=0.95))
+    settings = Settings(voice=VoiceSettings(open_score=0.99))
     assert hearing.voice_detector(Surroundings(settings), hearing.quiet_frames).status == "failed"
