@@ -125,7 +125,9 @@ def wave_layout(head: bytes) -> tuple[Layout, int, int] | None:
             dtype = WAV_DTYPES.get((tag, bits))
             if dtype and 0 < channels <= MAX_CHANNELS:
                 layout = Layout(dtype, rate_hz, channels)
-        offset += length + length % 2
+        offset += length
+        if length % 2 and head[offset : offset + 4] != b"data":  # not all writers pad
+            offset += 1
     return None
 
 

@@ -57,7 +57,7 @@ BUSY_S = 5.0
 """The same for a file: if it is less late than this, the machine was just busy."""
 POLL_S = 0.2
 UNKNOWN_LENGTH = 0x7FFFFF00
-"""Writers that cannot seek back put this or more into a WAV header instead of a length."""
+"""Writers that cannot seek back put this or more, or 0, into a WAV header instead of a length."""
 PIPED_FILE_BYTES = 256 << 20
 """Limit of a file read from a pipe into memory: hours of anything but WAV."""
 
@@ -312,11 +312,12 @@ class _Pipe:
     ) -> Iterator[Samples]:
         """Stream a WAV file."""
         _check_rate(self._name, layout.rate_hz)
-        pcm = _Pcm(self._input, layout, head[start:], length if length < UNKNOWN_LENGTH else None)
+        known = 0 < length < UNKNOWN_LENGTH
+        pcm = _Pcm(self._input, layout, head[start:], length if known else None)
         yield from pcm.blocks(stopped)
         expected_s = length / np.dtype(layout.dtype).itemsize / layout.channels / layout.rate_hz
-        if not stopped.is_set() and length < UNKNOWN_LENGTH:
-            _check_length(self._name, pcm.found_s, expected_s, "", self._owner)
+        if not stopped.is_set():
+            _check_length(self._name, pcm.found_s, expected_s * known, "", self._owner)
 
     def _read_file(self, head: bytes, stopped: threading.Event) -> _Sound | None:
         """Read the file into memory and return it, opened; None if `stopped`."""
@@ -374,15 +375,20 @@ def _open_file(file: str, name: str, head: bytes, owner: Recording) -> _Sound:
     if kind == AAC or kind in READ_BY_FFMPEG.values():
         return _FfmpegFile(file, name, kind, owner)
     library = _soundfile()
+    wave = wave_layout(head) if kind == WAV else None
     try:
-        return _File(file, name, owner)
+        if not wave or wave[2]:  # libsndfile believes a length of 0
+            return _File(file, name, owner)
     except (library.LibsndfileError, TypeError) as error:
         if kind in MAY_NEED_FFMPEG and find_ffmpeg():
             return _FfmpegFile(file, name, kind, owner)
-        raise AudioError(
-            f"{name}: {EXPECTED}, found data that starts with {head[:4]!r} ({_reason(error)}): "
-            "convert it, or send raw 16-bit PCM at 16000 Hz to standard input and name the file -"
-        ) from None
+        if not wave:
+            raise AudioError(
+                f"{name}: {EXPECTED}, found data that starts with {head[:4]!r} ({_reason(error)}): "
+                "convert it, or send raw 16-bit PCM at 16000 Hz to standard input and name the "
+                "file -"
+            ) from None
+    return _Pipe(os.open(file, os.O_RDONLY | os.O_CLOEXEC), name, owner, raw=False)
 
 
 def _read(

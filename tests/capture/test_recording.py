@@ -149,6 +149,23 @@ def test_bad_files_are_one_line_that_says_what_was_found(tmp_path: Path) -> None
     assert "no such file" in error_of(tmp_path / "nowhere.wav")
 
 
+@pytest.mark.parametrize("harm", ["no length", "an odd chunk without a pad byte"])
+def test_a_wav_is_read_by_the_bytes_that_are_there(tmp_path: Path, harm: str) -> None:
+    soundfile.write(tmp_path / "a.wav", tone(1), SAMPLE_RATE, "PCM_16")
+    whole, data = samples_of(tmp_path / "a.wav"), (tmp_path / "a.wav").read_bytes()
+    if harm == "no length":
+        data = data[:4] + bytes(4) + data[8:40] + bytes(4) + data[44:]
+    else:
+        data = data[:36] + b"LIST\x03\0\0\0abc" + data[36:]
+    (tmp_path / "b.wav").write_bytes(data)
+    np.testing.assert_array_equal(samples_of(tmp_path / "b.wav"), whole)
+
+
+def test_a_wav_without_a_length_and_without_sound_is_an_error(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(0), SAMPLE_RATE, "PCM_16")
+    assert "nothing after it" in error_of(tmp_path / "a.wav")
+
+
 @unless("" if os.geteuid() else "root: it may read any file (run the tests as another user)")
 def test_a_file_without_permission_is_said_to_be_that(tmp_path: Path) -> None:
     (tmp_path / "secret.wav").touch(mode=0)
