@@ -64,7 +64,8 @@ class Expectations:
             self._current = expectation
 
     def phrases_for(self, window: Window) -> Phrases | None:
-        """Return the sentences to expect in a window; None for the usual ones."""
+        """Return what a client expects in a window. The published transcript has the usual
+        sentences all the same: a client must not choose the names that automations act on."""
         current = self._current
         return current.phrases if current and current.covers(window) else None
 

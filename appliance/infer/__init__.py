@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from appliance.infer.joining import is_unspaced as is_unspaced
     from appliance.infer.languages import choose_languages as choose_languages
     from appliance.infer.mel import log_mel as log_mel, window_mel as window_mel
+    from appliance.infer.numbers import in_words as in_words
     from appliance.infer.opening import (
         check_files as check_files,
         fill_gates as fill_gates,
@@ -47,12 +48,7 @@ if TYPE_CHECKING:
         open_transcriber as open_transcriber,
         phrases_file as phrases_file,
     )
-    from appliance.infer.phrases import (
-        Phrases as Phrases,
-        build_network as build_network,
-        in_words as in_words,
-        parse_phrases as parse_phrases,
-    )
+    from appliance.infer.phrases import Phrases as Phrases
     from appliance.infer.remote import (
         WINDOW_S as WINDOW_S,
         RemoteBackend as RemoteBackend,
@@ -69,6 +65,7 @@ if TYPE_CHECKING:
         lacking_runtime as lacking_runtime,
         transcribed_elsewhere as transcribed_elsewhere,
     )
+    from appliance.infer.sentences import parse_phrases as parse_phrases
     from appliance.infer.sessions import Session as Session, onnxruntime as onnxruntime
     from appliance.infer.tokenizer import Tokenizer as Tokenizer
     from appliance.infer.transcriber import (

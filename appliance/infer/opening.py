@@ -103,7 +103,7 @@ def open_transcriber(
 def check_files(settings: Settings) -> None:
     """Read the files of words and sentences that the configuration names. Raises ConfigError for
     those that `open_transcriber` would refuse, whatever the model."""
-    from appliance.infer.phrases import read_phrases
+    from appliance.infer.sentences import read_phrases
     from appliance.infer.vocabulary import read_words
 
     read_words(settings.vocabulary)
@@ -141,7 +141,8 @@ def _open_phrases(
     languages: Sequence[str],
 ) -> Phrases | None:
     """The expected sentences, with numbers in `languages`; None without any. Raises ConfigError."""
-    from appliance.infer.phrases import Phrases, read_phrases
+    from appliance.infer.phrases import Phrases
+    from appliance.infer.sentences import read_phrases
 
     file = phrases_file(settings, languages)
     if file is None:
@@ -167,10 +168,11 @@ def _make_phrases(
     languages: Sequence[str],
 ) -> Phrases:
     """Return other expected sentences for the same decoder. Raises ConfigError."""
-    from appliance.infer.phrases import Phrases, build_network
+    from appliance.infer.phrases import Phrases
+    from appliance.infer.sentences import WORDS_RECEIVED, build_network
 
     names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
-    network = build_network(table, settings.assist.phrase, languages, names)
+    network = build_network(table, settings.assist.phrase, languages, names, WORDS_RECEIVED)
     return Phrases(network, bundle, tokenizer, decoder)
 
 

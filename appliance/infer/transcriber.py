@@ -51,7 +51,8 @@ class Encoded:
     """The room it comes from ("" for this machine's): a room is likely to keep the language that it
     spoke last. None: unknown."""
     phrases: Phrases | None = None
-    """Sentences to expect in place of the usual ones."""
+    """Sentences that a client expects: they fill `Transcription.candidates` in place of the usual
+    ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +262,20 @@ class Transcriber:
 
     def _find_phrase(self, best: _Candidate, progress: Progress) -> _Candidate:
         """Add the expected sentence that the text is likely to be."""
-        phrases = best.encoded.phrases or self.phrases
-        if not phrases or not best.encoded.whole or not best.result.text:
+        usual, special = self.phrases, best.encoded.phrases
+        if not best.encoded.whole or not best.result.text or not (usual or special):
             return best
         begun_s = time.perf_counter()
-        phrase = phrases.find(best.decoded, progress.should_continue)
+        phrase = usual.find(best.decoded, progress.should_continue) if usual else None
+        candidates = usual.candidates if usual else ()
+        if special:
+            special.find(best.decoded, progress.should_continue)
+            candidates = special.candidates
         result = replace(
             best.result,
             phrase=phrase,
-            phrase_continues=phrase is None or phrases.continues(phrase),
-            candidates=phrases.candidates,
+            phrase_continues=not (usual and phrase and not usual.continues(phrase)),
+            candidates=candidates,
             decode_ms=best.result.decode_ms + 1000 * (time.perf_counter() - begun_s),
         )
         return replace(best, result=result)

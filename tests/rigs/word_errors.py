@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from appliance.cli.doctor.model import word_errors as count_errors
-from appliance.infer.phrases import in_words
+from appliance.infer.numbers import in_words
 
 
 def words(text: str) -> list[str]:
