@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rigs.checkout import ROOT
 from rigs.needs import module
 
@@ -121,25 +120,6 @@ def test_the_apps_configuration_keeps_to_home_assistants_rules() -> None:
     found = read(APP / "config.yaml")
     assert set(found) <= KEYS.keys()
     assert faults(found) == []
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("arch", ["arm64"]),
-        ("services", ["mqtt:wish"]),
-        ("schema", {"node": "string"}),
-        ("schema", {"days": "int(0;5)"}),
-        ("map", [{"type": "config_of_mine"}]),
-        ("startup", "later"),
-        ("ports", {"10300/http": None}),
-        ("devices", ["/dev/snd:/dev/snd:rwm"]),
-        ("timeout", 5),
-        ("slug", "room scribe"),
-    ],
-)
-def test_the_rules_refuse_what_home_assistant_refuses(key: str, value: object) -> None:
-    assert faults(read(APP / "config.yaml") | {key: value}) == [key]
 
 
 def test_every_option_has_a_default_or_may_be_missing_and_a_name_in_each_language() -> None:

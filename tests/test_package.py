@@ -339,13 +339,6 @@ def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:
     assert "Default: {}." in page and "MISSING" not in page
 
 
-def test_a_usage_in_the_manual_breaks_between_arguments_only(texts: Path) -> None:
-    page = (texts / "roomscribe-texts" / "roomscribe.1").read_text(encoding="utf-8")
-    usages = [line for line in page.splitlines() if line.startswith("usage: roomscribe")]
-    assert len(usages) >= len(subcommands())
-    assert any(r"[\-\-recording\ FILE]" in line for line in usages)
-
-
 def test_bash_completes_commands_options_values_and_files(texts: Path, tmp_path: Path) -> None:
     require("bash")
     (tmp_path / "talk.wav").touch()
@@ -378,15 +371,6 @@ def test_bash_completes_commands_options_values_and_files(texts: Path, tmp_path:
     *found, registered = done.stdout.splitlines()
     assert dict(zip(wanted, found, strict=True)) == wanted
     assert "-o default" in registered, "files are not offered where nothing else is"
-
-
-def test_zsh_completes_files_where_files_are_wanted(texts: Path) -> None:
-    script = (texts / "zsh" / "vendor-completions" / "_roomscribe").read_text(encoding="utf-8")
-    assert script.startswith("#compdef roomscribe\n")
-    for name in subcommands():
-        assert re.search(rf"\b{name.split()[-1]}\b", script), name
-    assert re.search(r'"--config\[configuration .*:_files"', script)
-    assert re.search(r'"--checkpoint\[.*:_files -/"', script)
 
 
 def subcommands() -> list[str]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rigs.checkout import ROOT
-from rigs.disks import mounted
 from rigs.needs import program
 
 from appliance import __version__
@@ -62,16 +59,6 @@ in_root() {
     echo sdist > "$wheels/first/roomscribe.tar.gz"
 }
 """
-KILL_AT_STEP = """
-case $0 in
-    */scripts/release) set -T; trap '[ "${step-}" != "$KILL_AT" ] || kill -9 $$' DEBUG ;;
-esac
-"""
-"""Read by every bash script before its first line; the trap is run before each command."""
-SOME_STEPS = (
-    "starting", "comparing the two builds", "signing the repository",
-    "moving the release to its place",
-)  # fmt: skip
 
 needs_gpg = program("gpg", "gpg-agent")
 
@@ -212,53 +199,3 @@ def test_a_release_is_made_and_the_next_one_needs_its_key_and_its_files(
     assert "is not the one of" in refused(checkout, *other, *follows)
     (before / "RELEASE_NOTES.md").write_text("changed", encoding="utf-8")
     assert "is not as it was released" in refused(checkout, *good, *follows)
-
-
-@needs_gpg
-def test_a_release_that_is_killed_at_any_step_publishes_nothing_and_the_next_one_works(
-    checkout: Path, keys: Path, tmp_path: Path
-) -> None:
-    good = ("--gnupg-home", str(keys / "good"))
-    hook = tmp_path / "kill.sh"
-    hook.write_text(KILL_AT_STEP, encoding="utf-8")
-    for step in SOME_STEPS:
-        release = start(checkout, *good, BASH_ENV=str(hook), KILL_AT=step)
-        release.communicate(timeout=60)
-        assert release.returncode == -signal.SIGKILL, step
-        assert not (tmp_path / "made").exists(), step
-    assert last_line(start(checkout, *good)).endswith(f"is in {tmp_path / 'made'}")
-    assert [*tmp_path.glob("made*")] == [tmp_path / "made"]
-
-
-@needs_gpg
-def test_a_release_that_is_stopped_ends_at_once_with_its_step(checkout: Path, keys: Path) -> None:
-    good = ("--gnupg-home", str(keys / "good"))
-    begun = checkout.parent / "begun"
-    waits = {"FAULT_STEP": "test-vm", "FAULT": f"{{ touch {begun}; sleep 100; }}"}
-    release = start(checkout, *good, **waits)
-    while not begun.exists():
-        assert release.poll() is None
-        time.sleep(0.02)
-    second = start(checkout, *good)
-    assert "another release is being made in" in last_line(second)
-    release.terminate()
-    line = last_line(release)
-    assert "FAILED while testing: a machine with its own kernel: it was stopped. Nothing" in line
-    assert (checkout.parent / "ended").read_text(encoding="utf-8").endswith("test-vm ended\n")
-    assert [*checkout.parent.glob("made*")] == []
-
-
-@needs_gpg
-@pytest.mark.parametrize(("size", "step"), [("1m", "building"), ("4m", "signing")])
-def test_a_full_disk_ends_a_release_with_one_line(
-    size: str, step: str, checkout: Path, keys: Path, tmp_path: Path
-) -> None:
-    with mounted(tmp_path / "disk", size) as disk:
-        output = ("--output", str(disk / "made"))
-        too_much = {"FAULT_STEP": "build-repo", "FAULT": "head -c 5000000 /dev/zero > $1"}
-        release = start(checkout, "--gnupg-home", str(keys / "good"), *output, **too_much)
-        line = last_line(release)
-        assert release.returncode == 1
-        assert line.startswith(f"release: FAILED while {step}")
-        assert "a disk is full" in line
-        assert [*disk.iterdir()] == []

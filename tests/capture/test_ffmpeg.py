@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.checkout import ROOT, SPEECH, environment
-from rigs.command import is_gone, roomscribe
+from rigs.command import roomscribe
 from rigs.needs import needs_ffmpeg
-from rigs.waiting import until
 
 from appliance.capture.recording import Recording
 from appliance.errors import AudioError
@@ -157,33 +155,6 @@ def test_without_ffmpeg_one_line_says_what_converts_it(tmp_path: Path) -> None:
     *_, line = done.stderr.splitlines()
     assert "memo.m4a" in line and "an MPEG-4 file" in line
     assert "apt install ffmpeg" in line and "ffmpeg -i FILE" in line
-
-
-@needs_ffmpeg
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ffmpeg_ends_with_whoever_asked_it(tmp_path: Path, number: signal.Signals) -> None:
-    silence = ("-f", "lavfi", "-i", "anullsrc=r=16000:cl=mono", "-t", "900", "-c:a", "pcm_s16le")
-    file = tmp_path / "long.mkv"
-    subprocess.run(["ffmpeg", "-v", "error", *silence, file], check=True)
-    program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from appliance.capture.recording import Recording\n"
-        "with Recording(sys.argv[1], real_time=True) as recording:\n"
-        "    for frame in recording.frames(): print(frame.start_s, flush=True)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, file],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    with process:
-        assert process.stdout and process.stdout.readline()
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(children) == 1
-        process.send_signal(number)
-        process.wait(30)
-    until(lambda: is_gone(int(children[0])))
 
 
 @needs_ffmpeg

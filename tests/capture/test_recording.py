@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rigs.checkout import ROOT, environment
 from rigs.needs import unless
 
-from appliance.capture.frames import FRAME_SAMPLES, Framer, HighPass, channel_weights
+from appliance.capture.frames import FRAME_SAMPLES, Framer, HighPass
 from appliance.capture.recording import Recording
 from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
@@ -278,74 +278,6 @@ def test_a_sound_file_on_standard_input_is_heard_as_the_file_is(
     assert np.abs(from_file).max() > 4000
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
-@pytest.mark.parametrize("piped_in", [False, True])
-def test_an_mp3_with_any_tag_is_heard_and_libmpg123_says_nothing(
-    tmp_path: Path, version: int, piped_in: bool
-) -> None:
-    file, tagged = tmp_path / "tone.mp3", tmp_path / "tagged.mp3"
-    soundfile.write(file, tone(0.6), SAMPLE_RATE, "MPEG_LAYER_III", format="MP3")
-    name = b"COM" if version == 2 else b"COMM"
-    comment = name + (b"\0\0\2\3e" if version == 2 else b"\0\0\0\2\0\0\3e")
-    tag = b"ID3" + bytes((version, 0, 0, 0, 0, 0, len(comment))) + comment
-    junk = bytes(range(1, 200)) * 3
-    tagged.write_bytes(tag + file.read_bytes() + junk)
-    with tagged.open("rb") as stdin:
-        done = subprocess.run(
-            [sys.executable, "-c", COUNT, "-" if piped_in else tagged],
-            stdin=stdin,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (0, "another thread's line\n")
-    assert int(done.stdout) == pytest.approx(0.6 * SAMPLE_RATE, abs=3000)
-
-
-COUNT = """
-import os, sys
-from appliance.capture.recording import Recording, _mpg123_muted
-with Recording(sys.argv[1], real_time=False) as recording:
-    print(sum(len(frame.samples) for frame in recording.frames()))
-with _mpg123_muted():
-    os.write(2, b"Note: Illegal Audio-MPEG-Header\\nanother thread's line\\n")
-"""
-
-
-def test_a_wav_is_heard_while_it_is_still_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    header = wav_header(0xFFFFFFFF)
-    read_end, write_end = os.pipe()
-    with os.fdopen(write_end, "wb", buffering=0) as writer, os.fdopen(read_end, "rb") as reader:
-        monkeypatch.setattr(sys, "stdin", reader)
-        with Recording("-", real_time=False) as recording:
-            writer.write(header + np.full(4800, 99, "<i2").tobytes())
-            first = next(recording.frames())
-            recording.stop()
-    assert first.samples.tolist() == [99] * FRAME_SAMPLES
-
-
-def wav_header(length: int) -> bytes:
-    """Of 16-bit mono at 16 kHz, with a piece in front that no sound is in."""
-    form = b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16_000, 32_000, 2, 16)
-    extra = b"LIST" + struct.pack("<I", 5) + b"INFO\0\0"
-    return b"RIFF" + b"\xff" * 4 + b"WAVE" + extra + form + b"data" + struct.pack("<I", length)
-
-
-def test_a_short_wav_on_standard_input_is_said_to_be_cut_and_what_follows_its_sound_is_none(
-    piped: Callable[[bytes], None],
-) -> None:
-    sound = np.arange(960, dtype="<i2").tobytes()
-    piped(wav_header(64_000) + sound)
-    with Recording("-", real_time=False) as recording:
-        assert len(list(recording.frames())) == 2
-    assert "expected 2.0 s" in recording.warnings[0]
-    piped(wav_header(len(sound)) + sound + b"LIST\x04\0\0\0INFO" * 99)
-    assert samples_of("-").tolist() == list(range(960))
-    piped(wav_header(64_000))
-    assert "nothing after it" in error_of("-")
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -366,33 +298,6 @@ def test_what_is_no_sound_on_standard_input_is_refused(
     assert said in error_of("-")
 
 
-@pytest.mark.parametrize("first", [-1, 0, -1025, 0x4949, 0x2020])
-def test_raw_pcm_is_heard_whatever_it_begins_with(
-    piped: Callable[[bytes], None], first: int
-) -> None:
-    quiet = np.random.default_rng(1).normal(size=4800) * 300
-    loud = np.cumsum(np.random.default_rng(1).normal(size=4800) * 900)
-    for sound in (quiet, loud, np.zeros(4800)):
-        whole = np.clip(sound, -32768, 32767).astype("<i2")
-        whole[0] = first
-        piped(whole.tobytes())
-        assert np.array_equal(samples_of("-"), whole)
-
-
-def test_a_pipe_with_a_name_is_heard_as_a_file_is(tmp_path: Path) -> None:
-    file, pipe = tmp_path / "tone.flac", tmp_path / "pipe"
-    soundfile.write(file, tone(0.6), SAMPLE_RATE)
-    os.mkfifo(pipe)
-    for data, heard in ((file.read_bytes(), True), (b"no sound at all", False)):
-        writer = threading.Thread(target=pipe.write_bytes, args=(data,))
-        writer.start()
-        if heard:
-            assert np.array_equal(samples_of(pipe), samples_of(file))
-        else:
-            assert "b'no s'" in error_of(pipe)
-        writer.join()
-
-
 @pytest.mark.parametrize(
     ("kind", "centre", "deep"),
     [("WAV", 2, 3), ("FLAC", 2, 3), ("OGG", 1, 5)],
@@ -408,19 +313,6 @@ def test_speech_in_the_centre_of_a_film_is_heard_and_its_deep_effects_are_not(
         soundfile.write(file, sound, SAMPLE_RATE, subtype, format=kind)
         heard = samples_of(file)[2000:14_000]
         assert np.abs(heard).max() == pytest.approx(share * 8192, abs=200)
-
-
-def test_channels_of_a_recording_are_mixed_by_their_places() -> None:
-    assert channel_weights(1) == (1.0,)
-    assert channel_weights(2) == (0.5, 0.5)
-    assert channel_weights(4) == channel_weights(4, ogg=True) == (0.5, 0.5, 0.5**1.5, 0.5**1.5)
-    assert channel_weights(10) == (0.1,) * 10
-    for channels in (3, 5, 6, 7, 8):
-        for ogg in (False, True):
-            weights = channel_weights(channels, ogg=ogg)
-            assert len(weights) == channels
-            assert weights.index(max(weights)) == (1 if ogg else 2)
-            assert weights.count(0.0) == (channels > 5)
 
 
 def test_nothing_on_standard_input_is_an_error(piped: Callable[[bytes], None]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from rigs.waiting import PATIENCE_S, holds, until
 from appliance.control.client import ControlClient
 from appliance.control.connection import ConnectionLimits
 from appliance.control.server import ControlServer
-from appliance.errors import DaemonError, StoreError
+from appliance.errors import DaemonError
 
 TIGHT = ConnectionLimits(connections=2, unsent_lines=128, replayed=100)
 
@@ -151,27 +150,6 @@ def test_one_reader_too_many_is_told_so(server: ControlServer, path: Path) -> No
             assert again.call("echo") == two.call("echo")
 
 
-def test_half_lines_do_not_hold_every_place_for_ever(path: Path, feed: Feed) -> None:
-    limits = ConnectionLimits(connections=3, silent_s=0.3)
-    with (
-        serving(path, feed, limits) as server,
-        ControlClient([path]) as subscriber,
-        Raw(path) as one,
-        Raw(path) as two,
-    ):
-        subscriber.subscribe("state")
-        for raw in (one, two):
-            raw.send(b'{"id": 1, "comm')
-        until(lambda: len(server._connections) == 3)
-        with Raw(path) as early:
-            assert early.line()["code"] == "too_many"
-        time.sleep(0.4)
-        with ControlClient([path]) as late:
-            assert late.call("echo")
-        assert one.line() == "the end"
-        assert any(one.events for one in server._connections)
-
-
 def test_a_subscriber_hears_what_it_asked_for_and_nothing_else(
     server: ControlServer, path: Path, feed: Feed
 ) -> None:
@@ -209,31 +187,6 @@ def test_who_names_the_last_one_that_it_has_is_sent_what_came_since_and_nothing_
         assert client.next_event(0.2) is None
 
 
-class LateFeed(Feed):
-    """A partial text and its transcript come just when the server looks into the log."""
-
-    server: ControlServer | None = None
-
-    def highest(self) -> int:
-        if self.server:
-            self.server.publish("partial", {"text": "turn on"})
-            self.numbers.append(9)
-            self.server = None
-        return super().highest()
-
-
-def test_a_partial_text_comes_before_its_transcript(path: Path) -> None:
-    feed = LateFeed()
-    with serving(path, feed, TIGHT) as server, ControlClient([path]) as client:
-        client.subscribe("transcript", "partial")
-        feed.server = server
-        server.announce_transcript()
-        assert [(client.next_event(5) or ("", {}))[0] for _ in range(2)] == [
-            "partial",
-            "transcript",
-        ]
-
-
 def test_a_log_that_was_begun_anew_is_told_from_its_beginning(
     server: ControlServer, path: Path, feed: Feed
 ) -> None:
@@ -257,16 +210,6 @@ def test_the_state_is_told_at_once_and_when_it_is_another(
         feed.status = "muted"
         server.announce_state()
         assert client.next_event(5) == ("state", {"status": "muted", "uptime_s": 5})
-
-
-def test_a_log_that_refuses_is_asked_again(server: ControlServer, path: Path, feed: Feed) -> None:
-    with ControlClient([path]) as client:
-        client.subscribe("transcript")
-        feed.numbers, feed.trouble = [1], StoreError("busy")
-        server.announce_transcript()
-        assert refusal(client, "subscribe", events=["transcript"])["error"] == "busy"
-        feed.trouble = None
-        assert (client.next_event(5) or ("", {}))[1]["seq"] == 1
 
 
 def test_who_does_not_read_is_dropped_and_costs_the_others_nothing(
@@ -302,15 +245,6 @@ def test_transcripts_wait_in_the_log_for_a_slow_reader_and_come_when_it_reads(
         until(lambda: server._connections and server._connections[0].outbox)
         told = [(slow.next_event(5) or ("", {}))[1]["seq"] for _ in range(5000)]
         assert told == list(range(1, 5001))
-
-
-def test_who_has_read_nothing_for_long_is_dropped(path: Path, feed: Feed) -> None:
-    limits = ConnectionLimits(stalled_s=0.2)
-    with serving(path, feed, limits) as server, ControlClient([path]) as client:
-        client.subscribe("transcript", after=0)
-        feed.numbers = list(range(1, 5001))
-        server.announce_transcript()
-        until(lambda: not server._connections)
 
 
 def test_an_answer_may_come_later_and_the_connection_is_of_use_meanwhile(

@@ -144,17 +144,6 @@ def test_being_behind_is_a_trouble_until_it_has_caught_up(
 
 
 @needs_memory
-def test_what_was_left_comes_first_and_is_counted(memory: Path) -> None:
-    before = Rig(memory)
-    left = before.push(2, 0.1)
-    before.backlog.close()
-    rig = Rig(memory)
-    new = rig.push(1, 0.1)
-    assert rig.takes(3) == [window.id for window in (*left, *new)]
-    assert rig.health.counters() == {"recovered": 2}
-
-
-@needs_memory
 def test_a_window_that_is_gone_is_discarded_and_the_next_one_comes(memory: Path) -> None:
     before = Rig(memory)
     left = before.push(2, 0.1)
@@ -189,48 +178,6 @@ def test_who_waits_for_a_window_is_woken_by_the_end() -> None:
     begun_s = time.monotonic()
     assert rig.backlog.take_window(30) is None
     assert time.monotonic() - begun_s < 20
-
-
-@needs_memory
-def test_a_lease_that_is_done_leaves_nothing_in_the_spool(memory: Path) -> None:
-    rig = Rig(memory)
-    rig.push(1, 0.1)
-    lease = rig.take()
-    lease.mark_transcribed()
-    assert len(list(memory.glob("*.window"))) == 1, "it waits for the store"
-    lease.finish()
-    lease.finish()
-    assert list(memory.glob("*.window")) == []
-    assert rig.discarded == []
-
-
-@needs_memory
-def test_a_lease_that_is_not_ended_is_there_at_the_next_start(
-    memory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    before = Rig(memory)
-    left = before.push(3, 0.1)
-    before.take()
-    before.take().mark_transcribed()
-    before.backlog.close()
-    assert "3 windows are left to the next start" in caplog.text
-    rig = Rig(memory)
-    leases = [rig.take() for _ in range(3)]
-    assert [lease.window.id for lease in leases] == [window.id for window in left]
-    assert [lease.deaths for lease in leases] == [1, 0, 0], "of a process that transcribed it"
-
-
-def test_a_lease_that_is_not_ended_is_lost_without_a_spool(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    rig = Rig(None)
-    rig.push(3, 0.1)
-    rig.take()
-    rig.take().finish()
-    assert rig.backlog.count_lost() == 2
-    rig.backlog.close()
-    assert "stopped with 2 windows untranscribed" in caplog.text
 
 
 @needs_memory

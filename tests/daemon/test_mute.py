@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -232,18 +231,6 @@ def test_who_is_muted_stays_so_when_the_file_vanishes(tmp_path: Path) -> None:
     assert Mute(folder).on
 
 
-def test_the_command_says_that_it_cannot_read_the_file_and_writes_it_all_the_same(
-    tmp_path: Path,
-) -> None:
-    there = ("--config", config(tmp_path))
-    unreadable(tmp_path / "state" / "mute")
-    done = roomscribe("mute", *there)
-    assert (done.returncode, done.stdout) == (74, "")
-    assert "Input/output error" in errors(done)[0]
-    assert roomscribe("mute", "off", *there).stdout == "not muted\n"
-    assert roomscribe("mute", *there).returncode == 1
-
-
 def test_a_position_that_cannot_be_kept_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
@@ -383,18 +370,6 @@ def test_the_source_is_closed_while_muted_and_opened_again(
     assert not listener.supervisor.muted
 
 
-def test_a_mute_that_is_taken_back_at_once_does_not_end_the_listening(
-    listener: Listener, microphones: Microphones
-) -> None:
-    until(lambda: listener.frames)
-    for _ in range(20):
-        listener.mute.toggle()
-        listener.mute.toggle()
-    heard = listener.frames
-    until(lambda: listener.frames > heard + 1)
-    assert microphones.listening == 1
-
-
 def test_a_source_is_never_opened_when_it_starts_muted(
     tmp_path: Path, microphones: Microphones
 ) -> None:
@@ -477,16 +452,6 @@ def test_the_command_fails_when_the_microphone_stays_open(tmp_path: Path) -> Non
         done = roomscribe("mute", "on", "--config", there)
     assert done.returncode == 69
     assert "the microphone is still open" in errors(done)[0]
-
-
-def test_the_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
-    child = os.fork()
-    if not child:
-        with Mute(tmp_path).listening():
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert (tmp_path / "listening").exists()
-    assert not switch.is_listening(tmp_path)
 
 
 def test_an_appliance_without_a_microphone_is_muted_and_unmuted_all_the_same(

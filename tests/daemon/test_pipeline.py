@@ -4,10 +4,8 @@ still is named and starves the watchdog.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs.nats import NatsServer
-from rigs.needs import needs_memory, needs_nats
+from rigs.needs import needs_memory
 from rigs.recordings import sentences
 from rigs.sources import FakeSource, silence
 from rigs.systemd import Systemd
@@ -31,7 +28,6 @@ from rigs.wyoming import Talk, free_port, sound_of
 from appliance.config import (
     ApplianceSettings,
     CaptureSettings,
-    FleetSettings,
     MqttSettings,
     Settings,
     SpoolSettings,
@@ -45,7 +41,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.pipeline import Pipeline
 from appliance.daemon.spool import Spool
 from appliance.daemon.stages import Sentinel, Stage, StageQueue
-from appliance.errors import DeviceError, ModelError, RefusedError, ServerError
+from appliance.errors import DeviceError, ModelError, ServerError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
 from appliance.records import Frame, Listener, Transcription, Window
 
@@ -391,23 +387,6 @@ def test_the_speech_of_others_is_transcribed_and_stored_at_once_if_that_is_wante
     assert pipeline.health.counters() == {"wyoming_requests": 1, "transcripts": 1}
 
 
-def test_a_port_that_is_taken_is_a_reason_and_all_else_goes_on(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        house = WyomingSettings(enabled=True, listen="127.0.0.1", port=port)
-        pipeline = rig.pipeline(replace(rig.settings, wyoming=house))
-        pipeline.start()
-        try:
-            until(lambda: pipeline.state().reasons)
-            assert pipeline.state().status == "degraded"
-            assert "another program uses that port" in pipeline.state().reasons[0]
-            until(lambda: len(rig.segmenter.taken) > 3)
-        finally:
-            pipeline.stop()
-    pipeline.check()
-
-
 @pytest.mark.parametrize("stuck", STAGES)
 def test_a_stage_that_stands_still_is_named_while_the_others_move(
     tmp_path: Path, stuck: str
@@ -461,44 +440,6 @@ def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
     assert rig.gates[stuck].reached.is_set()
     time.sleep(0.5)
     assert "WATCHDOG=1" not in systemd.everything()
-
-
-@pytest.mark.usefixtures("handlers")
-def test_reloads_faster_than_the_watchdog_is_due_feed_it(
-    tmp_path: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
-    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
-    rig = Rig(tmp_path)
-    sizes, fed = itertools.count(4000), list[str]()
-
-    def reread() -> Settings:
-        larger = replace(rig.settings.appliance, memory_mb=next(sizes))
-        return replace(rig.settings, appliance=larger)
-
-    def meanwhile() -> None:
-        try:
-            for _ in range(3):
-                fed.append(systemd.told("WATCHDOG=1"))
-                systemd.told("READY=1")
-                os.kill(os.getpid(), signal.SIGHUP)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    other = threading.Thread(target=meanwhile)
-    other.start()
-    service.run(rig.settings, reread, rig.pipeline)
-    other.join(30)
-    assert len(fed) == 3
-
-
-def test_what_is_wrong_with_the_encoder_at_the_start_is_in_the_first_state(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    rig.encoder.trouble = "NPU: it is broken; mend it"
-    pipeline = rig.pipeline(rig.settings)
-    first = pipeline.state()
-    pipeline.stop()
-    assert (first.status, first.reasons) == ("degraded", ("NPU: it is broken; mend it",))
 
 
 def test_what_goes_wrong_with_the_encoder_is_told_before_anything_waits(
@@ -563,21 +504,6 @@ def test_a_state_names_the_encoder_together_with_its_trouble(tmp_path: Path) -> 
     assert {*told} == {("hailo8", ()), broken}
 
 
-def test_that_the_network_is_not_told_of_the_server_is_said_and_is_no_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
-    rig = Rig(tmp_path)
-    wyoming = WyomingSettings(enabled=True, listen="0.0.0.0", port=0)
-    pipeline = rig.pipeline(replace(rig.settings, wyoming=wyoming))
-    pipeline.start()
-    try:
-        until(lambda: any("not announced" in reason for reason in pipeline.state().reasons))
-        assert pipeline.state().status == "running"
-    finally:
-        pipeline.stop()
-
-
 def served_by(rig: Rig, transcriber: FakeTranscriber) -> Pipeline:
     """A pipeline whose windows are transcribed elsewhere."""
     transcriber.in_process = False
@@ -589,45 +515,6 @@ def served_by(rig: Rig, transcriber: FakeTranscriber) -> Pipeline:
         "publisher": lambda *_, **__: FakePublisher(rig.gates["publisher"]),
     }
     return Pipeline(build(rig.settings, Factories(**fakes, idle_s=0.05)))
-
-
-def test_while_the_server_is_away_the_encoder_waits_with_its_window_and_is_not_stuck(
-    tmp_path: Path,
-) -> None:
-    transcriber = FakeTranscriber()
-    transcriber.fault = ServerError("away")
-    pipeline = served_by(Rig(tmp_path, [iter([FRAME])]), transcriber)
-    pipeline.start()
-    try:
-        encoder = stage(pipeline, "encoder")
-        moves: set[float] = set()
-
-        def has_moved() -> bool:
-            moves.add(encoder._beat_s)
-            return len(moves) > 3
-
-        until(has_moved)
-        assert pipeline.health.counters().get("discarded_failed", 0) == 0
-        transcriber.fault = None
-        until(lambda: pipeline.health.counters().get("discarded_no_speech"))
-        pipeline.check()
-    finally:
-        pipeline.stop()
-
-
-def test_a_window_that_the_server_refuses_is_discarded_and_the_next_is_written(
-    tmp_path: Path,
-) -> None:
-    transcriber = FakeTranscriber()
-    transcriber.fault = RefusedError("not this one")
-    pipeline = served_by(Rig(tmp_path, [iter([FRAME] * 5)]), transcriber)
-    pipeline.start()
-    try:
-        # more than the failures in a row that end a daemon whose device is broken
-        until(lambda: pipeline.health.counters().get("discarded_failed") == 5)
-        pipeline.check()
-    finally:
-        pipeline.stop()
 
 
 def test_a_server_that_is_away_holds_no_stop_up(tmp_path: Path) -> None:
@@ -669,49 +556,3 @@ def test_a_machine_without_a_microphone_opens_none_and_says_so(tmp_path: Path) -
         pipeline.stop()
     assert not rig.gates["capture"].reached.is_set()
     pipeline.check()
-
-
-@needs_nats
-def test_a_worker_transcribes_for_a_satellite_and_both_say_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "satellite").mkdir()
-    with NatsServer() as server:
-        fleet = FleetSettings(role="worker", server=(server.url,))
-        rig = Rig(tmp_path)
-        fakes: dict[str, Any] = {"transcriber": lambda _: FakeTranscriber(), "idle_s": 0.05}
-        worker = Pipeline(build(deaf(rig, fleet=fleet), Factories(**fakes)))
-        worker.start()
-        heard = Rig(tmp_path / "satellite", [iter([FRAME])])
-        satellite_settings = replace(
-            heard.settings,
-            appliance=ApplianceSettings(node=f"satellite_{os.getpid()}"),
-            mqtt=MqttSettings(enabled=False),
-            fleet=replace(fleet, role="satellite"),
-        )
-        segmenter: dict[str, Any] = {
-            "source": heard.source,
-            "segmenter": lambda *_: heard.segmenter,
-        }
-        satellite = Pipeline(build(satellite_settings, Factories(**segmenter, idle_s=0.05)))
-        satellite.start()
-        try:
-            until(lambda: satellite.health.counters().get("transcripts") == 1)
-            assert worker.state().fleet == ("worker", server.url)
-            assert (satellite.state().fleet, satellite.state().encoder) == (
-                ("satellite", server.url),
-                "fleet",
-            )
-            assert (satellite.state().model, satellite.state().reasons) == ("fake", ())
-            counted = (
-                satellite.stats().counters["fleet_sent"],
-                len(satellite.stats().round_trips_ms),
-            )
-            assert counted == (1, 1)
-            assert worker.stats().counters["fleet_done"] == 1
-            server.kill()
-            until(lambda: any("no server" in reason for reason in worker.state().reasons))
-            assert worker.state().fleet == ("worker", "")
-        finally:
-            satellite.stop()
-            worker.stop()
-        for pipeline in (satellite, worker):
-            pipeline.check()

@@ -137,38 +137,6 @@ def test_names_are_read_at_most_once_a_minute(hub: Hub, tmp_path: Path) -> None:
         assert hub.count("config/floor_registry/list") == 1
 
 
-def test_a_restart_in_the_middle_of_the_list_leaves_the_names_that_were(
-    hub: Hub, tmp_path: Path
-) -> None:
-    with living(hub, tmp_path) as one:
-        until(lambda: "Ceiling lamp" in one.words())
-        hub.ends_at = "config/area_registry/list"
-        hub.shown.clear()
-        hub.state = "NOT_RUNNING"
-        hub.change()
-        hub.wait_for("get_config", 4)
-        assert hub.ends_at == ""
-        assert "Ceiling lamp" in one.words()
-        kept = (tmp_path / "state" / NAMES_FILE).read_text(encoding="utf-8")
-        assert "Ceiling lamp" in kept
-        hub.shown["light.kitchen"] = "After"
-        hub.state = "RUNNING"
-        until(lambda: "After" in one.words())
-
-
-def test_it_comes_back_after_every_restart(hub: Hub, tmp_path: Path) -> None:
-    with living(hub, tmp_path) as one:
-        for number in range(3):
-            hub.wait_for("config/floor_registry/list", number + 1)
-            until(lambda: not one.home.trouble)
-            hub.stop()
-            until(lambda: one.home.trouble)
-            hub.start()
-        until(lambda: not one.home.trouble)
-        one.say()
-        assert one.reply().status == "action_done"
-
-
 def test_a_refused_token_is_not_tried_again_until_there_is_another(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -385,15 +353,6 @@ def test_the_birth_of_home_assistant_ends_the_pause_between_two_tries(
         assert one.reply().status == "action_done"
 
 
-def test_a_birth_does_not_try_a_refused_token_again(hub: Hub, tmp_path: Path) -> None:
-    with living(hub, tmp_path, token="another", intervals=replace(SOON, token_s=600)) as one:
-        until(lambda: one.home.trouble)
-        for _ in range(3):
-            one.home.wake()
-            time.sleep(0.05)
-    assert len(hub.tokens) == 1
-
-
 def test_the_phrase_alone_and_then_the_command_are_handed_over_as_one(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -410,18 +369,6 @@ def test_the_phrase_alone_and_then_the_command_are_handed_over_as_one(
         "turn on the light",
         "turn off the light",
     ]
-
-
-def test_the_preferred_pipeline_is_not_read_at_each_command(hub: Hub, tmp_path: Path) -> None:
-    hub.understood = {"match": True, "fuzzy_match": False}
-    with living(hub, tmp_path) as one:
-        hub.wait_for("assist_pipeline/pipeline/list")
-        until(lambda: one.words()[1:])
-        for number in range(1, 4):
-            one.say(f"computer light {number}")
-            assert one.reply(number).status == "action_done"
-    assert hub.count("conversation/agent/homeassistant/debug") == 3
-    assert hub.count("assist_pipeline/pipeline/list") == 1
 
 
 def test_a_connection_that_breaks_at_the_command_is_answered_and_not_tried_again(
@@ -447,19 +394,6 @@ def test_an_appliance_that_is_no_device_there_hands_nothing_over(hub: Hub, tmp_p
         hub.devices = [DEVICE]
         one.say()
         assert one.reply(2).status == "action_done"
-
-
-def test_several_at_once_are_bounded_and_each_is_answered(hub: Hub, tmp_path: Path) -> None:
-    with living(hub, tmp_path) as one:
-        until(lambda: one.words()[1:])
-        hub.held = threading.Event()
-        for number in range(12):
-            one.say(f"computer light {number}")
-        until(lambda: len(one.replies) + hub.count("assist_pipeline/run") == 12)
-        hub.held.set()
-        one.reply(12)
-    assert 1 <= len(hub.runs) <= 12
-    assert len({reply.id for reply in one.replies}) == 12
 
 
 @pytest.mark.parametrize(

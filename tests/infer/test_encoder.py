@@ -254,53 +254,6 @@ def test_closing_does_not_wait_for_a_chip_that_hangs(
     assert not is_closing(20.0) and errors.owners() == []
 
 
-def test_a_start_does_not_wait_for_a_chip_that_hangs(
-    simulator: Simulator, hef_bundle: Bundle, clock: Clock
-) -> None:
-    simulator.plug(close_s=3.0, **DEAF)
-    encoder = on_clock(hef_bundle, clock, NpuLimits(first_job_ms=50))
-
-    def refused() -> None:
-        with pytest.raises(DeviceError, match="the first job: the chip did not answer in time"):
-            encoder.open()
-
-    assert seconds(refused) < SOON_S and encoder.trouble
-    encoder.close()
-
-
-def test_a_chip_that_is_opened_too_late_is_let_go_of(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    before = threading.active_count()
-    simulator.plug(open_ms=1500)
-    encoder = open_encoder(hef_bundle, AUTO)
-    simulator.set(fail_jobs="all")
-    encoder.encode(mel_of(hef_bundle, 1))
-    simulator.set(fail_jobs=[])
-    assert isinstance(encoder, FailoverEncoder) and not is_closing(20.0)
-    encoder.poll(1e9)
-    assert seconds(encoder.close) < 1.4
-    deadline_s = time.monotonic() + 8.0
-    while threading.active_count() > before or errors.owners():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def test_a_library_that_is_too_old_leaves_every_window_to_the_cpu(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug(version="4.18.0", driver="4.18.0")
-    simulator.forget()
-    encoder, cpu = open_encoder(hef_bundle, AUTO), CpuEncoder(hef_bundle, 1)
-    assert encoder.trouble and "expected HailoRT 4.19 or newer, found 4.18.0; sudo apt" in (
-        encoder.trouble
-    )
-    for seed in range(3):
-        mel = mel_of(hef_bundle, seed)
-        assert np.array_equal(encoder.encode(mel), cpu.encode(mel))
-    encoder.close()
-
-
 def test_a_chip_that_is_pulled_out_is_taken_again_as_soon_as_it_is_back(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
@@ -372,19 +325,6 @@ def test_pauses_between_attempts_grow_to_half_a_minute_and_start_anew_after_stea
     encoder.close()
 
 
-def test_a_hef_for_another_chip_is_not_tried_again_and_again(
-    simulator: Simulator, hef_bundle: Bundle, clock: Clock
-) -> None:
-    simulator.plug(chip="HAILO8L")
-    encoder = on_clock(hef_bundle, clock)
-    with pytest.raises(ModelError, match="Hailo-8L"):
-        encoder.open()
-    simulator.set(chip="HAILO8")
-    clock.now_s += 10_000
-    looked_after(encoder, clock.now_s)
-    assert encoder.name == "cpu" and encoder.trouble
-
-
 def test_a_chip_that_becomes_too_hot_is_let_go_until_it_has_cooled_down(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
@@ -440,16 +380,4 @@ def test_a_stream_with_faults_everywhere_gives_what_the_cpu_alone_gives(
         clock.now_s += float(rng.random() * 60)
         looked_after(encoder, clock.now_s)
     assert used.count("hailo8") > 20 and used.count("cpu") > 10
-    encoder.close()
-
-
-def test_rounding_on_the_chips_edges_moves_states_a_little(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug(round_int8=True)
-    encoder = open_encoder(hef_bundle, HAILO)
-    mel = mel_of(hef_bundle, 1)
-    found, exact = encoder.encode(mel), CpuEncoder(hef_bundle, 1).encode(mel)
-    off = np.abs(found - exact).max() / np.abs(exact).max()
-    assert 1e-4 < off < 0.1
     encoder.close()

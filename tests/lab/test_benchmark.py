@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from rigs.hailo_simulator.control import Simulator
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.needs import module
 
@@ -28,10 +27,8 @@ from appliance.lab.benchmark.padding import PaddedEncoder
 from appliance.lab.benchmark.rows import (
     KEYS,
     NEEDS_WEIGHTS,
-    PADDING_KEYS,
     Row,
     make_rows,
-    wanted_rows,
 )
 from appliance.lab.words import Recognised, Recorded, count_words, measure_words, read_recordings
 from appliance.model.bundle import Bundle, load_bundle
@@ -42,7 +39,6 @@ module("whisper_normalizer", "whisper-normalizer")
 QUIET = Recorded(np.zeros(SAMPLE_RATE, np.int16), "")
 LONG = sized(32, (1, 1), 2, 211, 1500, 448)
 """Trained on 30 s."""
-HAILO_NODES = ("/dev/hailo0", "/dev/h1x-0")
 
 
 def options(*given: object) -> Namespace:
@@ -155,18 +151,6 @@ def test_faster_whisper_needs_ctranslate2s_folder(checkpoint_folder: Path, tmp_p
     assert row.absent.endswith("has no model.bin and no tokenizer.json")
 
 
-def test_rows_are_named_with_commas() -> None:
-    assert wanted_rows("") == KEYS
-    assert wanted_rows("", padding=True) == PADDING_KEYS
-    assert wanted_rows("cpu, hybrid") == ("cpu", "hybrid")
-
-
-def test_a_row_whose_process_fails_says_why(tmp_path: Path) -> None:
-    found = measure(Row("cpu", tmp_path / "gone"), [QUIET])
-    assert "gone: expected a model bundle" in found.trouble
-    assert "\n" not in found.trouble
-
-
 def test_a_row_whose_process_is_killed_says_so(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,49 +187,3 @@ def test_words_of_any_transcriber_can_be_measured(bundle: Bundle, recordings: Pa
     with open_transcriber(Settings(), bundle=load_bundle(bundle.folder)) as transcriber:
         found = measure_words(transcriber, read_recordings(recordings))
     assert (found.recordings, found.words) == (2, 5)
-
-
-def hailo_rows(model: str | Path, recordings: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    given = ("--rows", "cpu,hybrid,npu", "--recordings", recordings)
-    return rows_of(given, using(model), folder / "out.json")
-
-
-def test_rows_on_a_hailo_without_one(bundle: Bundle, recordings: Path, tmp_path: Path) -> None:
-    if any(Path(node).exists() for node in HAILO_NODES):
-        pytest.skip("for a machine without a Hailo: this one has it")
-    rows = hailo_rows(bundle.folder, recordings, tmp_path)
-    assert rows["npu"]["absent"] == "there is no Hailo in this machine"
-
-
-def test_both_rows_run_one_after_the_other_on_the_one_chip(
-    simulator: Simulator,
-    int8_npu_bundle: Bundle,
-    recordings: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", simulator.environment["PYTHONPATH"])
-    simulator.plug(latency_ms=5)
-    rows = hailo_rows(int8_npu_bundle.folder, recordings, tmp_path)
-    for key in ("hybrid", "npu"):
-        assert "absent" not in rows[key]
-        assert rows[key]["recordings"] == 2
-    rows = hailo_rows("tiny.en", recordings, tmp_path)
-    assert "tiny.en, has no encoder.hef" in rows["hybrid"]["absent"]
-    assert "decoder.hef" in rows["npu"]["absent"]
-
-
-def test_a_chip_that_is_lost_leaves_its_rows_out_and_the_others_are_measured(
-    simulator: Simulator,
-    int8_npu_bundle: Bundle,
-    recordings: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", simulator.environment["PYTHONPATH"])
-    simulator.plug()
-    simulator.set(fail_jobs="all")
-    rows = hailo_rows(int8_npu_bundle.folder, recordings, tmp_path)
-    assert rows["cpu"]["total_ms"] > 0
-    for key in ("hybrid", "npu"):
-        assert "HailoRT failed" in rows[key]["absent"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ from appliance.errors import ModelError
 from appliance.lab.hailo.graphs import (
     embed,
     host_tables,
-    vocabulary_parts,
     write_hailo_decoder,
     write_hailo_encoder,
 )
@@ -127,34 +125,6 @@ def test_logits_equal_those_of_transformers(
     assert worst < LOGITS_TOLERANCE
 
 
-@pytest.mark.parametrize("opset", [13, 14, 15, 16, 17])
-@pytest.mark.parametrize("network", ["encoder", "decoder"])
-def test_operators_stand_in_the_order_of_torchs_simplified_export(
-    network: str, opset: int, tmp_path: Path
-) -> None:
-    file = tmp_path / "graph.onnx"
-    write(network, file, opset)
-    golden = GOLDEN / f"hailo_{network}_opset{17 if opset == 17 else 13}.txt"
-    expected = [line for line in golden.read_text().splitlines() if not line.startswith("#")]
-    model = onnx.load(file)
-    assert [node.op_type for node in model.graph.node] == expected
-    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
-
-
-def test_the_convolutions_are_over_an_image_of_height_one(tmp_path: Path) -> None:
-    write("encoder", tmp_path / "graph.onnx", 13)
-    graph = onnx.load(tmp_path / "graph.onnx").graph
-    found = [
-        {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-        for node in graph.node
-        if node.op_type == "Conv"
-    ]
-    common = {"kernel_shape": [1, 3], "pads": [0, 1, 0, 1], "dilations": [1, 1], "group": 1}
-    assert found == [common | {"strides": [1, 1]}, common | {"strides": [1, 2]}]
-    table = next(each for each in graph.initializer if each.name == "positions")
-    assert list(table.dims) == [125, 48]
-
-
 @pytest.mark.parametrize("network", ["encoder", "decoder"])
 def test_every_opset_computes_the_same(network: str, tmp_path: Path) -> None:
     rng = np.random.Generator(np.random.PCG64(3))
@@ -183,28 +153,6 @@ def test_a_window_of_any_length_is_encoded_as_by_the_cpu_form(
     (cpu,) = opened(tmp_path / "cpu.onnx")(mel[None])
     assert hailo.shape == (1, positions, 48)
     assert distance(hailo, cpu) < 1e-5
-
-
-def test_tokens_behind_a_row_do_not_change_it(tmp_path: Path) -> None:
-    checkpoint, rng = odd_checkpoint(), np.random.Generator(np.random.PCG64(4))
-    write_hailo_decoder(checkpoint, 5, 9, tmp_path / "decoder.onnx")
-    run, states = opened(tmp_path / "decoder.onnx"), rng.random((1, 5, 48), np.float32)
-    first = rng.random((1, 9, 48), np.float32)
-    second = first.copy()
-    second[:, 4:] = 5.0
-    one, other = (np.concatenate(run(states, x), axis=-1)[0] for x in (first, second))
-    assert np.array_equal(one[:4], other[:4])
-    assert not np.array_equal(one[4], other[4])
-
-
-def test_the_logits_are_four_parts_as_even_as_can_be() -> None:
-    for count in (51864, 51865, 51866, 1009, 521):
-        parts = vocabulary_parts(count)
-        widths = [end - begin for begin, end in parts]
-        assert len(widths) == 4
-        assert sum(widths) == count
-        assert max(widths) - min(widths) <= 1
-        assert [begin for begin, _ in parts[1:]] == [end for _, end in parts[:-1]]
 
 
 def test_the_host_adds_places_to_embeddings_and_pads_the_sequence() -> None:

@@ -180,28 +180,3 @@ def test_a_device_without_room_is_one_line(
         f"{pack.folder / 'layer_00.bin'}: no XRT buffer of {sizes[2]} bytes: "
         "bo allocation failed: Cannot allocate memory (errno 12). Free memory of the device."
     )
-
-
-Misused: Any = Buffer
-"""The fake as a program without types sees it."""
-
-
-@pytest.mark.parametrize(
-    "misuse",
-    [
-        lambda device: Misused(device, 64, 0, 0),
-        lambda device: Misused(device, 64.0, Flags.normal, 0),
-        lambda device: Misused(device, 63, Flags.normal, 0),
-        lambda device: Misused(0, 64, Flags.normal, 0),
-        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(65), 0),
-        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(64), 1),
-        lambda device: Misused(device, 64, Flags.normal, 0).write(bytes(64)),
-        lambda device: Misused(device, 64, Flags.normal, 0).sync(0, 64, 0),
-        lambda device: Misused(device, 64, Flags.normal, 0).sync(
-            Direction.XCL_BO_SYNC_BO_TO_DEVICE, 65, 0
-        ),
-    ],
-)
-def test_the_fake_refuses_what_pyxrt_refuses(misuse: Any) -> None:
-    with pytest.raises((TypeError, RuntimeError)):
-        misuse(Device(0))

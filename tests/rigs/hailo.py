@@ -53,12 +53,10 @@ LENGTHS = {"home": 40, "odd": 45}
 """Tokens in the sequence of the decoders below."""
 
 
-def build_npu_bundle(
-    folder: Path, name: str, config: WhisperConfig, seed: int, *, quantize: str = "none"
-) -> Bundle:
+def build_npu_bundle(folder: Path, name: str, config: WhisperConfig, seed: int) -> Bundle:
     """Return a bundle of 2 s windows with random weights and both HEFs for a Hailo-8."""
     checkpoint = write_checkpoint(folder / "checkpoint", config, random_weights(config, seed))
-    build_bundle(checkpoint, folder / "plain", Recipe(name, 2.0, quantize=quantize))
+    build_bundle(checkpoint, folder / "plain", Recipe(name, 2.0))
     encoding = with_hef(load_bundle(folder / "plain"), folder / name)
     return with_decoder(encoding, checkpoint, LENGTHS[name])
 
@@ -70,12 +68,6 @@ def npu_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
         name: build_npu_bundle(tmp_path_factory.mktemp(name), name, config, seed)
         for name, config, seed in (("home", HOME, 1), ("odd", ODD, 3))
     }
-
-
-@pytest.fixture(scope="session")
-def int8_npu_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """One as `model add` makes it. Not to be changed."""
-    return build_npu_bundle(tmp_path_factory.mktemp("int8"), "home", HOME, 1, quantize="int8")
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from rigs import broker as rig_broker, microphone as rig_microphone
+from rigs import broker as rig_broker
 from rigs.checkout import SPEECH
 from rigs.command import roomscribe
-from rigs.daemon import READY_WITHIN_S, daemon, listening_house, write_config
+from rigs.daemon import listening_house, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import until
@@ -63,41 +63,6 @@ def test_a_sentence_in_progress_is_published_when_the_daemon_is_stopped(tmp_path
         assert time.monotonic() - begun_s < 20
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         assert len(heard.events()) == 1
-
-
-@needs_broker
-@needs_microphone
-def test_a_microphone_that_was_lost_is_opened_again_when_it_is_back(tmp_path: Path) -> None:
-    with listening_house(tmp_path) as (microphone, heard, running):
-        until(lambda: heard.payloads("microphone") == [b"online"], READY_WITHIN_S)
-        microphone.stop()
-        until(lambda: heard.payloads("microphone")[-1] == b"offline")
-        until(lambda: heard.state()["status"] != "running")
-        degraded = heard.state()
-        microphone.start()
-        until(lambda: heard.payloads("microphone")[-1] == b"online")
-        microphone.speak(FIRST)
-        until(heard.events)
-        assert running.poll() is None
-    assert degraded["status"] == "degraded"
-    assert "still plugged in" in degraded["reasons"][0]
-
-
-@needs_broker
-@needs_microphone
-def test_a_microphone_that_comes_after_the_start_is_used(tmp_path: Path) -> None:
-    microphone = rig_microphone.PulseMicrophone(tmp_path / "microphone")
-    with rig_broker.Broker() as broker, microphone, Subscriber(broker.port) as heard:
-        microphone.stop()
-        config = write_config(tmp_path, broker.port)
-        with daemon(config, environment=microphone.environment) as running:
-            until(lambda: heard.payloads("microphone") == [b"offline"], READY_WITHIN_S)
-            until(lambda: heard.state()["status"] == "degraded")
-            microphone.start()
-            until(lambda: heard.payloads("microphone")[-1] == b"online")
-            microphone.speak(FIRST)
-            until(heard.events)
-            assert running.poll() is None
 
 
 @needs_broker

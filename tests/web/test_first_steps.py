@@ -218,24 +218,3 @@ def test_health_starts_with_the_sentences_of_hours_and_days(found: Found, tab: B
     feed.appliance |= {"status": "degraded", "reasons": ["no broker: start it"]}
     server.announce_state()
     until(lambda: tab.run(first) == "Status", WITHIN_S)
-
-
-def test_days_of_summer_time_have_their_23_or_25_hours(found: Found, tab: Browser) -> None:
-    tab.enter(found[0], "health")
-    ask = (
-        "const [now, done] = arguments; import('/counts.js').then(({dayTimes, hourTimes}) => done("
-        "[dayTimes(new Date(now)), hourTimes(new Date(now))].map((all) => all.map((one, index) =>"
-        "(one - all[index - 1]) / 3600e3).slice(1).concat([all.at(-1)]))))"
-    )
-    tab.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
-    try:
-        for now, hours in (("2026-10-25T02:30:00+01:00", 25), ("2026-03-29T03:30:00+02:00", 23)):
-            days, each_hour = tab.driver.execute_async_script(ask, now)
-            assert days[:-1] == [24] * 29 + [hours]
-            assert each_hour[:-1] == [1] * 24
-            end = "return new Date(arguments[0]).toLocaleTimeString('en-GB')"
-            assert tab.run(end, days[-1]) == "00:00:00"
-            ahead = tab.run("return arguments[0] - new Date(arguments[1])", each_hour[-1], now)
-            assert ahead == 30 * 60_000, "the present hour is the last"
-    finally:
-        tab.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})

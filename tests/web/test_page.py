@@ -350,58 +350,6 @@ def test_settings_are_chosen_and_a_mistake_stands_at_its_field(found: Found, tab
     until(lambda: "Too quiet." in tab.text("main"), WITHIN_S)
 
 
-def test_words_and_what_is_written_for_others_are_set_a_line_each(
-    found: Found, tab: Browser
-) -> None:
-    home, feed, _ = found
-    feed.asked.clear()
-    words, replace = "[id='key-vocabulary.words']", "[id='key-vocabulary.replace']"
-    tab.enter(home, "settings")
-    shown = "return document.getElementById('key-vocabulary.words')?.value"
-    until(lambda: tab.run(shown) == "Priscilla", WITHIN_S)
-    tab.type(words, "Priscilla\n Gideon \n\nair fryer")
-    tab.type(replace, "wood pecker")
-    tab.press(".keep button", "Save")
-    wrong = "[id='key-vocabulary.replace-wrong']"
-    until(lambda: "heard = written" in tab.text(wrong), WITHIN_S)
-    assert not [name for name, _ in feed.asked if name == "configure"]
-    tab.type(replace, "wood pecker = Woodpecker\na=b=c")
-    tab.press(".keep button", "Save")
-    until(lambda: "Saved." in tab.text(".keep"), WITHIN_S)
-    assert feed.chosen["vocabulary.words"] == ["Priscilla", "Gideon", "air fryer"]
-    assert feed.chosen["vocabulary.replace"] == {"wood pecker": "Woodpecker", "a": "b=c"}
-
-
-def test_the_menu_of_languages_is_there_for_a_model_of_several(found: Found, tab: Browser) -> None:
-    home, feed, server = found
-    tab.enter(home, "settings")
-    until(lambda: tab.texts("main .models"), WITHIN_S)
-    menu = "[id='key-decoder.language']"
-    assert not tab.texts(menu), "tiny knows English alone"
-    feed.languages = ["en", "de", "fr"]
-    try:
-        tab.enter(home, "settings")
-        until(lambda: tab.texts(menu), WITHIN_S)
-        choices = f'return [...document.querySelector("{menu}")].map((one) => one.text)'
-        assert tab.run(choices) == [
-            "As the model was added", "Detect automatically", "English", "French", "German",
-        ]  # fmt: skip
-        for typed, wrong in (("French", "Enter a language of the model tiny (de, en)."), ("G", "")):
-            tab.driver.find_element("css selector", menu).send_keys(typed)
-            tab.press(".keep button", "Save")
-            until(partial(_ends_with, tab, f"{menu[:-2]}-wrong']", wrong), WITHIN_S)
-        until(lambda: tab.text(".keep") == "Saved.", WITHIN_S)
-        assert feed.chosen["decoder.language"] == "de"
-        assert tab.value("key-decoder.language") == "de"
-        assert faults(tab, axe()) == []
-        feed.appliance["model"] = "tiny.en"
-        server.announce_state()
-        until(lambda: not tab.texts(menu), WITHIN_S)
-    finally:
-        feed.languages, feed.chosen["decoder.language"] = ["en"], ""
-        feed.appliance["model"] = "tiny"
-
-
 def test_a_model_is_added_while_its_download_is_shown_and_can_be_cancelled(
     found: Found, tab: Browser
 ) -> None:
@@ -498,28 +446,6 @@ def _shows_end(tab: Browser, feed: Feed) -> bool:
     return tab.text(".now strong").endswith(f"{end.astimezone():%H:%M}")
 
 
-def _ends_with(tab: Browser, selector: str, text: str) -> bool:
-    return tab.text(selector).endswith(text)
-
-
-def _is_named(tab: Browser, name: str) -> bool:
-    return tab.text("header h1 span") == name
-
-
-def test_the_header_has_the_new_name_after_a_rename(found: Found, tab: Browser) -> None:
-    home, _, server = found
-    tab.enter(home, "settings")
-    until(lambda: tab.texts("[id='key-appliance.node']"), WITHIN_S)
-    assert _is_named(tab, "kitchen")
-    for name in ("den", "kitchen"):
-        tab.type("[id='key-appliance.node']", name)
-        tab.press(".keep button", "Save")
-        until(lambda: tab.text(".keep") == "Saved.", WITHIN_S)
-        server.announce_state()
-        until(partial(_is_named, tab, name), WITHIN_S)
-        assert tab.run("return document.title") == f"Settings · Roomscribe {name}"
-
-
 def test_the_settings_name_no_key_and_every_setting_has_a_place(found: Found, tab: Browser) -> None:
     home, feed, _ = found
     reasons = [
@@ -544,48 +470,6 @@ def test_the_settings_name_no_key_and_every_setting_has_a_place(found: Found, ta
     ]
     until(lambda: tab.texts(".reasons li") == plain, WITHIN_S)
     assert tab.texts(".reasons code") == ["x y"]
-
-
-def test_the_labels_of_charts_are_readable_on_a_phone(found: Found, tab: Browser) -> None:
-    home = found[0]
-    smallest = (
-        "return Math.min(...[...document.querySelectorAll('.chart text')].map((one) =>"
-        "parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getScreenCTM().a))"
-    )
-    for size in (PHONE, (320, 640), DESK):
-        tab.resize(size)
-        tab.enter(home, "health")
-        until(lambda: len(tab.texts(".chart text")) > 8, WITHIN_S)
-        assert tab.run(smallest) >= 11
-    tab.resize(PHONE)  # turned while it is shown
-    until(lambda: tab.run("return document.querySelector('.chart svg').clientWidth") < PHONE[0])
-    assert tab.run(smallest) >= 11
-
-
-def test_the_days_memory_and_an_expected_sentence_are_shown(found: Found, tab: Browser) -> None:
-    home, feed, _ = found
-    feed.say("play a song by rosa", phrase="pause the song", phrase_confidence=0.03)
-    feed.say("turn of the light", phrase="turn off the light", phrase_confidence=0.934)
-    tab.enter(home)
-    expected = "Matches: turn off the light 93 %"
-    until(lambda: tab.texts(".expected") == [expected], WITHIN_S)
-    tab.show("health")
-    until(lambda: "118 MB now, 118 MB at most" in tab.text("[aria-labelledby=memory]"), WITHIN_S)
-    line = "return document.querySelector('.chart .line').getAttribute('d')"
-    assert tab.run(line).count("M") == 2, "where there was no daemon there is no line"
-
-
-def test_how_late_a_stream_is_stands_in_health(found: Found, tab: Browser) -> None:
-    home, feed, server = found
-    tab.enter(home, "health")
-    until(lambda: "Version" in tab.texts(".figures dt"), WITHIN_S)
-    assert not [term for term in tab.texts(".figures dt") if "stream" in term]
-    feed.appliance["stream"] = {"opened_s": 1.44, "late_s": 0.6}
-    server.announce_state()
-    until(lambda: "Measured delay of the stream" in tab.texts(".figures dt"), WITHIN_S)
-    values = dict(zip(tab.texts(".figures dt"), tab.texts(".figures dd"), strict=True))
-    assert values["First sound of the stream"] == "After 1.4 s"
-    assert values["Measured delay of the stream"] == "Up to 0.6 s"
 
 
 def test_no_request_leaves_the_page(found: Found, tab: Browser) -> None:
@@ -656,18 +540,6 @@ def test_a_password_lets_in_and_a_used_link_does_not(tmp_path: Path, tab: Browse
         until(lambda: tab.texts("#password"), WITHIN_S)
 
 
-def test_a_link_pasted_into_the_tab_that_shows_the_login_lets_in(
-    tmp_path: Path, tab: Browser
-) -> None:
-    with page(tmp_path) as home:
-        tab.forget()
-        tab.driver.get(home.url)
-        until(lambda: "web open" in tab.text(".login"), WITHIN_S)
-        assert tab.run("return document.querySelector('.login img').clientWidth") == 40
-        tab.run("location.hash = arguments[0]", f"link={home.access.new_link()}")
-        until(lambda: tab.text("nav"), WITHIN_S)
-
-
 def test_without_a_microphone_the_page_says_so_and_shows_no_meter(
     found: Found, tab: Browser
 ) -> None:
@@ -687,30 +559,6 @@ def test_without_a_microphone_the_page_says_so_and_shows_no_meter(
     server.announce_state()
     until(lambda: tab.text(".now strong") == "No microphone", WITHIN_S)
     assert not tab.texts("[role=meter]")
-
-
-def test_the_keyboard_keeps_its_place_after_mute_and_after_a_question(
-    found: Found, tab: Browser
-) -> None:
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-
-    home, feed, _ = found
-    feed.say("to be kept")
-    active = "return document.activeElement.innerText || document.activeElement.ariaLabel"
-    tab.enter(home)
-    tab.run("document.querySelector('.now > button').focus()")
-    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
-    until(lambda: tab.text(".now strong") == "Microphone muted", WITHIN_S)
-    assert tab.run(active) == "Unmute"
-    tab.show("history")
-    until(lambda: tab.texts(SENTENCES), WITHIN_S)
-    tab.run("document.querySelector('.sentences [aria-label^=Delete]').focus()")
-    tab.driver.switch_to.active_element.send_keys(Keys.ENTER)
-    until(lambda: tab.texts("dialog"), WITHIN_S)
-    tab.driver.find_element(By.TAG_NAME, "dialog").send_keys(Keys.ESCAPE)
-    until(lambda: not tab.texts("dialog"), WITHIN_S)
-    assert tab.run(active) == "Delete: to be kept"
 
 
 def test_news_leave_the_focus_what_is_typed_and_the_scroll_position_alone(

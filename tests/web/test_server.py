@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from generate import icons
 from rigs.checkout import ROOT
 from rigs.command import errors, roomscribe
 from rigs.daemon import write_config
@@ -27,7 +25,7 @@ from rigs.waiting import until
 from appliance.control import SOCKET_NAME, ControlServer
 from appliance.daemon.setting_commands import live_keys
 from appliance.web.labels import fields
-from appliance.web.server import APP_FILES, FILES, FOLDER, SERVED, STREAMS
+from appliance.web.server import APP_FILES, FILES, FOLDER, SERVED
 
 Found = tuple[Page, Feed, ControlServer]
 
@@ -140,13 +138,6 @@ def test_what_is_no_command_is_refused(found: Found, body: bytes) -> None:
     assert answer[0] == 400
 
 
-def test_a_field_named_self_is_the_daemons_to_refuse(found: Found) -> None:
-    body = json.dumps({"command": "state", "self": 1}).encode()
-    token = {"X_Roomscribe_Token": found[0].token, "Content_Type": "application/json"}
-    status, _, answer = found[0].request("POST", "api/command", body, **token)
-    assert (status, b"Internal" in answer) == (503, False), "the daemon's, not the page's"
-
-
 def test_a_large_body_is_refused_before_it_is_read(found: Found) -> None:
     home = found[0]
     with socket.create_connection(("127.0.0.1", home.port), timeout=10) as one:
@@ -195,25 +186,6 @@ def test_strangers_who_say_nothing_do_not_keep_the_page_shut(tmp_path: Path) -> 
         for one in silent:
             one.close()
         assert home.get("api/session")[0] == 200
-
-
-def test_many_addresses_at_once_close_no_connection_with_a_session(tmp_path: Path) -> None:
-    with (
-        house(tmp_path) as (home, feed, server),
-        Reader(home, "events=transcript&after=0") as stream,
-    ):
-        silent = []
-        for number in range(120):
-            one = socket.socket()
-            one.bind((f"127.0.0.{2 + number // 12}", 0))
-            one.connect(("127.0.0.1", home.port))
-            silent.append(one)
-        assert home.get("api/session")[0] == 200
-        feed.say("turn on the light")
-        server.announce_transcript()
-        assert stream.next("transcript")[1]["text"] == "turn on the light"
-        for one in silent:
-            one.close()
 
 
 def test_the_password_logs_in_and_the_cookie_is_the_browsers_alone(tmp_path: Path) -> None:
@@ -331,17 +303,6 @@ def test_the_app_has_icons_of_its_own_and_no_absolute_address(found: Found) -> N
     assert manifest["background_color"] in colors and manifest["theme_color"] in colors
 
 
-def test_the_icons_are_those_that_their_script_draws() -> None:
-    drawn = dict(icons.icons())
-    assert {file.name for file in drawn} == {file.name for file in (FOLDER / "app").glob("*.png")}
-    for file, image in drawn.items():
-        difference = icons.decode(file.read_bytes()).astype(int) - image
-        assert np.abs(difference).max() <= 1, file
-    bars = re.findall(r"M([\d.]+) ([\d.]+)v([\d.]+)", (FOLDER / "icon.svg").read_text())
-    drawn_bars = [(x, top, bottom - top) for x, top, bottom in icons.BARS]
-    assert [tuple(map(float, bar)) for bar in bars] == drawn_bars
-
-
 def test_every_setting_that_the_page_can_change_has_its_texts() -> None:
     known = fields()
     assert set(live_keys()) <= set(known)
@@ -442,22 +403,6 @@ def test_a_daemon_that_goes_and_comes_is_told_and_nothing_is_missed(tmp_path: Pa
         with serving(feed, tmp_path / SOCKET_NAME):
             assert reader.next("daemon")[1] == {"up": True}
             assert reader.next("transcript")[1]["text"] == "two"
-
-
-def test_readers_beyond_the_places_are_refused_and_leave_them_free_again(found: Found) -> None:
-    home, _, server = found
-    readers = [Reader(home, "events=level") for _ in range(STREAMS)]
-    assert {one.answer.status for one in readers} == {200}
-    for _ in range(200):
-        refused = Reader(home, "events=level")
-        assert (refused.answer.status, refused.answer.headers["Retry-After"]) == (503, "30")
-        refused.close()
-    assert home.ask("state")["model"] == "tiny", "the control socket is full"
-    for one in readers:
-        one.close()
-    until(lambda: not server.wanted)
-    with Reader(home, "events=level") as again:
-        assert again.answer.status == 200
 
 
 def test_a_page_that_nobody_looks_at_ends_and_one_that_is_read_does_not(tmp_path: Path) -> None:

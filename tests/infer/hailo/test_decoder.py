@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,15 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rigs.checkout import shared
-from rigs.hailo import LENGTHS, PATIENT, looked_after, mel_of
-from rigs.hailo_simulator.control import DECODER_OUTPUTS, Simulator, enlist, write_decoder_hef
+from rigs.hailo import LENGTHS, PATIENT, looked_after
+from rigs.hailo_simulator.control import Simulator, write_decoder_hef
 from rigs.models import never_ending
 from rigs.records import differences
 
 from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
 from appliance.infer.decoder import Decoder
-from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
 from appliance.infer.hailo.decoder_network import DecoderFiles
 from appliance.infer.hailo.failover import FailoverEncoder
@@ -130,41 +127,6 @@ def test_a_text_longer_than_the_sequence_is_cut_there_and_says_so(
     way.close()
 
 
-def test_tokens_suppressed_first_come_later_only(simulator: Simulator, npu_bundle: Bundle) -> None:
-    simulator.plug()
-    barred = tuple(token for token in range(512) if token != 7)
-    bundle = replace(npu_bundle, suppressed_first=barred)
-    way = both(bundle)
-    found = way.npu.decode(states_of(bundle, 1), 0.4)
-    assert found.tokens == way.cpu.decode(states_of(bundle, 1), 0.4).tokens
-    assert found.tokens[0] == 7 and set(found.tokens[1:]) - {7}
-    way.close()
-
-
-def test_logits_of_a_step_stay_as_they_were(simulator: Simulator, npu_bundle: Bundle) -> None:
-    simulator.plug()
-    way = both(npu_bundle)
-    assert way.encoder.npu and way.encoder.npu.decoder
-    network, every = way.encoder.npu.decoder, (*npu_bundle.prompt, 4)
-    network.begin(states_of(npu_bundle, 1), npu_bundle.positions)
-    first = network.advance(every, range(len(every))).logits
-    kept = first.copy()
-    network.begin(states_of(npu_bundle, 2), npu_bundle.positions)
-    second = network.advance((*npu_bundle.prompt, 9), range(len(every))).logits
-    assert np.array_equal(first, kept) and np.abs(second - first).max() > 0.1
-    way.close()
-
-
-@pytest.mark.parametrize("turned", [True, False])
-def test_rows_may_lie_along_either_axis(simulator: Simulator, copied: Bundle, turned: bool) -> None:
-    simulator.plug()
-    enlist(copied.folder, write_decoder_hef(copied, LENGTHS["home"], turned=turned))
-    way = both(copied)
-    states = states_of(copied, 3)
-    assert way.npu.decode(states, 0.4).tokens == way.cpu.decode(states, 0.4).tokens
-    way.close()
-
-
 def transposed(bundle: Bundle) -> dict[str, Any]:
     """Edges of as many bytes, whose numbers lie otherwise."""
     length, width, positions = LENGTHS["home"], bundle.d_model, bundle.positions
@@ -197,16 +159,6 @@ def test_inputs_are_told_apart_by_their_names_not_by_how_they_are_listed(
     given = network.model.inputs["decoder/input_layer1"]
     assert np.array_equal(given[0], states_of(npu_bundle, 1))
     way.close()
-
-
-@pytest.mark.parametrize("order", [(), DECODER_OUTPUTS[:3]])
-def test_a_hef_that_does_not_tell_the_order_of_its_outputs_is_refused(
-    simulator: Simulator, copied: Bundle, order: tuple[str, ...]
-) -> None:
-    simulator.plug()
-    write_decoder_hef(copied, LENGTHS["home"], order=order)
-    with pytest.raises(DeviceError, match="expected the order of decoder/conv"):
-        both(copied)
 
 
 def test_a_real_hef_tells_the_order_of_its_outputs_which_is_not_that_of_their_numbers() -> None:
@@ -257,53 +209,6 @@ def test_a_chip_lost_in_the_middle_of_a_text_gives_the_cpus_text_and_comes_back(
     before = len(simulator.inner.history)
     assert way.npu.decode(states, 0.4).tokens == found.tokens
     assert len(simulator.inner.history) > before
-    way.close()
-
-
-def test_a_chip_that_the_encoder_lost_is_lost_to_the_decoder_too(
-    simulator: Simulator, npu_bundle: Bundle
-) -> None:
-    simulator.plug()
-    way = both(npu_bundle)
-    network = way.encoder.npu
-    simulator.unplug()
-    mel = np.zeros((npu_bundle.frames, npu_bundle.n_mels), np.float32)
-    assert way.encoder.encode(mel).any() and way.encoder.npu is None
-    looked_after(way.encoder, 0.0)
-    states = states_of(npu_bundle, 1)
-    assert not differences(way.npu.decode(states, 0.4), way.cpu.decode(states, 0.4))
-    assert network and network.decoder
-    with pytest.raises(DeviceError, match="the chip was closed"):
-        network.decoder.advance(npu_bundle.prompt, (0,))
-    way.close()
-
-
-@pytest.mark.parametrize("dies_at", [None, 3, 10, 25])
-def test_one_thread_encodes_while_another_decodes_and_no_window_is_lost_with_the_chip(
-    simulator: Simulator, npu_bundle: Bundle, dies_at: int | None
-) -> None:
-    simulator.plug(latency_ms=2)
-    way = both(npu_bundle)
-    encode = CpuEncoder(npu_bundle, 1).encode
-    mels = [mel_of(npu_bundle, seed) for seed in range(12)]
-    wanted = [way.cpu.decode(encode(mel), 0.1).tokens for mel in mels]
-    if dies_at is not None:
-        first = len(simulator.inner.history) + dies_at
-        simulator.set(fail_jobs=list(range(first, first + 500)), fail_status=63)
-    heard: queue.Queue[States] = queue.Queue(1)
-
-    def work() -> None:
-        for number, mel in enumerate(mels):
-            heard.put(way.encoder.encode(mel))
-            looked_after(way.encoder, float(number))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    found = [way.npu.decode(heard.get(timeout=20), 0.1).tokens for _ in mels]
-    thread.join()
-    assert found == wanted
-    looked_after(way.encoder, 100.0)
-    assert (way.encoder.trouble is None) == (dies_at is None)
     way.close()
 
 
@@ -374,13 +279,6 @@ def test_a_table_cut_short_is_refused(copied: Bundle) -> None:
     (copied.folder / TOKEN_TABLE).write_bytes(content[: len(content) // 2])
     with pytest.raises(ModelError, match="expected a table of numbers"):
         DecoderFiles(copied)
-
-
-def test_a_table_with_a_batch_axis_is_as_good(copied: Bundle) -> None:
-    places = np.load(copied.folder / PLACE_TABLE)
-    wanted = DecoderFiles(copied).embed([5, 6])
-    np.save(copied.folder / PLACE_TABLE, places[None])
-    assert np.array_equal(DecoderFiles(copied).embed([5, 6]), wanted)
 
 
 @pytest.fixture
