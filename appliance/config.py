@@ -221,6 +221,11 @@ class CaptureSettings:
         "none: this machine has no microphone and only transcribes for others. Or a stream: "
         "rtsp://, http://, pulse:SOURCE or pipe://PATH.",
     )
+    channel: int = key(
+        0,
+        "Channel of the microphone that is heard, from 1. 0: the mean of two, the first of more.",
+        low=0, high=64,
+    )  # fmt: skip
     silence_s: float = key(
         10.0,
         "If every sample of a microphone is the same for this long, it counts as off (muted by a "

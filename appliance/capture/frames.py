@@ -208,6 +208,11 @@ class Arrival:
         self._latest_s = max(self._latest_s, began_s - self._earliest_s)
 
 
+POWER_SHARE = 0.05
+"""Share of a block of 30 ms in the powers of two channels."""
+OPPOSITE_SHARE = 0.05
+"""Two channels whose mean has less than this share of their power are in opposite phase; without
+any relation it has a half."""
 HIGH_PASS_HZ = 90.0
 """Below it lie the hum of the mains (50 and 60 Hz), rumble and a constant offset."""
 
@@ -278,6 +283,8 @@ class Resampler:
     def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
         """`weights` of the channels, as of `channel_weights`; None: a microphone's, see `mix`."""
         self._weights = None if weights is None else np.array(weights, np.float32)
+        self._powers: NDArray[np.float64] | None = None
+        """Of the mean of two channels and of each of them, over the last half second."""
         self._stream = (
             None
             if rate_hz == SAMPLE_RATE
@@ -288,22 +295,31 @@ class Resampler:
     def push(self, sound: NDArray[np.float32], *, last: bool = False) -> Samples:
         """(m,) int16 at 16 kHz for (n, channels) float32 in -1..1; `last` empties the filter."""
         clear = np.clip(np.nan_to_num(sound, posinf=1.0, neginf=-1.0), -1.0, 1.0)
-        mono = mix(clear) if self._weights is None else clear @ self._weights
+        mono = self._mix(clear)
         if self._stream is not None:
             mono = self._stream.resample_chunk(mono, last=last)
         whole = np.rint(self._high_pass.push(mono) * FULL_SCALE)
         samples: Samples = np.clip(whole, -32768, 32767).astype(np.int16)
         return samples
 
+    def _mix(self, sound: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n,) mono of (n, channels): by the weights; else the mean of two, and the first of more.
 
-def mix(sound: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(n,) mono of (n, channels): the mean of two; the first of more.
-
-    Microphone arrays put their processed channel first, and a mean of the raw ones blurs speech.
-    """
-    two = sound.shape[1] == 2
-    mono: NDArray[np.float32] = sound.mean(axis=1, dtype=np.float32) if two else sound[:, 0]
-    return np.ascontiguousarray(mono)
+        Microphone arrays put their processed channel first, and a mean of the raw ones blurs
+        speech. Of two in opposite phase, which would cancel each other, the louder one.
+        """
+        if self._weights is None and sound.shape[1] != 2:
+            return np.ascontiguousarray(sound[:, 0])
+        weights = np.full(2, 0.5, np.float32) if self._weights is None else self._weights
+        mono: NDArray[np.float32] = sound @ weights
+        if len(weights) == 2 and weights[0] == weights[1] and len(sound):
+            parts = np.column_stack((mono, sound)).astype(np.float64)
+            powers = np.square(parts).mean(axis=0)
+            before = powers if self._powers is None else self._powers
+            self._powers = before + POWER_SHARE * (powers - before)
+            if self._powers[0] < OPPOSITE_SHARE * self._powers[1:].max():
+                return np.ascontiguousarray(sound[:, int(self._powers[1:].argmax())])
+        return mono
 
 
 def channel_weights(channels: int, *, ogg: bool = False) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ and watched for digital silence and distortion.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -34,9 +34,12 @@ CLIPPED_AFTER_S, CLIPPED_AT_MOST_S = 5.0, 10.0
 class Levels:
     """Follows the sound of one microphone. One thread pushes, any thread looks."""
 
-    def __init__(self, silence_s: float) -> None:
-        """`silence_s`: so long a value that never changes is a trouble; 0: never."""
-        self._silence_s = silence_s
+    def __init__(self, silence_s: float, channel: int = 0) -> None:
+        """`silence_s`: so long a value that never changes is a trouble; 0: never. `channel`: the
+        chosen one, from 1."""
+        self._silence_s, self._channel = silence_s, channel
+        self.alive = 0
+        """The channel that changes most while the one that is heard does not; 0: none does."""
         self._clipped_s = 0.0
         self.silent_s = 0.0
         """For so long no channel has changed: muted, or not plugged in."""
@@ -49,8 +52,13 @@ class Levels:
         return 0 < self._silence_s <= self.silent_s
 
     def push(self, sound: NDArray[np.int16], duration_s: float) -> None:
-        """Takes note of the next samples as the device gave them, an array of any shape."""
-        self.silent_s = 0.0 if np.ptp(sound, axis=0).any() else self.silent_s + duration_s
+        """Takes note of the next samples as the device gave them, (n, channels)."""
+        ranges = np.ptp(sound.astype(np.int32), axis=0)
+        heard = (
+            ranges if not self._channel and len(ranges) < 3 else ranges[max(self._channel - 1, 0)]
+        )
+        self.silent_s = 0.0 if np.any(heard) else self.silent_s + duration_s
+        self.alive = int(ranges.argmax()) + 1 if ranges.any() else 0
         balance_s = duration_s if is_clipped(sound) else -duration_s
         self._clipped_s = min(max(self._clipped_s + balance_s, 0.0), CLIPPED_AT_MOST_S)
         if not 0.0 < self._clipped_s < CLIPPED_AFTER_S:
@@ -73,9 +81,12 @@ class Microphone:
         """Opens it, with `recorder` if there is one already; raises DeviceError."""
         self._recorder = recorder or Recorder()
         self._opening_s, self._opened_s = time.monotonic(), 0.0
-        opened = self._recorder.open(settings.device)
+        opened = self._recorder.open(settings.device, settings.channel)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
-        self._levels = Levels(settings.silence_s)
+        self._levels = Levels(settings.silence_s, settings.channel)
+        self._weights = (
+            np.eye(self._channels)[settings.channel - 1].tolist() if settings.channel else None
+        )
         self._arrival = Arrival() if is_stream(settings.device) else None
         self.name = opened.name
         self._reference, self._canceller = _open_reference(settings)
@@ -102,6 +113,11 @@ class Microphone:
         """Why there is no sound although samples come; empty when all is well."""
         if not self._levels.silent:
             return ""
+        if self._levels.alive:
+            return (
+                f"microphone {self.name!r}: expected sound, found digital silence on the channel "
+                f"that is heard: set capture.channel = {self._levels.alive}, which has sound"
+            )
         return (
             f"microphone {self.name!r}: expected sound, found digital silence (every sample is "
             "the same): turn it on at its own switch, or unmute it and turn it up (`alsamixer`, "
@@ -120,7 +136,7 @@ class Microphone:
 
     def frames(self) -> Iterator[Frame]:
         """Frames until `stop`; raises DeviceError when the device is lost."""
-        stream = _Stream(self.rate_hz)
+        stream = _Stream(self.rate_hz, self._weights)
         received = 0
         waiting: list[NDArray[np.int16]] = []
         try:
@@ -193,9 +209,9 @@ def _open_reference(settings: CaptureSettings) -> tuple[Reference | None, EchoCa
 class _Stream:
     """Blocks -> frames: resampled, dated, cut."""
 
-    def __init__(self, rate_hz: float) -> None:
+    def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
         self.clock, self.framer = SampleClock(), Framer()
-        self._resampler = Resampler(rate_hz)
+        self._resampler = Resampler(rate_hz, weights)
         self._given = 0
 
     def push(self, waiting: list[NDArray[np.int16]]) -> Iterator[Frame]:

@@ -128,7 +128,7 @@ class _Recorder:
             if request["do"] == "list":
                 self._send(devices=[asdict(device) for device in devices])
                 return
-            self._record(portaudio, devices, request["device"])
+            self._record(portaudio, devices, request["device"], request["channel"])
         except DeviceError as error:
             self._send(error=str(error))
         except BrokenPipeError:
@@ -160,7 +160,9 @@ class _Recorder:
         self._portaudio, self._listed_s = sounddevice, time.monotonic()
         return self._portaudio
 
-    def _record(self, portaudio: ModuleType, devices: list[Device], wanted: str) -> None:
+    def _record(
+        self, portaudio: ModuleType, devices: list[Device], wanted: str, channel: int
+    ) -> None:
         """Send blocks until the device is lost. Raises DeviceError if it cannot be opened."""
         try:
             device = choose(devices, wanted)
@@ -168,7 +170,7 @@ class _Recorder:
             if cause := why_missing(wanted):
                 raise DeviceError(cause) from None
             raise
-        stream, rate_hz, channels = _open(portaudio, device, wanted)
+        stream, rate_hz, channels = _open(portaudio, device, wanted, channel)
         block = round(rate_hz * BLOCK_S)
         try:
             stream.start()
@@ -234,14 +236,22 @@ def _microphones(portaudio: ModuleType) -> list[Device]:
     ]
 
 
-def _open(portaudio: ModuleType, device: Device, wanted: str) -> tuple[Any, float, int]:
-    """Return an input stream, its rate and channels: 16 kHz mono if possible. Raises DeviceError.
+def _open(
+    portaudio: ModuleType, device: Device, wanted: str, channel: int
+) -> tuple[Any, float, int]:
+    """Return an input stream, its rate and channels: 16 kHz mono if possible, all of them if one is
+    chosen. Raises DeviceError.
 
     PortAudio converts the device's samples to 16 bits.
     """
-    two = min(2, device.channels)
+    if channel > device.channels:
+        raise DeviceError(
+            f"capture.channel: expected at most {device.channels}, the channels of "
+            f"{device.name!r}, found {channel}"
+        )
+    counts = (device.channels,) if channel else (1, min(2, device.channels), device.channels)
     rates = (float(SPEECH_RATE_HZ), device.rate_hz)
-    shapes = [(rate, channels) for rate in rates for channels in (1, two, device.channels)]
+    shapes = [(rate, channels) for rate in rates for channels in counts]
     trouble: Exception | None = None
     for rate_hz, channels in dict.fromkeys(shapes):
         try:

@@ -126,11 +126,12 @@ class Recorder:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
-    def open(self, device: str) -> Opened:
-        """Open the microphone `device`; `read` returns its blocks. Raises DeviceError."""
+    def open(self, device: str, channel: int = 0) -> Opened:
+        """Open the microphone `device`, with all its channels if one is chosen; `read` returns its
+        blocks. Raises DeviceError."""
         if self._attempts >= self._limits.attempts:
             self.kill()
-        answer = self._request(do="open", device=device)
+        answer = self._request(do="open", device=device, channel=channel)
         self._block_within_s = self._limits.first_s
         return Opened(**answer["opened"])
 
@@ -138,7 +139,7 @@ class Recorder:
         """Ask for the device `device` without waiting; `receive` yields the answer, then blocks.
         Raises DeviceError."""
         self.start()
-        self._send(do="open", device=device)
+        self._send(do="open", device=device, channel=0)
 
     def devices(self) -> list[Device]:
         """Return all microphones, perhaps none. Raises DeviceError."""

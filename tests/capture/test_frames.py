@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from appliance.capture.frames import Arrival, HighPass, is_clipped, measure_loudness, measure_speech
+from appliance.capture.frames import (
+    Arrival,
+    HighPass,
+    Resampler,
+    is_clipped,
+    measure_loudness,
+    measure_speech,
+)
 from appliance.records import SAMPLE_RATE
 
 
@@ -93,3 +100,25 @@ def test_sound_is_filtered_the_same_in_whatever_pieces_it_comes() -> None:
     cuts = (0, 100, 101, 101, 3000, 5000)
     pieces = [filtered.push(sound[start:end]) for start, end in pairwise(cuts)]
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factors", "weights", "level"),
+    [
+        ((1.0, 1.0), None, 1.0),
+        ((1.0, 0.0), None, 0.5),
+        ((1.0, -1.0), None, 1.0),
+        ((0.5, -0.5), (0.5, 0.5), 0.5),
+        ((0.0, 0.0), None, 0.0),
+        ((1.0, 0.5, 0.2), None, 1.0),
+        ((1.0, 0.5, 0.2), (0.0, 0.0, 1.0), 0.2),
+    ],
+)
+def test_channels_become_one_and_none_cancels_another(
+    factors: tuple[float, ...], weights: tuple[float, ...] | None, level: float
+) -> None:
+    tone = sine(300)
+    resampler = Resampler(SAMPLE_RATE, weights)
+    sound = np.outer(tone, np.array(factors, np.float32))
+    heard = np.concatenate([resampler.push(block) for block in np.split(sound, 100)])
+    assert heard.std() / (tone.std() * 32767) == pytest.approx(level, abs=0.01)

@@ -225,6 +225,21 @@ def test_samples_that_never_change_are_silence_until_the_first_sound(
     assert not levels.silent
 
 
+@pytest.mark.parametrize(("channels", "chosen", "alive"), [(6, 0, 4), (6, 2, 4), (2, 2, 1)])
+def test_a_channel_with_sound_is_named_if_the_one_that_is_heard_has_none(
+    channels: int, chosen: int, alive: int
+) -> None:
+    levels = Levels(5.0, chosen)
+    sound = np.zeros((480, channels), np.int16)
+    sound[::2, alive - 1] = 100
+    push(levels, sound, 6)
+    assert levels.silent
+    assert levels.alive == alive
+    sound[::2, max(chosen - 1, 0)] = 1
+    push(levels, sound, 0.03)
+    assert not levels.silent
+
+
 def test_softest_noise_is_no_silence_and_zero_seconds_mean_never() -> None:
     levels = Levels(5.0)
     for _ in range(300):

@@ -184,11 +184,27 @@ class FakePortAudio:
 CARD = Device(0, "USB Mic: Audio (hw:1,0)", 6, 44100.0, default=True)
 
 
-@pytest.mark.parametrize("possible", [(16000.0, 1), (16000.0, 2), (44100.0, 1), (44100.0, 6)])
-def test_the_shape_nearest_to_what_is_needed_is_opened(possible: tuple[float, int]) -> None:
-    others = ((44100.0, 6),)
-    _, *shape = portaudio._open(FakePortAudio(possible, *others), CARD, "")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("possible", "channel"),
+    [
+        ((16000.0, 1), 0),
+        ((16000.0, 2), 0),
+        ((44100.0, 1), 0),
+        ((44100.0, 6), 0),
+        ((16000.0, 6), 4),
+    ],
+)
+def test_the_shape_nearest_to_what_is_needed_is_opened(
+    possible: tuple[float, int], channel: int
+) -> None:
+    card = FakePortAudio(possible, (44100.0, 6))
+    _, *shape = portaudio._open(card, CARD, "", channel)  # type: ignore[arg-type]
     assert tuple(shape) == possible
+
+
+def test_a_channel_that_a_card_does_not_have_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"capture\.channel: expected at most 6, .*, found 7"):
+        portaudio._open(FakePortAudio(), CARD, "", 7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +217,7 @@ def test_the_shape_nearest_to_what_is_needed_is_opened(possible: tuple[float, in
 )
 def test_a_microphone_that_does_not_open_says_why_and_what_to_do(reason: str, fix: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        portaudio._open(FakePortAudio(reason=reason), CARD, "")  # type: ignore[arg-type]
+        portaudio._open(FakePortAudio(reason=reason), CARD, "", 0)  # type: ignore[arg-type]
     assert reason in str(caught.value)
     assert fix in str(caught.value)
     assert "16000 or 44100 Hz" in str(caught.value)
