@@ -786,13 +786,12 @@ class FleetSettings:
         "alone",
         "Several rooms together, see docs/fleet.md. satellite: workers transcribe what is said "
         "here, or this machine's model, if you chose one, while no worker can; worker: transcribes "
-        'for the satellites, its own room first (capture.device = "none" if it has no microphone); '
-        "both: a worker that also has the rights of a satellite.",
-        choices=("alone", "satellite", "worker", "both"),
+        'for the satellites, its own room first (capture.device = "none" if it has no microphone).',
+        choices=("alone", "satellite", "worker"),
     )
     server: tuple[str, ...] = key(
         ("nats://127.0.0.1:4222",),
-        "The NATS server that the rooms share, or a list of those of a cluster: tls://HOST:PORT, "
+        "The NATS server that the rooms share, or a list of its addresses: tls://HOST:PORT, "
         "or nats:// for this machine alone.",
         form=TextForm(
             "an address such as tls://192.168.1.10:4222, without a user or a path",
@@ -823,16 +822,6 @@ class FleetSettings:
         "How long a satellite waits for a text. Then its own model is used, or the window waits.",
         unit="s", low=1.0, high=60.0,
     )  # fmt: skip
-
-    @property
-    def sends(self) -> bool:
-        """True when what is said here may be transcribed by others."""
-        return self.role in ("satellite", "both")
-
-    @property
-    def serves(self) -> bool:
-        """True when what others hear is transcribed here."""
-        return self.role in ("worker", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -1217,7 +1206,7 @@ def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...],
                 ("fleet.role", "fleet.server"),
                 f"fleet.server: expected tls:// beyond this machine, as sound goes there, found "
                 f"{shorten(address)}; write tls://{host}:{port} and give it a certificate "
-                "(`roomscribe fleet join --serve` does)",
+                "(`roomscribe fleet serve` does)",
             )
     if settings.transcriber.backend == "wyoming":
         yield (

@@ -265,7 +265,7 @@ def test_a_server_is_not_asked_to_be_its_own_and_a_remote_one_needs_a_name() -> 
     [
         (
             'role = "hear"',
-            "fleet.role: expected one of alone, satellite, worker, both, found 'hear'",
+            "fleet.role: expected one of alone, satellite, worker, found 'hear'",
         ),
         (
             'server = "192.168.1.10"',

@@ -149,7 +149,7 @@ class _Assembly:
             self.house.assistant = self.home
         self.make_stages()
         self.wyoming = self.make_wyoming() if settings.wyoming.enabled else None
-        self.fleet = self.make_fleet() if settings.fleet.serves else None
+        self.fleet = self.make_fleet() if settings.fleet.role == "worker" else None
         if isinstance(self.model, SatelliteTranscriber):
             self.model.satellite.muted = lambda: self.mute.on
         lose = functools.partial(self.frames.mark, Sentinel.LOST)
@@ -443,7 +443,7 @@ class _Assembly:
             count=self.health.count,
             report_trouble=report,
         )
-        FleetWorker(link, room, self.model.gates, clustered=len(self.settings.fleet.server) > 1)
+        FleetWorker(link, room, self.model.gates)
         self.opened.callback(link.close)
         return link
 

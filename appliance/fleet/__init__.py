@@ -9,21 +9,15 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.fleet import messages as messages
     from appliance.fleet.link import Link as Link, read_credential as read_credential
-    from appliance.fleet.probe import (
-        CLUSTER_VERSION as CLUSTER_VERSION,
-        Probe as Probe,
-        QueueState as QueueState,
-    )
+    from appliance.fleet.probe import Probe as Probe, QueueState as QueueState
     from appliance.fleet.provisioning import (
         CONFIG as CONFIG,
+        MEMORY_MB as MEMORY_MB,
         Code as Code,
         FleetServer as FleetServer,
         find_nats_server as find_nats_server,
         is_host as is_host,
         make_folder as make_folder,
-        nats_server_version as nats_server_version,
-        read_certificate as read_certificate,
-        read_server_code as read_server_code,
         unwritable as unwritable,
     )
     from appliance.fleet.satellite import (

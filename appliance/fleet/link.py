@@ -49,9 +49,6 @@ PING_S, PINGS = 20, 2
 """Seconds between pings, and unanswered pings in a row after which a connection is dead."""
 CLOSE_S = 1.0
 """Limit for closing a connection."""
-RENEW_RIGHTS = (
-    "if an older version set the server up, run `sudo roomscribe fleet join --serve` on its machine"
-)
 COMING = "no server: connecting to the fleet's server"
 LOOKED_UP = "its name is still being looked up; write its address in numbers into fleet.server"
 
@@ -416,8 +413,7 @@ def explain_failure(server: str, error: Exception) -> ServerError:
         return _refusal(
             f"{where}: {_WRONG_TIME[error.verify_code]} by this machine's clock "
             f"({datetime.now().astimezone():%Y-%m-%d %H:%M %Z}). If that is wrong, set the clock "
-            "(`timedatectl`); if it is right, run `sudo roomscribe fleet join --serve` on the "
-            "server's machine"
+            "(`timedatectl`); if it is right, the server needs another certificate"
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return _refusal(

@@ -29,8 +29,6 @@ VERSION = 1
 STREAM = "ROOMSCRIBE"
 WORKERS = "roomscribe.workers"
 """Every worker answers requests on this subject with its presence."""
-WHO, LARGEST_MACHINE = b"?", 100
-"""The request on `Subjects.machines`, and the size limit of an answer to it."""
 ANY = "any"
 WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
 INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
@@ -139,11 +137,6 @@ class Subjects:
     def inbox(self) -> str:
         """Prefix of the node's inboxes."""
         return f"_INBOX.{self.node}"
-
-    @property
-    def machines(self) -> str:
-        """Subject on which machines with this node's credential find each other."""
-        return f"{self.inbox}.machines"
 
 
 def is_inbox(subject: str) -> bool:

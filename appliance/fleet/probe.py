@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -14,21 +13,18 @@ from appliance.config import FleetSettings
 from appliance.errors import ServerError
 from appliance.fleet.link import Link, read_credential
 from appliance.fleet.messages import (
-    LARGEST_MACHINE,
     STREAM,
-    WHO,
     WORKERS,
     Answer,
     Job,
     MessageError,
     Presence,
     Subjects,
-    consumer_name,
     pack_window,
     read_answer,
     read_presence,
 )
-from appliance.system import boot_id, one_line
+from appliance.system import one_line
 
 CONNECT_S = 6.0
 """Limit for the first attempt at all servers; the link's own limit is for one server."""
@@ -37,11 +33,6 @@ PRESENT_S = 0.5
 REFUSED_S = 0.3
 """Seconds to wait for a refusal, which nats-server sends at once."""
 API_S = 3.0
-DELIVERIES = 2
-"""Deliveries of a window that a consumer has to allow at least."""
-CLUSTER_VERSION = (2, 10, 23)
-"""The first nats-server for a cluster. In 2.9 a server that was offline does not get what it missed
-of a queue in memory, and 2.10.20 to 2.10.22 lose whole streams when their process crashes."""
 NOBODY = "503"
 """Status of the server's answer if nobody listens."""
 Result = TypeVar("Result")
@@ -54,12 +45,7 @@ class QueueState:
     windows: int
     storage: str
     retention: str
-    replicas: int
     max_per_subject: int
-    consumers: tuple[str, ...]
-    """The requested consumers that exist."""
-    careless: tuple[str, ...]
-    """Those of them that do not give a lost worker's window to another worker."""
 
 
 class Probe:
@@ -106,17 +92,6 @@ class Probe:
         return str(self._client()._server_info.get("version", "of unknown version"))
 
     @property
-    def fits_cluster(self) -> bool:
-        """False if nats-server is older than CLUSTER_VERSION, or its version cannot be read."""
-        found = re.match(r"(\d+)\.(\d+)\.(\d+)", self.version)
-        return found is not None and tuple(map(int, found.groups())) >= CLUSTER_VERSION
-
-    @property
-    def is_in_cluster(self) -> bool:
-        """True if nats-server belongs to a cluster."""
-        return bool(self._client()._server_info.get("cluster"))
-
-    @property
     def max_payload(self) -> int:
         """Size limit of the server's messages, in bytes."""
         return int(self._client().max_payload)
@@ -126,23 +101,14 @@ class Probe:
         """False for a satellite with a credential: it must not see when other rooms speak."""
         return self._settings.role != "satellite" or read_credential(self._settings) is None
 
-    def count_rivals(self, within_s: float = PRESENT_S) -> int:
-        """Return how many other machines use our credential now. Raises ServerError."""
-        return len(
-            self._call(lambda: self._find_machines(within_s), within_s + API_S) - {boot_id()}
-        )
-
     def find_workers(self, within_s: float = PRESENT_S) -> list[Presence]:
         """Return the workers of this version, by name; others are in `misfits`. Raises
         ServerError."""
         return self._call(lambda: self._find_workers(within_s), within_s + API_S)
 
-    def read_queue(self, models: Sequence[str] = ("",)) -> QueueState | None:
-        """Return the queue; None if no worker has created it yet.
-
-        `models` are those whose consumers are looked up. Raises ServerError.
-        """
-        return self._call(lambda: self._read_queue(models), (2 + len(models)) * API_S)
+    def read_queue(self) -> QueueState | None:
+        """Return the queue; None if no worker has created it yet. Raises ServerError."""
+        return self._call(self._read_queue, API_S)
 
     def may_read(self, subject: str) -> bool:
         """Return True if we may subscribe to `subject`. Raises ServerError."""
@@ -211,43 +177,19 @@ class Probe:
         await subscription.unsubscribe()
         return [found[node] for node in sorted(found)]
 
-    async def _find_machines(self, within_s: float) -> set[str]:
-        client, subject = self._client(), Subjects(self.node).machines
-        subscription = await client.subscribe(subject)
-        await client.publish(subject, WHO)
-        found, deadline_s = set[str](), time.monotonic() + within_s
-        with suppress(TimeoutError):
-            while (left_s := deadline_s - time.monotonic()) > 0:
-                data = (await subscription.next_msg(left_s)).data
-                if data != WHO and len(data) < LARGEST_MACHINE:
-                    found.add(data.decode("utf-8", "replace"))
-        await subscription.unsubscribe()
-        return found
-
-    async def _read_queue(self, models: Sequence[str]) -> QueueState | None:
+    async def _read_queue(self) -> QueueState | None:
         from nats.js.errors import NotFoundError
 
-        stream = self._client().jetstream(timeout=API_S)
-        there, careless = list[str](), list[str]()
         try:
-            info = await stream.stream_info(STREAM)
+            info = await self._client().jetstream(timeout=API_S).stream_info(STREAM)
         except NotFoundError:
             return None
-        for name in map(consumer_name, models):
-            with suppress(NotFoundError):
-                chosen = (await stream.consumer_info(STREAM, name)).config
-                there.append(name)
-                if chosen.ack_policy != "explicit" or (chosen.max_deliver or 0) < DELIVERIES:
-                    careless.append(name)
         config = info.config
         return QueueState(
             windows=info.state.messages,
             storage=str(config.storage or ""),
             retention=str(config.retention or ""),
-            replicas=config.num_replicas or 1,
             max_per_subject=config.max_msgs_per_subject or -1,
-            consumers=tuple(there),
-            careless=tuple(careless),
         )
 
     async def _transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:

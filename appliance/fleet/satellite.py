@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config import FleetSettings, Settings, node_name
 from appliance.errors import ServerError
-from appliance.fleet.link import COMING, RENEW_RIGHTS, Link
+from appliance.fleet.link import COMING, Link
 from appliance.fleet.messages import (
     FLEET,
     RECOMMENDED,
-    WHO,
     WORKERS,
     Answer,
     Job,
@@ -59,7 +58,6 @@ from appliance.infer import (
 )
 from appliance.model import chosen_model
 from appliance.records import Transcription, Window
-from appliance.system import boot_id
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -75,8 +73,8 @@ COMING_S = 2.0
 """After so short a connection no worker is no error: workers reconnect as satellites do."""
 WAITING_S = 60.0
 """Seconds after which the server drops a waiting window."""
-GREETING_S, ANSWER_S = 60.0, 1.0
-"""Pauses between two greetings to machines with our credential, and between two answers."""
+WARNED_S = 60.0
+"""Pause between two warnings about messages that are no answers."""
 AGAIN_S = 0.1
 CONNECT_S = 2.5
 """Limit for the first connection at the start."""
@@ -114,9 +112,8 @@ class Satellite:
     ServerError.
     """
 
-    def __init__(self, link: Link, settings: FleetSettings, machine: str = "") -> None:
-        """Create it before the link is started. `machine` identifies this machine; by default, its
-        boot id."""
+    def __init__(self, link: Link, settings: FleetSettings) -> None:
+        """Create it before the link is started."""
         self.muted: Callable[[], bool] = lambda: False
         """While it returns true, no sound is sent."""
         self.counts: Counter[str] = Counter()
@@ -132,10 +129,8 @@ class Satellite:
         self._refusal = ""
         """Why the server refuses what a satellite does; empty if it does not."""
         self._sending: asyncio.Future[Any] | None = None
-        self._machine = (machine or boot_id()).encode()
-        self._rival_s = self._greeted_s = self._warned_s = -math.inf
-        """When another machine with our credential was heard, when we answered it, and when a
-        message that is no answer was logged."""
+        self._warned_s = -math.inf
+        """When a message that is no answer was logged."""
         link.add(self._listen)
         link.refused = self._record_refusal
 
@@ -175,44 +170,16 @@ class Satellite:
         self._link.call_soon(drop)
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe on a new connection, and greet other machines with our credential."""
+        """Subscribe on a new connection."""
         self._refusal = ""
         await client.subscribe(self._subjects.answer, cb=self._handle_answer)
-        await client.subscribe(self._subjects.machines, cb=self._handle_machine)
-        while True:  # until the connection ends
-            await client.publish(self._subjects.machines, self._machine)
-            await asyncio.sleep(GREETING_S)
-
-    @property
-    def rival_problem(self) -> str:
-        """Why this node's transcripts may be another machine's, with the fix; empty if not."""
-        if time.monotonic() - self._rival_s > 2.5 * GREETING_S:
-            return ""
-        return (
-            f"another machine uses the invitation of {self._link.node}: texts of two rooms are "
-            "mixed. Run `sudo roomscribe fleet invite OTHER-NAME` where the server runs, and join "
-            "with that code on one of the two machines"
-        )
-
-    async def _handle_machine(self, message: Msg) -> None:
-        """Handle a greeting from a machine that uses our credential."""
-        if not self._machine or message.data == self._machine:
-            return
-        now_s = time.monotonic()
-        if message.data != WHO:
-            if not self.rival_problem:
-                log.warning("another machine is connected as %s", self._link.node)
-            self._rival_s = now_s
-        if now_s - self._greeted_s > ANSWER_S and (client := self._link.client):
-            self._greeted_s = now_s
-            await client.publish(self._subjects.machines, self._machine)
 
     async def _handle_answer(self, message: Msg) -> None:
         """Handle a message on our answer subject, which may be from anybody."""
         try:
             answer = read_answer(message.data, compression_ratio)
         except MessageError as error:
-            if time.monotonic() - self._warned_s > GREETING_S:  # anybody may send them
+            if time.monotonic() - self._warned_s > WARNED_S:  # anybody may send them
                 self._warned_s = time.monotonic()
                 log.warning("a message of the fleet is not an answer: %s", error)
             for future in self._awaited.values():
@@ -238,61 +205,53 @@ class Satellite:
 
     async def _await_answer(self, job: Job, sound: bytes, within_s: float) -> Answer:
         """Return the answer to a window, which is sent again on each new connection."""
-        loop, window_id = asyncio.get_running_loop(), job.window.id
+        window_id = job.window.id
         if known := self._abandoned.pop(window_id, None):
             return known
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._awaited[window_id] = answer
-        presence: asyncio.Future[bool] | None = None
-        sent_to: Client | None = None
-        begun_s, ends_s = time.monotonic(), loop.time() + within_s
-        checked_s = 0.0
+        begun_s = time.monotonic()
+        delivery = asyncio.ensure_future(self._deliver(job, sound))
         try:
-            while not answer.done():
-                # `sent_to` is the connection on which the window was last sent; the link may have
-                # made another one, or have none now
-                left_s, client = ends_s - loop.time(), self._link.client
-                if left_s <= 0:
-                    raise _timed_out(within_s)
-                if client is None and sent_to is None:  # nothing sent: no answer can come
-                    raise ServerError(self._link.trouble or COMING, busy=True)
-                if client is not None and client is not sent_to:
-                    # this connection has not seen the window in this call, but an earlier call may
-                    # have queued it there: then a second copy would be transcribed twice
-                    last = self._attempts.get(window_id)
-                    queued = last is not None and last.is_queued(client)
-                    if not queued and not await self._send(client, job, sound):
-                        await asyncio.sleep(AGAIN_S)
-                        continue
-                    sent_to, presence = client, None
-                if client is not None and (
-                    presence is None or loop.time() - checked_s > PRESENCE_S
-                ):
-                    presence, checked_s = (
-                        asyncio.ensure_future(self._has_worker(client)),
-                        loop.time(),
-                    )
-                # the presence request runs beside the wait: it ends the wait if no worker is left
-                waits = {answer, *([presence] if presence and not presence.done() else ())}
-                pause_s = PRESENCE_S if client else AGAIN_S
-                await asyncio.wait(
-                    waits, timeout=min(left_s, pause_s), return_when=asyncio.FIRST_COMPLETED
-                )
-                if not answer.done() and presence and presence.done() and not presence.result():
-                    if self._link.age_s > COMING_S or self._link.client is not sent_to:
-                        raise self._no_worker(ServerError.WORKER_LOST)
-                    # the connection is young: workers may still be reconnecting, so look again
-                    presence, checked_s = None, loop.time()
-                    await asyncio.wait({answer}, timeout=AGAIN_S)
-            self.round_trips_ms.append(1000 * (time.monotonic() - begun_s))
-            return answer.result()
-        except BaseException:
+            async with asyncio.timeout(within_s):
+                waits: set[asyncio.Future[Any]] = {answer, delivery}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                delivery.result()  # raises why no answer can come
+            found = answer.result()
+        except BaseException as error:
             self._remember_abandoned(window_id)
+            if isinstance(error, TimeoutError):
+                raise _timed_out(within_s) from None
             raise
         finally:
+            delivery.cancel()
             del self._awaited[window_id]
-            if presence:
-                presence.cancel()
+        self.round_trips_ms.append(1000 * (time.monotonic() - begun_s))
+        return found
+
+    async def _deliver(self, job: Job, sound: bytes) -> None:
+        """Send a window on each new connection, until no worker can answer it: raise ServerError
+        then."""
+        sent_to: Client | None = None
+        while True:
+            client = self._link.client
+            if client is None:
+                if sent_to is None:  # nothing sent: no answer can come
+                    raise ServerError(self._link.trouble or COMING, busy=True)
+            elif client is not sent_to:
+                # an earlier call may have queued the window on this connection: then a second copy
+                # would be transcribed twice
+                last = self._attempts.get(job.window.id)
+                if (last and last.is_queued(client)) or await self._send(client, job, sound):
+                    sent_to = client
+                    continue
+            elif await self._has_worker(client):
+                await asyncio.sleep(PRESENCE_S)
+                continue
+            elif self._link.age_s > COMING_S:
+                raise self._no_worker(ServerError.WORKER_LOST)
+            await asyncio.sleep(AGAIN_S)
 
     async def _send(self, client: Client, job: Job, sound: bytes) -> bool:
         """Send a window; False if it has to be sent again: no worker has made the stream yet, or
@@ -321,6 +280,7 @@ class Satellite:
         except asyncio.CancelledError:
             if self._refusal:
                 raise ServerError(self._refusal, busy=True) from None
+            self._count_sent(attempt)  # the answer was faster than the acknowledgement
             raise
         except SlowError:
             self._link.reset()
@@ -332,10 +292,13 @@ class Satellite:
         if not self._is_taken(reply.data):
             return False
         attempt.client, attempt.sent_s = client, time.monotonic()
+        self._count_sent(attempt)
+        return True
+
+    def _count_sent(self, attempt: Attempt) -> None:
         self.counts["fleet_sent"] += 1
         if attempt.number > 1:
             self.counts["fleet_redone"] += 1
-        return True
 
     def _is_taken(self, data: bytes) -> bool:
         """Return False if the server has this attempt already, from the process before. Raises
@@ -410,11 +373,9 @@ class Satellite:
 
     def _record_refusal(self, message: str) -> None:
         """Keep the server's message that we lack a permission."""
-        if self._subjects.machines in message:
-            return  # the server was set up before machines greeted each other
         self._refusal = (
             f"refused: the fleet's server does not let {self._link.node} do what a satellite does "
-            f"({message}); {RENEW_RIGHTS}, or join again with a code for a satellite"
+            f"({message}); join again with a code for a satellite"
         )
         if self._sending:
             self._sending.cancel()
@@ -452,11 +413,6 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
         self.own_cpu = 0
         """Windows that this machine's model encoded."""
         super().__init__(local, clock)
-
-    @property
-    def trouble(self) -> str | None:
-        """As the base's; also if another machine uses our credential."""
-        return "; ".join(filter(None, (super().trouble, self._satellite.rival_problem))) or None
 
     def describe(self) -> Presence:
         """Return a worker's presence."""

@@ -22,7 +22,7 @@ from appliance import __version__
 from appliance.capture import split_sound
 from appliance.config import GateSettings
 from appliance.errors import ServerError
-from appliance.fleet.link import RENEW_RIGHTS, Link
+from appliance.fleet.link import Link
 from appliance.fleet.messages import (
     LARGEST,
     RECOMMENDED,
@@ -71,10 +71,8 @@ PATIENCE = 2.0
 """A window that was not begun in so many times its satellite's patience is refused as busy."""
 REMEMBERED = 32
 """Texts kept for windows that are sent again."""
-REPLICAS = 3
-"""Copies of the stream in a cluster."""
 API_S = 1.5
-"""Limit for a JetStream request. A cluster that elects a leader does not answer; it is repeated."""
+"""Limit for a JetStream request."""
 MODEL_SUBJECT = re.compile(r"roomscribe\.window\.[0-9A-Za-z_-]+\.\*")
 MOST_SUBJECTS = 8
 """Models whose windows the server accepts, `any` among them. A satellite may leave WAITING windows
@@ -117,7 +115,6 @@ class FleetWorker:
         room: OwnRoom,
         gates: GateSettings,
         *,
-        clustered: bool = False,
         pull_s: float = PULL_S,
     ) -> None:
         """Create it before the link is started. `gates` are the values that the model recommends,
@@ -125,10 +122,7 @@ class FleetWorker:
         self._link, self._room = link, room
         self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
         self._pull_s = pull_s
-        self._replicas = REPLICAS if clustered else 1
         self._busy, self._done = False, 0
-        self._suspected: set[str] = set()
-        """Consumers that gave nothing although windows waited at the last check."""
         self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
         """By satellite and window: a satellite that knows another's ids does not get its texts."""
         link.add(self._serve)
@@ -147,8 +141,6 @@ class FleetWorker:
                 messages = await _fetch(client, consumers, self._pull_s)
                 for message in messages:
                     await self._process(client, message)
-                if not messages:
-                    await self._repair_consumers(client, consumers)
         finally:
             with suppress(Exception):
                 await subscription.unsubscribe()
@@ -157,7 +149,7 @@ class FleetWorker:
         """Create or update stream and consumers; return the latter's names. Raises ServerError."""
         from nats.errors import Error
         from nats.js import api
-        from nats.js.errors import APIError, BadRequestError
+        from nats.js.errors import BadRequestError
 
         names = list(dict.fromkeys(["", token(self._room.model().name)]))
         stream = api.StreamConfig(
@@ -171,7 +163,6 @@ class FleetWorker:
             max_msg_size=LARGEST,
             max_age=WAITING_S,
             duplicate_window=WAITING_S,
-            num_replicas=self._replicas,
             # the server answers to any reply subject: satellites must not delete windows that way
             deny_purge=True,
             deny_delete=True,
@@ -182,10 +173,6 @@ class FleetWorker:
                 await server.add_stream(stream)
             except BadRequestError:  # it exists with other values
                 await self._update_stream(server, stream)
-            except APIError:
-                if self._replicas == 1:
-                    raise
-                await server.add_stream(stream.evolve(num_replicas=1))
             for name in names:
                 wanted = api.ConsumerConfig(
                     durable_name=consumer_name(name),
@@ -204,30 +191,6 @@ class FleetWorker:
             ) from error
         return [consumer_name(name) for name in names]
 
-    async def _repair_consumers(self, client: Client, consumers: list[str]) -> None:
-        """Delete a consumer that gives nothing although windows wait; connecting again creates it.
-
-        In a cluster that lost several servers in turn, its count is past the windows that are left.
-        Raises ServerError.
-        """
-        from nats.errors import Error
-
-        server = client.jetstream(timeout=API_S)
-        try:
-            for name in consumers:
-                if name in self._suspected and await _is_stuck(server, name):
-                    log.warning(
-                        "the consumer %s gives none of the waiting windows: creating it again", name
-                    )
-                    await server.delete_consumer(STREAM, name)
-                    raise ServerError(f"worker lost: creating the fleet's consumer {name} again")
-            self._suspected = {name for name in consumers if await _is_stuck(server, name)}
-        except Error as error:
-            reason = shorten(str(error) or type(error).__name__, 120)
-            raise ServerError(
-                f"worker lost: the fleet's server does not describe its stream: {reason}"
-            ) from error
-
     async def _update_stream(self, server: Any, stream: Any) -> None:
         """Update the stream, as far as the server allows it."""
         from nats.js.errors import APIError
@@ -236,14 +199,11 @@ class FleetWorker:
             found = (await server.stream_info(STREAM)).config
             others = filter(MODEL_SUBJECT.fullmatch, found.subjects or ())
             subjects = list(dict.fromkeys((*stream.subjects, *others)))[:MOST_SUBJECTS]
-            for replicas in dict.fromkeys((self._replicas, found.num_replicas or 1)):
-                try:
-                    await server.update_stream(
-                        stream.evolve(num_replicas=replicas, subjects=subjects)
-                    )
-                    break
-                except APIError as error:
-                    log.warning("the stream %s stays as it is: %s", STREAM, error)
+            wanted = stream.evolve(num_replicas=found.num_replicas or 1, subjects=subjects)
+            try:
+                await server.update_stream(wanted)
+            except APIError as error:
+                log.warning("the stream %s stays as it is: %s", STREAM, error)
             subjects_now = (await server.stream_info(STREAM)).config.subjects or ()
             if set(stream.subjects) <= set(subjects_now):  # no other worker wrote its own meanwhile
                 return
@@ -385,18 +345,8 @@ class FleetWorker:
         """Report the server's message that we lack a permission."""
         self._room.report_trouble(
             f"refused: the fleet's server does not let {self._link.node} do what a worker does "
-            f"({shorten(message, 160)}); {RENEW_RIGHTS}, or join again with a code for a worker"
+            f"({shorten(message, 160)}); join again with a code for a worker"
         )
-
-
-async def _is_stuck(server: Any, name: str) -> bool:
-    """Return True if windows wait and no worker has one. Raises nats.errors.Error."""
-    found = await server.consumer_info(STREAM, name)
-    wanted = found.config.filter_subject
-    state = (await server.stream_info(STREAM, subjects_filter=wanted)).state
-    waiting = sum((state.subjects or {}).values())
-    gone_by = found.delivered.stream_seq > state.last_seq
-    return bool(waiting) and (gone_by or not found.num_ack_pending)
 
 
 async def _fetch(client: Client, consumers: list[str], within_s: float) -> list[Msg]:

@@ -34,7 +34,6 @@ SKIPPED = {
     r"ssh ": ANOTHER_MACHINE,
     r"(sudo )?(podman|docker) ": CONTAINERS,
     r"sudo roomscribe fleet join --yes roomscribe-1\.": ANOTHER_MACHINE,
-    r"sudo roomscribe fleet join --serve --cluster ": ANOTHER_MACHINE,
     r"sudo apt install hailo": HAILO,
     r"sudo reboot$": "would end the container",
     r"sudo roomscribe hardware-check$": "takes ten minutes: serves_a_user runs a short form",
@@ -52,7 +51,7 @@ TYPED = {
     r"sudo mosquitto_passwd -c": "sesame",
     r"systemd-ask-password": "sesame",
     r"sudo roomscribe web password": "open sesame 1",
-    r"sudo roomscribe fleet join --serve$": "yes",
+    r"sudo roomscribe fleet serve$": "yes",
     r"sudo roomscribe log .*--delete": "y",
     r"sudo apt (install|remove|purge) ": "y",
 }

@@ -52,7 +52,7 @@ def awaits_a_worker(box: Container, satellite: str) -> str:
 def has_another_transcribe(box: Container, whole: str, model: str) -> str:
     """A sentence comes through from a worker on another configuration, over nats-server with TLS,
     and the satellite's processes take little memory."""
-    does(box, "sudo roomscribe fleet join --serve --yes --name 127.0.0.1 --role satellite")
+    does(box, "sudo roomscribe fleet serve --yes --name 127.0.0.1 --role satellite")
     box.run(
         f"mkdir -p {WORKER} /etc/worker /var/lib/worker && dpkg-deb -x {whole} {WORKER} &&"
         f" dpkg-deb -x {model} {WORKER} &&"

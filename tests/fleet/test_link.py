@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from rigs.engine import engine_of, served, settings_for
-from rigs.nats import Cluster, NatsServer
+from rigs.nats import NatsServer
 from rigs.needs import needs_fleet, needs_nats
 from rigs.waiting import until
 
@@ -123,17 +123,16 @@ def test_a_server_that_comes_later_and_again_is_found() -> None:
 
 
 @needs_nats
-def test_a_cluster_that_loses_the_server_that_we_have_goes_on_with_another() -> None:
-    with Cluster() as cluster, linked(*cluster.urls) as link:
+def test_of_two_addresses_the_other_is_used_when_one_is_lost() -> None:
+    with NatsServer() as one, NatsServer() as other, linked(one.url, other.url) as link:
         until(lambda: link.trouble is None)
         troubles: list[str | None] = []
         link.changed = troubles.append
-        lost = next(one for one in cluster.servers if one.url == link.server)
+        lost, kept = (one, other) if link.server == one.url else (other, one)
         lost.kill()
-        until(lambda: link.server not in ("", lost.url))
+        until(lambda: link.server == kept.url)
         assert troubles == []
-        for one in cluster.servers:
-            one.kill()
+        kept.kill()
         until(lambda: "no server" in str(link.trouble))
 
 

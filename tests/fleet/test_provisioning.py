@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import ssl
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rigs.certificates import Authority
 from rigs.disks import mounted
 from rigs.engine import engine_of, served, settings_for
 from rigs.needs import needs_fleet
@@ -29,9 +27,6 @@ from appliance.fleet.provisioning import (
     Code,
     FleetServer,
     is_host,
-    read_certificate,
-    read_server_code,
-    rights,
 )
 from appliance.system import write_whole
 
@@ -71,12 +66,6 @@ def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: P
             assert not worker.may_send("$JS.API.STREAM.MSG.GET.ROOMSCRIBE")
 
 
-def test_both_is_a_satellite_and_a_worker() -> None:
-    for mine, others in zip(rights("den", "both"), rights("den", "satellite"), strict=True):
-        assert set(others) < set(mine)
-    assert set(rights("den", "worker")[0]) < set(rights("den", "both")[0])
-
-
 def test_who_is_not_invited_or_no_longer_is_thrown_out_without_a_restart(tmp_path: Path) -> None:
     engine = engine_of(kitchen="satellite", bath="satellite")
     engine.write(tmp_path / "s", tmp_path / "js")
@@ -112,7 +101,7 @@ def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -
         for _ in range(5):  # each time, although nats-py may be writing when it is refused
             with pytest.raises(ServerError, match="does not know this"), Probe(wrong, "kitchen"):
                 pass
-        other = replace(engine, authority=engine_of().authority)
+        other = replace(engine, certificate=engine_of().certificate)
         foreign = settings_for(other, "kitchen", tmp_path)
         with pytest.raises(ServerError, match="certificate"), Probe(foreign, "kitchen"):
             pass
@@ -149,8 +138,8 @@ def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
     with served(tmp_path / "s", engine.port) as server:
         with Probe(settings_for(engine, "attic", tmp_path), "attic") as probe:
             with pytest.raises(ServerError, match=r"(?i)storage|resources"):
-                made(probe, 1, "file")
-            assert made(probe, 1)
+                made(probe, "file")
+            assert made(probe)
         with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
             speech = b"nobody reads this on a disk" * 100
             satellite._call(
@@ -167,46 +156,8 @@ def satellite_subject() -> str:
     return "roomscribe.window.any.kitchen"
 
 
-def test_three_servers_are_one_and_each_may_fail(tmp_path: Path) -> None:
-    hosts = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
-    first = FleetServer(("127.0.0.1",), free_port(), cluster=hosts, cluster_port=free_port())
-    first = first.invite("kitchen", "satellite").invite("attic", "worker").with_certificate()
-    with ExitStack() as stack:
-        servers = []
-        for host in hosts:
-            engine = first if host == hosts[0] else read_server_code(first.sibling(host).text())
-            folder = tmp_path / host
-            assert engine.write(folder, folder / "js")
-            servers.append(served(folder, engine.port, host))
-            stack.callback(servers[-1].__exit__)
-            servers[-1].launch()
-        chosen = settings_for(first, "attic", tmp_path)
-        assert len(chosen.server) == 3
-
-        def stands(copies: int) -> bool:
-            try:
-                with Probe(chosen, "attic") as probe:
-                    return made(probe, copies)
-            except ServerError:
-                return False
-
-        until(lambda: stands(3), 30)
-        speech = b"nobody reads this on a disk" * 100
-        with Probe(settings_for(first, "kitchen", tmp_path), "kitchen") as satellite:
-            satellite._call(
-                lambda: satellite._client().jetstream().publish(satellite_subject(), speech), 5.0
-            )
-        servers[0].kill()
-        until(lambda: stands(3), 30)
-        kept = [one for one in tmp_path.rglob("*") if one.is_file()]
-        assert any("_meta_" in str(one) for one in kept)
-        assert not [one for one in kept if speech[:27] in one.read_bytes()]
-        with Probe(chosen, "attic") as probe:
-            assert probe.address != f"tls://127.0.0.1:{first.port}"
-
-
-def made(probe: Probe, copies: int, storage: str = "memory") -> bool:
-    """True once a stream of that many copies is there; three a cluster alone can have."""
+def made(probe: Probe, storage: str = "memory") -> bool:
+    """True once a stream is there."""
     there = probe.read_queue()
     if there is None:
 
@@ -221,13 +172,12 @@ def made(probe: Probe, copies: int, storage: str = "memory") -> bool:
                     subjects=["roomscribe.window.*.*"],
                     storage=StorageType(storage),
                     retention=RetentionPolicy.WORK_QUEUE,
-                    num_replicas=copies,
                 )
             )
 
         probe._call(make, 3.0)
         there = probe.read_queue()
-    return there is not None and (there.storage, there.replicas) == ("memory", copies)
+    return there is not None and there.storage == "memory"
 
 
 def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -237,20 +187,10 @@ def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> N
     for name in (CONFIG, NODES, KEY):
         (folder / name).unlink()  # all that a power cut behind the first file leaves out
         loaded = FleetServer.load(folder)
-        assert loaded == replace(engine, store_dir=str(tmp_path / "js"))
+        assert loaded == engine
         assert loaded.write(folder, tmp_path / "js") == (name != NODES)
         assert (folder / name).exists()
         assert loaded.with_certificate() == loaded
-
-
-def test_what_nats_server_refuses_changes_nothing(tmp_path: Path) -> None:
-    engine = engine_of(kitchen="satellite")
-    engine.write(tmp_path / "s", tmp_path / "js")
-    before = {file.name: file.read_bytes() for file in (tmp_path / "s").iterdir()}
-    broken = replace(engine, key="-----BEGIN PRIVATE KEY-----\n")
-    with pytest.raises(StoreError, match=r"nats-server refuses its configuration: .*; nothing was"):
-        broken.write(tmp_path / "s", tmp_path / "js")
-    assert {file.name: file.read_bytes() for file in (tmp_path / "s").iterdir()} == before
 
 
 def test_a_full_disk_leaves_the_server_as_it_was(tmp_path: Path) -> None:
@@ -286,30 +226,12 @@ def test_nats_server_may_read_its_files_whatever_the_umask(tmp_path: Path) -> No
     finally:
         os.umask(before)
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o755
-    assert (tmp_path / "s" / "ca.crt").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "s" / "nats.conf").stat().st_mode & 0o007 == 0
 
 
-def test_a_certificate_is_kept_until_it_ends_or_the_names_change() -> None:
+def test_a_certificate_is_kept() -> None:
     engine = engine_of()
     assert engine.with_certificate() is engine
-    renamed = replace(engine, names=("127.0.0.1", "attic.local")).with_certificate()
-    assert renamed.certificate != engine.certificate
-    assert renamed.authority == engine.authority  # so that codes go on to hold
-
-
-def test_a_certificate_that_is_brought_must_have_its_key_and_the_name(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    certificate, key = authority.sign("attic.local")
-    assert read_certificate(certificate, key, ("attic.local",))[0].startswith("-----BEGIN")
-    other = authority.sign("other")
-    for files, names, expected in (
-        ((certificate, other[1]), ("attic.local",), "KEY_VALUES_MISMATCH|key values mismatch"),
-        ((certificate, key), ("hall.local",), "which is for another name; --name says"),
-        ((tmp_path / "none", key), ("attic.local",), "No such file"),
-        ((key, key), ("attic.local",), "certificate and its key"),
-    ):
-        with pytest.raises(ConfigError, match=expected):
-            read_certificate(*files, names)
 
 
 def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
@@ -320,7 +242,7 @@ def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
     wrapped = "\n  ".join(word[at : at + 60] for at in range(0, len(word), 60))
     assert Code.read(f" {wrapped}\r\n") == code
     assert code.servers == (f"tls://127.0.0.1:{engine.port}",)
-    assert code.authority == engine.authority
+    assert code.certificate == engine.certificate
 
 
 @pytest.mark.parametrize(
@@ -333,7 +255,7 @@ def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
             lambda word: word[:200] + ("A" if word[200] != "A" else "B") + word[201:],
             "incomplete or",
         ),
-        (lambda word: word.replace("-1.", "-2."), "found form 2"),
+        (lambda word: word.replace("-1.", "-2."), "found roomscribe-2"),
         (lambda _: "roomscribe-1.!!!", "incomplete or changed"),
         (lambda _: "roomscribe-1.", "incomplete or changed"),
     ],
@@ -343,14 +265,6 @@ def test_what_is_no_code_is_one_line(damage: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         Code.read(damage(word))  # type: ignore[operator]
     assert "\n" not in str(caught.value)
-
-
-def test_a_code_for_a_server_is_no_code_for_a_node() -> None:
-    engine = engine_of(kitchen="satellite")
-    with pytest.raises(ConfigError, match="this code is for a server"):
-        Code.read(engine.text())
-    with pytest.raises(ConfigError, match="this code is for a node"):
-        read_server_code(engine.code("kitchen").text())
 
 
 def test_names_that_no_subject_or_certificate_can_hold_are_refused() -> None:

@@ -281,28 +281,6 @@ def test_a_window_that_a_worker_gave_back_is_sent_again(
         assert stats_of(satellite)["fleet_sent"] == 2
 
 
-def test_two_machines_with_one_credential_notice_each_other(server: NatsServer) -> None:
-    chosen = FleetSettings(role="satellite", server=(server.url,))
-    links = [Link(chosen, "kitchen") for _ in range(3)]
-    satellites = [
-        Satellite(link, chosen, box) for link, box in zip(links, ("a", "a", "b"), strict=True)
-    ]
-    try:
-        for link in links[:2]:
-            link.start()
-            link.settle(5)
-        time.sleep(0.3)
-        assert [satellite.rival_problem for satellite in satellites[:2]] == ["", ""], (
-            "one machine, for instance at a reload"
-        )
-        links[2].start()
-        until(lambda: all(satellite.rival_problem for satellite in satellites))
-        assert "another machine uses the invitation of kitchen" in satellites[0].rival_problem
-    finally:
-        for link in links:
-            link.close()
-
-
 def test_a_worker_that_is_newer_or_older_is_refused_by_name_and_the_window_waits(
     server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
 ) -> None:

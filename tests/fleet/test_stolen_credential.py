@@ -60,7 +60,7 @@ class House:
 def house(tmp_path: Path) -> Iterator[House]:
     engine = engine_of(den="satellite", bath="satellite", pi5="worker")
     engine.write(tmp_path / "s", tmp_path / "js")
-    context = ssl.create_default_context(cadata=engine.authority)
+    context = ssl.create_default_context(cadata=engine.certificate)
 
     def client(node: str) -> Bus:
         password = engine.nodes[node].password

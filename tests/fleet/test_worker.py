@@ -256,31 +256,6 @@ def test_a_window_longer_than_its_model_takes_is_made_in_parts(
     assert len(found["tokens"]) == 2 * len(HEARD.tokens)
 
 
-def test_a_consumer_that_gives_nothing_though_windows_wait_is_made_anew(
-    server: NatsServer, bus: Bus
-) -> None:
-    """As in a cluster whose servers were lost in turn: the consumer takes the window for done."""
-    worker = FakeWorker(server.url)
-    worker.pull_s, worker.waiting = 0.3, 1  # it asks for nothing yet
-
-    async def deliver_to_nobody() -> None:
-        stream = bus.client.jetstream()
-        config = (await stream.consumer_info(STREAM, "workers-any")).config
-        await stream.delete_consumer(STREAM, "workers-any")
-        await stream.add_consumer(STREAM, config.evolve(max_deliver=1, ack_wait=0.1))
-        nobody = await stream.pull_subscribe_bind("workers-any", STREAM)
-        await nobody.fetch(1, timeout=5)
-
-    with worker:
-        until(lambda: server.stream().get("consumer_detail"))
-        send(bus, a_window())
-        bus.run(deliver_to_nobody())
-        worker.waiting = 0
-        until(lambda: bus.heard, 25.0)
-    assert worker.counts == {"fleet_done": 1}
-    assert server.stream()["state"]["messages"] == 0
-
-
 def test_a_stream_that_is_gone_while_the_connection_stands_is_made_again(
     server: NatsServer, worker: FakeWorker, bus: Bus
 ) -> None:

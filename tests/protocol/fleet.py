@@ -73,7 +73,7 @@ class Post:
         room = OwnRoom(
             lambda: SPEECH_MODEL, self._submit, lambda: 0, lambda _: None, lambda _: None
         )
-        self._worker = FleetWorker(cast("Link", link), room, GateSettings(), clustered=False)
+        self._worker = FleetWorker(cast("Link", link), room, GateSettings())
         self._client: FakeClient = link.connect(machine.server, serve=False)
 
     def _submit(self, window: Window, _ahead: bool, answer: Any) -> Request:
@@ -172,7 +172,7 @@ class FleetMachine(BrokerMachine):
         if not hasattr(self, "posts"):
             return
         self.link = FakeFleetLink(self.house.clock, self.loop, NODE)
-        self.satellite = Satellite(cast("Link", self.link), FleetSettings(), "this machine")
+        self.satellite = Satellite(cast("Link", self.link), FleetSettings())
         self.satellite.muted = lambda: self.house.up.mute.on
         self.server.satellite = self.link.connect(self.server, serve=True)
         self.loop.settle()

@@ -1,4 +1,4 @@
-"""A fleet's server as `roomscribe fleet join --serve` sets it up, run on loopback."""
+"""A fleet's server as `roomscribe fleet serve` sets it up, run on loopback."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def settings_for(engine: FleetServer, node: str, folder: Path, **keys: object) -
     """[fleet] of a node that was invited."""
     entry = engine.nodes[node]
     folder.mkdir(exist_ok=True)
-    authority, credential = folder / f"{node}.crt", folder / f"{node}.credential"
-    authority.write_text(engine.authority, encoding="ascii")
+    certificate, credential = folder / f"{node}.crt", folder / f"{node}.credential"
+    certificate.write_text(engine.certificate, encoding="ascii")
     credential.touch(mode=0o600)
     credential.write_text(f'user = "{node}"\npassword = "{entry.password}"\n', encoding="utf-8")
     chosen = {"role": entry.role, "server": engine.addresses, "credential": str(credential)}
-    return FleetSettings(**{**chosen, "ca": str(authority), **keys})  # type: ignore[arg-type]
+    return FleetSettings(**{**chosen, "ca": str(certificate), **keys})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A real nats-server of our own on a free port of loopback, and three of them as a cluster."""
+"""A real nats-server of our own on a free port of loopback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from rigs.waiting import holds
 from rigs.wyoming import free_port
 
 START_S = 30.0
-"""Longest wait until the server takes connections, and a cluster has a leader."""
+"""Longest wait until the server takes connections."""
 PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 
 
@@ -39,17 +39,12 @@ class NatsServer:
         self,
         config: str = "",
         *,
-        name: str = "one",
         scheme: str = "nats",
         file: Path | None = None,
         port: int = 0,
-        cluster_port: int = 0,
-        routes: Sequence[int] = (),
     ) -> None:
         """`config` is added to the file: users, TLS, limits; or its `file` is another's, which
-        names the `port`. With a `cluster_port` it is one of the cluster whose servers listen on the
-        `routes`."""
-        self.name = name
+        names the `port`."""
         self.port = port or free_port()
         self.url = f"{scheme}://{self.host}:{self.port}"
         self.folder = Path(tempfile.mkdtemp(prefix="roomscribe-nats-"))
@@ -57,15 +52,9 @@ class NatsServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = self.folder / "log"
         lines = [
-            f'server_name: "{name}"',
             f"listen: {self.host}:{self.port}",
             f'jetstream {{ store_dir: "{self.folder}/js", max_mem: 256M, max_file: 1M }}',
         ]
-        if cluster_port:
-            known = ", ".join(f'"nats://{self.host}:{port}"' for port in routes)
-            lines.append(
-                f"cluster {{ name: house, listen: {self.host}:{cluster_port}, routes: [{known}] }}"
-            )
         self._config = file or self.folder / "nats.conf"
         if not file:
             self._config.write_text("\n".join([*lines, config, ""]), encoding="utf-8")
@@ -155,45 +144,6 @@ class NatsServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Cluster:
-    """Three servers as one; use as `with Cluster() as cluster:`."""
-
-    def __init__(self, config: str = "") -> None:
-        ports = [free_port() for _ in range(3)]
-        self.servers = [
-            NatsServer(config, name=f"n{number}", cluster_port=port, routes=ports)
-            for number, port in enumerate(ports, 1)
-        ]
-        self.urls = [one.url for one in self.servers]
-
-    def leader(self) -> str:
-        """The name of the server that leads JetStream; empty while there is none."""
-        for server in self.servers:
-            try:
-                found = server.monitor("jsz").get("meta_cluster", {}).get("leader", "")
-            except OSError:
-                continue
-            if found:
-                return str(found)
-        return ""
-
-    def __enter__(self) -> Self:
-        try:
-            for one in self.servers:
-                one.launch()
-            if not holds(self.leader, 2 * START_S, 0.1):
-                logs = "\n".join(one.log()[-2000:] for one in self.servers)
-                raise RuntimeError(f"the cluster has no leader:\n{logs}")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in self.servers:
-            one.__exit__()
 
 
 def _program() -> str:

@@ -67,7 +67,6 @@ class FakeWorker:
                 report_trouble=self.troubles.append,
             ),
             self.gates,
-            clustered=len(self.settings.server) > 1,
             pull_s=self.pull_s,
         )
         self.link.start()

@@ -6,7 +6,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ from appliance.cli.doctor.model import compare_text, spoken_window, words
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings, fleet_server, is_loopback, node_name
 from appliance.errors import ServerError
-from appliance.fleet import CLUSTER_VERSION, Probe, messages
+from appliance.fleet import Probe, messages
 from appliance.system import shorten
 
 if TYPE_CHECKING:
-    from appliance.fleet import QueueState
+    pass
 
 SERVER = "fleet's server"
 APART_S = 2.0
@@ -30,17 +30,9 @@ CREDENTIAL = "roomscribe.fleet"
 LONGEST_S = 10.0
 WITHIN_S = 20.0
 """For a sentence of two seconds at a worker that has its own room first."""
-RIVAL = (
-    "one invitation is for one machine: run `sudo roomscribe fleet invite OTHER-NAME` where the "
-    "server runs, and on one of the two machines `roomscribe fleet join` with that code"
-)
-UPGRADE = (
-    "upgrade nats-server on the servers' machines (Debian 13 has a newer one), or use one server "
-    "alone"
-)
 MEMORY, WORK = "memory", "workqueue"
 MOST_BYTES = 1_000_000
-AGAIN = "sudo roomscribe fleet join --serve on the server's machine sets it up again"
+AGAIN = "sudo roomscribe fleet serve on the server's machine sets it up again"
 
 
 def server(around: Surroundings) -> Outcome:
@@ -48,27 +40,18 @@ def server(around: Surroundings) -> Outcome:
     if why := _none(around):
         return skipped(why)
     fleet, found, away = around.settings.fleet, list[str](), list[ServerError]()
-    old, clustered = list[str](), False
     for one in fleet.server:
         around.doing(f"connecting to {one}")
         try:
             with Probe(replace(fleet, server=(one,)), node_name(around.settings)) as probe:
                 found.append(f"{one} lets in {probe.node}, {probe.connect_ms:.0f} ms")
-                version, rivals = probe.version, probe.count_rivals()
-                old += [] if probe.fits_cluster else [f"{one} runs nats-server {version}"]
-                clustered = clustered or probe.is_in_cluster
+                version = probe.version
         except ServerError as error:
             away.append(error)
     if not found:
         raise next((one for one in away if one.kind == ServerError.REFUSED), away[-1])
-    if rivals:
-        return failed(f"another machine is connected as {node_name(around.settings)}", RIVAL)
     others = "".join(f"; not used: {shorten(str(one), 120)}" for one in away)
-    least = f"a cluster needs {'.'.join(map(str, CLUSTER_VERSION))}"
-    if old and clustered:
-        return failed(f"{', '.join(old)}; {least} or newer, or it may lose its queue", UPGRADE)
-    note = f" (alone; {least})" if old else ""
-    return ok(f"{', '.join(found)}; nats-server {version}{note}{others}")
+    return ok(f"{', '.join(found)}; nats-server {version}{others}")
 
 
 def encryption(around: Surroundings) -> Outcome:
@@ -110,10 +93,9 @@ def queue(around: Surroundings) -> Outcome:
     if why := _none(around):
         return skipped(why)
     fleet = around.settings.fleet
-    models = ("", fleet.model) if fleet.model else ("",)
     around.doing("asking for the queue")
     with Probe(fleet, node_name(around.settings)) as probe:
-        found = probe.read_queue(models) if probe.may_see_queue else None
+        found = probe.read_queue() if probe.may_see_queue else None
         payload = probe.max_payload
     if payload < MOST_BYTES:
         return failed(
@@ -124,31 +106,16 @@ def queue(around: Surroundings) -> Outcome:
         return skipped(f"{probe.node} is a satellite: only workers may look at the queue")
     if found is None:
         return failed("there is none: a worker makes it", "start a worker's daemon")
-    wrong, fix = _unlike(found, models)
     line = (
         f"{found.windows} windows wait, {found.storage}, {found.retention}, "
-        f"{found.replicas} copies, {found.max_per_subject} for each satellite"
+        f"{found.max_per_subject} for each satellite"
     )
-    return failed(f"{line}; {wrong}", fix) if wrong else ok(f"{line}; {payload} bytes at once")
-
-
-def _unlike(found: QueueState, models: Sequence[str]) -> tuple[str, str]:
-    """What the queue is that a worker would not have made, and the fix; empty for nothing."""
     if found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1:
-        return (
-            f"expected {MEMORY}, {WORK} and a limit",
+        return failed(
+            f"{line}; expected {MEMORY}, {WORK} and a limit",
             f"delete the stream {messages.STREAM}: a worker makes it anew",
         )
-    if found.careless:
-        return (
-            f"{', '.join(found.careless)} would lose a window with its worker",
-            "delete that consumer: a worker makes it anew",
-        )
-    for model in models:
-        if (name := messages.consumer_name(model)) not in found.consumers:
-            wanted = f"a worker with the model {model}" if model else "a worker's daemon"
-            return f"nobody has ever asked for {name}", f"start {wanted}"
-    return "", ""
+    return ok(f"{line}; {payload} bytes at once")
 
 
 def workers(around: Surroundings) -> Outcome:
@@ -185,7 +152,7 @@ def sentence(around: Surroundings) -> Outcome:
     if why := _none(around):
         return skipped(why)
     fleet = around.settings.fleet
-    if not fleet.sends:
+    if fleet.role != "satellite":
         return skipped(f"fleet.role is {fleet.role}: the satellites ask, and it answers")
     window = replace(spoken_window(LONGEST_S), id=f"doctor-{secrets.token_hex(8)}")
     around.doing("having a worker transcribe the packaged sentence")

@@ -1,0 +1,203 @@
+"""Join a fleet with a code.
+
+`join` first tries what it changes, then shows it, then writes it: certificate and credential first,
+the configuration that names them last. So an interrupted join has changed nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance import config
+from appliance.cli.config_file import (
+    confirm_change,
+    read_text,
+    reload_daemon,
+    set_keys,
+    systemctl,
+    write_config,
+)
+from appliance.cli.dialog import Dialog, open_console
+from appliance.config import DEFAULT_PATH, Settings, node_name
+from appliance.errors import ConfigError, DaemonError, ServerError
+from appliance.system import require_writable, write_whole
+
+if TYPE_CHECKING:
+    from appliance.fleet import Code
+
+FOLDER = "fleet"
+"""Folder beside the configuration with the files of the server, and of a node."""
+CREDENTIAL, TRUSTED = "credential", "trusted.crt"
+UNIT, USER = "roomscribe.service", "roomscribe"
+RECONNECT_S = 20.0
+"""Seconds that the daemon may take until it is connected."""
+
+
+def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe fleet join`; return 0, or 1 if the user declined."""
+    file = options.config or DEFAULT_PATH
+    require_answer(options)
+    require_writable(file, "run this with sudo")
+    return join(_read_code(options), options, settings, file)
+
+
+def require_answer(options: argparse.Namespace) -> None:
+    """End with a usage error if nobody can be asked."""
+    if not options.yes and not sys.stdin.isatty():
+        options.usage_error("it asks before it writes, and there is no terminal: add --yes")
+
+
+def has_systemd(file: Path) -> bool:
+    """Return True if the package's systemd units run the daemon and nats-server."""
+    return file == DEFAULT_PATH and Path("/run/systemd/system").exists()
+
+
+def _read_code(options: argparse.Namespace) -> Code:
+    """Return the code of the command line or standard input; from a terminal, once it is whole.
+
+    Raises ConfigError.
+    """
+    from appliance.fleet import Code
+
+    if options.code is not None:
+        return Code.read(options.code)
+    if not sys.stdin.isatty():
+        return Code.read(sys.stdin.read())
+    print("The code that the server printed: ", end="", flush=True)
+    text = ""
+    while True:  # a messenger may have broken it into lines
+        line = sys.stdin.readline()
+        text += line
+        try:
+            return Code.read(text)
+        except ConfigError:
+            if not line.strip():
+                raise
+
+
+def join(
+    code: Code, options: argparse.Namespace, settings: Settings, file: Path, within_s: float = 0.0
+) -> int:
+    """Try the code, for `within_s`, show the changes, write them; return the exit status.
+
+    Raises RoomscribeError.
+    """
+    from appliance.fleet import make_folder, unwritable
+
+    folder = file.absolute().parent / FOLDER
+    changes = _plan_changes(code, settings, folder)
+    secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"
+    before = read_text(file)
+    after = set_keys(before, changes)
+    with tempfile.TemporaryDirectory(prefix="roomscribe-") as draft_dir:
+        tried = Path(draft_dir)
+        write_whole(tried / CREDENTIAL, secret, 0o600)
+        write_whole(tried / TRUSTED, code.certificate, 0o600)
+        draft = after.replace(f"{folder}/", f"{tried}/")
+        print(_try_code(config.parse(draft, str(file)), code.node, within_s))
+    dialog = Dialog(open_console(), interactive=not options.yes)
+    if before != after and not confirm_change(dialog, file, before, after):
+        print("nothing was changed")
+        return 1
+    try:
+        make_folder(folder)
+        write_whole(folder / TRUSTED, code.certificate, 0o644)
+        write_whole(folder / CREDENTIAL, secret, 0o600)
+        with suppress(LookupError, PermissionError):
+            if file == DEFAULT_PATH:
+                shutil.chown(folder / CREDENTIAL, USER, USER)
+        if before != after:
+            write_config(file, after)
+    except OSError as error:
+        raise unwritable(file.parent, error) from error
+    print(_reload_daemon(config.parse(after, str(file)), file))
+    return 0
+
+
+def _plan_changes(code: Code, settings: Settings, folder: Path) -> dict[str, Any]:
+    """Return the configuration keys that joining sets. Raises ConfigError for an unusable code."""
+    from appliance.infer import lacking_model
+
+    if code.role == "worker" and (lacking := lacking_model(settings)):
+        raise ConfigError(
+            f"code: this code is for a worker, but this machine can only be a satellite: {lacking}"
+        )
+    changes: dict[str, Any] = {
+        "fleet.role": code.role,
+        "fleet.server": list(code.servers) if code.servers[1:] else code.servers[0],
+        "fleet.credential": str(folder / CREDENTIAL),
+        "fleet.ca": str(folder / TRUSTED),
+    }
+    node = node_name(settings)
+    if code.node == node:
+        return changes
+    if settings.appliance.node:
+        raise ConfigError(
+            f"code: this machine is named {node}, and the code is for {code.node}. Run `sudo "
+            f"roomscribe fleet invite {node}` where the server runs, or give this machine that "
+            "name ([appliance] node)"
+        )
+    return {**changes, "appliance.node": code.node}
+
+
+def _try_code(settings: Settings, node: str, within_s: float) -> str:
+    """Return which server accepts the node, trying for `within_s`. Raises ServerError."""
+    from appliance.fleet import Probe
+
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            with Probe(settings.fleet, node) as probe:
+                there = [f"{worker.node} ({worker.name})" for worker in probe.find_workers()]
+                who = ", ".join(there) or "nobody yet"
+                return f"{probe.address} lets {node} in; transcribing there: {who}"
+        except ServerError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.2)
+
+
+def _reload_daemon(settings: Settings, file: Path) -> str:
+    """Have the daemon read the configuration, and wait for it; return the outcome."""
+    from appliance.control import SOCKET_NAME, ControlClient
+    from appliance.store import runtime_folders
+
+    sockets = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+    try:
+        reload_daemon(sockets)
+    except DaemonError as error:
+        if not has_systemd(file):
+            return f"written; {error}"
+        systemctl("restart", UNIT)
+    until_s = time.monotonic() + RECONNECT_S
+    state: dict[str, Any] = {}
+    while time.monotonic() < until_s:  # it starts again, and ends every connection
+        with suppress(DaemonError), ControlClient(sockets) as daemon:
+            state = daemon.call("state")
+            fleet = state.get("fleet") or {}
+            if fleet.get("role") == settings.fleet.role and fleet.get("server"):
+                return f"written, and the daemon has read it: {_describe_state(state)}"
+        time.sleep(0.1)
+    if (state.get("fleet") or {}).get("role") == settings.fleet.role:
+        return (
+            f"written, and the daemon has read it, but is not connected after {RECONNECT_S:.0f} s: "
+            f"{_describe_state(state)}. Run `roomscribe fleet check`"
+        )
+    if state:
+        return (
+            f"written, but the daemon that runs has not taken the role {settings.fleet.role}. If "
+            f"it uses another configuration than {file}, start the one that uses it"
+        )
+    return f"written, but no daemon answers. Start it with `roomscribe run --config {file}`"
+
+
+def _describe_state(state: dict[str, Any]) -> str:
+    return "; ".join((str(state.get("status", "")), *state.get("reasons", ())))

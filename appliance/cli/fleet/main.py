@@ -1,0 +1,90 @@
+"""The command line of `roomscribe fleet`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+
+from appliance.cli.fleet.join import join_fleet
+from appliance.cli.fleet.serve import invite_nodes, serve_fleet
+from appliance.cli.fleet.status import check_fleet, show_status
+
+
+def add_fleet(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """`roomscribe fleet serve`, `invite`, `join`, `status` and `check`"""
+    fleet = names.add_parser("fleet", help="several rooms: share the machines that transcribe")
+    words = fleet.add_subparsers(metavar="WHAT", required=True)
+    add = functools.partial(words.add_parser, parents=[common])
+    serve = add(
+        "serve",
+        help="set up the server that all rooms share, and join it",
+        description="Sets up this machine's nats-server (`apt install nats-server openssl`) for "
+        "the fleet, and this machine joins; run it again to change something. Needs root.",
+    )
+    serve.add_argument(
+        "--name",
+        action="append",
+        metavar="HOST",
+        help="name or address under which the other machines reach this one; may be repeated "
+        "(default: HOSTNAME.local and the address)",
+    )
+    serve.add_argument(
+        "--role",
+        choices=("satellite", "worker", "none"),
+        help="role of this machine besides that (default: worker, if it has a model)",
+    )
+    serve.add_argument("--port", type=int, metavar="N", help="TCP port (default: 4222)")
+    serve.add_argument("--yes", action="store_true", help="write the changes without asking")
+    serve.set_defaults(command=serve_fleet, usage_error=serve.error)
+    invite = add(
+        "invite",
+        help="let machines join, and print the command for each",
+        description="Run it on the server's machine. It gives each node its own password, and "
+        "prints the command to run on the node's machine. For a node that was invited before, "
+        "it prints the same command again. Needs root.",
+    )
+    invite.add_argument(
+        "nodes", nargs="+", metavar="NODE", help="name of the room, as in [appliance]"
+    )
+    what = invite.add_mutually_exclusive_group()
+    what.add_argument(
+        "--role",
+        choices=("satellite", "worker"),
+        help="role of the nodes (default: satellite)",
+    )
+    what.add_argument(
+        "--remove", action="store_true", help="revoke the access of these nodes at once"
+    )
+    invite.set_defaults(command=invite_nodes)
+    join = add(
+        "join",
+        help="join a fleet",
+        description="Tries the code that `roomscribe fleet invite` printed on the server's "
+        "machine, writes it into the configuration, whose comments stay, and has the daemon read "
+        "it. Needs root.",
+    )
+    join.add_argument(
+        "code", nargs="?", metavar="CODE",
+        help="the code that `fleet invite` printed for this machine (default: standard input)",
+    )  # fmt: skip
+    join.add_argument("--yes", action="store_true", help="write the changes without asking")
+    join.set_defaults(command=join_fleet, usage_error=join.error)
+    status = add(
+        "status",
+        help="show the workers, and how many windows wait",
+        description="Shows the workers, their activity, how many windows wait at the server, "
+        "and this machine's counters. The exit status is 1 if there is no worker.",
+    )
+    status.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    status.set_defaults(command=show_status)
+    check = add(
+        "check",
+        help="check everything that the fleet needs, and name the fix for each problem",
+        description="Checks the server, encryption, permissions, the queue and the clocks, and "
+        "has a sentence transcribed. `roomscribe doctor` includes it. The exit status is the "
+        "number of checks that failed.",
+    )
+    check.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    check.set_defaults(command=check_fleet, lenient=True, recordings=None)

@@ -1,0 +1,253 @@
+"""Set up the fleet's server on this machine, and let other machines join it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from appliance.cli.config_file import read_text, systemctl
+from appliance.cli.fleet.join import FOLDER, has_systemd, join, require_answer
+from appliance.config import DEFAULT_PATH, Settings, is_loopback, node_name
+from appliance.errors import ConfigError, ServerError, StoreError
+from appliance.system import lock, require_writable, shorten, write_whole
+
+if TYPE_CHECKING:
+    from appliance.fleet import FleetServer
+
+SERVER_UNIT = "nats-server.service"
+DROP_IN = Path("/etc/systemd/system/nats-server.service.d/roomscribe.conf")
+DEBIAN_CONFIG = Path("/etc/nats-server.conf")
+"""The configuration that Debian's unit reads without the drop-in."""
+STORE_NAME = "roomscribe-nats"
+"""nats-server's folder, in memory."""
+START_S = 10.0
+"""Seconds that nats-server may take until it accepts us."""
+DEFAULT_LINE = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
+UNIT_TEXT = """\
+# Written by `roomscribe fleet serve`.
+[Service]
+ExecStart=
+ExecStart={program} -c {config}
+# Debian's ask /bin/kill, which a small system has not
+ExecStop=
+ExecReload=
+ExecReload={program} --signal reload=${{MAINPID}}
+Restart=always
+RestartSec=2
+RuntimeDirectory={name}
+# what was said waits in memory: no core file has it, and it is never swapped out
+LimitCORE=0
+MemoryMax={most}M
+MemorySwapMax=0
+Environment=GOMEMLIMIT={soft}MiB
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateDevices=yes
+"""
+
+
+def serve_fleet(options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe fleet serve`. Raises RoomscribeError."""
+    from appliance.fleet import FleetServer, find_nats_server
+    from appliance.infer import lacking_model
+
+    file = options.config or DEFAULT_PATH
+    require_answer(options)
+    require_writable(file, "run this with sudo")
+    find_nats_server()
+    _require_unused_server(file)
+    folder, node = file.absolute().parent / FOLDER, node_name(settings)
+    with _lock_server(folder):
+        server = _change_server(options, FleetServer.load(folder))
+        usual = "satellite" if lacking_model(settings) else "worker"
+        role = options.role or (server.nodes[node].role if node in server.nodes else usual)
+        if role != "none":
+            server = server.invite(node, role)
+        server = server.with_certificate()
+        anew = server.write(folder, _store_dir(file, server))
+        started = _start_server(server, folder, file, anew=anew)
+    print(f"the server: {', '.join(server.names)}, port {server.port}; its files are in {folder}")
+    print(started)
+    status = 0 if role == "none" else _join_itself(server, options, settings, file)
+    print("to let another machine join, run `sudo roomscribe fleet invite NODE` on this machine")
+    return status
+
+
+def _join_itself(
+    server: FleetServer, options: argparse.Namespace, settings: Settings, file: Path
+) -> int:
+    """Have this machine join its own server. Raises RoomscribeError."""
+    node = node_name(settings)
+    # does not depend on names in the network
+    code = replace(server.code(node), servers=(f"tls://127.0.0.1:{server.port}",))
+    try:
+        return join(code, options, settings, file, START_S if has_systemd(file) else 0.0)
+    except ServerError:
+        if not has_systemd(file):
+            role = server.nodes[node].role
+            print(
+                "once it runs, let this machine join: run the command that `roomscribe fleet "
+                f"invite {node} --role {role}` prints"
+            )
+            return 0
+    systemctl("restart", SERVER_UNIT)  # an interrupted run may not have done that
+    return join(code, options, settings, file, START_S)
+
+
+def _change_server(options: argparse.Namespace, before: FleetServer | None) -> FleetServer:
+    """Return the server with the changes of the command line. Raises ConfigError."""
+    from appliance.fleet import FleetServer
+
+    names = _read_hosts(options.name) if options.name else before.names if before else _own_names()
+    if not names:
+        raise ConfigError("--name: expected a name of this machine, found none; give one")
+    if options.port is not None and not 0 < options.port < 1 << 16:
+        raise ConfigError(f"--port: expected 1 to 65535, found {options.port}")
+    server = before or FleetServer(names)
+    if server.names != names:  # the certificate is for other names
+        server = replace(server, names=names, certificate="", key="")
+    return replace(server, port=options.port or server.port)
+
+
+def _read_hosts(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return host names and addresses, each once. Raises ConfigError."""
+    from appliance.fleet import is_host
+
+    hosts = tuple(dict.fromkeys(host.strip() for host in texts))
+    for host in hosts:
+        if not is_host(host):
+            raise ConfigError(
+                "--name: expected a host name or an address such as kitchen.local, found "
+                f"{shorten(host) or 'nothing'}"
+            )
+    return hosts
+
+
+def _own_names() -> tuple[str, ...]:
+    """Return name and address under which other machines may reach this one."""
+    from appliance.fleet import is_host
+    from appliance.wyoming import own_address
+
+    host = socket.gethostname().partition(".")[0]
+    return tuple(host for host in dict.fromkeys((f"{host}.local", own_address())) if is_host(host))
+
+
+def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe fleet invite`. Raises RoomscribeError."""
+    from appliance.fleet import FleetServer
+
+    file = options.config or DEFAULT_PATH
+    require_writable(file, "run this with sudo")
+    folder = file.absolute().parent / FOLDER
+    with _lock_server(folder):
+        server = FleetServer.load(folder)
+        if server is None:
+            raise ConfigError(
+                f"{folder}: no fleet's server is set up on this machine. Run `sudo roomscribe "
+                "fleet serve`, or this command on the server's machine"
+            )
+        for node in options.nodes:
+            known = server.nodes.get(node)
+            role = options.role or (known.role if known else "satellite")
+            server = server.remove(node) if options.remove else server.invite(node, role)
+        anew = server.write(folder, _store_dir(file, server))
+        started = _start_server(server, folder, file, anew=anew)
+    if not has_systemd(file):
+        print(started)
+    for node in options.nodes:
+        if options.remove:
+            print(f"{node} has no access any more")
+        else:
+            print(f"on {node}, which becomes a {server.nodes[node].role} (keep this line secret):")
+            print(f"  sudo roomscribe fleet join --yes {server.code(node).text()}")
+    return 0
+
+
+def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) -> str:
+    """Have nats-server run with its files; return what was done. Raises StoreError."""
+    from appliance.fleet import CONFIG, MEMORY_MB, find_nats_server, make_folder, unwritable
+
+    if not has_systemd(file):
+        if anew:
+            return f"start nats-server, or restart it, with `nats-server -c {folder / CONFIG}`"
+        return "send nats-server a SIGHUP, so that it reads its nodes again"
+    text = UNIT_TEXT.format(
+        program=find_nats_server(),
+        config=folder / CONFIG,
+        name=STORE_NAME,
+        most=2 * MEMORY_MB + 192,
+        soft=MEMORY_MB + 96,
+    )
+    try:
+        if read_text(DROP_IN) != text:
+            make_folder(DROP_IN.parent)
+            write_whole(DROP_IN, text, 0o644)
+            anew = True
+    except OSError as error:
+        raise unwritable(DROP_IN, error) from error
+    if anew:
+        systemctl("daemon-reload")
+        systemctl("enable", SERVER_UNIT)
+    systemctl("restart" if anew else "reload-or-restart", SERVER_UNIT)
+    until_s = time.monotonic() + START_S
+    while not _is_listening(server):
+        if time.monotonic() > until_s:
+            raise StoreError(
+                f"nats-server does not listen on port {server.port}; `journalctl -u {SERVER_UNIT} "
+                "-n 20` says why"
+            )
+        time.sleep(0.1)
+    return "nats-server runs"
+
+
+def _is_listening(server: FleetServer) -> bool:
+    """Return True if the server on this machine greets a client."""
+    host = server.names[0] if is_loopback(server.names[0]) else "127.0.0.1"
+    with suppress(OSError), socket.create_connection((host, server.port), 1.0) as probe:
+        return probe.recv(5) == b"INFO "
+    return False
+
+
+def _require_unused_server(file: Path) -> None:
+    """Raise ConfigError if nats-server already serves something else."""
+    if not has_systemd(file) or DROP_IN.exists():
+        return
+    lines = [line.partition("#")[0].strip() for line in read_text(DEBIAN_CONFIG).splitlines()]
+    if any(line and not DEFAULT_LINE.fullmatch(line) for line in lines):
+        raise ConfigError(
+            f"{DEBIAN_CONFIG}: this file is not as Debian ships it, so this machine's nats-server "
+            "seems to serve something else. Use another machine, or move that file away"
+        )
+
+
+def _store_dir(file: Path, server: FleetServer) -> Path:
+    """Return the folder in which nats-server makes its own: in memory."""
+    if has_systemd(file):
+        return Path("/run", STORE_NAME)
+    return Path("/dev/shm", f"{STORE_NAME}-{server.port}")
+
+
+@contextmanager
+def _lock_server(folder: Path) -> Iterator[None]:
+    """Let only one run at a time change the server. Raises StoreError."""
+    from appliance.fleet import make_folder, unwritable
+
+    try:
+        make_folder(folder)
+        held = lock(folder / ".lock")
+    except BlockingIOError:
+        raise StoreError(
+            f"{folder}: another `roomscribe fleet` changes it now; wait for it"
+        ) from None
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    with held:
+        yield
