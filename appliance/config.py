@@ -461,14 +461,14 @@ class GateSettings:
 
     low_confidence: float = key(
         -1.0,
-        "Transcripts with a lower confidence get the flag low_confidence. 0: off, -1: what the "
-        "model recommends.",
+        "Transcripts with a lower confidence get the flag low_confidence, and nothing acts on "
+        "them. 0: off, -1: what the model recommends.",
         low=-1.0, high=1.0,
     )  # fmt: skip
     act_confidence: float = key(
         -1.0,
-        "Other transcripts with a lower confidence get the flag unsure_to_act, and nothing acts on "
-        "them. 0: off, -1: what `roomscribe model fit` found for the model.",
+        "Other transcripts with a lower confidence get the flag unsure_to_act: something acts on "
+        "them only if they begin with assist.phrase. 0: off, -1: what the model recommends.",
         low=-1.0, high=1.0,
     )  # fmt: skip
 
@@ -640,13 +640,6 @@ class AssistSettings:
             suggest=lambda text: " ".join(re.findall(r"[^\W\d_]+", text)),
         ),
     )
-    confidence: float = key(
-        0.8,
-        "Only sentences with at least this confidence, and without another doubt, are sent. If an "
-        "expected sentence has at least this phrase_confidence, it is sent instead of the text. A "
-        "text without a confidence needs a mean probability of at least 0.95.",
-        low=0.0, high=1.0,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

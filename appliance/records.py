@@ -41,13 +41,10 @@ Logits = NDArray[np.float32]
 HEARD_HERE = "microphone"
 """Transcript.source of the appliance's own microphone."""
 
-UNSURE_FLAGS = frozenset({"low_confidence", "unsure_to_act"})
-"""Flags of a text's confidence, which do not count for an expected sentence."""
-DOUBTFUL_FLAGS = (
-    *sorted(UNSURE_FLAGS), "repetition", "known_hallucination", "cut_at_window",
-    "interrupted", "token_limit",
-)  # fmt: skip
-"""Flags of transcripts that nothing should act on."""
+ADDRESSED = "addressed"
+"""Flag of a transcript that begins with the address phrase, or follows it."""
+EXPECTED_FROM = 0.7
+"""Confidence from which on an expected sentence counts in place of the text."""
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -251,6 +248,52 @@ class Transcript:
     """Node of the room that heard the same sentence better and acts on it; empty without one."""
     heard_also: tuple[str, ...] = ()
     """Nodes of other rooms that heard the same sentence, if this one acts on it."""
+
+
+class NoAct(enum.StrEnum):
+    """Why nothing may act on a transcript. Most are flags of it, too."""
+
+    SATELLITE = "satellite"
+    """A Wyoming client sent the sound: its own pipeline acts."""
+    LATE = "late"
+    PART = "part"
+    """It is one window of a longer utterance."""
+    INTERRUPTED = "interrupted"
+    CUT = "cut_at_window"
+    TOKEN_LIMIT = "token_limit"
+    REPETITION = "repetition"
+    INVENTED = "known_hallucination"
+    LOW_CONFIDENCE = "low_confidence"
+    UNSURE = "unsure_to_act"
+    """Sure enough only for a sentence with the address phrase, where a mishearing costs little."""
+
+
+def why_not_act(one: Transcript, *, late: bool = False) -> NoAct | None:
+    """Return why nothing may act on a transcript; None if something may.
+
+    The one rule for automations, Assist, the claims of rooms and the page. `late`: its delivery
+    had to wait.
+    """
+    if one.source != HEARD_HERE:
+        return NoAct.SATELLITE
+    if late:
+        return NoAct.LATE
+    if (one.window, one.windows) != (1, 1):
+        return NoAct.PART
+    found = [reason for reason in NoAct if reason.value in one.flags]
+    passed = {NoAct.LOW_CONFIDENCE, NoAct.UNSURE} if is_expected(one) else set[NoAct]()
+    passed |= {NoAct.UNSURE} if ADDRESSED in one.flags else set()
+    return next((reason for reason in found if reason not in passed), None)
+
+
+def is_expected(one: Transcript) -> bool:
+    """Return True if a transcript's expected sentence counts in place of its text."""
+    return one.phrase is not None and one.phrase.confidence >= EXPECTED_FROM
+
+
+def acting_text(one: Transcript) -> str:
+    """Return the words to act on: those of the expected sentence if that is sure enough."""
+    return one.phrase.sentence if one.phrase and is_expected(one) else one.text
 
 
 @dataclass(frozen=True, slots=True)

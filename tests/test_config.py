@@ -97,7 +97,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ('[homeassistant]\nurl = "http://ha:99999"', "found 'http://ha:99999'"),
         ('[homeassistant]\nurl = "http://me:pass@ha"', "expected an address such as http://"),
         ('[assist]\nphrase = "hey, 2 you!"', "expected one to four words of letters, such as"),
-        ("[assist]\nconfidence = 2", "expected 0.0 to 1.0, found 2"),
+        ("[gates]\nact_confidence = 2", "expected -1.0 to 1.0, found 2"),
         (
             '[assist]\nphrase = "computer"',
             "assist.phrase: expected Home Assistant's address as homeassistant.url beside it",

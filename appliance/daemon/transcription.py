@@ -26,6 +26,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.phrase_commands import Expectations
 from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.fleet import open_satellite
+from appliance.homeassistant import AddressPhrase
 from appliance.infer import AnyTranscriber, Encoded, Gates, Phrases, Progress, silence_ms
 from appliance.records import (
     Discarded,
@@ -83,6 +84,7 @@ class TaskTranscriber:
         self.on_idle: Callable[[], object] = lambda: None
         """Called about once a second while nothing is to be transcribed."""
         self._gates = Gates(transcriber.gates)
+        self._address = AddressPhrase(settings.assist.phrase)
         self._expire_s = 0.0
 
     def leased_task(self, lease: Lease) -> Task:
@@ -199,7 +201,7 @@ class TaskTranscriber:
             lease.discard(reason)
             return
         transcript = compose(window, result, result.model or self.model, queue_ms)
-        self._waiting.append((lease, transcript))
+        self._waiting.append((lease, self._address.mark(transcript)))
         if len(self._waiting) > UNSTORED_LIMIT:
             oldest = self._waiting.popleft()[0]
             if oldest:

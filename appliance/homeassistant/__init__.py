@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
+    from appliance.homeassistant.address import AddressPhrase as AddressPhrase
     from appliance.homeassistant.client import (
         TOKEN_CREDENTIAL as TOKEN_CREDENTIAL,
         Callbacks as Callbacks,

@@ -109,7 +109,7 @@ class Callbacks:
 class HomeAssistantClient(Listener):
     """Keeps the connection from `run` until `stop`.
 
-    `stop`, `wake` and `hand_over`: any thread. `on_transcript`, `find_command`: one thread.
+    `stop`, `wake`, `hand_over`, `on_transcript` and `find_command`: any thread.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class HomeAssistantClient(Listener):
         self.trouble = ""
         """Why it is offline or of limited use; "" if all is well."""
         phrase = settings.assist.phrase
-        self._assist = Assist(settings.assist, runtime) if phrase else None
+        self._assist = Assist(phrase, runtime) if phrase else None
         self._phrase: tuple[Name, ...] = ((phrase, Tier.ADDRESS),) if phrase else ()
         self._names: tuple[Name, ...] | None = None
         self._barred = frozenset[str]()
@@ -143,19 +143,13 @@ class HomeAssistantClient(Listener):
     # other threads
 
     def on_transcript(self, transcript: Transcript) -> None:
-        """Hand a stored transcript to Assist if it is meant for it. Call it for each transcript, in
-        order."""
+        """Hand a stored transcript to Assist if it is meant for it."""
         if found := self.find_command(transcript):
-            self.hand_over(*found)
+            self.hand_over(transcript, found)
 
-    def find_command(self, transcript: Transcript) -> tuple[Transcript, str] | None:
-        """Return the transcript with the address phrase, and the command in it, if it is meant for
-        Assist. Call it for each transcript, in order, from one thread."""
-        if not self._assist:
-            return None
-        transcript = self._assist.addressed(transcript)
-        text = self._assist.wants(transcript)
-        return (transcript, text) if text else None
+    def find_command(self, transcript: Transcript) -> str:
+        """Return the command in a transcript that is meant for Assist; else "". Any thread."""
+        return self._assist.find_command(transcript) if self._assist else ""
 
     def hand_over(self, transcript: Transcript, text: str) -> None:
         """Hand a command to Assist; reply at once if that is impossible. Any thread."""
@@ -233,8 +227,6 @@ class HomeAssistantClient(Listener):
         if names == self._names:
             return False
         self._names = names
-        if self._assist:
-            self._assist.names = [name for name, _ in names]
         self._callbacks.on_names((*self._phrase, *names))
         return True
 

@@ -46,7 +46,7 @@ class Claim:
     start_s: float
     end_s: float
     grade: int
-    """2 for a sentence with the address phrase, 1 for another one, 0 for a doubtful one."""
+    """2 with the address phrase, 1 without, 0 if nothing may act on the sentence."""
     score: float
     """How well it was heard; higher is better."""
     sketch: bytes = b""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -27,14 +26,13 @@ from appliance.house.clocks import ClockOffsets, shift
 from appliance.house.messages import CLAIM_TOPIC, decode, encode, short_id
 from appliance.house.score import score
 from appliance.records import (
-    DOUBTFUL_FLAGS,
     HEARD_HERE,
-    UNSURE_FLAGS,
     Discarded,
     HeardIn,
     Listener,
     Transcript,
     Window,
+    why_not_act,
 )
 from appliance.system import write_whole
 
@@ -50,16 +48,14 @@ OLD = timedelta(seconds=30)
 """Sentences whose speech ended longer ago are not claimed; nothing acts on them."""
 ACT_EXPIRY_S = 10
 """The broker discards an `act` that it could not deliver within this time."""
-SURE = 0.7
-"""Confidence from which the blueprints act by default."""
 EMPTY = Measurement(b"", None)
 
 
 class Assistant(Protocol):
     """Acts on sentences with the address phrase: Home Assistant's Assist."""
 
-    def find_command(self, transcript: Transcript) -> tuple[Transcript, str] | None:
-        """Return what is to be handed over; call it for each transcript, in order."""
+    def find_command(self, transcript: Transcript) -> str:
+        """Return what is to be handed over of a transcript; "" if nothing is."""
 
     def hand_over(self, transcript: Transcript, text: str) -> None:
         """Hand a found command over. Must not wait."""
@@ -68,7 +64,7 @@ class Assistant(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Spoken:
     transcript: Transcript
-    command: tuple[Transcript, str] | None
+    command: str
     acted: bool = False
 
 
@@ -147,12 +143,12 @@ class House(Listener):
 
     def on_transcript(self, transcript: Transcript) -> None:
         """Act on a sentence, or let the rooms decide who does. The transcriber's thread."""
-        command = self.assistant.find_command(transcript) if self.assistant else None
+        command = self.assistant.find_command(transcript) if self.assistant else ""
         if self._is_arbitrated(transcript):
             self._put(_Spoken(transcript, command))
         else:
             if command and self.assistant:
-                self.assistant.hand_over(*command)
+                self.assistant.hand_over(transcript, command)
             if self._known and transcript.source == HEARD_HERE:
                 self._put(_Spoken(transcript, command, acted=True))
 
@@ -249,7 +245,7 @@ class House(Listener):
                 short_id(transcript.utterance_id),
                 now_s - (now - transcript.start).total_seconds(),
                 now_s - (now - transcript.end).total_seconds(),
-                grade=2 if spoken.command else int(not is_doubtful(transcript)),
+                grade=2 if spoken.command else int(why_not_act(transcript) is None),
                 score=score(transcript, measured.decay_db),
                 sketch=measured.sketch,
                 last=transcript.windows is not None,
@@ -273,7 +269,7 @@ class House(Listener):
 
     def _hand_over(self, spoken: _Spoken) -> None:
         if spoken.command and self.assistant:
-            self.assistant.hand_over(*spoken.command)
+            self.assistant.hand_over(spoken.transcript, spoken.command)
 
     def _log(self, decision: Decision) -> None:
         if decision.separation is not Separation.NONE:
@@ -283,10 +279,10 @@ class House(Listener):
             log.info("%s heard the sentence better and acts on it", decision.node)
 
     def _post_act(self, decision: Decision) -> None:
-        """Publish that this room acts, once the transcript is published. Only what was decided
-        together: a sentence that waits for the broker is late."""
+        """Publish that this room acts, once the transcript is published, if something may act. Only
+        what was decided together: a sentence that waits for the broker is late."""
         event = self._events.pop(decision.id, None)
-        if event is None or decision.separation is not Separation.NONE:
+        if not event or not event["acts"] or decision.separation is not Separation.NONE:
             return
         fields = {name: value for name, value in event.items() if name != "arbitrated"}
         fields |= {"event_type": "act", "heard_also": list(decision.others)}
@@ -316,15 +312,6 @@ class _Recent(OrderedDict[str, Value]):
         super().__setitem__(key, value)
         if len(self) > KEPT:
             self.popitem(last=False)
-
-
-def is_doubtful(transcript: Transcript) -> bool:
-    """Return True if the blueprints would not act on a transcript by default."""
-    doubtful = set(DOUBTFUL_FLAGS).intersection(transcript.flags)
-    if transcript.phrase and transcript.phrase.confidence >= SURE:
-        return bool(doubtful - UNSURE_FLAGS)
-    unsure = math.isfinite(transcript.confidence) and transcript.confidence < SURE
-    return unsure or bool(doubtful)
 
 
 def _read(file: Path) -> list[str]:

@@ -253,15 +253,16 @@ def is_invented(text: str, *, doubtful: bool) -> bool:
 
 
 def find_flags(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
-    """Return the flags of a transcription that is kept: low_confidence, unsure_to_act (nothing
-    should act on it, although it is more likely right than wrong), repetition (it repeats itself),
-    known_hallucination (nothing but a phrase that Whisper invents)."""
+    """Return the flags of a transcription that is kept: low_confidence, unsure_to_act (more likely
+    right than wrong, or of unknown confidence), repetition (it repeats itself), known_hallucination
+    (nothing but a phrase that Whisper invents)."""
     gates = resolve_gates(gates, transcription)
     doubtful = is_doubtful(transcription, gates)
     silent = transcription.no_speech_prob >= NO_SPEECH_PROB
+    sure = gates.act_confidence == 0 or likelihood(transcription) >= gates.act_confidence
     found = {
         "low_confidence": doubtful,
-        "unsure_to_act": not doubtful and likelihood(transcription) < gates.act_confidence,
+        "unsure_to_act": not doubtful and not sure,
         "repetition": is_loop(transcription.tokens, STUTTER_REPEATS, STUTTER_TOKENS),
         "known_hallucination": is_invented(transcription.text, doubtful=doubtful or silent),
     }

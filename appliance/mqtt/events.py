@@ -20,6 +20,8 @@ from appliance.records import (
     HeardIn,
     Partial,
     Phrase,
+    acting_text,
+    why_not_act,
 )
 from appliance.store import StoredTranscript
 
@@ -88,6 +90,9 @@ def transcript(
         event["language_probability"] = rounded(one.language_probability, 3)
     if one.phrase:
         event |= phrase(one.phrase)
+    reason = why_not_act(one, late=late)
+    event["acts"] = reason is None
+    event |= {"acts_on": acting_text(one)} if reason is None else {"acts_reason": reason.value}
     if one.continues:
         event["continues"] = one.continues
     if one.source != HEARD_HERE:

@@ -123,7 +123,7 @@ LABELS = {
     "gates.act_confidence": _advanced(
         TEXTS,
         "Act on a text from",
-        "Confidence that Assist and the blueprints need, besides their own limit. 0 is off.",
+        "Confidence of a text that does not begin with the name of your home. 0 is off.",
         blank=MODELS_OWN,
     ),
     "mqtt.retain_last": _advanced(

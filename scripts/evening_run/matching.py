@@ -42,6 +42,8 @@ class Event:
     phrase_confidence: float
     flags: tuple[str, ...]
     late: bool
+    acts_on: str
+    """What something may act on; "" if nothing may."""
     assist: str
     """What Assist was given of it; "" where it was not."""
 
@@ -114,7 +116,8 @@ def event(one: dict[str, Any], arrival_s: float, wall_s: float, assist: str) -> 
     return Event(
         one["id"], one["seq"], one["utterance_id"], one["window"], begin_s - wall_s, end_s - wall_s,
         arrival_s, one["text"], one["confidence"] or 0.0, one.get("phrase", ""),
-        one.get("phrase_confidence") or 0.0, tuple(one["flags"]), one["late"], assist,
+        one.get("phrase_confidence") or 0.0, tuple(one["flags"]), one["late"],
+        one.get("acts_on", ""), assist,
     )  # fmt: skip
 
 

@@ -12,14 +12,11 @@ from evening_run.home import ASSIST_PHRASE
 from evening_run.programme import KILLED, NOISE, SENTENCE, TALK
 from rigs.word_errors import word_errors, words
 
-from appliance.records import UNSURE_FLAGS
+from appliance.records import EXPECTED_FROM
 
 Record = dict[str, Any]
 
-BLUEPRINT, ASSIST = 0.7, 0.8
-"""Least confidence at which Home Assistant's blueprint, and Assist, act."""
 ARTICLES = {"a", "an", "the"}
-DOUBTFUL = {"repetition", "known_hallucination"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Row:
     texts: int
     """Of `verbatim`, right by the text."""
     sentences: int
-    """Right by the expected sentence, at the blueprint's confidence."""
+    """Right by the expected sentence, if that is sure enough."""
     either: int
     verbatim: int
     """Sentences of which the words are known."""
@@ -42,9 +39,7 @@ class Row:
     words: int
     split: int
     wrong: int
-    """Sentences after which the blueprint would have done something else than was said."""
-    wrong_assist: int
-    """The same at Assist's confidence."""
+    """Sentences after which Home Assistant would have done something else than was said."""
 
     @property
     def wer(self) -> float | None:
@@ -76,18 +71,10 @@ def is_split(record: Record) -> bool:
     return len({one["utterance_id"] for one in record["heard"]}) > 1
 
 
-def action(event: Record, confidence: float) -> list[str]:
-    """Return the words of the expected sentence that Home Assistant acts on; empty: it does not.
-
-    As the blueprint decides: the sentence itself, or the free text where it is one.
-    """
-    if event["late"] or not event["phrase"] or DOUBTFUL & set(event["flags"]):
-        return []
-    if event["phrase_confidence"] >= confidence:
-        return words(event["phrase"])
-    same = words(event["text"]) == words(event["phrase"])
-    sure = (event["confidence"] or 0.0) >= confidence and not UNSURE_FLAGS & set(event["flags"])
-    return words(event["text"]) if same and sure else []
+def action(event: Record) -> list[str]:
+    """Return the words of the expected sentence that Home Assistant acts on; empty: it does not."""
+    done = words(event["acts_on"])
+    return done if done == words(event["phrase"]) else []
 
 
 def same_action(done: Sequence[str], said: str) -> bool:
@@ -97,18 +84,17 @@ def same_action(done: Sequence[str], said: str) -> bool:
     ]
 
 
-def acts_wrongly(record: Record, confidence: float) -> bool:
+def acts_wrongly(record: Record) -> bool:
     """Return True when something else would have been done than was said."""
-    actions = [action(one, confidence) for one in record["heard"]]
+    actions = map(action, record["heard"])
     return any(one and not same_action(one, record["text"]) for one in actions)
 
 
 def is_sentence_right(record: Record) -> bool:
     """Return True when the expected sentence is what was said, and sure enough."""
-    heard = record["heard"]
     return any(
-        one["phrase_confidence"] >= BLUEPRINT and words(one["phrase"]) == words(record["text"])
-        for one in heard
+        one["phrase_confidence"] >= EXPECTED_FROM and words(one["phrase"]) == words(record["text"])
+        for one in record["heard"]
     )
 
 
@@ -133,8 +119,7 @@ def row(group: str, records: Sequence[Record]) -> Row:
         errors=sum(errors for errors, _ in counts),
         words=sum(count for _, count in counts),
         split=sum(map(is_split, records)),
-        wrong=sum(acts_wrongly(one, BLUEPRINT) for one in records),
-        wrong_assist=sum(acts_wrongly(one, ASSIST) for one in records),
+        wrong=sum(map(acts_wrongly, records)),
     )
 
 
@@ -159,8 +144,7 @@ class Whole:
 
     talk_h: float
     phantoms: int
-    """Actions of the blueprint on what was no command."""
-    phantoms_assist: int
+    """Actions on what was no command."""
     handed_right: int
     """Sentences that Assist was really given, and that were said so."""
     handed_wrong: int
@@ -186,8 +170,7 @@ def whole(records: Sequence[Record], strays: Sequence[Record], quiet: Sequence[R
     speech_s = sum(map(spoken_s, sentences))
     return Whole(
         talk_h=talk_s(alive) / 3600,
-        phantoms=sum(bool(action(one, BLUEPRINT)) for one in actions),
-        phantoms_assist=sum(bool(action(one, ASSIST)) for one in actions),
+        phantoms=sum(bool(action(one)) for one in actions),
         handed_right=handed.count("right"),
         handed_wrong=handed.count("wrong"),
         handed_phantom=handed.count("phantom"),
@@ -239,7 +222,7 @@ def doings(records: Sequence[Record]) -> list[str]:
     found = []
     for one in records:
         for event in (*one["heard"], *one["beside"]):
-            done = action(event, BLUEPRINT)
+            done = action(event)
             if (
                 one["kind"] != KILLED
                 and done

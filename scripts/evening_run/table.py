@@ -9,7 +9,7 @@ from evening_run.score import Row, Whole, median
 from rigs.word_errors import words
 
 HEADS = ("group", "said", "p50 ms", "p95 ms", "no trace", "text", "sentence", "either", "WER %",
-         "split", "wrong", "at 80 %")  # fmt: skip
+         "split", "wrong")  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
@@ -23,7 +23,8 @@ def cells(row: Row) -> list[str]:
         str(row.no_trace),
         *(str(one) if known else "-" for one in (row.texts, row.sentences, row.either)),
         number(row.wer, 1),
-        *map(str, (row.split, row.wrong, row.wrong_assist)),
+        str(row.split),
+        str(row.wrong),
     ]
 
 
@@ -63,8 +64,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
 def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures of the whole evening, each with its name."""
     found = [
-        ("phantom actions of unrelated talk, 70 %", per_hour(whole.phantoms, whole.talk_h)),
-        ("... at Assist's 80 %", per_hour(whole.phantoms_assist, whole.talk_h)),
+        ("phantom actions of unrelated talk", per_hour(whole.phantoms, whole.talk_h)),
         (
             "handed to Assist: right, wrong, phantom",
             f"{whole.handed_right}, {whole.handed_wrong}, {whole.handed_phantom}",
@@ -149,8 +149,7 @@ def figures(whole: Whole, evening: dict[str, Any]) -> dict[str, float | None]:
         found[f"{label}: descriptors"] = one["descriptors"]
     hours = {"talk": whole.talk_h, "noise": whole.noise_h}
     for name, count, kind in (
-        ("phantom actions an hour, 70 %", whole.phantoms, "talk"),
-        ("phantom actions an hour, 80 %", whole.phantoms_assist, "talk"),
+        ("phantom actions an hour", whole.phantoms, "talk"),
         ("false transcripts an hour", whole.false_texts, "noise"),
     ):
         found[name] = count / hours[kind] if hours[kind] else None

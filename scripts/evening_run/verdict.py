@@ -81,9 +81,8 @@ def of_actions(rows: Sequence[Row], whole: Whole) -> list[str]:
     everything = rows[-1]
     if everything.wrong > max(AT_LEAST, WRONG_SHARE * everything.said):
         found.append(f"{everything.wrong} wrong actions after {everything.said} sentences")
-    for name, count in (("blueprint", whole.phantoms), ("Assist", whole.phantoms_assist)):
-        if count > max(AT_LEAST, PHANTOMS_AN_HOUR * whole.talk_h):
-            found.append(f"{name}: {count} phantom actions in {60 * whole.talk_h:.0f} min of talk")
+    if whole.phantoms > max(AT_LEAST, PHANTOMS_AN_HOUR * whole.talk_h):
+        found.append(f"{whole.phantoms} phantom actions in {60 * whole.talk_h:.0f} min of talk")
     return found
 
 

@@ -10,8 +10,8 @@ there and into docs/figures.md, if nothing is broken and all was measured.
 Recordings go through voice detector, segmenter, model and gates as the microphone's would: those
 of tests/speech, as they are and in noise, and with --recordings (default:
 $ROOMSCRIBE_SHARED/data/audio) people, noise and music of that folder's MANIFEST.tsv. Words are
-compared after Whisper's own normaliser. An action is what Home Assistant's blueprint would do from
-a confidence of 70 % on, with the evening's expected sentences. Memory and CPU time are those of a
+compared after Whisper's own normaliser. An action is what Home Assistant's blueprint would do
+with the evening's expected sentences. Memory and CPU time are those of a
 process of its own, with one thread. `roomscribe benchmark` compares with faster-whisper.
 """
 
@@ -33,7 +33,7 @@ import jiwer
 import numpy as np
 from evening_run.publish import put
 from evening_run.results import about
-from evening_run.score import BLUEPRINT, action, same_action
+from evening_run.score import action, same_action
 from evening_run.stand import PHRASES
 from rigs.checkout import ROOT
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
@@ -53,13 +53,14 @@ from whisper_normalizer.english import EnglishTextNormalizer
 
 from appliance import __version__
 from appliance.config import Settings
+from appliance.daemon.transcription import compose
 from appliance.errors import RoomscribeError
 from appliance.infer.gates import Gates
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
 from appliance.lab.fit.statistics import calibration_error
 from appliance.model import load_bundle
-from appliance.records import Transcription, Window
+from appliance.records import Transcript, Window, acting_text, why_not_act
 from appliance.system import resident_mb, write_whole
 
 Record = dict[str, Any]
@@ -110,7 +111,7 @@ class Heard:
     @property
     def actions(self) -> list[list[str]]:
         """Words of the sentences that Home Assistant would act on."""
-        return [done for one in self.events if (done := action(one, BLUEPRINT))]
+        return [done for one in self.events if (done := action(one))]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -247,7 +248,7 @@ def hear_clip(settings: Settings, transcriber: Transcriber, clip: Clip) -> Heard
     for window in windows(settings, transcriber, sound):
         result, reason = gates.apply(window, transcriber.transcribe(window))
         if not reason:
-            events.append(as_event(result))
+            events.append(as_event(compose(window, result, transcriber.bundle.name, 0.0)))
     return Heard(said, tuple(events))
 
 
@@ -259,16 +260,15 @@ def windows(settings: Settings, transcriber: Transcriber, sound: Sound) -> list[
     return [one for one in found if isinstance(one, Window)]
 
 
-def as_event(result: Transcription) -> Record:
-    """A result as the event has it."""
+def as_event(result: Transcript) -> Record:
+    """A transcript as the event has it."""
     phrase = result.phrase
     return {
         "text": result.text,
         "confidence": result.confidence if math.isfinite(result.confidence) else 0.0,
         "phrase": phrase.sentence if phrase else "",
         "phrase_confidence": phrase.confidence if phrase else 0.0,
-        "flags": list(result.flags),
-        "late": False,
+        "acts_on": "" if why_not_act(result) else acting_text(result),
     }
 
 

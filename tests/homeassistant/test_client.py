@@ -22,7 +22,7 @@ from appliance.config import AssistSettings, HomeAssistantSettings, Settings
 from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
 from appliance.homeassistant.connection import LARGEST
 from appliance.homeassistant.names import NAMES_FILE
-from appliance.records import AssistReply, Name, Phrase, Tier, Transcript
+from appliance.records import ADDRESSED, AssistReply, Name, Phrase, Tier, Transcript
 
 SOON = Intervals(
     outages_s=(0.02,), refused_s=60, token_s=0.02, steady_s=60, starting_s=0.02, names_s=0.02
@@ -41,7 +41,7 @@ class Living:
     def say(self, text: str = "computer turn on the light", **changes: Any) -> Transcript:
         """Somebody has said that just now."""
         now = datetime.now(UTC)
-        spoken = replace(transcript(text), end=now, confidence=0.9, flags=())
+        spoken = replace(transcript(text), end=now, confidence=0.9, flags=(ADDRESSED,))
         spoken = replace(spoken, **changes)
         self.home.on_transcript(spoken)
         return spoken
@@ -210,45 +210,39 @@ def test_the_expected_sentence_goes_in_place_of_the_free_text(hub: Hub, tmp_path
     assert [run["input"]["text"] for run in hub.runs] == ["turn off the attic lights"]
 
 
-def test_a_place_that_home_assistant_does_not_have_is_refused(
+def test_what_home_assistant_does_not_understand_whole_is_refused(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with living(hub, tmp_path) as one, caplog.at_level("INFO", "roomscribe.homeassistant"):
+    with (
+        living(hub, tmp_path, intervals=replace(SOON, pipeline_s=0.02)) as one,
+        caplog.at_level("INFO", "roomscribe.homeassistant"),
+    ):
         until(lambda: one.words()[1:])
-        one.say(phrase=expecting("computer turn off the nursery lights", area="nursery"))
-        reply = one.reply()
-        assert reply.status == "failed"
-        assert reply.error == "Home Assistant has no area or floor named nursery"
-        one.say("computer turn off the light")
-        assert one.reply(2).status == "action_done"
-    assert len(hub.runs) == 1
-    lines = [one.message for one in caplog.records if "not handed over" in one.message]
-    assert lines == ["a sentence for Assist is not handed over: " + reply.error]
-
-
-def test_a_text_of_which_home_assistant_would_guess_the_place_is_refused(
-    hub: Hub, tmp_path: Path
-) -> None:
-    hub.understood = {"match": True, "fuzzy_match": True, "slots": {"domain": "light"}}
-    with living(hub, tmp_path, intervals=replace(SOON, pipeline_s=0.02)) as one:
-        until(lambda: one.words()[1:])
-        one.say("computer turn off the addict lights")
-        assert one.reply().error == "it names no area or device that Home Assistant has"
+        hub.understood = {"match": False, "unmatched_slots": {"name": "bathroom "}}
+        one.say("computer turn off the bathroom lights")
+        assert (one.reply().status, one.reply().error) == (
+            "failed",
+            "Home Assistant has no bathroom",
+        )
         asked = [one for one in hub.asked if one["type"].endswith("/debug")]
-        assert asked[0]["sentences"] == ["turn off the addict lights"]
+        assert asked[0]["sentences"] == ["turn off the bathroom lights"]
         assert (asked[0]["device_id"], asked[0]["language"]) == (DEVICE["id"], "en")
+        hub.understood = None
+        one.say(phrase=expecting("computer do not turn on the light"))
+        assert one.reply(2).error == "Home Assistant does not understand it"
         hub.pipelines[0]["conversation_engine"] = "conversation.chat"
         times = hub.count("assist_pipeline/pipeline/list")
         hub.wait_for("assist_pipeline/pipeline/list", times + 2)
         one.say("computer make it cosy")
-        assert one.reply(2).status == "action_done", "another agent understands more"
-        hub.pipelines.clear()
-        one.say("computer make it cosy once more")
-        assert one.reply(3).status == "action_done"
-    assert len(hub.runs) == 2
+        assert one.reply(3).status == "action_done", "another agent understands more"
+    assert len(hub.runs) == 1
+    lines = [one.message for one in caplog.records if "not handed over" in one.message]
+    assert lines[0] == "a sentence for Assist is not handed over: Home Assistant has no bathroom"
 
 
-def test_an_older_home_assistant_without_the_check_gets_the_text(hub: Hub, tmp_path: Path) -> None:
+def test_a_home_assistant_that_does_not_say_what_it_understands_gets_nothing(
+    hub: Hub, tmp_path: Path
+) -> None:
     error = '{"code": "unknown_command", "message": "Unknown command."}'
     hub.raw["conversation/agent/homeassistant/debug"] = (
         f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
@@ -256,7 +250,8 @@ def test_an_older_home_assistant_without_the_check_gets_the_text(hub: Hub, tmp_p
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:])
         one.say()
-        assert one.reply().status == "action_done"
+        assert "does not say what it understands: conversation/" in one.reply().error
+    assert hub.runs == []
 
 
 def test_the_next_sentence_belongs_to_the_conversation(hub: Hub, tmp_path: Path) -> None:
@@ -306,8 +301,8 @@ def test_without_a_phrase_nothing_is_handed_over(hub: Hub, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "changes",
     [
-        {"flags": ("low_confidence",)},
-        {"confidence": 0.5},
+        {"flags": ("addressed", "low_confidence")},
+        {"flags": ()},
         {"source": "wyoming"},
         {"end": datetime.now(UTC) - timedelta(minutes=1)},
     ],
@@ -351,24 +346,6 @@ def test_the_birth_of_home_assistant_ends_the_pause_between_two_tries(
         until(lambda: not one.home.trouble)
         one.say()
         assert one.reply().status == "action_done"
-
-
-def test_the_phrase_alone_and_then_the_command_are_handed_over_as_one(
-    hub: Hub, tmp_path: Path
-) -> None:
-    with living(hub, tmp_path) as one:
-        until(lambda: one.words()[1:])
-        now = datetime.now(UTC)
-        one.say("computer", end=now - timedelta(seconds=2))
-        light = one.say("turn on the light", start=now - timedelta(seconds=1))
-        assert (one.reply().id, one.reply().text) == (light.id, "turn on the light")
-        one.say("turn on the light", start=now)
-        one.say("computer turn off the light")
-        assert one.reply(2).text == "turn off the light"
-    assert [run["input"]["text"] for run in hub.runs] == [
-        "turn on the light",
-        "turn off the light",
-    ]
 
 
 def test_a_connection_that_breaks_at_the_command_is_answered_and_not_tried_again(

@@ -33,7 +33,7 @@ jinja2 = module("jinja2")
 
 CONFIG = ROOT / "config"
 CARD = CONFIG / "home-assistant" / "dashboard_card.yaml"
-SENTENCE, ASSIST = "roomscribe_sentence.yaml", "roomscribe_assist.yaml"
+SENTENCE = "roomscribe_sentence.yaml"
 LIBRARIES = Path("/usr/lib")
 SENTENCES = ["Turn on the light!", "Gute Nacht"]
 
@@ -82,7 +82,7 @@ def heard(
 ) -> tuple[bool, dict[str, Any]]:
     """Whether a blueprint's automation runs for an event, and its variables."""
     defaults = {name: one.get("default") for name, one in plan["blueprint"]["input"].items()}
-    event = {"id": "2", "text": text, "confidence": 0.9, "late": False, "flags": []} | attributes
+    event = {"id": "2", "text": text, "acts": True, "acts_on": text} | attributes
     entity = SimpleNamespace(attributes={"id": before})
     known: dict[str, Any] = {
         "trigger": {
@@ -108,41 +108,31 @@ def runs(
     return heard(blueprint(), asked, text, before, attributes)[0]
 
 
-def handed_on(text: str, given: dict[str, Any] | None = None, **attributes: Any) -> str | None:
-    """What the other blueprint gives to Assist; None for nothing."""
-    run, known = heard(blueprint(ASSIST), given or {}, text, "1", attributes)
-    return str(known["command"]) if run else None
-
-
-@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
-def test_a_blueprint_uses_every_input_and_no_other(name: str) -> None:
-    plan = blueprint(name)
+def test_the_blueprint_uses_every_input_and_no_other() -> None:
+    plan = blueprint()
     head = plan.pop("blueprint")
     assert set(inputs(plan)) == set(head["input"])
     assert head["domain"] == "automation"
 
 
-@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
-def test_a_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for(name: str) -> None:
-    head = blueprint(name)["blueprint"]
-    assert head["source_url"] == f"{HOMEPAGE}/config/home-assistant/{name}"
+def test_the_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for() -> None:
+    head = blueprint()["blueprint"]
+    assert head["source_url"] == f"{HOMEPAGE}/config/home-assistant/{SENTENCE}"
     assert head["homeassistant"] == {"min_version": "2024.11.0"}
     link = "https://my.home-assistant.io/redirect/blueprint_import/?blueprint_url="
     page = (ROOT / "docs" / "home-assistant.md").read_text("utf-8")
     assert link + quote(head["source_url"], safe="") in page
 
 
-@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
-def test_a_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes(name: str) -> None:
-    trigger, act = blueprint(name)["triggers"]
+def test_the_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes() -> None:
+    trigger, act = blueprint()["triggers"]
     assert act == {"trigger": "mqtt", "topic": "roomscribe/+/act"}
     assert trigger["not_from"] == ["unavailable"]
     assert trigger["not_to"] == ["unavailable", "unknown"]
 
 
-@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
-def test_no_sentence_waits_for_another_ones_actions(name: str) -> None:
-    plan = blueprint(name)
+def test_no_sentence_waits_for_another_ones_actions() -> None:
+    plan = blueprint()
     assert (plan["mode"], plan["max"]) == ("parallel", 100)
     # automation conditions come before a run; a condition among the actions would be within one
     assert not [step for step in plan["actions"] if "condition" in step]
@@ -161,9 +151,10 @@ def test_no_sentence_waits_for_another_ones_actions(name: str) -> None:
     ],
 )
 def test_the_blueprint_runs_for_its_sentences(text: str, found: bool) -> None:
-    assert runs(text) is found
+    part = {"whole": False}
+    assert runs(text, given=part) is found
     plain = {"sentences": "\n".join(SENTENCES)}
-    assert runs(text, given=plain) is found, "one in each line of a text"
+    assert runs(text, given=part | plain) is found, "one in each line of a text"
 
 
 @pytest.mark.parametrize("one", ["turn on the light", ["turn on the light"], 42])
@@ -173,30 +164,21 @@ def test_a_single_sentence_may_be_plain_text(one: object) -> None:
     assert not runs("t", given={"sentences": one})
 
 
-def test_the_blueprint_can_insist_on_the_sentence_alone() -> None:
-    assert runs("Turn on the light", given={"whole": True})
-    assert not runs("please turn on the light", given={"whole": True})
+def test_the_blueprint_insists_on_the_sentence_alone() -> None:
+    assert runs("Turn on the light")
+    assert not runs("do not turn on the light")
 
 
-@pytest.mark.parametrize(
-    ("logprob", "least", "run"), [(-0.04, 70, True), (-0.06, 70, False), (-0.04, 96, False)]
-)
-def test_a_model_that_was_not_fitted_needs_a_higher_probability(
-    logprob: float, least: int, run: bool
-) -> None:
-    given = {"confidence": least}
-    assert runs(SENTENCES[0], confidence=None, avg_logprob=logprob, given=given) is run
-
-
-def test_the_blueprint_runs_for_nothing_late_twice_or_unsure() -> None:
+def test_the_blueprint_runs_for_nothing_twice_and_for_nothing_that_may_not_be_acted_on() -> None:
     said = SENTENCES[0]
     assert runs(said, before=None)
-    assert not runs(said, late=True)
     assert not runs(said, before="2")
-    assert runs(said, confidence=0.7)
-    assert not runs(said, confidence=0.69)
-    assert runs(said, confidence=0.2, given={"confidence": 10})
-    assert not runs(said, confidence=None)
+    assert not runs(said, acts=False, acts_on=None)
+
+
+def test_the_blueprint_takes_the_words_that_the_appliance_acts_on() -> None:
+    assert runs("torn of a height", acts_on="turn on the light")
+    assert not runs("turn on the light", acts_on="stop")
 
 
 @pytest.mark.parametrize("rooms", ["event.kitchen", ["event.hall", "event.kitchen"]], ids=str)
@@ -207,98 +189,7 @@ def test_with_several_appliances_a_blueprint_runs_for_the_one_that_acts(rooms: o
     assert not runs(SENTENCES[0], given=given, arbitrated=True)
     assert runs(SENTENCES[0], given=given, **act)
     assert not runs(SENTENCES[0], given=given, **elsewhere)
-    assert not runs(SENTENCES[0], given=given, **act, late=True)
-    assert not runs(SENTENCES[0], given=given, **act, confidence=0.5)
-    assert handed_on("computer stop", given, arbitrated=True) is None
-    assert handed_on("computer stop", given, **act) == "stop"
-    assert handed_on("computer stop", given, **elsewhere) is None
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"source": "wyoming"},
-        *({"flags": [flag]} for flag in ("interrupted", "cut_at_window", "token_limit")),
-    ],
-    ids=str,
-)
-def test_sentences_to_a_satellite_and_cut_sentences_run_nothing(
-    changes: dict[str, Any],
-) -> None:
-    assert not runs(SENTENCES[0], **changes)
-    assert handed_on("computer stop", **changes) is None
-    expected: dict[str, Any] = {"phrase": "turn on the light", "phrase_confidence": 0.95}
-    assert not runs("torn of a height", **expected, **changes)
-
-
-def test_the_blueprint_takes_a_sentence_that_the_appliance_expected_and_is_sure_of() -> None:
-    expected: dict[str, Any] = {"phrase": "turn on the light", "phrase_confidence": 0.8}
-    doubtful: dict[str, Any] = {"confidence": 0.01, "flags": ["low_confidence"]}
-    assert runs("torn of a height", **expected, **doubtful)
-    assert runs("torn of a height", **expected, **doubtful, given={"whole": True})
-    assert runs("torn of a height", **expected, **doubtful | {"flags": ["unsure_to_act"]})
-    assert not runs("torn of a height", **doubtful)
-    assert not runs("torn of a height", **expected | {"phrase_confidence": 0.69}, **doubtful)
-    assert not runs("torn of a height", **expected | {"phrase_confidence": None}, **doubtful)
-    assert not runs("turn on the light", **expected | {"phrase": "stop"})
-    assert not runs("torn of a height", **expected, **doubtful | {"flags": ["repetition"]})
-    assert runs(
-        "torn of a height",
-        **expected,
-        **doubtful | {"flags": ["repetition", "low_confidence"]},
-        given={"doubtful": ["repetition"]},
-    )
-
-
-DOUBTS = ["low_confidence", "unsure_to_act", "repetition", "known_hallucination"]
-
-
-@pytest.mark.parametrize("name", [SENTENCE, ASSIST])
-def test_a_blueprint_lets_doubtful_sentences_be_allowed_one_kind_at_a_time(name: str) -> None:
-    offered = blueprint(name)["blueprint"]["input"]["doubtful"]
-    assert [option["value"] for option in offered["selector"]["select"]["options"]] == DOUBTS
-    assert offered["default"] == []
-
-
-@pytest.mark.parametrize("doubt", DOUBTS)
-def test_what_is_doubtful_runs_nothing_unless_allowed(doubt: str) -> None:
-    said, flags = SENTENCES[0], ["clipped", doubt]
-    assert runs(said, flags=["clipped", "gap"])
-    assert not runs(said, flags=flags)
-    assert runs(said, flags=flags, given={"doubtful": [doubt]})
-    other = DOUBTS[DOUBTS.index(doubt) - 1]
-    assert not runs(said, flags=[*flags, other], given={"doubtful": [doubt]})
-    assert handed_on("computer stop", flags=flags) is None
-    assert handed_on("computer stop", {"doubtful": [doubt]}, flags=flags) == "stop"
-
-
-@pytest.mark.parametrize(
-    ("text", "command"),
-    [
-        ("Computer, turn on the lamp.", "turn on the lamp."),
-        ("computer  what's 21.5 degrees?", "what's 21.5 degrees?"),
-        ("Computer - stop", "stop"),
-        ("turn on the lamp", None),
-        ("computers turn on the lamp", None),
-        ("turn the computer on", None),
-        ("computer", None),
-        ("", None),
-    ],
-)
-def test_assist_gets_what_follows_the_word_and_nothing_else(text: str, command: str | None) -> None:
-    assert handed_on(text) == command
-
-
-def test_assist_gets_everything_only_without_a_word() -> None:
-    assert handed_on("turn on the lamp", {"word": ""}) == "turn on the lamp"
-    assert handed_on("", {"word": ""}) is None
-    assert handed_on("Hey Jarvis, stop", {"word": "hey jarvis"}) == "stop"
-
-
-def test_assist_gets_nothing_late_or_unsure() -> None:
-    assert handed_on("computer stop", late=True) is None
-    assert handed_on("computer stop", confidence=0.5) is None
-    assert handed_on("computer stop", id="1") is None
+    assert not runs(SENTENCES[0], given=given, **act, acts=False, acts_on=None)
 
 
 def test_the_automation_of_the_manual_speaks_an_answer_and_is_silent_without_one() -> None:
@@ -374,16 +265,13 @@ def card(
 SAID: dict[str, Any] = {
     "text": "stop",
     "end": "2026-11-22T08:55:00.000Z",
-    "late": False,
-    "flags": [],
+    "acts": True,
 }
 
 
 def test_the_card_shows_the_sentence_and_its_age() -> None:
     mute = "- friendly_name of switch.roomscribe_kitchen_mute: off %"
     assert card("2026-11-22T08:59:59", "kitchen", **SAID) == f"**stop**\n300 s ago\n{mute}"
-    late = card("x", "kitchen", **SAID | {"late": True})
-    assert "**stop**\n300 s ago, late\n" in late
     ahead = card("x", "kitchen", **SAID | {"end": "2026-11-22T09:00:03.000Z"})
     assert "0 s ago" in ahead, "its clock is ahead"
 
@@ -403,9 +291,9 @@ def test_the_card_needs_no_node_and_takes_only_the_one_it_is_given() -> None:
     assert card("x", "attic", **SAID).startswith("Nothing was heard yet.")
 
 
-def test_the_card_marks_what_is_doubtful() -> None:
-    shown = card("x", "kitchen", **SAID | {"flags": ["clipped", "repetition"]})
-    assert shown.startswith("*stop*\n300 s ago, doubtful (repetition)")
+def test_the_card_says_why_nothing_acts_on_it() -> None:
+    shown = card("x", "kitchen", **SAID | {"acts": False, "acts_reason": "repetition"})
+    assert shown.startswith("*stop*\n300 s ago, nothing acts on it (repetition)\n")
 
 
 def test_the_card_distinguishes_offline_from_nothing_heard() -> None:

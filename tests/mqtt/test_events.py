@@ -80,6 +80,8 @@ def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
         ("decode_ms", 310),
         ("queue_ms", 20),
         ("late", False),
+        ("acts", True),
+        ("acts_on", "turn on the light"),
     ]
 
 
@@ -99,7 +101,7 @@ def test_rooms_that_heard_the_same_sentence_are_published_if_there_are_any() -> 
 def test_what_goes_on_and_what_others_sent_say_so_and_nothing_else_does() -> None:
     plain = event_of(transcript())
     event = event_of(transcript(utterance_id=new_id(), continues=new_id(), source="wyoming"))
-    assert set(event) - set(plain) == {"continues", "source"}
+    assert set(event) - set(plain) == {"continues", "source", "acts_reason"}
     assert event["source"] == "wyoming"
 
 
@@ -126,6 +128,7 @@ def test_flags_lateness_and_an_unfinished_utterance_are_published() -> None:
     assert event["windows"] is None
     assert event["flags"] == ["clipped", "cut_at_window"]
     assert event["late"] is True
+    assert (event["acts"], event["acts_reason"]) == (False, "late")
 
 
 def test_times_of_any_zone_are_published_in_utc_with_milliseconds() -> None:
@@ -196,6 +199,7 @@ REGISTRY = referencing.Registry().with_resources(
 PHRASE = ("phrase", "phrase_name", "slots", "phrase_confidence")
 OPTIONAL = (
     *("continues", "source", "language_probability", "correction", "heard_better_by", "heard_also"),
+    *("acts_on", "acts_reason"),
     *PHRASE,
 )
 TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
@@ -255,7 +259,7 @@ def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:
     event = events.transcript(stored, "kitchen", MOMENT, late=True)
     check("transcript", events.encode(event))
     more = {*changes, *(PHRASE if "phrase" in changes else ())} & {*OPTIONAL}
-    assert set(event) == {*SCHEMAS["transcript"]["required"], *more}
+    assert set(event) == {*SCHEMAS["transcript"]["required"], "acts_reason", *more}
 
 
 def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:

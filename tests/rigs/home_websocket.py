@@ -66,7 +66,7 @@ class Hub:
                 "conversation_language": "en",
             }
         ]
-        self.understood: dict[str, Any] | None = None
+        self.understood: dict[str, Any] | None = {"match": True, "unmatched_slots": {}}
         """What its own agent makes of a sentence, as `async_debug_recognize` gives it."""
         self.silent: set[str] = set()
         """Commands that get no answer."""

@@ -93,7 +93,8 @@ class Feed:
             "text": text, "language": "en", "confidence": 0.86, "avg_logprob": -0.15,
             "no_speech_prob": 0.03, "compression_ratio": 0.68, "flags": [], "duration_s": 2.0,
             "model": "tiny", "encoder": "hailo8", "latency_ms": 430, "encode_ms": 95,
-            "decode_ms": 310, "queue_ms": 20, "late": False, **more,
+            "decode_ms": 310, "queue_ms": 20, "late": False,
+            "acts": "acts_reason" not in more, **more,
         }  # fmt: skip
         self.log.append(one)
         return one

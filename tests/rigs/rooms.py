@@ -27,10 +27,10 @@ class Assist:
     actions: list[tuple[str, str, float]] = field(default_factory=list)
     """Text, room and time."""
 
-    def find_command(self, transcript: Transcript) -> tuple[Transcript, str] | None:
+    def find_command(self, transcript: Transcript) -> str:
         """A text that begins with the address phrase."""
         phrase, _, command = transcript.text.partition("computer ")
-        return (transcript, command) if command and not phrase else None
+        return command if not phrase else ""
 
     def hand_over(self, transcript: Transcript, text: str) -> None:
         """Do it."""

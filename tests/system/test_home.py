@@ -76,7 +76,7 @@ def test_a_sentence_to_assist_is_stored_first_then_handed_over_and_answered_on_t
 def test_a_daemon_keeps_names_and_hands_nothing_unsure_over(hub: Hub, tmp_path: Path) -> None:
     first = SENTENCE.text.split()[0]
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
-        path = written(tmp_path, hub, broker.port, first, gates={"act_confidence": 1.0})
+        path = written(tmp_path, hub, broker.port, first, gates={"low_confidence": 1.0})
         with daemon(path, "--recording", SENTENCE.file) as running:
             until(heard.events, 30)
             assert running.wait(20) == 0
@@ -86,7 +86,7 @@ def test_a_daemon_keeps_names_and_hands_nothing_unsure_over(hub: Hub, tmp_path: 
     assert stat.S_IMODE(names.stat().st_mode) == 0o600
     assert "Ceiling lamp" in names.read_text(encoding="utf-8")
     log = log_of(path)
-    assert "a sentence for Assist is not handed over: unsure_to_act" in log
+    assert "a sentence for Assist is not handed over: low_confidence" in log
     assert "7 names of 2 exposed entities" in log
     assert TOKEN not in log
 

@@ -291,6 +291,16 @@ def test_expected_sentences_are_edited_and_tried_before_they_are_saved(
     assert not feed.own_phrases
 
 
+def test_the_page_says_why_nothing_acts_on_a_sentence(found: Found, tab: Browser) -> None:
+    home, feed, _ = found
+    feed.say("turn on the light")
+    feed.say("torn on", acts_reason="unsure_to_act", flags=["unsure_to_act", "clipped"])
+    tab.enter(home)
+    why = "Nothing acts on it: too unsure without the address phrase."
+    until(lambda: tab.texts(".expected") == [why], WITHIN_S)
+    assert tab.texts(".chip") == ["too loud"]
+
+
 def test_the_expected_sentence_that_was_meant_is_offered(found: Found, tab: Browser) -> None:
     home, feed, _ = found
     one = feed.say("turn of the light", phrase="turn off the light", phrase_confidence=0.3)

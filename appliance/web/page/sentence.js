@@ -2,7 +2,7 @@
 
 import { correctSentence } from "./correct.js";
 import { button, element, icon } from "./dom.js";
-import { clock, flag, percent, seconds } from "./text.js";
+import { clock, flag, noAct, percent, seconds } from "./text.js";
 
 const LIKELY = 0.5; // a less confident match is not shown
 const letters = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
@@ -30,10 +30,11 @@ export function sentenceRow(one, onDelete) {
     one.correction && element("p", { class: "expected" }, "Said: ", element("q", { lang: one.language || null }, one.correction)),
     differs && element("p", { class: "expected" },
       "Matches: ", element("q", {}, one.phrase), one.phrase_confidence ? ` ${percent(one.phrase_confidence)}` : ""),
+    one.acts || element("p", { class: "expected" }, `Nothing acts on it: ${noAct(one.acts_reason)}.`),
     otherRooms(one) && element("p", { class: "expected" }, otherRooms(one)),
     element("div", { class: "about number" },
       element("span", {}, one.confidence === null ? "" : `${percent(one.confidence)} sure`),
       element("span", {}, `after ${seconds(one.latency_ms)}`),
-      (one.flags || []).map((name) => element("span", { class: "chip" }, flag(name)))),
+      (one.flags || []).filter((name) => name !== one.acts_reason).map((name) => element("span", { class: "chip" }, flag(name)))),
   );
 }

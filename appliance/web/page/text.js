@@ -12,6 +12,10 @@ const FLAGS = {
   cut_at_window: "cut off", clipped: "too loud", gap: "gap in the sound", interrupted: "interrupted",
   token_limit: "cut off",
 };
+const NO_ACT = {
+  satellite: "a voice satellite's own pipeline does", late: "it came too late", part: "it is a part of a longer utterance",
+  unsure_to_act: "too unsure without the address phrase",
+};
 export const DAY_MS = 86400e3;
 
 /** What a message shows in place of a configuration key. */
@@ -19,6 +23,9 @@ export const titles = new Map();
 
 export const reason = (name) => REASONS[name] || readable(name).toLowerCase();
 export const flag = (name) => FLAGS[name] || readable(name).toLowerCase();
+
+/** Return why nothing acts on a sentence. */
+export const noAct = (name) => NO_ACT[name] || flag(name);
 
 /** Return a name of the program as words. */
 export const readable = (name) => (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");
