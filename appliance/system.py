@@ -236,8 +236,12 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     word = what.rpartition(" ")[2]
     fix = f"write the {word} into it, readable for this user alone, or leave the key out"
     try:
-        with path.expanduser().open("rb") as opened:
-            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+        number = os.open(path.expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as opened:
+            status = os.fstat(number)
+            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+                raise OSError("no plain file")
+            mode = stat.S_IMODE(status.st_mode)
             text = opened.read(SECRET_AT_MOST + 1).decode("utf-8").rstrip("\r\n")
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         no_text = isinstance(error, UnicodeDecodeError)

@@ -15,6 +15,7 @@ from typing import Literal
 
 import pytest
 
+from appliance.errors import ConfigError
 from appliance.system import (
     Child,
     ChildDiedError,
@@ -26,6 +27,7 @@ from appliance.system import (
     legible,
     lock,
     one_line,
+    read_secret,
     replacing,
     shorten,
     write_whole,
@@ -365,3 +367,9 @@ def test_free_memory_counts_swap_and_is_endless_where_nothing_says(tmp_path: Pat
     file.write_text("MemTotal: 9000 kB\nMemAvailable:    2000 kB\nSwapFree:  500 kB\n")
     assert free_memory(tmp_path) == 2500 * 1024
     assert 0 < free_memory() < 1e15
+
+
+def test_a_secret_in_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no plain file"):
+        read_secret(str(tmp_path / "pipe"), "", "mqtt.password_file", "the password")

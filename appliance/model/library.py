@@ -111,6 +111,8 @@ def check_name(name: str) -> str:
             f"model name: expected small letters, digits, '.', '_' and '-' (at most 64), "
             f"found {name!r}; give another with --name"
         )
+    if name == CHOICE:
+        raise ConfigError(f"model name: {name!r} is a file's; give another with --name")
     if (PACKAGED / name).exists():
         raise ConfigError(f"model name: {name!r} is the built-in model's; give another with --name")
     return name

@@ -167,7 +167,9 @@ def test_a_removed_model_is_gone_and_an_unknown_one_is_named(models: Path) -> No
         remove("tiny")
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "../up", "Tiny", "a b", "x" * 65, "tiny.en"])
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "../up", "Tiny", "a b", "x" * 65, "tiny.en", "in-use"]
+)
 def test_a_name_that_cannot_be_one_is_refused(models: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="give another with --name"), work_on(name):
         pass
