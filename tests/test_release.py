@@ -30,14 +30,13 @@ eval "${FAULT_STEP:+[ $name != $FAULT_STEP ] || $FAULT}"
 STEPS = {
     "build-deb": """
 while [ $# -gt 0 ]; do
-    case $1 in amd64|arm64) architecture=$1 ;; --output) output=$2; shift ;; --sign) shift ;; esac
+    case $1 in amd64|arm64) architecture=$1 ;; --output) output=$2; shift ;; esac
     shift
 done
-mkdir -p "$output/signatures"
+mkdir -p "$output"
 for package in roomscribe roomscribe-satellite roomscribe-model-tiny-en; do
     case $package in *-model-*) architecture=all ;; esac
     { echo $package; head -c 200000 /dev/zero; } > "$output/${package}_VERSION_$architecture.deb"
-    echo signature > "$output/signatures/$package.json.sig"
 done
 """,
     "build-repo": """

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from appliance.cli.terminal import DIM, YELLOW, coloured, percent
 from appliance.config import Settings, node_name
 from appliance.control import SOCKET_NAME, ControlClient
-from appliance.errors import BrokerError, DaemonError, StoreError
+from appliance.errors import DaemonError, StoreError
 from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
@@ -127,11 +127,6 @@ def _add_actions(sub: argparse.ArgumentParser) -> None:
         "published are not recalled",
     )
     actions.add_argument(
-        "--house",
-        action="store_true",
-        help="also show what the other rooms on the broker heard; they need history.enabled",
-    )
-    actions.add_argument(
         "--correct",
         nargs=2,
         metavar=("ID", "TEXT"),
@@ -167,8 +162,6 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
         return _correct(options, settings)
     if options.follow:
         return _follow(options, settings, wanted)
-    if options.house:
-        return _show_house(options, settings, wanted)
     if options.export:
         found = read_newest(settings, wanted, options.limit or 0)
         count = write(found, options.export, options.output)
@@ -182,36 +175,6 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
         filtered = wanted.since or wanted.until or wanted.grep
         found_none = "No sentence in the log matches." if filtered else "The log is empty."
         print(f"roomscribe: {found_none}", file=sys.stderr)
-    return 0 if count else 1
-
-
-def _show_house(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
-    """Show the transcripts of all rooms; return 1 if none matches. Raises BrokerError."""
-    from appliance.cli.house_log import merge, read_house
-    from appliance.cli.mqtt import printable, with_password
-    from appliance.mqtt import events
-    from appliance.store import read_newest
-
-    if not settings.mqtt.enabled:
-        raise BrokerError("mqtt.enabled is false: other rooms are asked over MQTT")
-    limit, node = SHOWN if options.limit is None else options.limit, node_name(settings)
-    own = [
-        events.transcript(one, node, one.stored, late=False)
-        for one in read_newest(settings, wanted, limit)
-    ]
-    others = read_house(with_password(options, settings), wanted)
-    count = 0
-    for event in merge(own, others, limit):
-        count += 1
-        if options.json:
-            print(events.encode(event).decode())
-            continue
-        start = datetime.fromisoformat(event["start"]).astimezone()
-        more = _other_rooms(event.get("heard_better_by"), event.get("heard_also"))
-        when = coloured(f"{start:%Y-%m-%d %H:%M:%S}", DIM)
-        print(f"{when}  {event['node']:12s}  {printable(event['text'])}{more}")
-    if not count and not options.quiet:
-        print("roomscribe: No sentence of any room matches.", file=sys.stderr)
     return 0 if count else 1
 
 

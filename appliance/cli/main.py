@@ -34,7 +34,6 @@ from appliance.cli import (
     run,
     setup,
     transcribe,
-    verify,
     web,
 )
 from appliance.config import Settings
@@ -79,7 +78,7 @@ GROUPS = {
     "every day": ("log", "mute", "transcribe", "web"),
     "MQTT": ("mqtt",),
     "several rooms": ("fleet",),
-    "for systemd and experts": ("run", "container", "benchmark", "hardware-check", "verify"),
+    "for systemd and experts": ("run", "container", "benchmark", "hardware-check"),
 }
 """All commands, as `roomscribe` without arguments shows them."""
 
@@ -319,7 +318,6 @@ def parser() -> argparse.ArgumentParser:
     _add_benchmark(add)
     _add_doctor(add)
     hardware.add_hardware_check(add)
-    verify.add_verify(add)
     return top
 
 

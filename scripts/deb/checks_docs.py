@@ -61,7 +61,6 @@ STATUSES = {
     # nobody sets the clock, and the model with random weights knows no word
     r"sudo roomscribe doctor( --json.*)?$": (0, 1, 2),
     r"sudo roomscribe fleet check$": (0, 1),
-    r"sudo roomscribe verify$": (1,),  # the package under test is not signed
 }
 """Exit statuses other than 0 that these commands may have."""
 PREPARED = {

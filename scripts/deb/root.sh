@@ -153,22 +153,6 @@ trixie_root() {
     printf '%s\n' "$root"
 }
 
-# sign_files HOME FOLDER: writes FILE.sig beside each file in FOLDER, with the first secret key in HOME
-sign_files() {
-    local root; root=$(packages_root repository "$(dpkg --print-architecture)" "${REPOSITORY_PACKAGES[@]}") || return
-    unshare -m --propagation private bash -ec '
-        . "$1"; root=$2 home=$3 folder=$4
-        mkdir -p "$root/build"; mount -t tmpfs none "$root/build"; mkdir "$root/build/home" "$root/build/folder"
-        mount --bind "$home" "$root/build/home"; mount --bind "$folder" "$root/build/folder"
-        in_root "$root" sh -ec "export GNUPGHOME=/build/home; cd /build/folder
-            key=\$(gpg --batch --list-secret-keys --with-colons | sed -n \"s/^fpr:*\([0-9A-F]*\):.*/\1/p\" | head -n 1)
-            [ -n \"\$key\" ] || { echo \"no secret key\"; exit 1; }
-            for file in *; do case \$file in *.sig) ;; *)
-                gpg --batch --quiet --yes --local-user \$key --detach-sign --output \$file.sig \$file ;; esac; done
-            gpgconf --kill all"' _ "$PWD/scripts/deb/root.sh" "$root" "$1" "$2" \
-        || { say "the key in $1 does not sign"; return 1; }
-}
-
 # wheels NAME ARCHITECTURE OPTION...: the folder in the cache with what debian/NAME.txt names
 wheels() {
     local file=debian/$1.txt folder; shift

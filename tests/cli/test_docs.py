@@ -41,7 +41,7 @@ EXIT_STATUS = """\
 | status | meaning |
 |---|---|
 | 0 | done |
-| 1 | nothing found, a deletion was declined; of `mute`: not muted; of `verify`: a difference |
+| 1 | nothing found, a deletion was declined; of `mute`: not muted |
 | 2 | wrong usage |
 | 65 | a recording that cannot be read |
 | 69 | trouble with a device |

@@ -1,11 +1,8 @@
-"""Writes the package's bill of materials (CycloneDX 1.6) and the manifest of its files.
+"""Writes a package's bill of materials (CycloneDX 1.6): usr/share/PACKAGE/sbom.cdx.json.
 
-python -m deb.manifest TREE SIGNATURES    TREE is debian/PACKAGE, complete but for dh_md5sums
+python -m deb.sbom TREE    TREE is debian/PACKAGE, complete but for dh_md5sums
 
-Both are in usr/share/roomscribe/ afterwards (those of a model in usr/share/PACKAGE/), and
-manifest.json.sig, if SIGNATURES has that of this package and architecture (scripts/build-deb
---sign). `roomscribe verify` reads them. Nothing in them depends on the day or the machine of the
-build.
+Nothing in it depends on the day or the machine of the build.
 """
 
 from __future__ import annotations
@@ -13,15 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = "usr/share/roomscribe"
-MANIFEST, SIGNATURE, MATERIALS = "manifest.json", "manifest.json.sig", "sbom.cdx.json"
 VENDOR = "usr/lib/roomscribe/vendor"
 MODELS = "usr/share/roomscribe/models"
 SPDX = {"Expat": "MIT", "BSD-3-clause": "BSD-3-Clause", "Apache-2.0": "Apache-2.0"}
@@ -151,58 +145,17 @@ def materials(tree: Path, control: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def manifest(tree: Path, control: dict[str, str]) -> dict[str, Any]:
-    """Return every file of the package: checksum and mode, or a link's target."""
-    own = [f"{folder_of(control['Package'])}/{name}" for name in (MANIFEST, SIGNATURE)]
-    files: dict[str, dict[str, str]] = {}
-    for path in sorted(tree.rglob("*")):
-        name = path.relative_to(tree).as_posix()
-        if name.startswith("DEBIAN/") or name in own:
-            continue
-        if path.is_symlink():
-            files[name] = {"link": str(path.readlink())}
-        elif path.is_file():
-            files[name] = {"sha256": sha256(path), "mode": f"{path.stat().st_mode & 0o7777:04o}"}
-    return {
-        "package": control["Package"],
-        "version": control["Version"],
-        "architecture": control["Architecture"],
-        "configuration": sorted(name for name in files if name.startswith("etc/")),
-        "files": files,
-    }
-
-
-def folder_of(package: str) -> str:
-    """Return where a package keeps what is said of it: roomscribe and roomscribe-satellite, of
-    which one is installed, in the same place."""
-    return f"usr/share/{package}" if package.startswith("roomscribe-model-") else FOLDER
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write a file that every user can read, whatever the umask of the build."""
+def main() -> None:
+    """Write the file, for every user to read, whatever the umask of the build."""
+    tree = Path(sys.argv[1])
+    (control,) = paragraphs((tree / "DEBIAN/control").read_text(encoding="utf-8"))
+    folder = tree / "usr/share" / control["Package"]
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    file, content = folder / "sbom.cdx.json", materials(tree, control)
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     file.chmod(0o644)
 
 
-def main() -> int:
-    """Write both files, and the signature if it is there; return 1 if it belongs to other files."""
-    tree, signatures = Path(sys.argv[1]), Path(sys.argv[2])
-    (control,) = paragraphs((tree / "DEBIAN/control").read_text(encoding="utf-8"))
-    folder = tree / folder_of(control["Package"])
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o755)
-    write_json(folder / MATERIALS, materials(tree, control))
-    write_json(folder / MANIFEST, manifest(tree, control))
-    stem = f"{control['Package']}_{control['Architecture']}"
-    signed, signature = signatures / f"{stem}.json", signatures / f"{stem}.json.sig"
-    if signature.exists():
-        if signed.read_bytes() != (folder / MANIFEST).read_bytes():
-            print(f"{signature}: this build has other files than the signed one", file=sys.stderr)
-            return 1
-        shutil.copyfile(signature, folder / SIGNATURE)
-        (folder / SIGNATURE).chmod(0o644)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
