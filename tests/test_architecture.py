@@ -283,6 +283,11 @@ def test_a_module_over_500_lines_says_why() -> None:
     assert silent == []
 
 
+def test_all_downloading_is_at_most_450_lines() -> None:
+    modules = ("convert/download.py", "convert/sources.py")
+    assert sum(len(source_of(module).splitlines()) for module in modules) <= 450
+
+
 WORKSHOP = {"cli", "convert", "lab"}
 """Packages that never run in the daemon."""
 

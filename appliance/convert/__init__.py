@@ -36,10 +36,6 @@ if TYPE_CHECKING:
         RuntimeGraph as RuntimeGraph,
         to_int8 as to_int8,
     )
-    from appliance.convert.huggingface import (
-        find_token as find_token,
-        hub_is_reachable as hub_is_reachable,
-    )
     from appliance.convert.progress import ProgressDisplay as ProgressDisplay
     from appliance.convert.shapes import (
         ADDED_FILE as ADDED_FILE,
@@ -54,7 +50,13 @@ if TYPE_CHECKING:
         WhisperConfig as WhisperConfig,
         expected_shapes as expected_shapes,
     )
-    from appliance.convert.sources import SOURCES as SOURCES, Search as Search, obtain as obtain
+    from appliance.convert.sources import (
+        SOURCES as SOURCES,
+        Search as Search,
+        can_download as can_download,
+        find_token as find_token,
+        obtain as obtain,
+    )
     from appliance.convert.tensors import Weights as Weights
 
 __getattr__ = lazily(__name__, __file__)

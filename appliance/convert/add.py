@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from appliance.convert import hailo_store, sources
+from appliance.convert import hailo_store
 from appliance.convert.build import Recipe, build_bundle, window_positions
 from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
 from appliance.convert.decoding import Decoding, read_decoding
 from appliance.convert.download import Downloader
-from appliance.convert.huggingface import Origin, find_token
 from appliance.convert.known import NAMES
 from appliance.convert.progress import ProgressDisplay, StreamProgress
 from appliance.convert.shapes import (
@@ -27,6 +26,7 @@ from appliance.convert.shapes import (
     checkpoint_name,
     parameters,
 )
+from appliance.convert.sources import Origin, Search, find_token, obtain
 from appliance.errors import ConfigError, ModelError
 from appliance.model import (
     CHIP_NAMES,
@@ -205,9 +205,9 @@ def _obtain_checkpoint(
         return Origin(request.folder, checkpoint_name(request.folder), "", "")
     with model_errors(staging.checkpoint):
         staging.checkpoint.mkdir(exist_ok=True)
-    search = sources.Search(request.source, request.revision, request.only, request.local)
+    search = Search(request.source, request.revision, request.only, request.local)
     client = Downloader(find_token()[0], progress)
-    return sources.obtain(search, staging.checkpoint, staging.folder / "unpacked", client, check)
+    return obtain(search, staging.checkpoint, staging.folder / "unpacked", client, check)
 
 
 def _check_window(window_s: float | None) -> None:

