@@ -44,7 +44,7 @@ def add_mqtt(
         help="clear an appliance's retained messages",
         description="Clears all retained messages of an appliance that you no longer use, and so "
         "removes its entities from Home Assistant. Stop its daemon first. If you rename an "
-        "appliance, the daemon clears the old name's messages itself.",
+        "appliance, give its old name.",
     )
     forget.add_argument("--node", default="", help="name of the appliance (default: this one)")
     forget.set_defaults(command=forget_appliance)

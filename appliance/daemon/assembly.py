@@ -40,7 +40,6 @@ from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
 from appliance.house import House
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
 from appliance.mqtt import (
-    ANNOUNCED_FILE,
     Announcement,
     OutgoingMessage,
     Publisher,
@@ -252,7 +251,6 @@ class _Assembly:
             announcement=Announcement(
                 settings.homeassistant,
                 page_url(settings.web),
-                store_folder(settings.store) / ANNOUNCED_FILE,
                 lambda: self.home.wake() if self.home else None,
             ),
             subscriptions=subscriptions(

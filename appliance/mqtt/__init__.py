@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         PASSWORD_CREDENTIAL as PASSWORD_CREDENTIAL,
         read_password as read_password,
     )
-    from appliance.mqtt.former import ANNOUNCED_FILE as ANNOUNCED_FILE
     from appliance.mqtt.probe import BrokerProbe as BrokerProbe
     from appliance.mqtt.publisher import (
         Announcement as Announcement,

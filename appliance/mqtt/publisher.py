@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Protocol
 
 from appliance.config import HomeAssistantSettings, MqttSettings
@@ -34,7 +33,6 @@ from appliance.mqtt.client import (
     matches,
 )
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
-from appliance.mqtt.former import FormerNames, Name
 from appliance.mqtt.home_assistant import (
     available_temperatures,
     discovery_message,
@@ -82,8 +80,6 @@ class Announcement:
     settings: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
     page: str = ""
     """Address that the device's page in Home Assistant links to."""
-    names_file: Path | None = None
-    """File with the names that this appliance had."""
     on_birth: Callable[[], object] = lambda: None
     """Called in the publisher's thread when Home Assistant has started."""
 
@@ -443,8 +439,6 @@ class Publisher(Listener):
             complete=rooms.on_publish if rooms else lambda *_: None,
             delays=delays,
         )
-        name = Name(f"{settings.host}:{settings.port}", node, self._home_assistant.prefix)
-        self._former = FormerNames(announcement.names_file, name)
         self._stopping = threading.Event()
         self._stop_s = math.inf
 
@@ -561,7 +555,6 @@ class Publisher(Listener):
                     self._delivery.on_puback(now_s, number, code)
                 case Lost():
                     self._delivery.on_lost()
-                    self._former.lost()
                     if self._rooms:
                         self._rooms.lost(now_s)
         for message in self._connection.take_messages():
@@ -594,7 +587,6 @@ class Publisher(Listener):
 
     def _publish_due(self, now_s: float) -> None:
         """Publish what is due, transcripts last. Raises BrokerError and StoreError."""
-        self._former.poll(now_s, self._connection)
         unheard_s = self._presence.pop_unheard_s(now_s)
         if unheard_s is not None:
             self._outbox.resend_since(unheard_s)
@@ -623,7 +615,7 @@ class Publisher(Listener):
             due_s = min(due_s, self._rooms.due_s(now_s))
         if self._connection.is_connected:
             due_s = min(due_s, self._live.due_s, self._delivery.due_s(now_s))
-            due_s = min(due_s, self._presence.due_s(now_s), self._former.due_s)
+            due_s = min(due_s, self._presence.due_s(now_s))
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
     def _is_drained(self) -> bool:
@@ -637,7 +629,6 @@ class Publisher(Listener):
         self._live.on_connected()
         if self._home_assistant.enabled:
             self._presence.on_connected(now_s, self._announce())
-        self._former.connected(now_s, self._connection)
         if self._rooms:
             for topic in self._rooms.topics:
                 self._connection.subscribe_retained(topic)
@@ -671,8 +662,6 @@ class Publisher(Listener):
 
     def _handle_message(self, now_s: float, message: ReceivedMessage) -> None:
         """Pass a message to its handler and send the answer. Raises BrokerError."""
-        if self._former.take(message):
-            return
         payload, retained = message.payload, message.retained
         if self._rooms and self._rooms.take(
             message.topic, payload, retained=retained, now_s=time.monotonic()
