@@ -10,6 +10,9 @@ several `Act` messages about one sentence, the first one counts, and a room acts
 act. A room that leaves the sentence to a better one takes over if it does not see that room's `Act`
 in time. So no sentence is lost because each room thought that the other was better.
 
+An `Act` on a claim of grade 0 does nothing, because nothing may act on such a text. It waits long
+for other rooms, and a claim of a higher grade acts in spite of it.
+
 A room that the broker does not answer acts on its own.
 """
 
@@ -32,8 +35,12 @@ from appliance.house.claims import (
 )
 from appliance.house.rooms import OtherRooms
 
-DECIDE_S = 0.1
-"""Longest wait for claims of rooms that hear the same speech, from the first claim on."""
+DECIDE_S, SLOWER_S = 0.1, 0.4
+"""Least and most time to wait for claims of rooms that hear the same speech, from the first claim
+on. Between these it is as long as the slowest text of the sentence took: of 65 sentences, the best
+claim came 0.17 s (median) and 0.45 s (90 %) after the first."""
+HOPE_S = 3.0
+"""The same while nothing may act on any of the claims."""
 TAKE_OVER_S = 0.13
 """A room that left the sentence to a better one acts after this time without that room's Act."""
 ANSWER_S = 1.0
@@ -222,9 +229,16 @@ class Arbiter:
                 act = replace(message, claim=self._add_claim(claim, now_s))
                 self.others.acts.append((act, now_s))
                 for sentence in self._sentences.values():
-                    open_states = (SentenceState.WAITING, SentenceState.ACTING)
-                    if sentence.state in open_states and self.others.is_about(act, sentence.claim):
+                    if self._yields(sentence, act) and self.others.is_about(act, sentence.claim):
                         self._decide(sentence, SentenceState.DEFERRED, now_s, claim.node)
+
+    def _yields(self, sentence: ClaimedSentence, act: Act) -> bool:
+        """Return True if another room's Act ends what we do about a sentence."""
+        if sentence.state is SentenceState.ACTED:
+            alone = sentence.separation is not Separation.NONE
+            return sentence.claim.grade == 0 < act.claim.grade and not alone
+        open_states = (SentenceState.WAITING, SentenceState.ACTING)
+        return sentence.state in open_states and act.counts_for(sentence.claim)
 
     def _add_claim(self, found: Claim, now_s: float) -> Claim:
         claim = self.others.add_claim(found, now_s)
@@ -392,14 +406,21 @@ class Arbiter:
             return sentence.ready_s + DECIDE_S
         if not self.others.hear(sentence.claim):
             return sentence.ready_s
-        return (
-            min([sentence.ready_s, *(came_s for _, came_s in self.others.group(sentence.claim))])
-            + DECIDE_S
-        )
+        claims = [(sentence.claim, sentence.ready_s), *self.others.group(sentence.claim)]
+        slowest_s = max(came_s - claim.end_s for claim, came_s in claims)
+        wait_s = min(max(slowest_s, DECIDE_S), SLOWER_S)
+        if not any(claim.grade for claim, _ in claims):
+            wait_s = HOPE_S
+        return min(came_s for _, came_s in claims) + wait_s
 
     def _take_over_s(self, sentence: ClaimedSentence) -> float:
         """Return when we act even if another room is better, because it does not."""
-        return max(sentence.ready_s + TAKE_OVER_S, self._decide_s(sentence))
+        better = [
+            came_s
+            for claim, came_s in self.others.group(sentence.claim)
+            if claim.order < sentence.claim.order
+        ]
+        return max(sentence.ready_s, self._decide_s(sentence), *better) + TAKE_OVER_S
 
     def _due_s(self, sentence: ClaimedSentence) -> float:
         if sentence.state is SentenceState.HELD:

@@ -75,6 +75,10 @@ class Act:
         """The room that acts."""
         return self.claim.node
 
+    def counts_for(self, claim: Claim) -> bool:
+        """Return False if it does nothing about a sentence on which `claim` would act."""
+        return self.claim.grade > 0 or claim.grade == 0
+
 
 Message = Hearing | Withdrawal | Claim | Act
 

@@ -78,7 +78,8 @@ class OtherRooms:
 
     def act_on(self, claim: Claim) -> str:
         """Return the room that acts on the sentence; empty without one."""
-        return next((act.node for act, _ in self.acts if self.is_about(act, claim)), "")
+        acts = (act for act, _ in self.acts if act.counts_for(claim) and self.is_about(act, claim))
+        return next((act.node for act in acts), "")
 
     def is_about(self, act: Act, claim: Claim) -> bool:
         """Return True if a room's Act is about the sentence that we claim."""

@@ -3,6 +3,7 @@
 Each room publishes a claim. The best one publishes that it acts, and acts once that message has
 come back from the broker before any other of its kind. A room that waits for a better one takes
 over after a deadline (appliance/house/arbiter.py). A timeout may happen at any moment here.
+On the texts of some rooms nothing may act: what these publish does nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class ClaimRules:
     claim_has_deadline: bool = True
     act_waits_for_its_return: bool = True
     first_act_counts: bool = True
+    idle_act_counts_for_nothing: bool = True
 
 
 class House(NamedTuple):
@@ -63,6 +65,8 @@ class ClaimModel:
     rooms: int = 3
     faults: int = 2
     rules: ClaimRules = ClaimRules()
+    idle: int = 0
+    """Rooms, those with the worst claims, on whose texts nothing may act."""
 
     def first(self) -> House:
         """Return the state in which all rooms have heard the sentence."""
@@ -101,6 +105,10 @@ class ClaimModel:
         open_states = {Room.HEARS, Room.WAITS}
         if self.rules.first_act_counts:
             open_states.add(Room.ACTING)
+        if self._may_act(at + 1) and not self._may_act(-message):
+            open_states -= set(Room) if self.rules.idle_act_counts_for_nothing else set()
+        elif not self._may_act(at + 1) and self._may_act(-message):
+            open_states.add(Room.ACTED)
         return _enter(s, at, Room.DEFERRED) if room in open_states else s
 
     def faults_of(self, s: House) -> Iterator[tuple[str, House]]:
@@ -112,13 +120,18 @@ class ClaimModel:
 
     def check(self, s: House, *, ended: bool) -> None:
         """Raise ViolationError if a guarantee does not hold; `ended`: only faults can happen."""
-        acted = [at + 1 for at, room in enumerate(s.rooms) if room is Room.ACTED]
+        able = [one for one in range(1, self.rooms + 1) if self._may_act(one)]
+        acted = [one for one in able if s.rooms[one - 1] is Room.ACTED]
         if len(acted) > 1:
             raise ViolationError("one room", f"the rooms {acted} act on the same sentence")
-        published = any(message < 0 for message in s.topic)
-        alive = any(room is not Room.DEAD for room in s.rooms)
+        published = any(-message in able for message in s.topic)
+        alive = any(s.rooms[one - 1] is not Room.DEAD for one in able)
         if ended and alive and not acted and not published:
             raise ViolationError("some room", "no room acts on the sentence")
+
+    def _may_act(self, number: int) -> bool:
+        """Return True if something may act on the text of the room with this number."""
+        return number <= self.rooms - self.idle
 
 
 def _send(s: House, at: int, message: int) -> House:

@@ -11,18 +11,21 @@ FOUND = {
     "claim_has_deadline": "some room",
     "act_waits_for_its_return": "one room",
     "first_act_counts": "one room",
+    "idle_act_counts_for_nothing": "some room",
 }
 
 
-def test_one_room_acts_whatever_dies() -> None:
-    found = explore(ClaimModel(rooms=2, faults=2))
+@pytest.mark.parametrize("idle", [0, 1])
+def test_one_room_acts_whatever_dies(idle: int) -> None:
+    found = explore(ClaimModel(rooms=2, faults=2, idle=idle))
     assert not found.guarantee, (found.how, found.story)
     assert found.states > 300
 
 
 @pytest.mark.parametrize("rule", FOUND)
 def test_without_a_rule_of_the_claims_a_guarantee_fails(rule: str) -> None:
-    found = explore(ClaimModel(rooms=2, faults=1, rules=ClaimRules(**{rule: False})))
+    idle = int(rule == "idle_act_counts_for_nothing")
+    found = explore(ClaimModel(rooms=2, faults=1, rules=ClaimRules(**{rule: False}), idle=idle))
     assert found.guarantee == FOUND[rule], found
     assert found.story
 
