@@ -409,9 +409,9 @@ class PhrasesSettings:
 
     file: str = key(
         BUILT_IN_SENTENCES,
-        "File of expected sentences, see docs/phrases.md. If you say one of them, each event "
-        "holds that sentence and its slots beside the text. built-in: English home commands, if "
-        "the model writes English. Empty: none.",
+        "File of expected sentences, see docs/phrases.md, in addition to the built-in ones. If you "
+        "say one of them, each event holds that sentence and its slots beside the text. built-in: "
+        "only English home commands, if the model writes English. Empty: none.",
     )
 
     @property

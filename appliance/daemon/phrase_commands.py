@@ -124,7 +124,8 @@ class PhraseCommands(CommandGroup):
         tables = {"answer": sentences} if isinstance(sentences, list) else sentences
         if not isinstance(tables, dict) or not tables:
             raise bad_request('sentences: expected a list such as ["yes [please]", "no"]')
-        phrases = self._make({"phrases": tables, "slots": {} if slots is None else slots})
+        table = {"phrases": tables, "slots": {} if slots is None else slots}
+        phrases = self._make(table, alone=True)
         now_s = time.monotonic()
         self._expectations.begin(Expectation(phrases, now_s, now_s + seconds, answer))
 
@@ -174,11 +175,11 @@ class PhraseCommands(CommandGroup):
         self._settings.save(change)
         return {"file": str(self._phrases_file(change.after) or "")}
 
-    def _make(self, table: Mapping[str, Any]) -> Phrases:
+    def _make(self, table: Mapping[str, Any], *, alone: bool = False) -> Phrases:
         if not isinstance(self._model, Transcriber):
             raise unavailable("another machine transcribes: expected sentences need a model here")
         try:
-            return self._model.make_phrases(table)
+            return self._model.make_phrases(table, alone=alone)
         except ConfigError as error:
             raise ControlError("refused", shorten(str(error), 400)) from None
 

@@ -108,7 +108,7 @@ def check_files(settings: Settings) -> None:
 
     read_words(settings.vocabulary)
     if settings.phrases.own_file:
-        read_phrases(Path(settings.phrases.own_file))
+        read_phrases(Path(settings.phrases.own_file), _home(settings))
 
 
 def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
@@ -144,43 +144,59 @@ def _open_phrases(
     from appliance.infer.phrases import Phrases
     from appliance.infer.sentences import read_phrases
 
-    file = phrases_file(settings, languages)
-    if file is None:
+    own = Path(settings.phrases.own_file) if settings.phrases.own_file else None
+    if phrases_file(settings, languages) is None:
         return None
-    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
-    network = read_phrases(file, names, settings.assist.phrase, languages)
-    try:
+
+    def read(built_in: Path | None) -> Phrases:
+        network = read_phrases(own, _home(settings), settings.assist.phrase, languages, built_in)
         return Phrases(network, bundle, tokenizer, decoder)
+
+    try:
+        return read(built_in_sentences(languages))
     except ModelError:  # a vocabulary without some letters
-        if settings.phrases.own_file:
-            raise
-        log.info("%s cannot write the built-in sentences: none are expected", bundle.name)
-        return None
+        log.info("%s cannot write the built-in sentences: they are not expected", bundle.name)
+        return read(None) if own else None
 
 
 def _make_phrases(
     table: Mapping[str, Any],
     *,
+    alone: bool,
     settings: Settings,
     bundle: Bundle,
     tokenizer: Tokenizer,
     decoder: Decoder,
     languages: Sequence[str],
 ) -> Phrases:
-    """Return other expected sentences for the same decoder. Raises ConfigError."""
+    """Return other expected sentences for the same decoder, `alone`: without the built-in ones, and
+    few. Raises ConfigError."""
     from appliance.infer.phrases import Phrases
-    from appliance.infer.sentences import WORDS_RECEIVED, build_network
+    from appliance.infer.sentences import WORDS_AT_MOST, WORDS_RECEIVED, build_network
 
-    names: dict[str, list[str]] | None = {} if settings.homeassistant.url else None
-    network = build_network(table, settings.assist.phrase, languages, names, WORDS_RECEIVED)
+    built_in, most = built_in_sentences(languages), WORDS_AT_MOST
+    if alone:
+        built_in, most = None, WORDS_RECEIVED
+    home, address = _home(settings), settings.assist.phrase
+    network = build_network(table, address, languages, home, built_in, most=most)
     return Phrases(network, bundle, tokenizer, decoder)
+
+
+def _home(settings: Settings) -> dict[str, list[str]] | None:
+    """No names of the home yet; None if there will never be any."""
+    return {} if settings.homeassistant.url else None
+
+
+def built_in_sentences(languages: Collection[str]) -> Path | None:
+    """Return the built-in file of expected sentences where `languages` are spoken, if any."""
+    return SENTENCES_FILE if "en" in languages else None
 
 
 def phrases_file(settings: Settings, languages: Collection[str]) -> Path | None:
     """Return the file of expected sentences in use where `languages` are spoken; None without
     any."""
     if settings.phrases.file == BUILT_IN_SENTENCES:
-        return SENTENCES_FILE if "en" in languages else None
+        return built_in_sentences(languages)
     return Path(settings.phrases.file) if settings.phrases.file else None
 
 

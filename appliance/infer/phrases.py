@@ -165,7 +165,7 @@ class Phrases:
         free = sum(written.logprobs)
         mean = free / len(written.logprobs)
         text = plain(self._tokenizer.detokenize(written.tokens))
-        if mean >= math.log(LISTED_SURE) and self._network.parse(text.split()):
+        if mean >= math.log(LISTED_SURE) and self.holds(text):
             return self._report({text: (free, len(written.tokens))}, free)
         scores = self._search(written.tokens, -mean, should_continue)
         # add up the ways to write one sentence: case, punctuation, digits
@@ -200,6 +200,10 @@ class Phrases:
             found.append(Phrase(words, str(slots.pop("")), slots, confidence))
         self.candidates = tuple(found)
         return found[0] if found and found[0].confidence >= FLOOR else None
+
+    def holds(self, text: str) -> bool:
+        """True if a text is one of the sentences, but for case and punctuation."""
+        return self._network.parse(plain(text).split()) is not None
 
     def continues(self, phrase: Phrase) -> bool:
         """True if a longer sentence begins with the one that `find` found last."""

@@ -165,19 +165,24 @@ class WordNetwork:
 
 
 def read_phrases(
-    path: Path,
+    path: Path | None,
     home: Mapping[str, Sequence[str]] | None = None,
     address: str = "",
     languages: Sequence[str] = ("en",),
+    built_in: Path | None = None,
 ) -> WordNetwork:
-    """Return the network of a file of sentences.
+    """Return the network of a file of sentences, and of the built-in file behind it; of that alone
+    without a path.
 
     The file is TOML: [phrases] has lists of sentences under a name of your choice, [slots] the
     values of each slot: a list of texts, a table of values with the texts that mean them, or a
-    range of whole numbers {from = 0, to = 100, step = 5}. With `home`, names of the home are values
-    of HOME_SLOTS. `address` may precede every sentence ([assist] phrase). Ranges are spoken in
-    `languages` (ISO 639). Raises ConfigError, which names file and key.
+    range of whole numbers {from = 0, to = 100, step = 5}. `built_in = false` leaves out the
+    built-in file. With `home`, names of the home are values of HOME_SLOTS. `address` may precede
+    every sentence ([assist] phrase). Ranges are spoken in `languages` (ISO 639). Raises
+    ConfigError, which names file and key.
     """
+    if path is None:
+        return build_network({}, address, languages, home, built_in)
     try:
         data = path.read_bytes()
         if len(data) > FILE_AT_MOST:
@@ -194,7 +199,7 @@ def read_phrases(
     except (ValueError, RecursionError) as error:  # TOML or UTF-8
         raise ConfigError(f"{path}: expected TOML in UTF-8, found: {error}") from None
     try:
-        return build_network(table, address, languages, home)
+        return build_network(table, address, languages, home, built_in)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -214,37 +219,57 @@ def build_network(
     address: str,
     languages: Sequence[str],
     home: Mapping[str, Sequence[str]] | None,
+    built_in: Path | None = None,
+    *,
     most: int = WORDS_AT_MOST,
 ) -> WordNetwork:
     """Return the network of the tables [phrases] and [slots], of at most `most` words; see
-    `read_phrases`."""
-    if extra := sorted(table.keys() - {"phrases", "slots"}):
-        raise ConfigError(f"expected the tables [phrases] and [slots], found [{extra[0]}]")
-    phrases, slots = table.get("phrases", {}), table.get("slots", {})
-    if not isinstance(phrases, dict) or not isinstance(slots, dict):
-        raise ConfigError("expected the tables [phrases] and [slots], found other values")
-    values = _read_slots(slots, languages)
+    `read_phrases`. Slots of the file go before names of the home, and these before slots of the
+    built-in file."""
+    phrases, slots = _tables(table)
+    more, values = dict[str, Any](), dict[str, list[tuple[Value, str]]]()
+    if built_in and table.get("built_in", True):
+        more, defaults = _tables(parse_phrases(built_in.read_text("utf-8")))
+        values = _read_slots(defaults, languages)
     network = WordNetwork(address=address.lower(), most=most)
+    if home is not None:
+        again = functools.partial(build_network, table, address, languages)
+        network.rebuild = functools.partial(again, built_in=built_in, most=most)
+        for slot in HOME_SLOTS:
+            names: list[tuple[Value, str]] = [(name, spoken(name)) for name in home.get(slot, ())]
+            values[slot] = names or values.get(slot, [])
+    given = _read_slots(slots, languages).items()
+    values |= {slot: own for slot, own in given if own or slot not in values}
     first = network.add_state()
     network.add_free(START[0], first)
     if address:
         network.add_free(network.add_words(START[0], address), first)
-    if home is not None:
-        again = functools.partial(build_network, table, address, languages, most=most)
-        network.rebuild = again
-        for slot in HOME_SLOTS.keys() - values.keys():
-            values[slot] = [(name, spoken(name)) for name in home.get(slot, ())]
-    _add_sentences(network, first, phrases, values)
-    if not network.sentences:
+    unknown = {"name"} - slots.keys() if home is None else set[str]()
+    known = {slot: texts for slot, texts in values.items() if slot not in unknown}
+    _add_sentences(network, first, phrases, known)
+    if not network.sentences and (table or not built_in):
         raise ConfigError(
             'expected sentences, found none; write for instance [phrases] light = ["turn on the '
             'light"]'
         )
+    _add_sentences(network, first, more, values)
     if END in network.closure([(first, 0)]):
         raise ConfigError(
             "expected sentences of at least one word, found one that is optional as a whole"
         )
     return network
+
+
+def _tables(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the tables [phrases] and [slots]. Raises ConfigError."""
+    if extra := sorted(table.keys() - {"phrases", "slots", "built_in"}):
+        raise ConfigError(f"expected the tables [phrases] and [slots], found [{extra[0]}]")
+    phrases, slots = table.get("phrases", {}), table.get("slots", {})
+    if not isinstance(phrases, dict) or not isinstance(slots, dict):
+        raise ConfigError("expected the tables [phrases] and [slots], found other values")
+    if not isinstance(table.get("built_in", True), bool):
+        raise ConfigError("built_in: expected true or false, found something else")
+    return phrases, slots
 
 
 def _add_sentences(
@@ -309,7 +334,7 @@ def _values(name: str, given: object, languages: Sequence[str]) -> Iterator[tupl
             for value, more in given.items()
             for text in (more if isinstance(more, list) else [more])
         ]
-    if not texts:
+    if not texts and not (name in HOME_SLOTS and given == []):
         raise ConfigError(
             f"{key}: expected values, as a list or a table, found "
             + ("none" if isinstance(given, list | dict) else "something else")

@@ -165,7 +165,7 @@ class TranscriberParts:
     """See `Transcriber.trouble`."""
     rescorer: Rescorer | None = None
     phrases: Phrases | None = None
-    make_phrases: Callable[[Mapping[str, Any]], Phrases] | None = None
+    make_phrases: Callable[..., Phrases] | None = None
     """Makes expected sentences from the tables of a file; None if the decoder cannot use them."""
     corrections: Corrections = field(default_factory=lambda: Corrections({}))
 
@@ -334,14 +334,15 @@ class Transcriber:
         if self.phrases:
             self.phrases.set_names(names)
 
-    def make_phrases(self, table: Mapping[str, Any]) -> Phrases:
-        """Return expected sentences from the tables [phrases] and [slots]. Any thread.
+    def make_phrases(self, table: Mapping[str, Any], *, alone: bool = False) -> Phrases:
+        """Return expected sentences from the tables [phrases] and [slots], `alone`: without the
+        built-in ones. Any thread.
 
         Raises ConfigError, also if this model's decoder cannot use expected sentences.
         """
         if self._make_phrases is None:
             raise ConfigError("expected sentences need the decoder on the CPU ([decoder] backend)")
-        made = self._make_phrases(table)
+        made = self._make_phrases(table, alone=alone)
         made.set_names(self._home_names)
         return made
 

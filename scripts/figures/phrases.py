@@ -6,7 +6,8 @@
 Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text), and a phrases.toml where
 other sentences are to be expected. Recordings go through voice detector and segmenter as the
 microphone's would; those of one window count. A text or a sentence is right when it is so word for
-word, numbers in words, "what's" the same as "what is". The fit is a logistic regression of a right
+word, numbers in words, "what's" the same as "what is"; `listed` counts what is right by either, of
+what the list holds. The fit is a logistic regression of a right
 sentence on its share among the sentences and the mean log-probability of its tokens, each folder
 counting as much as any other; --write puts it into the bundle. Fit and report on different
 recordings.
@@ -35,6 +36,8 @@ from appliance.model.bundle import LEADS, PhraseCalibration, enter_files, log_od
 from appliance.records import Window
 
 LIMITS = (0.0, 0.5, 0.7, 0.9)
+SURE = 0.5
+"""Confidence from which an expected sentence stands for the text in the column `listed`."""
 SEED = 7
 
 
@@ -49,6 +52,8 @@ class Heard:
     """The free text is right."""
     sentence: bool
     """The expected sentence is right."""
+    listed: bool
+    """What is said is one of the expected sentences."""
     found: Evidence | None
     search_ms: float
     """What looking for it added to the decode."""
@@ -72,7 +77,7 @@ def main() -> int:
         print("phrase_calibration", rounded(fit))
     heard = [one for folder in options.folders for one in listen(settings, folder, options.file)]
     limits = "".join(f"  {f'>= {limit:.0%}':>13}" for limit in LIMITS)
-    print(f"{'group':28} {'said':>5} {'text':>5}{limits}   ms p50  p95  error")
+    print(f"{'group':28} {'said':>5} {'text':>5} {'listed':>9}{limits}   ms p50  p95  error")
     for group in [*sorted({one.group for one in heard}), ""]:
         show(group or "all", [one for one in heard if group in ("", one.group)])
     if fit:
@@ -121,7 +126,11 @@ def compare(
         same = [
             words(spoken) == words(one) for one in (plain.text, found.sentence if found else "")
         ]
-        yield Heard(group, bool(spoken.strip()), same[0], same[1], found, search_ms)
+        listed = any(
+            expecting.phrases and expecting.phrases.holds(one)
+            for one in (spoken, " ".join(words(spoken)))
+        )
+        yield Heard(group, bool(spoken.strip()), same[0], same[1], listed, found, search_ms)
 
 
 def fitted(folders: Sequence[Sequence[Heard]]) -> PhraseCalibration:
@@ -166,9 +175,17 @@ def show(name: str, heard: Sequence[Heard]) -> None:
     p50, p95 = np.percentile([one.search_ms for one in heard], (50, 95))
     texts = sum(one.text for one in spoken)
     columns = "".join(f"  {cell:>13}" for cell in cells)
+    listed = [one.sentence if is_sure(one) else one.text for one in spoken if one.listed]
     sure = [(one.found.confidence, one.spoken and one.sentence) for one in heard if one.found]
     error = calibration_error(*np.array(sure or [(0.0, False)]).T)
-    print(f"{name:28} {len(spoken):5} {texts:5}{columns}   {p50:6.0f} {p95:4.0f}  {error:.2f}")
+    right = f"{sum(listed)} of {len(listed)}"
+    numbers = f"{p50:6.0f} {p95:4.0f}  {error:.2f}"
+    print(f"{name:28} {len(spoken):5} {texts:5} {right:>9}{columns}   {numbers}")
+
+
+def is_sure(one: Heard) -> bool:
+    """True if the expected sentence stands for the text."""
+    return one.found is not None and one.found.confidence >= SURE
 
 
 def said_texts(folder: Path) -> dict[str, str]:

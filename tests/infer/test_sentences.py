@@ -82,6 +82,49 @@ def test_names_of_the_home_are_values_where_the_file_has_none(tmp_path: Path) ->
         read_phrases(written(tmp_path, '[phrases]\na = ["in {area}"]\n'))
 
 
+BUILT_IN = ROOT / "appliance" / "infer" / "sentences.toml"
+
+
+def meaning(words: WordNetwork, text: str) -> object:
+    return words.parse(text.split())
+
+
+def test_a_file_adds_to_the_built_in_sentences_and_goes_first(tmp_path: Path) -> None:
+    file = written(
+        tmp_path, '[slots]\ncolour = ["mauve"]\n[phrases]\nmine = ["lights on", "be {colour}"]\n'
+    )
+    words = read_phrases(file, built_in=BUILT_IN)
+    assert meaning(words, "lights on") == {"": "mine"}
+    assert meaning(words, "lights off") == {"": "light_off", "light": "lights"}
+    assert meaning(words, "set the light to mauve") and not meaning(words, "set the light to red")
+    assert meaning(read_phrases(None, built_in=BUILT_IN), "set the light to red")
+    alone = written(tmp_path, f"built_in = false\n{file.read_text()}")
+    assert meaning(read_phrases(alone, built_in=BUILT_IN), "lights off") is None
+    unknown = written(tmp_path, '[phrases]\na = ["{name} off"]\n')
+    with pytest.raises(ConfigError, match=r"a slot that \[slots\] names, found .name."):
+        read_phrases(unknown, built_in=BUILT_IN)
+    assert read_phrases(unknown, {}, built_in=BUILT_IN)
+    with pytest.raises(ConfigError, match="built_in: expected true or false"):
+        read_phrases(written(tmp_path, "built_in = 5\n"), built_in=BUILT_IN)
+
+
+def test_the_built_in_sentences_have_the_rooms_and_names_of_the_home() -> None:
+    first = read_phrases(None, {}, built_in=BUILT_IN)
+    assert meaning(first, "turn on the hall lights")
+    assert meaning(first, "turn on the ecobee") is None
+    assert first.rebuild
+    home = first.rebuild({"name": ["EcoBee", "Reading Corner"], "area": ["Sauna"]})
+    for text, slots in {
+        "turn on the sauna lights": {"": "light_on", "area": "Sauna", "light": "lights"},
+        "turn on the hall lights": None,
+        "switch the ecobee off": {"": "name_off", "name": "EcoBee"},
+        "is the reading corner on": {"": "name_ask", "name": "Reading Corner"},
+    }.items():
+        assert meaning(home, text) == slots
+    copied = read_phrases(BUILT_IN, {"name": ["EcoBee"], "area": ["Sauna"]}, built_in=BUILT_IN)
+    assert meaning(copied, "switch the ecobee off") and meaning(copied, "turn on the hall lights")
+
+
 @pytest.mark.parametrize(
     "said, expected",
     [("turn on the light", False), ("turn on", True), ("what is the weather", True), ("", True),
@@ -190,7 +233,7 @@ def test_without_the_library_the_error_says_what_to_install(
 
 
 def test_the_shipped_sentences_are_home_commands() -> None:
-    words = read_phrases(ROOT / "appliance" / "infer" / "sentences.toml")
+    words = read_phrases(BUILT_IN)
     for said, meant in (
         ("switch off the desk lamp", {"": "light_off", "light": "desk lamp"}),
         ("set a timer for 7 minutes", {"": "timer_start", "number": 7}),
@@ -219,7 +262,7 @@ def test_what_would_take_all_memory_or_time_is_refused(name: str) -> None:
     given = ATTACKS[name]
     table = {"phrases": {"answer": given["sentences"]}, "slots": given.get("slots", {})}
     with pytest.raises(ConfigError, match=r"expected (at most 20|fewer)"):
-        build_network(table, "", ("en",), None, WORDS_RECEIVED)
+        build_network(table, "", ("en",), None, most=WORDS_RECEIVED)
 
 
 def test_toml_that_is_nested_too_deeply_is_refused() -> None:
