@@ -1,9 +1,6 @@
 """docs/commands.md is made from the command line; blocks and links of all pages are right.
 
-    PYTHONPATH=.:tests:scripts python tests/cli/test_docs.py --write     writes the page anew
-
-The page is made from the parser's actions, because the layout of print_help depends on the version
-of Python.
+PYTHONPATH=.:tests:scripts python tests/cli/test_docs.py --write     writes the page anew
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import errno
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,14 +22,14 @@ from appliance.config import parse
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "commands.md"
 WRITE = f"PYTHONPATH=.:tests:scripts python {Path(__file__).relative_to(ROOT)} --write"
-WIDTH = 80
-HEAD = f"""\
+HEAD = """\
 # Commands
 
-Made from the command line itself: change the help texts there, then run
-`{WRITE}`. `-h` (`--help`), which every command takes, is left out.
-After an installation `man roomscribe` and `man roomscribe.toml` say the same.
-Inside a checkout the command is `.venv/bin/roomscribe`.
+`roomscribe COMMAND --help` and `man roomscribe` show a command's arguments, `man roomscribe.toml`
+the settings. Inside a checkout the command is `.venv/bin/roomscribe`.
+
+| command | what it does |
+|---|---|
 """
 EXIT_STATUS = """\
 ## Exit status
@@ -56,40 +52,11 @@ EXIT_STATUS = """\
 
 
 def page() -> str:
-    """Return the page: head, one section per command in the order of --help, exit statuses."""
+    """Return the page: the commands in the order of --help, and the exit statuses."""
     from appliance.cli.main import parser
 
-    top = parser()
-    sections = [HEAD, _what_there_is(top)]
-    sections += [_section(one) for one in _all_below(top)]
-    return "\n".join([*sections, EXIT_STATUS])
-
-
-def _what_there_is(top: argparse.ArgumentParser) -> str:
-    """Return the description of `roomscribe` and the list of commands."""
-    lines = [*_about(top), "| command | what it does |", "|---|---|"]
-    for one, help_text in _named(top):
-        lines.append(f"| [`{one.prog}`](#{one.prog.replace(' ', '-')}) | {_cell(help_text)} |")
-    return "\n".join([*lines, ""])
-
-
-def _about(one: argparse.ArgumentParser) -> list[str]:
-    """Return description, usage and examples."""
-    lines = []
-    if one.description:
-        lines += [textwrap.fill(" ".join(one.description.split()), 100), ""]
-    lines += ["```text", _usage(one), "```", ""]
-    return lines + (["```text", one.epilog.strip(), "```", ""] if one.epilog else [])
-
-
-def _section(one: argparse.ArgumentParser) -> str:
-    """Return the section of a command: description, usage and a table of arguments."""
-    rows = [
-        f"| `{_written(action).replace('|', chr(92) + '|')}` | {_cell(_meaning(one, action))} |"
-        for action in _arguments(one)
-    ]
-    table = ["| argument | meaning |", "|---|---|", *rows, ""] if rows else []
-    return "\n".join([f"## {one.prog}", "", *_about(one), *table])
+    rows = [f"| `{command.prog}` | {_cell(text)} |" for command, text in _named(parser())]
+    return "\n".join([HEAD + "\n".join(rows), "", EXIT_STATUS])
 
 
 def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -98,13 +65,6 @@ def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
     return {}
-
-
-def _all_below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield all commands, each followed by its subcommands, in the order of --help."""
-    for one in _below(parser).values():
-        yield one
-        yield from _all_below(one)
 
 
 def _named(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
@@ -119,62 +79,6 @@ def _named(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentP
                     yield one, lines.get(name, "")
 
 
-def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return all arguments except --help and the list of commands."""
-    hidden = (argparse._HelpAction, argparse._SubParsersAction)
-    return [action for action in parser._actions if not isinstance(action, hidden)]
-
-
-def _usage(parser: argparse.ArgumentParser) -> str:
-    """Return the usage, at most WIDTH columns wide."""
-    parts, done = [parser.prog], set[int]()
-    for action in sorted(_arguments(parser), key=lambda one: not one.option_strings):
-        if id(action) in done:
-            continue
-        group = next(
-            (one for one in parser._mutually_exclusive_groups if action in one._group_actions),
-            None,
-        )
-        together = group._group_actions if group else [action]
-        done.update(map(id, together))
-        text = " | ".join(map(_written, together))
-        must = group.required if group else action.required or not action.option_strings
-        parts.append(text if must else f"[{text}]")
-    if _below(parser):
-        parts.append("COMMAND ...")
-    lines = [""]
-    for part in parts:
-        if lines[-1] and len(lines[-1]) + 1 + len(part) > WIDTH:
-            lines.append(" " * len(parser.prog))
-        lines[-1] += f" {part}" if lines[-1] else part
-    return "\n".join(lines)
-
-
-def _written(action: argparse.Action) -> str:
-    """Return an argument as in a usage: `--limit N`, `FILE [FILE ...]`."""
-    value = _value(action)
-    if action.option_strings:
-        return " ".join(filter(None, (", ".join(action.option_strings), value)))
-    return value
-
-
-def _value(action: argparse.Action) -> str:
-    """Return the placeholder of the value; "" for a switch."""
-    if action.nargs == 0:
-        return ""
-    name = str(action.metavar or "")
-    if not name and action.choices is not None:
-        name = "{" + ",".join(map(str, action.choices)) + "}"
-    name = name or (action.dest.upper() if action.option_strings else action.dest)
-    forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}
-    return forms.get(str(action.nargs), name)
-
-
-def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return the help text with argparse's placeholders filled in."""
-    return (action.help or "") % {**vars(action), "prog": parser.prog}
-
-
 def _cell(text: str) -> str:
     """Return text escaped for a cell of a Markdown table."""
     return re.sub(r"([|<>*_])", r"\\\1", " ".join(text.split()))
@@ -182,13 +86,6 @@ def _cell(text: str) -> str:
 
 def test_the_page_of_commands_is_what_argparse_says() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), f"run {WRITE}"
-
-
-def test_the_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = page()
-    monkeypatch.setenv("COLUMNS", "200")
-    assert page() == narrow
 
 
 def test_every_page_of_docs_is_in_the_index_and_every_link_leads_somewhere() -> None:
