@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
@@ -21,7 +20,6 @@ from appliance.system import (
     ChildDiedError,
     ChildFailedError,
     Holder,
-    free_memory,
     holders,
     lacks_vnni,
     legible,
@@ -188,16 +186,6 @@ def _sleeps(connection: Connection) -> None:
     time.sleep(600.0)
 
 
-def _environment(_: Connection, name: str) -> str | None:
-    return os.environ.get(name)
-
-
-def _chatters(_: Connection) -> str:
-    for _round in range(4000):
-        print("x" * 99)
-    return "done"
-
-
 def test_whoever_has_a_file_open_is_found_and_this_process_comes_last(tmp_path: Path) -> None:
     file, other = tmp_path / "node", tmp_path / "link"
     file.touch()
@@ -227,26 +215,6 @@ def test_a_child_sends_messages_and_its_result(start: Literal["spawn", "fork"]) 
         assert child.receive(WITHIN_S) == 5
         with pytest.raises(ChildDiedError, match="status 0"):
             child.receive(WITHIN_S)
-
-
-def children() -> set[str]:
-    """The folders in /proc of this process's children; another test's may be among them."""
-    parent = f"PPid:\t{os.getpid()}\n"
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if parent in (process / "status").read_text():
-                found.add(process.name)
-    return found
-
-
-def test_nothing_of_a_child_is_left_in_its_parent() -> None:
-    before = children()
-    with Child(_adds, 2, 3) as child:
-        child.receive(WITHIN_S)
-        assert children() - before
-        child.receive(WITHIN_S)
-    assert not children() - before
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -330,17 +298,6 @@ def test_whoever_waits_for_a_child_may_give_up() -> None:
             child.receive(WITHIN_S, poll)
 
 
-def test_the_environment_is_set_before_the_function_is_imported() -> None:
-    with Child(_environment, "ROOMSCRIBE_X", environment={"ROOMSCRIBE_X": "1"}) as child:
-        assert child.receive(WITHIN_S) == "1"
-
-
-def test_a_child_that_prints_much_is_not_held_up() -> None:
-    with Child(_chatters, start="fork") as child:
-        assert child.receive(WITHIN_S) == "done"
-        assert 0 < len(child.printed) <= 4096
-
-
 @pytest.mark.parametrize(
     ("architecture", "flags", "lacks"),
     [
@@ -358,15 +315,6 @@ def test_vnni_is_looked_for_on_x86_alone(
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     assert lacks_vnni(tmp_path, architecture) is lacks
-
-
-def test_free_memory_counts_swap_and_is_endless_where_nothing_says(tmp_path: Path) -> None:
-    assert free_memory(tmp_path) == float("inf")
-    (tmp_path / "proc").mkdir()
-    file = tmp_path / "proc" / "meminfo"
-    file.write_text("MemTotal: 9000 kB\nMemAvailable:    2000 kB\nSwapFree:  500 kB\n")
-    assert free_memory(tmp_path) == 2500 * 1024
-    assert 0 < free_memory() < 1e15
 
 
 def test_a_secret_in_a_pipe_is_refused_at_once(tmp_path: Path) -> None:

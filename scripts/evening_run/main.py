@@ -47,7 +47,7 @@ from evening_run.results import (
     summary,
 )
 from evening_run.schedule import lay_out
-from evening_run.score import doings
+from evening_run.score import actions_not_asked_for
 from evening_run.stand import Model, Stand
 from evening_run.table import as_text, columns, compared, compared_wholes, more
 from evening_run.verdict import faults
@@ -181,7 +181,7 @@ class Side:
         self.faults = faults(evening, self.rows, self.whole)
         print(f"\n{evening['commit']}, model {evening['model']}, {evening['processor']}")
         print(as_text(self.rows) + "\n\n" + columns(more(self.whole, evening)))
-        for line in doings(evening["items"]):
+        for line in actions_not_asked_for(evening["items"]):
             print(line)
         for fault in self.faults:
             print(f"FAULT: {fault}")

@@ -68,7 +68,7 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class Received:
     """What came over MQTT."""
 
     events: list[Event]
@@ -82,7 +82,7 @@ class Mail:
     """Transcripts of another text than the eager partial one before them promised."""
 
 
-def read(messages: Iterable[MQTTMessage], wall_s: float) -> Mail:
+def read(messages: Iterable[MQTTMessage], wall_s: float) -> Received:
     """Sorts what came; `wall_s` is time.time() less time.monotonic()."""
     found = [(one.topic.split("/", 2)[2], one) for one in messages]
     given: dict[str, list[tuple[float, dict[str, Any]]]] = {}
@@ -107,7 +107,7 @@ def read(messages: Iterable[MQTTMessage], wall_s: float) -> Mail:
     discards = [discard(one, wall_s) for _, one in given.get("discarded", ())]
     partials = [one for _, one in given.get("partial", ())]
     broken = count_broken(partials, events.values())
-    return Mail(list(events.values()), discards, repeated, disorder, len(partials), broken)
+    return Received(list(events.values()), discards, repeated, disorder, len(partials), broken)
 
 
 def event(one: dict[str, Any], arrival_s: float, wall_s: float, assist: str) -> Event:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from evening_run.matching import Discard, Event, Mail, Span, assign, read, shown
+from evening_run.matching import Discard, Event, Received, Span, assign, read, shown
 from evening_run.programme import Block, Item, Step
 from evening_run.stand import Stand
 from rigs.recordings import sentences
@@ -53,8 +53,8 @@ class Player:
             stand.stream.wait_for(self._at(block.length) + int(SETTLE_S * SAMPLE_RATE))
         except KeyboardInterrupt:
             self.interrupted = True
-        mail = read(stand.messages()[before:], time.time() - time.monotonic())
-        result = self._collect(block, mail)
+        received = read(stand.messages()[before:], time.time() - time.monotonic())
+        result = self._collect(block, received)
         stand.stream.forget(self._at(block.length))
         return result
 
@@ -86,16 +86,16 @@ class Player:
             said = self._asked[step.item % len(self._asked)]
             stand.ask(said.text, sound_of(said.file))
         elif step.what == "reload":
-            self._census("reload")
+            self._measure_usage("reload")
             stand.reload()
         elif step.what == "broker":
             stand.restart_broker()
         elif step.what == "kill":
             stand.kill()
         else:
-            self._census(step.what)
+            self._measure_usage(step.what)
 
-    def _census(self, label: str) -> None:
+    def _measure_usage(self, label: str) -> None:
         """Measure memory, threads and descriptors."""
         stand = self._stand
         page = stand.page_usage()
@@ -108,7 +108,7 @@ class Player:
             }
         )
 
-    def _collect(self, block: Block, mail: Mail) -> Record:
+    def _collect(self, block: Block, received: Received) -> Record:
         """Return the block's record: its sounds, what belongs to none, CPU and counts."""
         records, speech, wholes = [], [], []
         for item, place in zip(block.items, block.places, strict=True):
@@ -117,16 +117,16 @@ class Player:
                 records.append(record)
                 speech.append(spoken)
                 wholes.append(whole)
-        stray = deal(records, mail, speech, wholes)
+        stray = deal(records, received, speech, wholes)
         return {
             "items": records,
             "stray": stray,
             "memory": self.memory,
             "quiet": self._quiet(block, wholes, records),
-            "repeated": mail.repeated,
-            "disorder": mail.disorder,
-            "partials": mail.partials,
-            "broken_partials": mail.broken_partials,
+            "repeated": received.repeated,
+            "disorder": received.disorder,
+            "partials": received.partials,
+            "broken_partials": received.broken_partials,
         }
 
     def _measure(self, item: Item, place: int) -> tuple[Record, Span, Span]:
@@ -176,12 +176,12 @@ class Player:
 
 
 def deal(
-    records: Sequence[Record], mail: Mail, speech: Sequence[Span], wholes: Sequence[Span]
+    records: Sequence[Record], received: Received, speech: Sequence[Span], wholes: Sequence[Span]
 ) -> list[Record]:
     """Give each record its events: those of its speech, and those of what is heard beside it.
     Returns the events that belong to none."""
     stray = []
-    found: list[Event | Discard] = [*mail.events, *mail.discards]
+    found: list[Event | Discard] = [*received.events, *received.discards]
     owners = assign(speech, [one.span for one in found])
     neighbours = assign(wholes, [one.span for one in found])
     for one, owner, near in zip(found, owners, neighbours, strict=True):

@@ -28,7 +28,7 @@ WYOMING_EVERY = 5
 def lay_out(items: Sequence[Item], level: Level, seed: int, victim: Item) -> list[Block]:
     """Return the evening's blocks. `victim` is the sentence in whose midst the daemon is killed."""
     rng = random.Random(f"gaps {seed}")
-    doings = plan(len(items), level.reloads)
+    planned = plan(len(items), level.reloads)
     blocks = [Block(length=int(LEAD_S * SAMPLE_RATE))]
     spoken = 0
     for number, item in enumerate(items):
@@ -38,11 +38,11 @@ def lay_out(items: Sequence[Item], level: Level, seed: int, victim: Item) -> lis
         add(block, item, log_uniform(rng, *level.gap_s))
         if item.kind == SENTENCE:
             spoken += 1
-            if spoken >= WYOMING_EVERY and number not in doings:
+            if spoken >= WYOMING_EVERY and number not in planned:
                 spoken = 0
                 at = block.places[-1] + item.begin
                 block.steps.append(Step(at, "wyoming", len(block.items) - 1))
-        for what in doings.get(number, ()):
+        for what in planned.get(number, ()):
             act(block, what, victim)
     finish(blocks)
     return blocks
@@ -50,10 +50,10 @@ def lay_out(items: Sequence[Item], level: Level, seed: int, victim: Item) -> lis
 
 def plan(count: int, reloads: int) -> dict[int, list[str]]:
     """Return what is done after which item, of so many."""
-    doings = [(0.0, "start"), (KILL, "kill"), (BROKER, "broker")]
-    doings += [(float(at), "reload") for at in np.linspace(*RELOADS, reloads)]
+    planned = [(0.0, "start"), (KILL, "kill"), (BROKER, "broker")]
+    planned += [(float(at), "reload") for at in np.linspace(*RELOADS, reloads)]
     found: dict[int, list[str]] = {}
-    for at, what in doings:
+    for at, what in planned:
         found.setdefault(int(at * count), []).append(what)
     return found
 

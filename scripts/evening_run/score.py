@@ -217,7 +217,7 @@ def handed_over(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def doings(records: Sequence[Record]) -> list[str]:
+def actions_not_asked_for(records: Sequence[Record]) -> list[str]:
     """Return the actions that nobody asked for, one line each."""
     found = []
     for one in records:

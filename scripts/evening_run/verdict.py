@@ -38,7 +38,7 @@ def faults(evening: dict[str, Any], rows: Sequence[Row], whole: Whole) -> list[s
         *of_hearing(rows, whole),
         *of_actions(rows, whole),
         *of_memory(evening),
-        *of_mail(evening),
+        *of_delivery(evening),
     ]
 
 
@@ -117,7 +117,7 @@ def growths(places: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict
     return pairs
 
 
-def of_mail(evening: dict[str, Any]) -> list[str]:
+def of_delivery(evening: dict[str, Any]) -> list[str]:
     """Return what is wrong with the events, the page and the other ways out."""
     counts = {
         "transcripts came twice": len(evening["repeated"]),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.accounts import Sentences, Verdict, compare, first_times, spooled
-from resilience.rig import STEP, Daemon, Place, Said, reference_texts, sentences
+from resilience.rig import STEP, Daemon, Place, Spoken, reference_texts, sentences
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import holds
@@ -62,7 +62,7 @@ class Case:
 class Bench:
     """A small ext4 disk, a daemon on it, a broker and a subscriber with a kept session."""
 
-    def __init__(self, stack: ExitStack, known: Sentences, spoken: list[Said]) -> None:
+    def __init__(self, stack: ExitStack, known: Sentences, spoken: list[Spoken]) -> None:
         self.place = stack.enter_context(Place())
         self.place.state.mkdir()
         stack.enter_context(disk(self.place.folder / "disk.img", self.place.state))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from resilience.accounts import Sentences, Verdict, compare, first_times, spooled, stored
-from resilience.rig import BYTES_PER_S, Daemon, Place, Said, reference_texts, sentences
+from resilience.rig import BYTES_PER_S, Daemon, Place, Spoken, reference_texts, sentences
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import holds
@@ -132,14 +132,14 @@ class Killing:
     """One daemon after another, in one place."""
 
     def __init__(
-        self, place: Place, spoken: list[Said], chance: random.Random, listener: Subscriber
+        self, place: Place, spoken: list[Spoken], chance: random.Random, listener: Subscriber
     ) -> None:
         self.outcome = Outcome()
         self._place, self._chance, self._listener = place, chance, listener
-        self._sentences, self._turn = spoken, list[Said]()
-        self._stream: list[Said] = []
+        self._sentences, self._turn = spoken, list[Spoken]()
+        self._stream: list[Spoken] = []
 
-    def sentence(self, number: int) -> Said:
+    def sentence(self, number: int) -> Spoken:
         """The stream's sentence of that number; every sentence comes once in each turn."""
         while len(self._stream) <= number:
             if not self._turn:

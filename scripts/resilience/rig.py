@@ -40,7 +40,7 @@ Sound = NDArray[np.int16]
 
 
 @dataclass(frozen=True)
-class Said:
+class Spoken:
     """One sentence between silences."""
 
     number: int
@@ -56,10 +56,10 @@ def between_silences(samples: Sound) -> Sound:
     return whole
 
 
-def sentences() -> list[Said]:
+def sentences() -> list[Spoken]:
     """The 40 sentences of tests/speech."""
     return [
-        Said(number, one.text, between_silences(to_int16(read(one.file))).tobytes())
+        Spoken(number, one.text, between_silences(to_int16(read(one.file))).tobytes())
         for number, one in enumerate(recordings.sentences())
     ]
 

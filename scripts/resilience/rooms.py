@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from resilience.accounts import Sentences, Verdict, compare, first_times, stored
-from resilience.rig import Daemon, Place, Said, reference_texts, sentences
+from resilience.rig import Daemon, Place, Spoken, reference_texts, sentences
 from rigs.broker import Broker
 from rigs.daemon import write_config
 from rigs.fleet import Bus
@@ -117,10 +117,10 @@ class Satellite(Room):
         super().__init__(house, node, "satellite", servers, **more)
         self.said: list[int] = []
         """Numbers of the sentences that were spoken to their end."""
-        self._turn: list[Said] = []
+        self._turn: list[Spoken] = []
         self._chance = random.Random(f"{house.seed} {node}")
         self._rest = b""
-        self._speaking: Said | None = None
+        self._speaking: Spoken | None = None
 
     def speak(self, on: Callable[[], bool], most: int = 1_000_000) -> None:
         """Speaks sentence after sentence, at most so many, while `on`; the last one to its end."""

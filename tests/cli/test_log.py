@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import math
-import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe, start
+from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe
 from rigs.daemon import write_config
 from rigs.page import Feed, serving
 from rigs.publishing import transcript
@@ -222,53 +221,6 @@ def test_a_log_that_only_the_daemon_may_read_is_one_line_that_names_sudo(
     store.path.parent.chmod(0o700)
 
 
-def test_an_export_follows_a_link_and_says_what_it_wrote_where(
-    house: House, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, link, bent = tmp_path / "target", tmp_path / "link", tmp_path / "bent"
-    target.write_text("the old one", encoding="utf-8")
-    link.symlink_to(target)
-    assert house.log("--export", "csv", "--output", link, "--limit", "1") == 0
-    assert capsys.readouterr().err == f"roomscribe: wrote 1 transcript to {target}\n"
-    assert link.is_symlink()
-    assert len(target.read_text(encoding="utf-8").splitlines()) == 2
-    assert house.log("--export", "jsonl") == 0
-    assert capsys.readouterr().err == "roomscribe: wrote 5 transcripts to standard output\n"
-    bent.symlink_to(bent)
-    assert house.log("--export", "csv", "--output", bent) == 74
-    assert "Too many levels of symbolic links" in capsys.readouterr().err
-    assert bent.is_symlink()
-
-
-def test_an_export_writes_into_a_pipe_or_device_and_does_not_replace_it(
-    house: House, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pipe, full = tmp_path / "pipe", tmp_path / "full"
-    os.mkfifo(pipe)
-    full.symlink_to("/dev/full")
-    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
-        assert house.log("--export", "jsonl", "--output", pipe) == 0
-        assert [json.loads(line)["seq"] for line in reader] == [1, 2, 3, 4, 5]
-    assert pipe.is_fifo()
-    assert house.log("--export", "csv", "--output", full) == 74
-    assert "No space left on device" in capsys.readouterr().err
-    assert full.is_symlink()
-    assert Path("/dev/full").is_char_device()
-
-
-def test_an_export_to_dev_stdout_goes_where_standard_output_goes(
-    house: House, store: Store, tmp_path: Path
-) -> None:
-    file = tmp_path / "out"
-    file.write_text("before\n", encoding="utf-8")
-    with file.open("ab") as stream:
-        exporting = ("log", "--config", house.config, "--export", "jsonl", "--output")
-        process = start(*exporting, f"/proc/{os.getpid()}/fd/{stream.fileno()}", stdout=stream)
-        assert process.wait(60) == 0
-    lines = file.read_text(encoding="utf-8").splitlines()
-    assert (lines[0], len(lines)) == ("before", 6)
-
-
 def test_what_is_deleted_is_gone_beside_the_running_daemon(
     house: House, store: Store, shown: Shown, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -394,16 +346,6 @@ def test_a_time_is_an_age_or_local_time() -> None:
         assert abs(now - timedelta(minutes=minutes) - moment(text)) < timedelta(seconds=60)
 
 
-def test_yesterday_is_shown_by_its_name(house: House, store: Store, shown: Shown) -> None:
-    midnight = moment("today")
-    store.append(transcript("late last night", end=midnight - timedelta(microseconds=1)))
-    store.append(transcript("early today", end=midnight))
-    house.log("--since", "yesterday", "--until", "today", "--grep", "l")
-    assert texts(shown())[-1] == "late last night"
-    house.log("--since", "today", "--grep", "early")
-    assert texts(shown()) == ["early today"]
-
-
 @pytest.fixture
 def settings(tmp_path: Path) -> StoreSettings:
     return StoreSettings(path=str(tmp_path / "state"))
@@ -433,18 +375,6 @@ def test_what_comes_is_shown_through_restarts_and_replaced_files_until_ctrl_c(
                 assert anew.append(transcript("light with new numbers")).seq == 1
                 assert line() == "light with new numbers"
             process.send_signal(signal.SIGINT)
-            assert process.wait(LINE_WITHIN_S) == 0
-            assert process.stderr is not None
-            assert process.stderr.read() == b""
-
-
-def test_it_ends_quietly_when_its_reader_has_gone(settings: StoreSettings, tmp_path: Path) -> None:
-    with Store.open(settings) as store:
-        store.append(transcript("light before"))
-        with following(write_config(tmp_path)) as (process, line):
-            assert line() == "light before"
-            assert process.stdout is not None
-            process.stdout.close()
             assert process.wait(LINE_WITHIN_S) == 0
             assert process.stderr is not None
             assert process.stderr.read() == b""

@@ -28,7 +28,7 @@ from rigs.disks import mounted
 from rigs.hailo_simulator.control import Simulator, write_decoder_hef
 from rigs.hailo_simulator.hef_files import write_hef
 from rigs.hub import Fault, LocalHub, local_hub
-from rigs.models import HOME, random_weights, sized, write_checkpoint
+from rigs.models import SMALL_SHAPE, random_weights, sized, write_checkpoint
 from rigs.needs import needs_root
 
 from appliance.config import EncoderSettings
@@ -162,7 +162,7 @@ def test_a_signal_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
 ) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("SIGHUP is ignored (run the tests without nohup)")
-    large = write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+    large = write_checkpoint(tmp_path / "home", SMALL_SHAPE, random_weights(SMALL_SHAPE, 7))
     building = desk.start("add", large)
     wait_for(DRAFT, desk.models, building)
     building.send_signal(number)
@@ -213,7 +213,7 @@ def test_a_signal_that_arrives_while_an_object_is_finalised_ends_the_command(
 
 
 def test_nohup_keeps_a_command_alive(desk: Desk, tmp_path: Path) -> None:
-    large = write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+    large = write_checkpoint(tmp_path / "home", SMALL_SHAPE, random_weights(SMALL_SHAPE, 7))
     ignoring = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
     ignoring += "os.execv(sys.executable, [sys.executable, '-m', 'appliance', *sys.argv[1:]])"
     environment = os.environ | {"ROOMSCRIBE_MODELS": str(desk.models)}
@@ -230,7 +230,7 @@ def test_nohup_keeps_a_command_alive(desk: Desk, tmp_path: Path) -> None:
 def test_what_killed_commands_leave_is_cleared_shown_and_taken_by_remove(
     desk: Desk, tmp_path: Path
 ) -> None:
-    large = write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+    large = write_checkpoint(tmp_path / "home", SMALL_SHAPE, random_weights(SMALL_SHAPE, 7))
     building = desk.start("add", large)
     wait_for(DRAFT, desk.models, building)
     building.send_signal(signal.SIGSTOP)
@@ -570,7 +570,7 @@ def test_a_full_disk_is_one_line_and_the_model_in_use_is_untouched(
     desk: Desk, small_disk: Path, tmp_path: Path
 ) -> None:
     assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
-    large = write_checkpoint(tmp_path / "large", HOME, random_weights(HOME, 7))
+    large = write_checkpoint(tmp_path / "large", SMALL_SHAPE, random_weights(SMALL_SHAPE, 7))
     assert "No space left" in one_line(desk.run("add", large, "--name", "mine"))
     assert "mine: all files are intact" in desk.run("verify", "mine").stdout
     desk.hub.add_folder("somebody/large", large)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rigs.hub import LocalHub, local_hub
-from rigs.models import HOME, random_weights, sized, write_checkpoint
+from rigs.models import SMALL_SHAPE, random_weights, sized, write_checkpoint
 
 from appliance.convert.add import AddRequest, make_bundle, memory_needed
 from appliance.convert.shapes import WhisperConfig, parameters
@@ -45,7 +45,7 @@ class Watcher:
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path / "models"))
-    return write_checkpoint(tmp_path / "home", HOME, random_weights(HOME, 7))
+    return write_checkpoint(tmp_path / "home", SMALL_SHAPE, random_weights(SMALL_SHAPE, 7))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def make(source: str | Path, watcher: Watcher, free: float = 64e9) -> list[str]:
 
 
 def test_a_build_tells_how_far_it_is(checkpoint: Path) -> None:
-    watcher, size = Watcher(), 4 * parameters(HOME)
+    watcher, size = Watcher(), 4 * parameters(SMALL_SHAPE)
     assert make(checkpoint, watcher)[-1] == "building home"
     assert watcher.begun == [("building home", size)] and watcher.ended == 1
     assert sum(watcher.came) == size and len(watcher.came) > 50

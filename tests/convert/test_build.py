@@ -12,15 +12,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from rigs.checkout import shared
-from rigs.models import HOME, random_mel, random_weights, sized, write_checkpoint
+from rigs.models import SMALL_SHAPE, random_mel, random_weights, sized, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle, main
 from appliance.convert.shapes import parameters
 from appliance.errors import ModelError
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.tokenizer import Tokenizer
-from appliance.model.bundle import Tokens, load_bundle
+from appliance.model.bundle import load_bundle
 
 RECIPE = Recipe("home", 10.0)
 
@@ -29,10 +27,6 @@ RECIPE = Recipe("home", 10.0)
 def checkpoint(checkpoint_folder: Path, tmp_path: Path) -> Path:
     """A copy of the random checkpoint, to be damaged."""
     return Path(shutil.copytree(checkpoint_folder, tmp_path / "copy"))
-
-
-def edit_json(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.json"])
@@ -61,14 +55,6 @@ def test_the_bundle_that_is_there_survives_a_failed_build(checkpoint: Path, tmp_
     assert [file.name for file in out.parent.iterdir()] == ["home"]
 
 
-def test_building_again_replaces_the_bundle(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "bundles" / "home"
-    build_bundle(checkpoint, out, RECIPE)
-    build_bundle(checkpoint, out, Recipe("second", 5.0))
-    assert load_bundle(out).name == "second"
-    assert [file.name for file in out.parent.iterdir()] == ["home"]
-
-
 def test_what_is_no_bundle_is_never_replaced(checkpoint: Path, tmp_path: Path) -> None:
     precious = tmp_path / "photos"
     precious.mkdir()
@@ -84,36 +70,6 @@ def test_the_same_checkpoint_gives_the_same_bytes(checkpoint: Path, tmp_path: Pa
         build_bundle(checkpoint, tmp_path / name, RECIPE)
     one, two = (tmp_path / name / "bundle.json" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
-
-
-def test_the_embedded_models_shape_stays_under_eight_megabytes(bundle_folder: Path) -> None:
-    assert sum(file.stat().st_size for file in bundle_folder.iterdir()) < 8_000_000
-
-
-def test_graphs_load_on_debians_onnxruntime(bundle_folder: Path) -> None:
-    for file in bundle_folder.glob("*.onnx"):
-        graph = onnx.load(str(file))
-        assert graph.ir_version <= 10
-        assert {used.domain: used.version for used in graph.opset_import} == {
-            "": 17,
-            **({"com.microsoft": 1} if file.name != "cross.onnx" else {}),
-        }
-
-
-def test_the_vocabulary_matrix_is_stored_once(bundle_folder: Path) -> None:
-    graph = onnx.load(str(bundle_folder / "step.onnx"), load_external_data=False).graph
-    assert (bundle_folder / "embedding.bin").stat().st_size == 521 * 128 * 4
-    large = {
-        tensor.name: [entry.value for entry in tensor.external_data]
-        for tensor in graph.initializer
-        if {513, 8} & set(tensor.dims)
-    }
-    assert large == {
-        "model.decoder.embed_tokens.weight": ["embedding.bin", "0", str(513 * 512)],
-        "model.decoder.embed_tokens.weight.left_out": [
-            *("embedding.bin", str(513 * 512), str(8 * 512))
-        ],
-    }
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
@@ -136,7 +92,7 @@ def test_the_constants_of_a_large_graph_lie_beside_it_and_are_the_same(
         assert one == other
         assert (tmp_path / "large" / name).stat().st_size < 60_000
     bundles = [load_bundle(tmp_path / each) for each in ("small", "large")]
-    mel = random_mel(HOME, bundles[0].frames, 3)
+    mel = random_mel(SMALL_SHAPE, bundles[0].frames, 3)
     states = [CpuEncoder(bundle, 1).encode(mel) for bundle in bundles]
     assert np.array_equal(states[0], states[1])
     with (tmp_path / "large" / "encoder.bin").open("r+b") as file:
@@ -186,15 +142,6 @@ def test_a_recipe_that_does_not_fit_is_refused(
         build_bundle(checkpoint, tmp_path / "home", recipe)
 
 
-def test_special_tokens_before_the_text_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    edit_json(checkpoint / "vocab.json", **{"<|endoftext|>": 0})
-    added = json.loads((checkpoint / "added_tokens.json").read_text())
-    del added["<|endoftext|>"]
-    (checkpoint / "added_tokens.json").write_text(json.dumps(added))
-    with pytest.raises(ModelError, match="expected every special token behind the text"):
-        build_bundle(checkpoint, tmp_path / "home", RECIPE)
-
-
 def test_suppression_comes_from_the_generation_config_where_there_is_one(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -228,30 +175,6 @@ def test_timestamps_begin_behind_the_no_timestamps_token(tmp_path: Path) -> None
     bundle = load_bundle(tmp_path / "stamped")
     assert bundle.tokens.timestamp_begin == 50
     assert set(range(50, 60)) <= set(bundle.suppressed)
-
-
-def test_whispers_own_vocabulary_and_generation_config_are_understood(tmp_path: Path) -> None:
-    published = shared("data/whisper/whisper_tiny_multilingual_hf")
-    config = sized(8, (1, 1), 2, 51865, 1500, 448)
-    folder = write_checkpoint(tmp_path / "checkpoint", config, random_weights(config, 4))
-    for name in ("vocab.json", "added_tokens.json", "generation_config.json"):
-        (folder / name).write_bytes((published / name).read_bytes())
-    build_bundle(folder, tmp_path / "tiny", Recipe("tiny", 10.0, language="de"))
-    bundle = load_bundle(tmp_path / "tiny")
-    assert bundle.prompt == (50258, 50261, 50359, 50363)
-    assert bundle.tokens == Tokens(50258, 50257, 50362, 50363, 50257, 50364)
-    assert bundle.suppressed_first == (220, 50257) and 50257 not in bundle.suppressed
-    assert {1, 2, 7, 50258, 50362, 50364, 51864} <= set(bundle.suppressed)
-    assert len(bundle.languages) == 99 and bundle.trained_positions == 1500
-    assert Tokenizer.open(bundle).detokenize([2425, 11, 1002, 50257]) == " Hello, world"
-    build_bundle(folder, tmp_path / "latin", Recipe("latin", 10.0, language="de", latin=True))
-    latin = load_bundle(tmp_path / "latin")
-    left_out = set(latin.suppressed) - set(bundle.suppressed)
-    assert 7800 < len(left_out) < 7900 and len(latin.kept) == len(bundle.kept) - len(left_out)
-    tokenizer = Tokenizer.open(latin)
-    assert not any(tokenizer.detokenize([piece]).isascii() for piece in left_out)
-    assert (latin.prompt, latin.tokens) == (bundle.prompt, bundle.tokens)
-    assert {"en", "de", "vi"} <= set(latin.languages) and "ru" not in latin.languages
 
 
 def test_the_command_builds_a_bundle_and_says_its_size(

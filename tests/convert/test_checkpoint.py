@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rigs.models import HOME, random_weights, refusal, sized, write_checkpoint
+from rigs.models import SMALL_SHAPE, random_weights, refusal, sized, write_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from appliance.convert.checkpoint import load_checkpoint
@@ -100,7 +100,7 @@ def assert_same(loaded: Weights, wanted: Weights) -> None:
 
 
 def test_a_checkpoint_has_the_weights_of_whisper() -> None:
-    shapes = expected_shapes(HOME)
+    shapes = expected_shapes(SMALL_SHAPE)
     assert len(shapes) == 7 + 4 * 15 + 24 + 4
     assert shapes["model.encoder.layers.3.self_attn_layer_norm.bias"] == (128,)
     assert shapes["model.decoder.layers.0.encoder_attn.k_proj.weight"] == (128, 128)
@@ -144,13 +144,6 @@ def test_weights_are_read_when_asked_for_and_not_kept(folder: Path) -> None:
         loaded[NORM]
 
 
-def test_a_file_that_shrinks_after_loading_is_noticed(folder: Path) -> None:
-    loaded = load_checkpoint(folder).weights
-    os.truncate(folder / "model.safetensors", 2000)
-    with pytest.raises(ModelError, match="expected a file that stays as it is, found it shorter"):
-        list(loaded.values())
-
-
 def test_loading_needs_the_memory_of_one_tensor_and_not_of_all(tmp_path: Path) -> None:
     config = sized(64, (6, 6), 2, 2000, 100, 50)
     weights = random_weights(config, 3)
@@ -189,13 +182,6 @@ def test_everything_wrong_with_the_weights_is_told_at_once(folder: Path) -> None
         assert fault in message
 
 
-def test_numbers_too_large_for_float32_are_refused(folder: Path, weights: Weights) -> None:
-    large = {name: array.astype(np.float64) for name, array in weights.items()}
-    large[NORM][0] = 1e300
-    save_file(large, folder / "model.safetensors")
-    assert f"1 wrong weights: {NORM}: expected finite numbers" in refusal(folder)
-
-
 def test_names_without_the_models_prefix_are_understood(folder: Path, weights: Weights) -> None:
     short = {name.removeprefix("model."): array for name, array in weights.items()}
     save_file(short, folder / "model.safetensors")
@@ -210,17 +196,6 @@ def test_an_output_projection_equal_to_the_embedding_is_left_out(
         weights | {"proj_out.weight": weights[EMBEDDING].copy()}, folder / "model.safetensors"
     )
     assert_same(load_checkpoint(folder).weights, weights)
-
-
-def test_an_output_projection_of_its_own_is_refused(
-    folder: Path, weights: dict[str, NDArray[np.float32]]
-) -> None:
-    other = weights[EMBEDDING].copy()
-    other[29, 7] += 0.01
-    save_file(weights | {"proj_out.weight": other}, folder / "model.safetensors")
-    assert f"proj_out.weight: expected the same numbers as {EMBEDDING}, found oth" in refusal(
-        folder
-    )
 
 
 def test_an_untied_model_without_its_output_projection_is_refused(folder: Path) -> None:
@@ -298,12 +273,6 @@ def test_half_a_file_is_refused(folder: Path, size: int) -> None:
     assert "model.safetensors: " in refusal(folder) and "get the file again" in refusal(folder)
 
 
-def test_a_longer_file_is_refused(folder: Path) -> None:
-    with (folder / "model.safetensors").open("ab") as stream:
-        stream.write(b"\0" * 10)
-    assert "10 unused bytes at the end" in refusal(folder)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -372,15 +341,6 @@ def test_entries_that_lie_are_refused(
     assert message in refusal(folder)
 
 
-def test_a_name_made_for_terminals_is_shown_harmless(
-    folder: Path, weights: dict[str, NDArray[np.float32]]
-) -> None:
-    weights["\x1b[2J\n" + "x" * 1000] = np.zeros(3, np.float32)
-    save_file(weights, folder / "model.safetensors")
-    message = refusal(folder)
-    assert r"1 wrong weights: \x1b[2J\n" in message and len(message) < 500
-
-
 def test_shards_are_one_checkpoint(folder: Path, weights: Weights) -> None:
     places = write_shards(folder, weights)
     checkpoint = load_checkpoint(folder)
@@ -403,24 +363,6 @@ def test_a_shard_that_is_missing_is_named(folder: Path, weights: Weights) -> Non
     assert "model-00002-of-00003.safetensors: expected a readable file" in refusal(folder)
 
 
-def test_everything_in_which_index_and_shards_differ_is_told(
-    folder: Path, weights: Weights
-) -> None:
-    places = write_shards(folder, weights)
-    first, second = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
-    held = load_file(folder / second)
-    twice = next(name for name, place in places.items() if place == first)
-    gone = next(iter(held))
-    held[twice], held["stray"] = weights[twice], np.zeros(2, np.float32)
-    del held[gone]
-    save_file(held, folder / second)
-    message = refusal(folder)
-    assert "index.json: 3 wrong entries" in message
-    assert f"{twice}: in {first} and in {second}" in message
-    assert f"stray: in {second}, but not in the index" in message
-    assert f"{gone}: not in {second}" in message
-
-
 @pytest.mark.parametrize(
     "place",
     [
@@ -440,13 +382,6 @@ def test_a_shard_outside_the_folder_is_refused(
 ) -> None:
     write_index(folder, write_shards(folder, weights) | {NORM: place})
     assert "weight_map: expected names of safetensors files in the same folder" in refusal(folder)
-
-
-@pytest.mark.parametrize("places", [{}, [], None])
-def test_an_index_without_its_table_is_refused(folder: Path, places: object) -> None:
-    (folder / "model.safetensors").unlink()
-    write_index(folder, places)
-    assert "weight_map: expected a table of weights and their files" in refusal(folder)
 
 
 class Trap:
@@ -566,37 +501,11 @@ def test_what_people_have_in_place_of_a_checkpoint_is_explained(
     assert message.format(folder) in refusal(folder)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"lmgg" + bytes(60), "found a model for whisper.cpp; "),
-        (b"GGUF" + bytes(60), "found a model for whisper.cpp; "),
-        (b"text", "found a file"),
-    ],
-)
-def test_another_programs_file_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "ggml-tiny.bin").write_bytes(content)
-    assert message in refusal(tmp_path / "ggml-tiny.bin")
-
-
 def test_a_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
     assert f"found one file; give the folder that it lies in, {folder}" in refusal(
         folder / "model.safetensors"
     )
     assert "expected a folder with a checkpoint, found none" in refusal(folder / "nowhere")
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("kind", ["a pipe", "a device or socket"])
-def test_a_file_without_an_end_is_refused_and_not_waited_for(
-    folder: Path, name: str, kind: str
-) -> None:
-    (folder / name).unlink()
-    if kind == "a pipe":
-        os.mkfifo(folder / name)
-    else:
-        (folder / name).symlink_to("/dev/zero")
-    assert f"{name}: expected a readable file, found: {kind}" in refusal(folder)
 
 
 def test_a_pointer_of_git_lfs_says_how_the_file_is_got(folder: Path) -> None:

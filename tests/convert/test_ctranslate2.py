@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import random
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rigs.ctranslate2_folder import Variables, named, serialize, store, write_ctranslate2
+from rigs.ctranslate2_folder import Variables, serialize, write_ctranslate2
 from rigs.models import SPECIALS, random_weights, refusal, sized, write_checkpoint
 
 from appliance.convert.build import Recipe, build_bundle
-from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
+from appliance.convert.checkpoint import load_checkpoint, read_sizes
 from appliance.convert.decoding import read_decoding, read_vocabulary
 from appliance.errors import ModelError
 
@@ -60,16 +57,6 @@ def _beside(name: str, other: str) -> bool:
     return other == name or name.rpartition(".")[0][:-7] == other.rpartition(".")[0][:-7]
 
 
-def test_a_quantised_row_is_divided_by_its_own_scale(tmp_path: Path) -> None:
-    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, "int8")
-    stored = named(SMALL, WEIGHTS)
-    store(stored, "int8")
-    place = "decoder/layer_1/attention/linear_1/weight"
-    values = stored[place][8:] / stored[f"{place}_scale"][8:, np.newaxis]
-    found = load_checkpoint(folder).weights["model.decoder.layers.1.encoder_attn.v_proj.weight"]
-    assert np.allclose(found, values, rtol=1e-6, atol=0)
-
-
 def test_the_bundle_is_that_of_the_same_weights_in_safetensors(tmp_path: Path) -> None:
     config = sized(16, (1, 1), 2, 140, 500, 60)
     weights = random_weights(config, 6)
@@ -108,40 +95,6 @@ def test_a_damaged_vocabulary_is_refused(tmp_path: Path, name: str, text: str) -
     (folder / name).write_text(text)
     with pytest.raises(ModelError, match=name):
         read_vocabulary(folder)
-
-
-@pytest.mark.parametrize("given", ["", "models--Systran--faster-whisper-tiny.en"])
-def test_a_folder_of_the_hubs_cache_is_accepted(tmp_path: Path, given: str) -> None:
-    repository = tmp_path / "models--Systran--faster-whisper-tiny.en"
-    for commit in ("0123abc", "9999999"):
-        snapshot = write_ctranslate2(repository / "snapshots" / commit, SMALL, WEIGHTS)
-        blob = repository / "blobs" / commit
-        blob.parent.mkdir(exist_ok=True)
-        (snapshot / "model.bin").rename(blob)
-        (snapshot / "model.bin").symlink_to(f"../../blobs/{commit}")
-    (repository / "snapshots" / "9999999" / "config.json").unlink()
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0123abc")
-    folder = tmp_path / given
-    require_checkpoint(folder)
-    assert read_sizes(folder)[0] == SMALL
-    assert len(load_checkpoint(folder).weights) == len(WEIGHTS)
-    assert read_decoding(folder, SMALL).language == "en"
-
-
-def test_only_one_tensor_is_in_memory_at_once(tmp_path: Path) -> None:
-    config = sized(64, (12, 12), 2, 2000, 100, 50)
-    weights = random_weights(config, 3)
-    folder = write_ctranslate2(tmp_path / "model", config, weights, "int8")
-    largest = max(array.nbytes for array in weights.values())
-    everything = sum(array.nbytes for array in weights.values())
-    del weights
-    tracemalloc.start()
-    for array in load_checkpoint(folder).weights.values():
-        array.sum()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 3 * largest + 700_000 < everything / 2
 
 
 def damage_all(variables: Variables) -> None:
@@ -237,24 +190,6 @@ def test_a_file_that_is_no_such_model_is_refused(tmp_path: Path, data: bytes, me
     folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS)
     (folder / "model.bin").write_bytes(data)
     assert message in refusal(folder) and len(refusal(folder)) < 600
-
-
-def test_half_a_file_and_a_damaged_one_are_refused_in_one_line(tmp_path: Path) -> None:
-    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, "int8")
-    whole = (folder / "model.bin").read_bytes()
-    rng = random.Random(4)
-    for _ in range(150):
-        os.truncate(folder / "model.bin", rng.randrange(len(whole)))
-        assert "get the file again" in refusal(folder)
-        damaged = bytearray(whole)
-        damaged[rng.randrange(3000)] = rng.randrange(256)
-        (folder / "model.bin").write_bytes(damaged)
-        try:
-            load_checkpoint(folder)
-        except ModelError as error:
-            assert str(error).isprintable()
-    os.truncate(folder / "model.bin", len(whole) - 1)
-    assert f"{len(whole) - 1} bytes where at least" in refusal(folder)
 
 
 def test_safetensors_go_before_it(tmp_path: Path) -> None:

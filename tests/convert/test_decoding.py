@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,10 @@ from rigs.models import sized
 from rigs.vocabularies import letters_of, published_ranks
 
 from appliance.convert.decoding import Decoding, read_decoding, read_vocabulary
-from appliance.convert.latin import other_letters
 from appliance.errors import ModelError
 from appliance.infer.tokenizer import Tokenizer
 
 MULTILINGUAL = 51_865
-OTHER_LETTERS = 7_876
-"""Text tokens of the multilingual vocabulary with letters of other scripts than Latin."""
 TEXT = 40
 """Pieces of the small vocabularies; the special tokens are behind them."""
 LANGUAGES = ("en", "de", "fr")
@@ -114,36 +110,6 @@ def test_published_vocabularies_come_back_from_tokenizer_json(tmp_path: Path, na
     assert [tokenizer.token_bytes(i) for i in range(first)] == [ranks[i] for i in range(first)]
 
 
-def test_a_published_tokenizer_json_is_the_published_vocab_json(tmp_path: Path) -> None:
-    published = shared("data/whisper/whisper_tiny_multilingual_hf")
-    (tmp_path / "tokenizer.json").write_bytes((published / "tokenizer.json").read_bytes())
-    found, wanted = read_vocabulary(tmp_path), read_vocabulary(published)
-    assert found == wanted and len(found) == 50_364
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": {"type": "Unigram", "vocab": []}}, "expected a byte-level BPE tokenizer"),
-        ({"model": {"type": "WordPiece", "vocab": {}}}, "expected a byte-level BPE tokenizer"),
-        ({"model": None}, "expected a byte-level BPE tokenizer"),
-        ({"decoder": None}, "expected a byte-level BPE tokenizer"),
-        ({"model": {"type": "BPE", "vocab": ["a"]}}, "expected model.vocab and added_tokens"),
-        ({"model": {"type": "BPE"}}, "expected model.vocab and added_tokens"),
-        ({"added_tokens": [5]}, "expected model.vocab and added_tokens"),
-        ({"added_tokens": [{"id": 7}]}, "expected model.vocab and added_tokens"),
-        ({"added_tokens": [{"id": 7, "content": []}]}, "expected model.vocab and added_tokens"),
-        ({"added_tokens": [{"id": "7", "content": "a"}]}, "expected a table of tokens and ids"),
-        ({"added_tokens": [{"id": -1, "content": "a"}]}, "expected a table of tokens and ids"),
-        ({"model": {"type": "BPE", "vocab": {}}, "added_tokens": []}, "expected a table of tokens"),
-        ({"added_tokens": None}, "expected the tokens <|startoftranscript|>"),
-    ],
-)
-def test_another_tokenizer_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
-    write(folder / "tokenizer.json", tokenizer_json(VOCABULARY, ADDED) | change)
-    assert message in refusal(folder)
-
-
 def test_a_missing_vocabulary_says_where_it_is(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert "found neither; a training saves it with its processor" in refusal(folder)
@@ -170,15 +136,6 @@ def test_without_generation_config_json_the_keys_of_config_json_count(folder: Pa
     write(folder / "generation_config.json", {"is_multilingual": True, "suppress_tokens": [7]})
     found = read(folder, size=60)
     assert found.suppressed == (7, *range(41, 60)) and found.suppressed_first == ()
-
-
-def test_where_nothing_is_told_a_text_does_not_begin_with_its_end(folder: Path) -> None:
-    (folder / "generation_config.json").unlink()
-    assert read(folder).suppressed_first == (220, 50_256)
-    write(folder / "config.json", {"begin_suppress_tokens": None})
-    assert read(folder).suppressed_first == ()
-    write(folder / "config.json", {})
-    assert read(folder, size=521).suppressed_first == ()
 
 
 @pytest.mark.parametrize(
@@ -296,12 +253,6 @@ def test_end_of_text_can_always_be_written(folder: Path) -> None:
     assert read(folder).suppressed_first == (TEXT,)
 
 
-@pytest.mark.parametrize("value", [5, [5], [[1]], [[1, [2]]], ["a"], "ab"])
-def test_forced_tokens_that_are_no_pairs_are_refused(folder: Path, value: object) -> None:
-    write(folder / "generation_config.json", {"forced_decoder_ids": value})
-    assert "forced_decoder_ids: expected pairs of place and token id" in refusal(folder)
-
-
 LATIN = ["light", " K\u00fcche", "\u1ebfn", "21 \u00b0C\u2026"]
 OTHER = ["\u0441\u0432\u0435\u0442", " \u03a9", "\u3042", "b\u0441"]
 PARTS = ["\u3042".encode()[:2], bytes([0xD0]), "\u0441b".encode()[1:]]
@@ -319,25 +270,3 @@ def test_latin_leaves_out_tokens_of_other_letters_and_their_languages(folder: Pa
     assert (usual.languages, latin.languages) == (("de", "en", "ru"), ("de", "en"))
     with pytest.raises(ModelError, match="--latin: ru is written in other letters"):
         read(folder, "ru", latin=True)
-
-
-def test_one_token_in_six_of_whispers_has_other_letters() -> None:
-    ranks = published_ranks(shared("data/whisper/openai/multilingual.tiktoken"))
-    table = {letters_of(data): i for i, data in ranks.items() if data}
-    assert len(other_letters(table)) == OTHER_LETTERS
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda file: file.write_text("{"), "expected JSON"),
-        (lambda file: file.write_text("[]"), "expected a JSON table"),
-        (lambda file: file.write_text("[" * 100_000), "expected JSON"),
-    ],
-)
-def test_damaged_files_are_named(
-    folder: Path, name: str, damage: Callable[[Path], object], message: str
-) -> None:
-    damage(folder / name)
-    assert f"{name}: {message}" in refusal(folder)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rigs.checkout import shared
 from rigs.hub import Fault, LocalHub, local_hub
 
 from appliance.convert.download import Downloader
@@ -98,12 +97,6 @@ def test_a_hef_is_fetched(hub: LocalHub, tmp_path: Path) -> None:
     assert file.read_bytes() == HEF
 
 
-def test_another_store_is_named_in_the_environment(hub: LocalHub, tmp_path: Path) -> None:
-    found = encoder_hef("hailo8", "tiny", {"ROOMSCRIBE_HAILO_STORE": f"{hub.store}/"})
-    assert found is not None
-    assert found.address == f"{hub.store}/whisper/h8/tiny-whisper-encoder-10s_15dB.hef"
-
-
 def test_what_is_no_hef_is_refused(hub: LocalHub, tmp_path: Path) -> None:
     found = source(hub)
     hub.hefs[found.address.removeprefix(f"{hub.store}/")] = b"<html>please log in</html>"
@@ -118,17 +111,3 @@ def test_a_hef_that_is_gone_is_one_line_with_its_fix(hub: LocalHub, tmp_path: Pa
     with pytest.raises(ModelError, match=r"found answer 403; .*\(--hef FILE\), or none") as caught:
         fetch(found, tmp_path)
     assert found.address in str(caught.value)
-
-
-def test_a_store_out_of_reach_is_one_line_with_its_fix(tmp_path: Path) -> None:
-    found = HefSource("hailo8", "tiny", 10.0, "http://127.0.0.1:1/whisper/h8/x.hef")
-    with pytest.raises(ModelError, match=r"Connection refused; check the network"):
-        fetch(found, tmp_path)
-
-
-def test_the_magic_is_that_of_real_hefs() -> None:
-    files = sorted(shared("data/hef").glob("*.hef"))
-    assert files
-    for file in files:
-        with file.open("rb") as stream:
-            assert stream.read(len(MAGIC)) == MAGIC

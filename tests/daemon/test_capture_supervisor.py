@@ -206,21 +206,6 @@ def test_sound_that_is_clipped_for_long_is_told_and_the_microphone_stays_online(
     assert "'microphone'" not in told
 
 
-@pytest.mark.parametrize("shape", [(44_100, 2, "float32le"), (48_000, 1, "s24le")])
-def test_a_microphone_of_another_rate_and_format_is_heard(
-    tmp_path: Path, shape: tuple[int, int, str]
-) -> None:
-    with PulseMicrophone(tmp_path / "rig", *shape) as rig, Listener(rig) as listener:
-        listener.wait("frame", HEALS_WITHIN_S)
-
-
-def test_a_suspended_microphone_is_heard_again(rig: PulseMicrophone, listener: Listener) -> None:
-    rig.suspend(True)
-    assert "hangs" in trouble(listener)
-    rig.suspend(False)
-    listener.wait("frame", HEALS_WITHIN_S)
-
-
 def test_a_missing_microphone_is_logged_once_however_often_it_is_looked_for(
     rig: PulseMicrophone,
 ) -> None:

@@ -21,7 +21,7 @@ from rigs.speaking import (
     WHOLE,
     Account,
     LevelVoice,
-    Said,
+    Part,
     WordTranscriber,
     broken_rules,
     sound_of,
@@ -45,7 +45,7 @@ STEPS = 200_000
 class House:
     """The stages of a pipeline whose threads stop after each call."""
 
-    def __init__(self, settings: Settings, store: Store, said: list[Said]) -> None:
+    def __init__(self, settings: Settings, store: Store, said: list[Part]) -> None:
         self.account = Account()
         self.account("", "", store)
         transcriber = cast(Transcriber, WordTranscriber())
@@ -60,7 +60,7 @@ class House:
         self.threads = (self.segment(said), self.encode(), self.transcribe())
         self.busy = {"segmenter", "encoder", "transcriber"}
 
-    def segment(self, said: list[Said]) -> Iterator[None]:
+    def segment(self, said: list[Part]) -> Iterator[None]:
         for number, samples in enumerate(sound_of(said)):
             frame = Frame(samples, FRAME_S * number)
             if expected := self.backlog.end_silence():
@@ -120,10 +120,10 @@ class House:
 
 
 @st.composite
-def talks(draw: st.DrawFn) -> list[Said]:
+def talks(draw: st.DrawFn) -> list[Part]:
     """Words, and silences about the guess, the early end and the hang-over."""
     silences = st.one_of(st.integers(4, 40), st.sampled_from((9, 10, 11, 12, 19, 20, 21, 33)))
-    said: list[Said] = [(0, 20)]
+    said: list[Part] = [(0, 20)]
     for word in range(1, draw(st.integers(1, 8)) + 1):
         said += [(word, draw(st.integers(WHOLE + 2, 60))), (0, draw(silences))]
     return [*said, (0, 40)]
@@ -137,7 +137,7 @@ def talks(draw: st.DrawFn) -> list[Said]:
     seed=st.integers(0, 1 << 32),
 )
 def test_the_rule_holds_whoever_goes_on_when(
-    said: list[Said], early_ms: int, paces: list[int], seed: int
+    said: list[Part], early_ms: int, paces: list[int], seed: int
 ) -> None:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(dir=PLACE) as folder:

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from rigs.checkout import shared
 
 from appliance.errors import ModelError
-from appliance.infer.mel import FLOOR, log_mel, mel_filters
+from appliance.infer.mel import log_mel, mel_filters
 from appliance.records import SAMPLE_RATE
-
-SILENT = (np.log10(FLOOR) + 4) / 4
 
 
 def tone(hz: float, seconds: float = 1.0, amplitude: float = 0.5) -> NDArray[np.float32]:
@@ -59,19 +57,6 @@ def test_a_tone_is_loudest_in_the_filter_that_covers_it(n_mels: int, hz: float) 
     assert (weights[loudest] > 0).all()
 
 
-@pytest.mark.parametrize("n_mels", [80, 128])
-def test_every_filter_hears_something_and_has_the_area_of_slaneys(n_mels: int) -> None:
-    filters = mel_filters(n_mels)
-    assert filters.shape == (201, n_mels) and filters.min() >= 0
-    assert (filters.sum(axis=0) > 0).all()
-    wide = filters[:, -10:].sum(axis=0) * SAMPLE_RATE / 400
-    assert np.allclose(wide, 1.0, atol=0.05)
-
-
-def test_silence_is_the_floor_everywhere() -> None:
-    assert np.allclose(log_mel(np.zeros(16_000, np.float32)), SILENT)
-
-
 def test_a_short_sound_is_padded_with_silence_and_a_long_one_cut() -> None:
     sound = noise(1.0)
     padded = log_mel(sound, 80, 300)
@@ -79,24 +64,6 @@ def test_a_short_sound_is_padded_with_silence_and_a_long_one_cut() -> None:
     assert padded.shape == (300, 80)
     assert np.array_equal(padded, log_mel(longer, 80, 300))
     assert np.array_equal(log_mel(sound, 80, 50), log_mel(sound[:8000], 80, 50))
-
-
-def test_frames_are_a_hundredth_of_a_second_apart() -> None:
-    sound = noise(2.0)
-    later = np.concatenate([np.zeros(1600, np.float32), sound])
-    assert np.allclose(log_mel(sound)[10:150], log_mel(later)[20:160], atol=1e-5)
-
-
-def test_a_tenth_of_the_amplitude_is_a_half_less() -> None:
-    sound = noise(1.0)
-    assert np.allclose(log_mel(sound) - log_mel(sound / np.float32(10)), 0.5, atol=1e-4)
-
-
-def test_nothing_is_more_than_eight_decades_below_the_loudest() -> None:
-    sound = np.concatenate([tone(500, 1.0, 0.9), np.zeros(16_000, np.float32)])
-    mel = log_mel(sound)
-    assert mel.max() - mel.min() == pytest.approx(2.0, abs=1e-5)
-    assert (mel[150:] == mel.min()).all()
 
 
 def test_the_mel_is_what_the_encoder_takes() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rigs.models import HOME, ODD, random_weights, sized, write_checkpoint
+from rigs.models import ODD, SMALL_SHAPE, random_weights, sized, write_checkpoint
 from rigs.plain_decoder import PlainDecoder, pad
 
 from appliance.convert.build import Recipe, build_bundle
@@ -21,7 +21,7 @@ from appliance.model.bundle import Bundle, load_bundle
 TOLERANCE = 1e-5
 """Of the largest logit: twenty times what float32 rounds here (5e-7 against float64), a quarter of
 what one position too many or too few makes out (4e-5)."""
-WINDOWS = 200
+WINDOWS = 40
 STEPS = 5
 LONG = sized(32, (1, 2), 2, 211, 1500, 40)
 """Trained on 30 s, as the real ones are."""
@@ -71,9 +71,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.mark.parametrize("positions", [500, 700, 1500])
-def test_200_windows_give_the_logits_and_the_tokens_of_real_padding(
-    long: Pair, positions: int
-) -> None:
+def test_windows_give_the_logits_and_the_tokens_of_real_padding(long: Pair, positions: int) -> None:
     long.decoder.positions = positions
     worst, closest = 0.0, np.inf
     for seed in range(WINDOWS):
@@ -96,29 +94,9 @@ def test_200_windows_give_the_logits_and_the_tokens_of_real_padding(
     assert worst < TOLERANCE
 
 
-@pytest.mark.parametrize("positions", [550, 700, 1500])
-@pytest.mark.parametrize("too_many", [-1, 1])
-def test_one_position_too_many_or_too_few_is_seen(
-    long: Pair, positions: int, too_many: int
-) -> None:
-    long.decoder.positions = positions + too_many
-    tokens = [*long.bundle.prompt, 5, 6, 7]
-    found = long.decoder.step(long.decoder.start(long.states(1)), tokens)
-    assert (
-        off(found, long.plain.logits(pad(long.states(1), long.silence, positions), tokens))
-        > 2 * TOLERANCE
-    )
-
-
-def test_the_padding_matters(long: Pair) -> None:
-    seen = []
-    for positions in (500, 700, 1500):
-        long.decoder.positions = positions
-        seen.append(long.decoder.step(long.decoder.start(long.states(1)), long.bundle.prompt))
-    assert np.abs(seen[0] - seen[1]).max() > 0.01 and np.abs(seen[1] - seen[2]).max() > 0.01
-
-
-@pytest.mark.parametrize(("config", "window_s"), [(HOME, 10.0), (HOME, 2.0), (ODD, 2.5)])
+@pytest.mark.parametrize(
+    ("config", "window_s"), [(SMALL_SHAPE, 10.0), (SMALL_SHAPE, 2.0), (ODD, 2.5)]
+)
 def test_every_shape_and_window_pads_exactly(
     tmp_path: Path, config: WhisperConfig, window_s: float
 ) -> None:

@@ -12,13 +12,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from rigs.checkout import BUILT_IN, ROOT, environment
-from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 from rigs.needs import needs_model
 
 from appliance.convert.build import Recipe, build_bundle
-from appliance.convert.graph import to_int8
 from appliance.infer.decoder import Decoder
-from appliance.infer.encoder import CpuEncoder
 from appliance.model.bundle import Bundle, load_bundle
 
 WINDOWS = range(40)
@@ -51,17 +48,6 @@ def test_the_bundles_get_smaller_and_say_what_they_are(bundles: list[Bundle]) ->
     assert (whole.quantize, int8.quantize) == ("none", "int8")
 
 
-def test_int8_encoder_states_are_near_those_of_float32(bundles: list[Bundle]) -> None:
-    mel = random_mel_of(bundles[0])
-    found = [CpuEncoder(bundle, 1).encode(mel) for bundle in bundles]
-    assert 0 < np.abs(found[0] - found[1]).std() < 0.05 * found[0].std()
-
-
-def random_mel_of(bundle: Bundle) -> NDArray[np.float32]:
-    rng = np.random.Generator(np.random.PCG64(3))
-    return (rng.random((bundle.frames, bundle.n_mels)) * 2 - 1).astype(np.float32)
-
-
 def test_every_matrix_of_8_bits_has_its_zero_point_written_out(bundles: list[Bundle]) -> None:
     """Processors without VNNI need it: see infer/sessions.py."""
     for name in ("encoder.onnx", "cross.onnx", "step.onnx"):
@@ -91,38 +77,6 @@ def test_int8_logits_are_near_those_of_float32(bundles: list[Bundle]) -> None:
         heard = states(bundles[0], seed)
         rows = [each.step(each.start(heard), tokens) for each in (whole, int8)]
         assert 0 < np.abs(rows[0] - rows[1]).std() < 0.05 * rows[0].std()
-
-
-def test_an_odd_shape_is_quantised_too(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "checkpoint", ODD, random_weights(ODD, 5))
-    decoded = []
-    for quantize in ("none", "int8"):
-        build_bundle(folder, tmp_path / quantize, Recipe("odd", 2.5, quantize=quantize))
-        bundle = load_bundle(tmp_path / quantize)
-        heard = CpuEncoder(bundle, 1).encode(random_mel(ODD, bundle.frames, 1))
-        decoded.append(Decoder(bundle, 1).decode(heard, 2.5))
-    assert decoded[0].tokens[:3] == decoded[1].tokens[:3]
-
-
-def test_int8_graphs_load_on_debians_onnxruntime(bundles: list[Bundle]) -> None:
-    for bundle in bundles[1:]:
-        for file in bundle.folder.glob("*.onnx"):
-            graph = onnx.load(str(file))
-            assert graph.ir_version <= 10
-            assert {used.domain: used.version for used in graph.opset_import} == {
-                "": 17,
-                "com.microsoft": 1,
-            }
-
-
-def test_8_bits_round_to_half_a_step_and_zero_stays_zero() -> None:
-    rng = np.random.default_rng(1)
-    matrix = rng.standard_normal((50, 7)).astype(np.float32)
-    matrix[:, 3] = 0
-    whole, scales = to_int8(matrix)
-    assert whole.dtype == np.int8 and np.abs(whole).max() == 127
-    assert np.all(np.abs(whole * scales - matrix) <= 0.5001 * scales)
-    assert not whole[:, 3].any() and scales[3] == 1
 
 
 NO_ROOM = """

@@ -62,27 +62,8 @@ def test_bytes_that_are_no_utf_8_are_marked(plain: Tokenizer) -> None:
     assert plain.detokenize([72, 0xFF, 105]) == "H\ufffdi"
 
 
-def test_a_character_cut_off_by_the_token_limit_is_dropped(plain: Tokenizer) -> None:
-    assert plain.detokenize("Tür für".encode()[:-2]) == "Tür f"
-    assert plain.detokenize("日本".encode()[:-1]) == "日"
-
-
 def test_a_text_is_one_line_without_control_characters(plain: Tokenizer) -> None:
     assert plain.detokenize(b"a\nb\x1b[31m\0c\x7f") == "a b [31m c "
-
-
-def test_nothing_becomes_nothing(plain: Tokenizer) -> None:
-    assert plain.detokenize([]) == ""
-
-
-def test_a_gap_in_the_vocabulary_is_refused() -> None:
-    with pytest.raises(ModelError, match="found none for 1"):
-        Tokenizer({"a": 0, "c": 2}, first_special=3)
-
-
-def test_a_token_that_is_not_in_byte_letters_is_refused() -> None:
-    with pytest.raises(ModelError, match="expected token 1 in byte letters"):
-        Tokenizer({"a": 0, "日": 1}, first_special=2)
 
 
 def test_the_tokenizer_of_a_bundle_knows_its_tokens(bundle: Bundle) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from rigs.checkout import SPEECH
-from rigs.models import HOME, random_weights, write_checkpoint
+from rigs.models import SMALL_SHAPE, random_weights, write_checkpoint
 from rigs.needs import needs_model
 from rigs.recordings import heard_right, window_of
 from rigs.records import differences
@@ -312,7 +312,9 @@ def test_the_npu_decoder_has_no_words() -> None:
 @pytest.fixture(scope="module", params=["none", "int8"])
 def any_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("words")
-    checkpoint = write_checkpoint(folder / "checkpoint", HOME, random_weights(HOME, seed=1))
+    checkpoint = write_checkpoint(
+        folder / "checkpoint", SMALL_SHAPE, random_weights(SMALL_SHAPE, seed=1)
+    )
     recipe = Recipe(
         name="random",
         window_s=10.0,

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,6 @@ def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
     ]
 
 
-def test_level_and_noise_are_published_in_tenths_of_a_decibel() -> None:
-    event = event_of(transcript(level_dbfs=-31.26, snr_db=18.04))
-    assert (event["level_dbfs"], event["snr_db"]) == (-31.3, 18.0)
-
-
 def test_rooms_that_heard_the_same_sentence_are_published_if_there_are_any() -> None:
     plain = event_of(transcript())
     worse = event_of(transcript(heard_better_by="kitchen"))
@@ -131,13 +126,6 @@ def test_flags_lateness_and_an_unfinished_utterance_are_published() -> None:
     assert (event["acts"], event["acts_reason"]) == (False, "late")
 
 
-def test_times_of_any_zone_are_published_in_utc_with_milliseconds() -> None:
-    berlin = timezone(timedelta(hours=1))
-    assert events.timestamp(datetime(2026, 1, 1, 0, 30, tzinfo=berlin)) == (
-        "2025-12-31T23:30:00.000Z"
-    )
-
-
 def test_a_number_that_json_cannot_say_becomes_null() -> None:
     event = event_of(
         transcript(avg_logprob=-math.inf, no_speech_prob=math.nan, confidence=math.nan)
@@ -145,10 +133,6 @@ def test_a_number_that_json_cannot_say_becomes_null() -> None:
     assert event["avg_logprob"] is None
     assert event["no_speech_prob"] is None
     assert event["confidence"] is None
-
-
-def test_text_beyond_ascii_survives() -> None:
-    assert event_of(transcript('“Grüße”, 日本, 🎤 \\ "'))["text"] == '“Grüße”, 日本, 🎤 \\ "'
 
 
 def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
@@ -181,10 +165,6 @@ def test_discarded_speech_is_published_without_text() -> None:
         "utterance_id": "01J1",
         "duration_s": 1.235,
     }
-
-
-def test_topics_live_under_the_node() -> None:
-    assert events.topic("kitchen", events.TRANSCRIPT) == "roomscribe/kitchen/transcript"
 
 
 jsonschema = module("jsonschema")
@@ -307,12 +287,6 @@ def test_a_reply_of_assist_is_as_its_schema_says() -> None:
         assert set(found) == {*SCHEMAS["assist-reply"]["required"]}
     for wrong in ({"status": "done"}, {"text": ""}, {"id": "x"}, {"took_ms": -1}):
         assert not is_valid("assist-reply", events.assist_reply(done) | wrong)
-
-
-def test_the_statistics_are_counted_right() -> None:
-    found = events.stats(ApplianceStats({}, 1.0), [float(n) for n in range(100, 0, -1)])
-    assert (found["latency_ms_p50"], found["latency_ms_p95"]) == (50, 95)
-    assert events.stats(ApplianceStats({}, 1.0), [7.0, math.inf])["latency_ms_p95"] == 7
 
 
 def test_the_schemas_refuse_what_is_wrong() -> None:

@@ -73,7 +73,7 @@ BASE = sized(512, (6, 6), 8, 51865, 1500, 448)
 """openai/whisper-base's shape."""
 ODD = sized(48, (3, 2), 3, 1009, 333, 61, n_mels=128, feed_forward=100)
 """A small one in which no two sizes agree."""
-HOME = sized(128, (4, 1), 4, 521, 500, 112)
+SMALL_SHAPE = sized(128, (4, 1), 4, 521, 500, 112)
 """A small one that is quick."""
 
 
@@ -190,7 +190,7 @@ def linked(bundle: Path, folder: Path) -> Path:
 def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint. Not to be changed."""
     folder = tmp_path_factory.mktemp("checkpoint") / "random"
-    return write_checkpoint(folder, HOME, random_weights(HOME, seed=1))
+    return write_checkpoint(folder, SMALL_SHAPE, random_weights(SMALL_SHAPE, seed=1))
 
 
 @pytest.fixture(scope="session")

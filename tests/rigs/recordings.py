@@ -18,8 +18,8 @@ SHARED_AUDIO = SHARED / "data" / "audio"
 
 MISHEARD = frozenset({1, 3, 5, 6, 8, 11, 12, 13, 14, 15, 16, 18, 22, 26, 27, 28})
 """Numbers in tests/speech of which Whisper tiny.en gets a word wrong, always (a cellar is a seller)
-or with another pause before or behind it. A person has compared its texts of all 40, each with 15
-pauses, in silence and in slight noise, with what is said."""
+or with another pause before or behind it: a program compared its texts of all 40, each with 15
+pauses, in silence and in slight noise, with the list."""
 
 
 @dataclass(frozen=True)

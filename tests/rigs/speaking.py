@@ -52,11 +52,11 @@ STEP = 16
 """From one word's level to the next one's."""
 WHOLE = 10
 """A word is known when it has so many frames."""
-Said = tuple[int, int]
+Part = tuple[int, int]
 """The number of a word, and its frames; word 0 is silence."""
 
 
-def sound_of(said: Iterable[Said]) -> Iterator[Samples]:
+def sound_of(said: Iterable[Part]) -> Iterator[Samples]:
     """The frames of words and silences."""
     signs = np.where(np.arange(FRAME_SAMPLES) % 2, -1, 1)
     for word, frames in said:
@@ -72,7 +72,7 @@ def words_of(samples: Samples) -> list[str]:
     return [f"w{(run[0] - LOUD) // STEP}" if len(run) >= WHOLE else "uh" for run in runs]
 
 
-def talk(rng: random.Random, words: int, silences: tuple[int, int]) -> list[Said]:
+def talk(rng: random.Random, words: int, silences: tuple[int, int]) -> list[Part]:
     """Words 1 to `words`, each with a silence of so many frames (least, most) after it."""
     said = [(0, 30)]
     for word in range(1, words + 1):

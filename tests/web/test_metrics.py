@@ -37,11 +37,6 @@ def test_the_holder_of_the_token_reads_the_numbers(tmp_path: Path) -> None:
         assert found.get("metrics", Authorization="Bearer short")[0] == 503
 
 
-def test_without_the_setting_there_is_nothing(tmp_path: Path) -> None:
-    with house(tmp_path) as (found, _, _):
-        assert found.get("metrics", Authorization=f"Bearer {TOKEN}")[0] == 404
-
-
 def test_every_metric_of_the_dashboard_exists() -> None:
     from appliance.web.metrics import render
 

@@ -18,13 +18,12 @@ from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import device, errors
 from appliance.infer.hailo.device import (
-    NpuModel,
     find_chip,
     identify,
     load_binding,
     newest_known,
 )
-from appliance.infer.hailo.errors import NpuError, Situation, explain, status_of
+from appliance.infer.hailo.errors import NpuError, Situation, explain
 from appliance.infer.hailo.npu import Npu, NpuLimits, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
 
@@ -77,18 +76,6 @@ def test_what_was_encoded_before_stays_as_it_was(simulator: Simulator, hef_bundl
     kept = first.copy()
     npu.encode(mel_of(hef_bundle, 2))
     assert np.array_equal(first, kept)
-    npu.close()
-
-
-def test_a_strided_mel_or_one_of_another_shape_does_no_harm(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    npu = open_here(hef_bundle)
-    mel = mel_of(hef_bundle, 1)
-    assert np.array_equal(npu.encode(np.asfortranarray(mel)), npu.encode(mel))
-    with pytest.raises(ValueError, match="expected a mel of shape"):
-        npu.encode(mel.T)
     npu.close()
 
 
@@ -157,47 +144,6 @@ def test_statuses_of_5_4_are_messages_with_their_fix(  # noqa: PLR0917
 )  # fmt: skip
 def test_a_version_newer_than_the_compared_ones_is_recognised(version: str, known: str) -> None:
     assert newest_known(version) == known
-
-
-def test_messages_of_different_statuses_differ() -> None:
-    statuses = (
-        *(2, 3, 4, 6, 7, 8, 13, 15, 16, 18, 26, 36, 47, 62, 63, 69),
-        *(73, 74, 76, 77, 78, 81, 82, 87, 89, 91, 92, 93, 96, 98),
-    )
-    situation = Situation("encoding", "4.23.0")
-    said = {str(explain(RuntimeError(str(status)), situation)) for status in statuses}
-    assert len({text.rsplit(" (HailoRT", 1)[0] for text in said}) == len(statuses)
-
-
-def test_status_6_names_numpy_2(
-    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulator.plug(empty_nbytes=True)
-    monkeypatch.setattr(np, "__version__", "2.2.4")
-    error = refusal(hef_bundle)
-    assert error.cause == "numpy" and "built for NumPy 1, found NumPy 2.2.4" in str(error)
-    assert "[encoder] backend = cpu" in str(error) and "python3-numpy" not in str(error)
-    for library, cause in (("5.1.0", "numpy"), ("5.1.1", "operation"), ("5.2.0", "operation")):
-        assert explain(RuntimeError("6"), Situation("encoding", library)).cause == cause
-    monkeypatch.setattr(np, "__version__", "1.26.4")
-    assert refusal(hef_bundle).cause == "operation"
-
-
-def test_status_8_names_large_pages(
-    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    simulator.plug(refuse_status=8)
-    large = Situation("loading the HEF", "4.23.0", page_bytes=16384)
-    error = explain(RuntimeError("8"), large)
-    assert error.cause == "large pages"
-    assert "found 16384" in str(error) and "force_desc_page_size=4096" in str(error)
-    forced = simulator.folder / "sys/module/hailo_pci/parameters/force_desc_page_size"
-    forced.parent.mkdir(parents=True)
-    forced.write_text("4096\n")
-    assert explain(RuntimeError("8"), large).cause == refusal(hef_bundle).cause == "internal"
-    monkeypatch.setenv("HAILORT_LOGGER_PATH", str(tmp_path))
-    (tmp_path / "hailort.log").write_text("[error] desc_page_size must be <= max_desc_page_size")
-    assert refusal(hef_bundle).cause == "large pages"
 
 
 def test_driver_and_library_of_different_versions_are_both_named(
@@ -283,14 +229,6 @@ def test_a_hailo_10h_without_a_service_is_shared_by_its_group_alone(  # noqa: PL
     other.communicate()
 
 
-def test_status_6_of_a_library_without_a_service_is_no_numpy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(np, "__version__", "2.2.4")
-    error = explain(RuntimeError("6"), Situation("opening the chip", "4.23.0", shared=True))
-    assert error.cause == "service" and "share = false" in str(error)
-
-
 def test_closing_or_failing_to_open_frees_the_chip(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
@@ -334,38 +272,6 @@ def test_a_failed_job_gives_an_error_and_never_its_garbage(
             npu.encode(mel_of(hef_bundle, 1))
         assert caught.value.cause == cause
     npu.close()
-
-
-def test_a_job_that_ends_while_the_chip_is_closed_gives_its_states(
-    simulator: Simulator, hef_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulator.plug()
-    npu, run, mel = open_here(hef_bundle), NpuModel.run, mel_of(hef_bundle, 1)
-
-    def run_and_close(model: NpuModel, within_ms: int) -> None:
-        run(model, within_ms)
-        npu.close()
-
-    monkeypatch.setattr(NpuModel, "run", run_and_close)
-    assert np.allclose(npu.encode(mel), CpuEncoder(hef_bundle, 1).encode(mel), atol=1e-5)
-    with pytest.raises(NpuError, match="the chip was closed"):
-        npu.encode(mel)
-
-
-def test_equal_states_are_a_fault_of_other_sound_alone(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    npu = open_here(hef_bundle)
-    mel = mel_of(hef_bundle, 1)
-    states = npu.encode(mel)
-    simulator.set(stale_jobs="all")
-    assert np.array_equal(npu.encode(mel), states)
-    assert np.array_equal(npu.encode(mel + np.float32(0.001)), states), "within the chip's 8 bits"
-    with pytest.raises(NpuError, match=r"different sound gave the states.*; .*full-upgrade"):
-        npu.encode(mel_of(hef_bundle, 2))
-    npu.close()
-    assert "different sound gave" in str(refusal(hef_bundle)), "it is found out at the start"
 
 
 def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
@@ -465,12 +371,6 @@ def test_the_chip_says_what_it_is(simulator: Simulator, chip: str, name: str) ->
     assert find_chip() == name
 
 
-def test_a_chip_nobody_knows_is_named(simulator: Simulator) -> None:
-    simulator.plug(chip="HAILO8_A0")
-    with pytest.raises(DeviceError, match="found HAILO8_A0"):
-        find_chip()
-
-
 def test_the_chip_is_read_beside_the_running_model(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
@@ -491,13 +391,3 @@ def test_a_chip_in_the_red_zone_is_not_taken(simulator: Simulator, hef_bundle: B
     simulator.plug(zone=2, temperature_c=118.0)
     error = refusal(hef_bundle)
     assert error.cause == "hot" and "118 °C" in str(error) and "heat sink" in str(error)
-
-
-def test_a_status_is_found_wherever_a_version_puts_it() -> None:
-    raw = RuntimeError("76")
-    wrapped = RuntimeError("See hailort.log")
-    wrapped.__cause__ = raw
-    text = RuntimeError("libhailort failed with error: 87 (HAILO_DRIVER_TIMEOUT)")
-    family = type("HailoRTTimeout", (Exception,), {})("Received a timeout")
-    assert [status_of(error) for error in (raw, wrapped, text, family)] == [76, 76, 87, 4]
-    assert status_of(RuntimeError("no idea")) is None
