@@ -26,9 +26,8 @@ from appliance.records import HEARD_HERE, HeardIn, Transcript
 from appliance.store import repair, retention, tables
 from appliance.store.database import AccessMode, Database
 from appliance.store.fallback import (
-    FALLBACK_LIMITS,
+    TRY_EVERY_S,
     DatabaseWithFallback,
-    FallbackLimits,
     fallback_folders,
 )
 from appliance.store.files import plain_errors
@@ -75,7 +74,7 @@ class Store:
         cls,
         settings: Settings,
         report: Callable[[str | None], object],
-        limits: FallbackLimits = FALLBACK_LIMITS,
+        try_every_s: float = TRY_EVERY_S,
     ) -> Self:
         """Return the daemon's store, which continues in memory while the file cannot be written.
 
@@ -83,7 +82,7 @@ class Store:
         """
         path = store_folder(settings.store) / FILE_NAME
         memory = MemoryFolder(fallback_folders(settings)[0])
-        return cls(DatabaseWithFallback(path, memory, report, limits), settings.store)
+        return cls(DatabaseWithFallback(path, memory, report, try_every_s), settings.store)
 
     @classmethod
     def open(

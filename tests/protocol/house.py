@@ -45,7 +45,6 @@ from appliance.mqtt import connection, publisher
 from appliance.mqtt.publisher import Announcement, Publisher, Sources
 from appliance.records import Discarded, Listener, Transcript, Window
 from appliance.store import Store, Wanted, files, folders, runtime_folder, tables
-from appliance.store.fallback import FallbackLimits
 from appliance.store.folders import FILE_NAME
 
 CLOCKED = (
@@ -97,7 +96,7 @@ class Appliance:
     def __init__(self, house: House) -> None:
         settings = house.settings
         self.health, self.writer = Health(), Writer()
-        self.store = Store.open_with_fallback(settings, lambda _: None, FallbackLimits())
+        self.store = Store.open_with_fallback(settings, lambda _: None)
         self.transcriber = TaskTranscriber(
             settings,
             cast("AnyTranscriber", self.writer),

@@ -15,7 +15,6 @@ import pytest
 
 from appliance import system
 from appliance.config import StoreSettings
-from appliance.daemon.backlog import Lease
 from appliance.daemon.mute import Mute
 from appliance.daemon.spool import Spool
 from appliance.fleet import messages, satellite
@@ -73,13 +72,6 @@ def do_not_spool(patch: Patch) -> None:
 
 def leave_the_spool_at_the_start(patch: Patch) -> None:
     patch.setattr(Spool, "_recover", lambda *_: None)
-
-
-def unspool_when_transcribed(patch: Patch) -> None:
-    def mark(self: Lease) -> None:
-        self._backlog._spool.delete(self.window.id)
-
-    patch.setattr(Lease, "mark_transcribed", mark)
 
 
 def forget_the_deaths(patch: Patch) -> None:

@@ -142,7 +142,6 @@ SEEDED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     seeded.publish_from_a_cache: ("deletion", f"{WINDOW}, delete, break, wait"),
     seeded.do_not_spool: ("owner", "hear, crash"),
     seeded.leave_the_spool_at_the_start: ("delivery", "hear, crash"),
-    seeded.unspool_when_transcribed: ("owner", f"refuse, {WINDOW}"),
     seeded.retain_by_the_wall_clock: ("retention", f"broker, {WINDOW}, expire"),
     seeded.forget_the_deaths: ("model", "hear, lease, crash, lease, crash, lease"),
     seeded.forget_the_mute: ("mute", "mute, crash"),

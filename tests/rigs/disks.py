@@ -14,7 +14,7 @@ import pytest
 
 from appliance.config import StoreSettings
 from appliance.mqtt.outbox import Outbox
-from appliance.store.fallback import DatabaseWithFallback, FallbackLimits
+from appliance.store.fallback import DatabaseWithFallback
 from appliance.store.folders import FILE_NAME, SHARED_MEMORY, MemoryFolder
 from appliance.store.store import Store
 
@@ -70,8 +70,8 @@ def memory() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-IMPATIENT = FallbackLimits(refuses_s=0.0, try_every_s=0.0)
-"""A disk that refuses is stood in for at once, and tried again at once."""
+IMPATIENT = 0.0
+"""A disk that refuses is tried again at once."""
 
 
 class Folder(MemoryFolder):
@@ -97,11 +97,9 @@ class DiskRig:
         remount(self.disk, "ro" if on else "rw")
 
     @contextmanager
-    def log(
-        self, limits: FallbackLimits = IMPATIENT
-    ) -> Iterator[tuple[Store, DatabaseWithFallback]]:
+    def log(self, try_every_s: float = IMPATIENT) -> Iterator[tuple[Store, DatabaseWithFallback]]:
         path = self.disk / "state" / FILE_NAME
-        database = DatabaseWithFallback(path, self.memory, self.told.append, limits)
+        database = DatabaseWithFallback(path, self.memory, self.told.append, try_every_s)
         with Store(database, self.settings) as store:
             yield store, database
 

@@ -6,7 +6,6 @@ What was heard in memory meets the file again: nothing is forgotten, and nothing
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from rigs.stores import connection_of
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.mqtt.outbox import Outbox
+from appliance.store import fallback
 from appliance.store.fallback import DatabaseWithFallback
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
@@ -204,13 +204,14 @@ def test_transcripts_that_could_not_be_read_are_published_after_the_merge(
 
 
 def test_transcripts_beyond_those_taken_over_are_published_after_the_merge(
-    rig: DiskRig,
+    rig: DiskRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fallback, "TAKEN", 2)
     with rig.log() as (store, _):
         for text in ("one", "two", "three", "four"):
             store.append(transcript(text))
     rig.read_only()
-    with rig.log(replace(IMPATIENT, taken=2)) as (store, database):
+    with rig.log() as (store, database):
         outbox = Outbox(store, 1e9)
         sent = []
         for stored in outbox.iter_due(10):
