@@ -33,9 +33,11 @@ from appliance.model import (
     DECODER_FILES,
     DECODER_HEF,
     HEF_FILE,
+    LONGEST_WINDOW_S,
     PLACE_TABLE,
     POSITIONS_PER_SECOND,
     TOKEN_TABLE,
+    WINDOW_S,
     Hef,
     StagingFolder,
     enter_files,
@@ -45,9 +47,7 @@ from appliance.model import (
 )
 from appliance.system import free_memory
 
-DEFAULT_WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0
-BASE_D_MODEL, BASE_WINDOW_S = 512, 5.0
-"""whisper-base's width, and the longest window for which Hailo's compiler takes its encoder."""
+BASE_D_MODEL = 512
 AUTO, NONE = "auto", "none"
 BASE_MEMORY, MEMORY_EACH = 250_000_000, {"int8": 1.2, "none": 4.2}
 """Bytes at any size of the network, and for each of its parameters."""
@@ -250,12 +250,14 @@ def memory_needed(config: WhisperConfig, quantize: str) -> int:
 
 def window_of(config: WhisperConfig) -> float:
     """Return the default window of a model in seconds."""
-    return min(DEFAULT_WINDOW_S, config.max_source_positions / POSITIONS_PER_SECOND)
+    return min(WINDOW_S, config.max_source_positions / POSITIONS_PER_SECOND)
 
 
 def compiled_window_of(config: WhisperConfig) -> float:
-    """Return the default window of an export for Hailo's compiler in seconds."""
-    return BASE_WINDOW_S if config.d_model == BASE_D_MODEL else window_of(config)
+    """Return the default window of an export for Hailo's compiler in seconds: the shortest of
+    Hailo's own, because that of base does not take its encoder for more."""
+    is_base = config.d_model == BASE_D_MODEL
+    return hailo_store.shortest_window_s("base") if is_base else window_of(config)
 
 
 def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
@@ -270,7 +272,7 @@ def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
         return found
     if request.hef == AUTO:
         return None
-    window_s = request.window_s or DEFAULT_WINDOW_S
+    window_s = request.window_s or WINDOW_S
     raise ConfigError(f"--hef: {hailo_store.explain_none(request.chip, request.source, window_s)}")
 
 

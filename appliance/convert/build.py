@@ -184,7 +184,6 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         tokens=decoding.tokens,
         suppressed=decoding.suppressed,
         suppressed_first=decoding.suppressed_first,
-        calibration=None,
         short_windows=recipe.short_windows,
     )
 

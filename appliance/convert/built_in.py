@@ -14,11 +14,11 @@ from pathlib import Path
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ModelError
-from appliance.model import BUILT_IN, load_bundle
+from appliance.model import BUILT_IN, WINDOW_S, load_bundle
 
 RECIPE = Recipe(
     name=BUILT_IN,
-    window_s=10.0,
+    window_s=WINDOW_S,
     description="Whisper tiny.en",
     source="OpenAI's tiny.en, as converted by Systran (faster-whisper-tiny.en)",
     licence="MIT",

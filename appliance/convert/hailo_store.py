@@ -112,6 +112,11 @@ def published(chip: str) -> str:
     return ", ".join(f"{name} ({window_s:g} s)" for name, window_s in found)
 
 
+def shortest_window_s(checkpoint: str) -> float:
+    """Return the shortest window for which Hailo has compiled a checkpoint's encoder."""
+    return min(window_s for (_, each), (window_s, _) in _ENCODERS.items() if each == checkpoint)
+
+
 def published_decoders(chip: str) -> str:
     """Return the decoders for a chip, for messages: "tiny (32 tokens)"."""
     found = [(name, size) for (each, name), (size, _) in _DECODERS.items() if each == chip]

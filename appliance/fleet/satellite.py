@@ -42,7 +42,6 @@ from appliance.fleet.messages import (
 )
 from appliance.infer import (
     IGNORE_PROGRESS,
-    WINDOW_S,
     Backend,
     Encoded,
     Model,
@@ -495,7 +494,7 @@ class SatelliteTranscriber(RemoteTranscriber[Presence, Transcription]):
         if local and (self.backend.fault or not found):
             return local.bundle
         if not found:
-            return RemoteModel("unknown", "und", (), WINDOW_S)
+            return RemoteModel("unknown", "und", ())
         window_s = min(found.window_s, local.bundle.window_s) if local else found.window_s
         return RemoteModel(found.name, found.language, found.languages, window_s)
 

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     )
     from appliance.infer.phrases import Phrases as Phrases
     from appliance.infer.remote import (
-        WINDOW_S as WINDOW_S,
         RemoteBackend as RemoteBackend,
         RemoteModel as RemoteModel,
         RemoteTranscriber as RemoteTranscriber,

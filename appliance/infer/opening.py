@@ -113,12 +113,10 @@ def check_files(settings: Settings) -> None:
 
 def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
     """Return the gates with the bundle's limits where the configuration leaves them to it."""
-    left = {
-        name: getattr(bundle, name)
-        for name in ("low_confidence", "act_confidence")
-        if getattr(gates, name) < 0
-    }
-    return replace(gates, **left)
+    fitted = {"low_confidence": bundle.calibration.low, "act_confidence": bundle.calibration.act}
+    return replace(
+        gates, **{name: value for name, value in fitted.items() if getattr(gates, name) < 0}
+    )
 
 
 def _open_rescorer(

@@ -195,7 +195,7 @@ class Phrases:
             score, length = sentences[words]
             share = min(1.0, math.exp(score - within))
             mean, lead = score / (length + 1), free - score
-            confidence = self._bundle.phrase_confidence(share, mean, lead)
+            confidence = self._bundle.phrase_calibration.confidence(share, mean, lead)
             self.evidence = self.evidence or Evidence(words, share, mean, lead, confidence)
             found.append(Phrase(words, str(slots.pop("")), slots, confidence))
         self.candidates = tuple(found)

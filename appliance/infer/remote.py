@@ -23,12 +23,10 @@ from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Backend
 from appliance.infer.gates import compression_ratio
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Model, Progress, Transcriber
-from appliance.model import library
+from appliance.model import WINDOW_S, library
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
 
-WINDOW_S = 10.0
-"""Longest window without a model on this machine; as long as the built-in model's."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 """Seconds between two checks of a server that failed."""
 WATCH_EVERY_S = 30.0
@@ -61,6 +59,7 @@ class RemoteModel:
     language: str
     languages: tuple[str, ...]
     window_s: float = WINDOW_S
+    """As long as the built-in model's where the other machine does not say."""
 
     @property
     def title(self) -> str:

@@ -311,7 +311,7 @@ class Transcriber:
             encoder=encoded.encoder,
             encode_ms=encoded.encode_ms,
             decode_ms=decode_ms,
-            confidence=self.bundle.confidence(decoded.logprobs),
+            confidence=self.bundle.calibration.confidence(decoded.logprobs),
             flags=() if decoded.ended else ("token_limit",),
         )
         return self._corrections.apply(result)

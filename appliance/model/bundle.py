@@ -71,6 +71,8 @@ own folder /var/lib/roomscribe."""
 VARIABLE = "ROOMSCRIBE_MODELS"
 """Environment variable: a folder for models in place of INSTALLED."""
 BUILT_IN = "tiny.en"
+WINDOW_S, LONGEST_WINDOW_S = 10.0, 30.0
+"""Usual window of a model, seconds; and the one that Whisper was trained on."""
 DISK = "see that the disk is there and works"
 CHOICE = "in-use"
 """File in the models folder that holds the name of the chosen model."""
@@ -184,14 +186,11 @@ class Bundle:
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
     """Suppressed at the first step, in addition to `suppressed`."""
-    """Recommended; the configuration may override them."""
-    calibration: Calibration | None
-    """None: DEFAULT_CALIBRATION."""
+    calibration: Calibration = DEFAULT_CALIBRATION
     files: tuple[str, ...] = ()
     vocabulary_boost: float = 1.0
     """Recommended VocabularySettings.boost; 1 if it was not measured."""
-    phrase_calibration: PhraseCalibration | None = None
-    """None: DEFAULT_PHRASE_CALIBRATION."""
+    phrase_calibration: PhraseCalibration = DEFAULT_PHRASE_CALIBRATION
     short_windows: bool = False
     """True if the encoder on the CPU computes only what was said, and silence is put behind it."""
 
@@ -252,28 +251,6 @@ class Bundle:
         """Width of one attention head."""
         return self.d_model // self.heads
 
-    def confidence(self, logprobs: Sequence[float]) -> float:
-        """Return how likely a text is right word for word, 0..1, by the natural log-probabilities
-        of its tokens."""
-        return (self.calibration or DEFAULT_CALIBRATION).confidence(logprobs)
-
-    def phrase_confidence(self, share: float, mean: float, lead: float) -> float:
-        """Return the probability that an expected sentence was spoken, 0..1, by its `share` of the
-        probability of all sentences that were found, the `mean` natural log-probability of its
-        tokens and the free text's `lead` over it."""
-        fitted = self.phrase_calibration or DEFAULT_PHRASE_CALIBRATION
-        return fitted.confidence(share, mean, lead)
-
-    @property
-    def low_confidence(self) -> float:
-        """Confidence below which a text is flagged."""
-        return (self.calibration or DEFAULT_CALIBRATION).low
-
-    @property
-    def act_confidence(self) -> float:
-        """Confidence below which nothing should act on a text; 0 if it is not known."""
-        return (self.calibration or DEFAULT_CALIBRATION).act
-
 
 def load_bundle(path_or_name: str | Path) -> Bundle:
     """Return the bundle in a folder, or the installed one of that name, with all checksums
@@ -299,6 +276,10 @@ def write_manifest(bundle: Bundle, folder: Path) -> None:
     """Write bundle.json for the files in `folder`. Raises OSError."""
     values = asdict(bundle)
     del values["folder"], values["files"]
+    if bundle.calibration == DEFAULT_CALIBRATION:  # better ones count for all models without a fit
+        del values["calibration"]
+    if bundle.phrase_calibration == DEFAULT_PHRASE_CALIBRATION:
+        del values["phrase_calibration"]
     files = {file.name: identify(file) for file in sorted(folder.iterdir())}
     write_json(folder / MANIFEST, {"schema": SCHEMA} | values | {"files": files}, indent=1)
 
@@ -502,6 +483,10 @@ class _Table:
         values = self._take(key, "a table", lambda value: isinstance(value, dict))
         return _Table(self._file, values, self._fix, f"{self._key}{key}.")
 
+    def optional(self, key: str) -> _Table | None:
+        """The table inside; None if it is missing or null."""
+        return None if self._values.get(key) is None else self.table(key)
+
     def _take(self, key: str, expected: str, fits: Callable[[Any], bool] = lambda _: True) -> Any:
         """The value of a key, if it `fits`. Raises ModelError."""
         if key not in self._values:
@@ -537,7 +522,7 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         vocabulary_size=vocabulary_size,
         max_tokens=table.whole("max_tokens", 2),
         quantize=table.choice("quantize", QUANTIZE),
-        window_s=table.number("window_s", 0.04, 30.0),
+        window_s=table.number("window_s", 0.04, LONGEST_WINDOW_S),
         positions=positions,
         trained_positions=table.whole("trained_positions", positions),
         languages=table.texts("languages"),
@@ -561,10 +546,9 @@ def _parse(table: _Table, folder: Path) -> Bundle:
     )
 
 
-def _parse_calibration(table: _Table) -> Calibration | None:
-    if "calibration" not in table or table.is_null("calibration"):
-        return None
-    values = table.table("calibration")
+def _parse_calibration(table: _Table) -> Calibration:
+    if (values := table.optional("calibration")) is None:
+        return DEFAULT_CALIBRATION
     return Calibration(
         offset=values.number("offset", -100.0, 100.0),
         mean=values.number("mean", 0.0, 1000.0),
@@ -574,10 +558,9 @@ def _parse_calibration(table: _Table) -> Calibration | None:
     )
 
 
-def _parse_phrase_calibration(table: _Table) -> PhraseCalibration | None:
-    if "phrase_calibration" not in table or table.is_null("phrase_calibration"):
-        return None
-    values = table.table("phrase_calibration")
+def _parse_phrase_calibration(table: _Table) -> PhraseCalibration:
+    if (values := table.optional("phrase_calibration")) is None:
+        return DEFAULT_PHRASE_CALIBRATION
     offset = values.number("offset", -100.0, 100.0)
     share = values.number("share", 0.0, 100.0)
     mean = values.number("mean", 0.0, 100.0)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from appliance.config import Settings
 from appliance.infer import (
-    WINDOW_S,
     AnyTranscriber,
     Backend,
     Model,
@@ -21,7 +20,7 @@ from appliance.infer import (
     lacking_runtime,
     open_transcriber as open_model,
 )
-from appliance.model import chosen_model
+from appliance.model import WINDOW_S, chosen_model
 from appliance.records import Transcription, Window
 from appliance.wyoming.client import Info, Reply, WyomingClient
 

@@ -407,7 +407,7 @@ def test_a_model_is_chosen_as_by_model_use_even_where_the_configuration_names_an
 
 def test_setup_says_what_a_new_model_can_do() -> None:
     built_in = bundle.load_bundle("tiny.en")
-    assert abilities(replace(built_in, calibration=None)).endswith(
+    assert abilities(replace(built_in, calibration=bundle.DEFAULT_CALIBRATION)).endswith(
         "When you have corrected some, `sudo roomscribe model fit tiny.en --corrections FILE` "
         "measures it."
     )

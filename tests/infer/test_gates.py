@@ -295,6 +295,6 @@ def test_the_configured_gates_reach_the_transcriber(bundle: Bundle) -> None:
     with open_transcriber(Settings(gates=left), bundle=bundle) as transcriber:
         assert transcriber.gates == replace(
             left,
-            low_confidence=bundle.low_confidence,
-            act_confidence=bundle.act_confidence,
+            low_confidence=bundle.calibration.low,
+            act_confidence=bundle.calibration.act,
         )

@@ -115,16 +115,15 @@ def test_a_models_calibration_says_how_sure_a_sentence_is(
 ) -> None:
     words = network(tmp_path, *MADE_UP)
     calibration = PhraseCalibration(offset=3.0, share=0.5, mean=0.1, lead=-0.1)
-    for fitted in (None, calibration):
+    for fitted in (DEFAULT_PHRASE_CALIBRATION, calibration):
         fitting = replace(bundle, phrase_calibration=fitted)
         found = Phrases(words, fitting, Tokenizer.open(bundle), decoder)
         phrase = found.find(replace(decoder.decode(heard[0], 1.0), logprobs=(-100.0,)))
         evidence = found.evidence
         assert evidence and evidence.sentence == "hide a cage" and 0.5 < evidence.share < 1
-        judge = fitted or DEFAULT_PHRASE_CALIBRATION
-        sure = judge.confidence(evidence.share, evidence.mean, evidence.lead)
+        sure = fitted.confidence(evidence.share, evidence.mean, evidence.lead)
         assert evidence.confidence == sure
-        if fitted:
+        if fitted is calibration:
             assert phrase and phrase.confidence == sure
         else:
             assert phrase is None, "the sentence is less likely than anything that was said"

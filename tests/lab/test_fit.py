@@ -180,9 +180,9 @@ def test_a_fit_writes_what_is_better_and_says_so(added: Path, tmp_path: Path) ->
     file.write_text(corrections(300))
     facts = fit_model(FitRequest(added, corrections=file), ONE_THREAD)
     after = load_bundle(added)
-    assert after.calibration is not None
-    assert after.confidence([-0.01] * 8) > 0.8
-    assert after.confidence([-1.5] * 8) < 0.2
+    assert after.calibration != DEFAULT_CALIBRATION
+    assert after.calibration.confidence([-0.01] * 8) > 0.8
+    assert after.calibration.confidence([-1.5] * 8) < 0.2
     manifest = json.loads((added / "bundle.json").read_text())
     assert manifest["fitted"] == facts["fitted"]
     assert facts["fitted"]["corrections"] == 300

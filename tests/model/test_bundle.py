@@ -65,29 +65,29 @@ def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
     edit(folder, calibration={"offset": 2.0, "mean": 3.0, "total": 0.5, "low": 0.4})
     bundle = load_bundle(folder)
     score = 2.0 - 3.0 * 0.2 - 0.5 * 0.4
-    assert bundle.confidence([-0.1, -0.3]) == pytest.approx(1 / (1 + math.exp(-score)))
-    assert (bundle.low_confidence, bundle.act_confidence) == (0.4, 0.0)
-    assert bundle.confidence([-math.inf]) < 1e-300
-    assert 0 < bundle.confidence([-9.0] * 100) < 1e-9
+    assert bundle.calibration.confidence([-0.1, -0.3]) == pytest.approx(1 / (1 + math.exp(-score)))
+    assert (bundle.calibration.low, bundle.calibration.act) == (0.4, 0.0)
+    assert bundle.calibration.confidence([-math.inf]) < 1e-300
+    assert 0 < bundle.calibration.confidence([-9.0] * 100) < 1e-9
 
 
 def test_a_calibration_may_state_from_which_confidence_on_something_may_act(folder: Path) -> None:
     numbers = {"offset": 2.0, "mean": 3.0, "total": 0.5, "low": 0.4}
     edit(folder, calibration=numbers | {"act": 0.91})
-    assert load_bundle(folder).act_confidence == 0.91
+    assert load_bundle(folder).calibration.act == 0.91
     edit(folder, calibration=numbers | {"act": 2})
     with pytest.raises(ModelError, match=r"calibration\.act: expected a number from 0 to 1"):
         load_bundle(folder)
 
 
 def test_a_model_without_a_fit_has_the_confidence_of_every_whisper(folder: Path) -> None:
-    edit(folder, calibration=None, phrase_calibration=None)
+    assert "calibration" not in json.loads((folder / "bundle.json").read_text())
     bundle = load_bundle(folder)
-    assert bundle.confidence([-0.01] * 8) > bundle.act_confidence > bundle.low_confidence
-    assert bundle.confidence([-0.5] * 8) < bundle.low_confidence
-    assert (
-        bundle.phrase_confidence(0.99, -0.1, 0.0) > 0.9 > bundle.phrase_confidence(0.6, -1.0, 0.0)
-    )
+    limits = bundle.calibration
+    assert bundle.calibration.confidence([-0.01] * 8) > limits.act > limits.low
+    assert bundle.calibration.confidence([-0.5] * 8) < limits.low
+    phrases = bundle.phrase_calibration
+    assert phrases.confidence(0.99, -0.1, 0.0) > 0.9 > phrases.confidence(0.6, -1.0, 0.0)
 
 
 def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
     bundle = load_bundle(folder)
 
     def confidence(share: float, mean: float) -> float:
-        return bundle.phrase_confidence(share, mean, 3.0)
+        return bundle.phrase_calibration.confidence(share, mean, 3.0)
 
     assert confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     assert confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
@@ -109,7 +109,7 @@ def test_a_phrase_calibration_may_weigh_the_lead_of_the_free_text(folder: Path) 
     bundle = load_bundle(folder)
 
     def confidence(lead: float) -> float:
-        return bundle.phrase_confidence(0.5, 0.0, lead)
+        return bundle.phrase_calibration.confidence(0.5, 0.0, lead)
 
     assert confidence(0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     assert confidence(4.0) == pytest.approx(1 / (1 + math.exp(1.0)))

@@ -167,16 +167,18 @@ def take_model(context: Context, answers: Answers, source: str) -> Answers:
 
 def abilities(bundle: Bundle) -> str:
     """Return what a newly added model can do."""
+    from appliance.model import DEFAULT_CALIBRATION
+
     count = len(bundle.languages)
     writes = f"{count} languages, now {bundle.language!r}" if count > 1 else bundle.language
     line = f"{bundle.title} writes {writes}, up to {bundle.window_s:g} s at a time."
-    if bundle.calibration is None:
+    if bundle.calibration == DEFAULT_CALIBRATION:
         return (
             f"{line} How often it is right is not measured yet, so that automations act on few of "
             "its sentences. When you have corrected some, `sudo roomscribe model fit "
             f"{bundle.name} --corrections FILE` measures it."
         )
-    return f"{line} Automations act on a sentence from {bundle.act_confidence:.0%} confidence on."
+    return f"{line} Automations act on a sentence from {bundle.calibration.act:.0%} confidence on."
 
 
 def try_model(context: Context, name: str) -> tuple[bool, str]:

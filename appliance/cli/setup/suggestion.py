@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from appliance.config import ModelSettings, Settings
+from appliance.model import POSITIONS_PER_SECOND, WINDOW_S
 from appliance.system import Child, ChildDiedError, ChildFailedError, free_memory
 
 MEASURE_S = 60.0
 """Longest time that the measurement may take."""
 RUNS = 3
-POSITIONS, MELS = 500, 80
-"""Of a window of 10 s."""
+POSITIONS, MELS = round(WINDOW_S * POSITIONS_PER_SECOND), 80
 ON_CHIP = "tiny"
 """Proposed with a Hailo. Hailo publishes two encoders for all chips, of tiny and base, and that of
 base (5 s) was measured to lose more words."""

@@ -14,10 +14,10 @@ import numpy as np
 
 from appliance.errors import DeviceError
 from appliance.infer import Decoder, is_loop, open_transcriber
-from appliance.lab.benchmark.padding import WINDOW_S, PaddedEncoder
+from appliance.lab.benchmark.padding import PaddedEncoder
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
-from appliance.model import load_bundle
+from appliance.model import WINDOW_S, load_bundle
 from appliance.records import FULL_SCALE, Samples
 from appliance.system import Child, ChildDiedError, ChildFailedError, one_line
 

@@ -16,8 +16,6 @@ from appliance.infer import CpuEncoder
 from appliance.model import FRAMES_PER_POSITION, SILENT_MEL, load_bundle
 from appliance.records import Mel, States
 
-WINDOW_S, TRAINED_S = 10.0, 30.0
-
 
 @dataclass(frozen=True, slots=True)
 class Padding:

@@ -11,8 +11,8 @@ from appliance.config import Settings
 from appliance.convert import Recipe, build_bundle
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.infer import find_chip
-from appliance.lab.benchmark.padding import TRAINED_S, WINDOW_S, Padding
-from appliance.model import DECODER_HEF, HEF_FILE, load_bundle
+from appliance.lab.benchmark.padding import Padding
+from appliance.model import DECODER_HEF, HEF_FILE, LONGEST_WINDOW_S, WINDOW_S, load_bundle
 
 LABELS = {
     "faster-whisper": "faster-whisper, INT8, 30 s, beam 1",
@@ -31,12 +31,12 @@ KEYS = tuple(key for key in LABELS if not key[0].isdigit())
 PADDING_KEYS = ("cpu", *(key for key in LABELS if key[0].isdigit()))
 FASTER_WHISPER = "faster-whisper"
 RECIPES = {
-    "cpu-30s-fp32": Recipe("benchmark", TRAINED_S),
-    "cpu-30s-int8": Recipe("benchmark", TRAINED_S, quantize="int8"),
+    "cpu-30s-fp32": Recipe("benchmark", LONGEST_WINDOW_S),
+    "cpu-30s-int8": Recipe("benchmark", LONGEST_WINDOW_S, quantize="int8"),
     "cpu": Recipe("benchmark", WINDOW_S, quantize="int8"),
     "500": Recipe("benchmark", WINDOW_S, quantize="int8"),
     "700": Recipe("benchmark", 14.0, quantize="int8"),
-    "1500": Recipe("benchmark", TRAINED_S, quantize="int8"),
+    "1500": Recipe("benchmark", LONGEST_WINDOW_S, quantize="int8"),
 }
 """How bundles are made of the weights."""
 NEEDS_WEIGHTS = "it needs the weights: give --checkpoint FOLDER"

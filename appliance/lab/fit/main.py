@@ -113,7 +113,7 @@ def read_corrections(file: Path, bundle: Bundle) -> list[Example]:
             if row["model"] != bundle.name or not spoken:
                 continue
             count = round(TOKENS_PER_WORD * len(words(text))) + 1
-            now = bundle.confidence([float(mean)] * count)
+            now = bundle.calibration.confidence([float(mean)] * count)
             now = now if math.isfinite(now) else math.exp(min(0.0, mean))
             features = (float(mean), float(mean) * count)
             found.append(Example(is_same(text, spoken), features, spoken, now))
