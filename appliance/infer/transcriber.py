@@ -281,8 +281,12 @@ class Transcriber:
         return replace(best, result=result)
 
     def _rewritten(self, best: _Candidate, decoded: Decoded, took_ms: float) -> _Candidate:
-        """The candidate with other tokens, which took `took_ms` more of the decoder."""
+        """The candidate with other tokens, which took `took_ms` more of the decoder. It is as sure
+        as what was heard: a name is put in because no model expects it."""
         result = self.describe(decoded, best.encoded, best.result.decode_ms + took_ms)
+        result = replace(
+            result, avg_logprob=best.result.avg_logprob, confidence=best.result.confidence
+        )
         return replace(best, decoded=decoded, result=result)
 
     def _remember_language(self, room: str | None, result: Transcription) -> None:
@@ -322,8 +326,6 @@ class Transcriber:
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
         if self.phrases:
             self.phrases.warm_up()
-        if self._rescorer:
-            self._rescorer.warm_up()
 
     def set_names(self, names: Sequence[Name]) -> None:
         """Set the names of the home, the likeliest first: words that may be spoken, and values of

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-import time
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -50,11 +50,8 @@ PAIRS = 64
 """Pairs of words whose likeness is computed exactly: those that share the most letters."""
 LONGEST = 6
 """Most words of a text that one word of the home may replace."""
-WITHIN_S = 0.06
-TRIALS_AT_LEAST, TRIALS_AT_MOST = 2, 6
-"""Alternative texts that are scored; between these, as many as fit into WITHIN_S."""
-TYPICAL = 10
-"""Tokens of a sentence."""
+TRIALS = 3
+"""Most alternative texts to score for one replacement; each is a pass of the decoder."""
 AT_ONCE = 3
 """Most words of the home put into one text."""
 
@@ -202,20 +199,6 @@ class Rescorer:
     ) -> None:
         self._bundle, self._tokenizer, self._decoder = bundle, tokenizer, decoder
         self.vocabulary, self._boost = vocabulary, boost
-        self._trials = TRIALS_AT_LEAST + 2
-        """Most alternative texts to score for one replacement."""
-
-    def warm_up(self) -> None:
-        """Measure how many texts can be scored within WITHIN_S, if there are words."""
-        if not self.vocabulary.words.words:
-            return  # the arrays take 3 MB with a real model
-        tokens = [int(token) for token in self._bundle.kept[:TYPICAL]]
-        taken = []
-        for _ in range(3):
-            begun_s = time.perf_counter()
-            self._decoder.logprobs(tokens, 0)
-            taken.append(time.perf_counter() - begun_s)
-        self._trials = max(TRIALS_AT_LEAST, min(TRIALS_AT_MOST, int(WITHIN_S / min(taken))))
 
     def rescore(self, written: Decoded, names: Sequence[str] = ()) -> Decoded:
         """Return the text that the decoder just wrote, with words of the home where that is
@@ -252,14 +235,17 @@ class Rescorer:
         best, chosen, trials = 0.0, None, 0
         doubted = [span for span in spans if min(written.logprobs[span.begin : span.end]) < DOUBTED]
         for near in words.near(doubted):
-            if trials >= self._trials:
+            if trials >= TRIALS:
                 break
             span = near.span
             form = self._form(near.word, span.text)
             if form == span.text or any(_breaks(other, span, form) for other in locked):
                 continue
             new = self._tokenizer.tokenize(f" {form}" if self._spaced(written, span) else form)
-            tokens = (*written.tokens[: span.begin], *new, *written.tokens[span.end :])
+            behind = written.tokens[self._end(written.tokens, span) :]
+            if self._doubles(written.tokens[: span.begin], form, behind):
+                continue
+            tokens = (*written.tokens[: span.begin], *new, *behind)
             if len(self._bundle.prompt) + len(tokens) >= self._decoder.capacity:
                 continue
             trials += 1
@@ -272,6 +258,19 @@ class Rescorer:
                 grown = len(tokens) - len(written.tokens)
                 best, chosen = gain, (replace(written, tokens=tokens, logprobs=whole), got, grown)
         return chosen
+
+    def _end(self, tokens: Sequence[int], span: Span) -> int:
+        """Where the text goes on behind a span: without a full stop within the sentence."""
+        full_stop = self._tokenizer.token_bytes(tokens[span.end]) if span.end < len(tokens) else b""
+        behind = self._tokenizer.detokenize(tokens[span.end + 1 :]).strip()[:1]
+        return span.end + (full_stop == b"." and behind != "" and not behind.isupper())
+
+    def _doubles(self, before: Sequence[int], form: str, behind: Sequence[int]) -> bool:
+        """True if a word of the home would stand beside its own first or last word."""
+        words = re.findall(r"\w+", form.casefold())
+        left = re.findall(r"\w+", self._tokenizer.detokenize(before).casefold())
+        right = re.findall(r"\w+", self._tokenizer.detokenize(behind).casefold())
+        return left[-1:] == words[:1] or right[:1] == words[-1:]
 
     def _form(self, word: str, instead: str) -> str:
         """The word as this model writes it in place of `instead`."""
