@@ -111,13 +111,6 @@ def reverberation_time_s(response: Sound) -> float:
     return float(-60 / slope)
 
 
-def direct_to_reverberant_db(response: Sound) -> float:
-    """Return how much louder the direct sound is than the rest."""
-    energy = response**2
-    direct = int(DIRECT_S * SAMPLE_RATE)
-    return float(10 * np.log10(energy[:direct].sum() / energy[direct:].sum()))
-
-
 def in_room(sound: Sound, response: Sound) -> Sound:
     """Return the sound as the room gives it, of the same length."""
     size = 1 << (len(sound) + len(response)).bit_length()
