@@ -27,7 +27,6 @@ from appliance import __version__, config
 from appliance.cli import (
     container,
     fleet,
-    hardware,
     log,
     model,
     mqtt,
@@ -78,7 +77,7 @@ GROUPS = {
     "every day": ("log", "mute", "transcribe", "web"),
     "MQTT": ("mqtt",),
     "several rooms": ("fleet",),
-    "for systemd and experts": ("run", "container", "benchmark", "hardware-check"),
+    "for systemd and experts": ("run", "container", "benchmark"),
 }
 """All commands, as `roomscribe` without arguments shows them."""
 
@@ -317,7 +316,6 @@ def parser() -> argparse.ArgumentParser:
     container.add_container(names, common)
     _add_benchmark(add)
     _add_doctor(add)
-    hardware.add_hardware_check(add)
     return top
 
 
@@ -349,12 +347,21 @@ def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
         "You can run it while the daemon runs. The exit status is the number of failed checks (63 "
         "at most).",
     )
-    sub.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    output = sub.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    output.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write the findings, the machine's parts and, if there is an NPU, its comparison "
+        "with the CPU into FILE, for a bug report; names and addresses are replaced by placeholders",
+    )
     sub.add_argument(
         "--recordings",
         type=Path,
         metavar="FOLDER",
-        help="if there is an NPU: compare it with the CPU on the sound files in this folder",
+        help="if there is an NPU: compare it with the CPU on the sound files in this folder (with "
+        "--report by default: 40 sentences of synthetic voices)",
     )
     sub.set_defaults(command=_doctor, lenient=True)
 

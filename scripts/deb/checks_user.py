@@ -107,8 +107,7 @@ def serves_a_user(box: Container) -> str:
     expect("watching" in does(box, "timeout 3 roomscribe mqtt watch", 124), "mqtt watch")
     expect("is online" in does(box, "roomscribe mqtt forget", 74), "mqtt forget")
     with quiet_room(box):
-        is_well(box, "roomscribe doctor")
-    does(box, "roomscribe hardware-check --no-benchmark --out report.json")
+        is_well(box, "roomscribe doctor --report report.json")
     box.run(
         f'printf \'[appliance]\\nnode = "own"\\n[store]\\npath = "/home/{USER}/log"\\n\''
         f" > {OWN_CONFIG}"

@@ -56,7 +56,6 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "container check": lambda _folder: (),
     "benchmark": lambda folder: ("--checkpoint", folder / "nothing"),
     "doctor": lambda folder: ("--recordings", folder / "nothing"),
-    "hardware-check": lambda folder: ("--out", folder / "nowhere" / "report.json"),
 }
 """Every command with arguments that soon end it, well or not, in a folder with `talk.flac`."""
 ODD = os.fsdecode(b"k\xfcche")

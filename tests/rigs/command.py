@@ -19,7 +19,7 @@ from rigs.checkout import ROOT, environment as environment_of, require_model
 from rigs.warm import WarmPython
 
 PROGRAM = ("-m", "appliance")
-OPENING = ("run", "transcribe", "doctor", "hardware-check")
+OPENING = ("run", "transcribe", "doctor")
 """Commands that open the built-in model, unless they are told another one."""
 LINE_WITHIN_S = 60.0
 OBEYING_MODES = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")

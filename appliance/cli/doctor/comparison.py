@@ -40,7 +40,7 @@ OTHER_HEF = (
 )
 OTHER_MODEL = (
     "add tiny (`roomscribe model add tiny`) or set [encoder] backend = cpu, and please send the "
-    "report of `roomscribe hardware-check`"
+    "file of `roomscribe doctor --report FILE`"
 )
 T = TypeVar("T")
 

@@ -41,10 +41,12 @@ from appliance.cli.doctor.outcome import (
     skipped,
     split_fix,
 )
+from appliance.cli.doctor.report import write_report
 from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
-from appliance.errors import RoomscribeError
-from appliance.system import Child, ChildDiedError, one_line
+from appliance.errors import ConfigError, RoomscribeError
+from appliance.lab import SHIPPED
+from appliance.system import Child, ChildDiedError, one_line, writing
 
 SCHEMA = 1
 """Version of the JSON; raised when a field changes its meaning or is removed."""
@@ -83,16 +85,36 @@ def run(
     The configuration is one of the checks. Where it is wrong, `settings` has the defaults, and
     checks that depend on them are skipped.
     """
+    if options.report and not options.recordings and SHIPPED.is_dir():
+        options.recordings = SHIPPED
     around = surroundings(options.config, settings, options.recordings)
     if options.recordings:
         checks = {**checks, "NPU": (*npu.CHECKS, npu.RECORDINGS)}
+    if options.report:
+        try:
+            with writing(options.report) as file:
+                findings = print_findings(around, checks)
+                write_report(file, as_json(findings), options.config)
+        except OSError as error:
+            raise ConfigError(
+                f"{options.report} cannot be written: {error.strerror}; choose another file"
+            ) from error
+        print(f"wrote {options.report}; look through it before you share it")
+        return exit_status(findings)
     if options.json:
         findings = list(examine(around, checks))
         print(json.dumps(as_json(findings), indent=1))
         return exit_status(findings)
+    return exit_status(print_findings(around, checks))
+
+
+def print_findings(
+    around: Surroundings, checks: Mapping[str, tuple[Check, ...]]
+) -> Sequence[Finding]:
+    """Run the checks, print each finding at once, and return all."""
     shown = marks(sys.stdout.encoding)
     width = min(WIDEST, shutil.get_terminal_size((100, 24)).columns)
-    findings = []
+    findings: list[Finding] = []
     for finding in examine(around, checks):
         before = findings[-1] if findings else None
         findings.append(finding)
@@ -101,7 +123,7 @@ def run(
         if not repeats_reason(finding, before):
             print("\n".join(lines(finding, shown, width)), flush=True)
     print(last_line(findings))
-    return exit_status(findings)
+    return findings
 
 
 def surroundings(

@@ -89,7 +89,7 @@ def library(around: Surroundings) -> Outcome:
     if known := hailo.newest_known(versions["Python binding"]):
         found += (
             f"; newer than {known}, the newest that Roomscribe was compared with: if the self-test "
-            "below passes, it works; please send the report of `roomscribe hardware-check`"
+            "below passes, it works; please send the file of `roomscribe doctor --report FILE`"
         )
     return ok(found)
 

@@ -1,0 +1,117 @@
+"""`roomscribe doctor --report FILE`: all findings and this machine's parts, for a bug report.
+
+Names of the machine and its users, addresses, and the texts in the private sections of the
+configuration are replaced by placeholders such as <node>.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from appliance.config import DEFAULT_PATH, slug
+
+PACKAGES = (
+    "roomscribe", "hailo-all", "hailo-h10-all", "hailort", "hailo-dkms", "python3-hailort",
+    "python3-numpy", "python3-onnxruntime", "libportaudio2",
+)  # fmt: skip
+PRIVATE = ("appliance", "capture", "mqtt", "store")
+"""Sections of the configuration whose texts may identify this machine or its owner."""
+HARMLESS = {"", "localhost", "127.0.0.1", "/", "~", "pi", "root", "default"}
+ADDRESSES = (
+    (r"\b(?!127\.)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", "<address>"),
+    (r"\b(?:[0-9A-Fa-f]{2}[:_-]){5}[0-9A-Fa-f]{2}\b", "<hardware address>"),
+    (r"\b(?:[0-9A-Fa-f]{1,4}:){3,7}:?[0-9A-Fa-f]{0,4}\b|\bfe80:[0-9A-Fa-f:]+", "<address>"),
+    (r"/(home|Users)/[^/\s'\"]+", r"/\1/<user>"),
+)
+
+
+def write_report(file: Path, findings: dict[str, Any], configuration: Path | None) -> None:
+    """Write the doctor's findings (`as_json`) without names. Raises OSError."""
+    found = redact({"machine": machine()} | findings, private_texts(configuration))
+    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """Return the hardware's model and the versions of the software, without names."""
+    memory = re.search(r"MemTotal:\s+(\d+) kB", _read("/proc/meminfo"))
+    processor = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', _read("/etc/os-release"), re.MULTILINE)
+    drivers = (_read(f"/sys/module/{name}/version") for name in ("hailo_pci", "hailo1x_pci"))
+    return {
+        "model": _read("/proc/device-tree/model").strip("\0\n ") or "unknown",
+        "processor": processor[1] if processor else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_mb": int(memory[1]) // 1024 if memory else None,
+        "page_bytes": os.sysconf("SC_PAGE_SIZE"),
+        "system": system[1] if system else "unknown",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "hailo_driver": next(filter(None, (text.strip() for text in drivers)), None),
+        "packages": _package_versions(),
+    }
+
+
+def _package_versions() -> dict[str, str]:
+    """Return the versions of the installed packages in PACKAGES."""
+    if not shutil.which("dpkg-query"):
+        return {}
+    form = "${Package} ${Version} ${db:Status-Abbrev}\n"
+    done = subprocess.run(
+        ["dpkg-query", "-W", "-f", form, *PACKAGES], capture_output=True, text=True, check=False
+    )
+    lines = (line.split() for line in done.stdout.splitlines())
+    return {words[0]: words[1] for words in lines if len(words) == 3 and words[2] == "ii"}
+
+
+def _read(file: str | Path) -> str:
+    """Return a small file's text; empty if it cannot be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def private_texts(configuration: Path | None) -> dict[str, str]:
+    """Return texts that must not be in the report, with their placeholders."""
+    host = platform.node()
+    short = host.split(".")[0]
+    found = {host: "<host>", short: "<host>", slug(short): "<node>", str(Path.home()): "~"}
+    found[os.environ.get("SUDO_USER", "")] = "<user>"
+    if os.geteuid():
+        found[os.environ.get("USER", "")] = "<user>"
+    if configuration:
+        found[str(configuration)] = "<configuration>"
+    try:  # even with mistakes, as long as it is TOML
+        written = tomllib.loads(_read(configuration or DEFAULT_PATH))
+    except ValueError:
+        written = {}
+    for section, values in written.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            folder = f"{section}.{key}" == "model.bundle" and "/" in str(value)
+            if isinstance(value, str) and (section in PRIVATE or folder):
+                found[value] = f"<{section}.{key}>"
+    return {text: placeholder for text, placeholder in found.items() if text not in HARMLESS}
+
+
+def redact(value: Any, hidden: dict[str, str]) -> Any:
+    """Return `value` with all `hidden` texts and addresses replaced, the longest first."""
+    if isinstance(value, dict):
+        return {key: redact(part, hidden) for key, part in value.items()}
+    if isinstance(value, list):
+        return [redact(part, hidden) for part in value]
+    if not isinstance(value, str):
+        return value
+    for secret in sorted(hidden, key=len, reverse=True):
+        pattern = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])"
+        value = re.sub(pattern, hidden[secret].replace("\\", r"\\"), value)
+    for pattern, placeholder in ADDRESSES:
+        value = re.sub(pattern, placeholder, value)
+    return value
