@@ -354,7 +354,7 @@ def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
         type=Path,
         metavar="FILE",
         help="also write the findings, the machine's parts and, if there is an NPU, its comparison "
-        "with the CPU into FILE, for a bug report; names and addresses are replaced by placeholders",
+        "with the CPU into FILE, for a bug report; names and addresses become placeholders",
     )
     sub.add_argument(
         "--recordings",

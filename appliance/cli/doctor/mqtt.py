@@ -13,7 +13,7 @@ from pathlib import Path
 
 from appliance.cli.doctor.daemon import UNIT, password_is_hidden
 from appliance.cli.doctor.outcome import BROKER, Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.config import MqttSettings, Settings, node_name
+from appliance.config import Settings, node_name
 from appliance.mqtt import BrokerProbe, events
 
 LATE_S = 0.5
@@ -41,16 +41,17 @@ def round_trip(around: Surroundings) -> Outcome:
     mqtt, node = around.settings.mqtt, node_name(around.settings)
     if why := _no_broker(around):
         return skipped(why)
-    topic = events.topic(node, f"doctor/{secrets.token_hex(4)}")
-    fix = _allow(mqtt, node)
+    topic, message = events.topic(node, "doctor"), secrets.token_bytes(4)
+    who = repr(mqtt.username) if mqtt.username else "clients without a user name"
+    fix = f"allow {who} to read and write {topic} in the broker's access list"
     around.doing("waiting for the broker")
     with BrokerProbe(mqtt, node) as probe:
         if probe.subscribe([topic]):
             return failed(f"the broker does not allow reading {topic}", fix)
         begun_s = time.monotonic()
-        if code := probe.publish(topic, b"doctor"):
+        if code := probe.publish(topic, message):
             return failed(f"the broker does not allow writing {topic} (reason code {code})", fix)
-        if not probe.receive(count=1):
+        if message not in [one.payload for one in probe.receive(count=1)]:
             return failed(f"a message to {topic} did not come back", fix)
         took_ms = 1000 * (time.monotonic() - begun_s)
     return ok(f"a message came back after {took_ms:.1f} ms")
@@ -114,11 +115,6 @@ def _no_broker(around: Surroundings) -> str:
     if password_is_hidden(around.settings.mqtt, around.daemon):
         return "this user cannot read the broker's password: run `sudo roomscribe doctor`"
     return ""
-
-
-def _allow(mqtt: MqttSettings, node: str) -> str:
-    who = repr(mqtt.username) if mqtt.username else "clients without a user name"
-    return f"allow {who} to read and write roomscribe/{node}/# in the broker's access list"
 
 
 def unit(around: Surroundings) -> Outcome:

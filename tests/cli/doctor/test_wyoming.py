@@ -61,6 +61,18 @@ def test_the_own_server_is_tried_with_a_sentence(built_in: Bundle) -> None:
     assert f"word for word: '{TEXT}" in found.found.lower()
 
 
+def test_a_text_below_the_confidence_for_clients_is_no_fault_of_the_own_server(
+    built_in: Bundle,
+) -> None:
+    with (
+        open_transcriber(Settings(), bundle=built_in) as brain,
+        running(brain, confidence=1.0) as server,
+    ):
+        found = look(house.CHECKS[0], around(listen="127.0.0.1", port=server.port))
+    assert found.status == "ok", found.found
+    assert "below the confidence" in found.found
+
+
 def test_the_own_server_is_tried_at_the_address_for_other_machines() -> None:
     everywhere = ("0.0.0.0/0",)
     with running(listen="0.0.0.0", allow=everywhere) as server:
