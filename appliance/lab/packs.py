@@ -8,10 +8,10 @@ as written; the blobs are mapped into memory and every checksum is verified.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from appliance.lab.pack_layout import (
     widen,
 )
 from appliance.model import drafted, read_json, write_json
-from appliance.system import shorten
 
 INDEX = "pack.json"
 FORMAT, SCHEMA = "roomscribe pack", 1
@@ -91,74 +90,23 @@ def _describe(array: Array) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> Index:
-    """pack.json, every value of it as `write_pack` would write it for these sizes and this type.
-
-    Raises ModelError naming the first value that is not.
-    """
+    """Return pack.json, if every value of it is as `write_pack` writes it for these sizes and this
+    type. Raises ModelError."""
     file = folder / INDEX
     found = read_json(file)
     try:
-        index = _from_json(found)
-        _compare(_to_json(index), found, "")
-    except ModelError as trouble:
-        raise ModelError(f"{file}: {trouble}; {FIX}") from None
+        config = WhisperConfig(**found["config"])
+        sums = {blob["file"]: str(blob["sha256"]) for blob in found["blobs"]}
+        if config.encoder_layers + 3 != len(sums) or max(astuple(config)) > LARGEST_SIZE:
+            raise ValueError("sizes that do not fit")
+        index = Index(found["dtype"], config, str(found["checkpoint_sha256"]), sums)
+        if json.dumps(_to_json(index)) != json.dumps(found):
+            raise ValueError("values that do not fit")
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        raise ModelError(
+            f"{file}: expected the index of a pack as it was written, found a changed one; {FIX}"
+        ) from None
     return index
-
-
-def _from_json(found: dict[str, Any]) -> Index:
-    """Return the index from the values that determine all others."""
-    _compare(FORMAT, found.get("format"), "format")
-    _compare(SCHEMA, found.get("schema"), "schema")
-    dtype = found.get("dtype")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ModelError(
-            f"dtype: expected one of {', '.join(DTYPES)}, found {shorten(repr(dtype))}"
-        )
-    sizes, names = found.get("config"), [field.name for field in fields(WhisperConfig)]
-    for name in names:
-        size = sizes.get(name) if isinstance(sizes, dict) else None
-        if type(size) is not int or not 1 <= size <= LARGEST_SIZE:
-            raise ModelError(
-                f"config.{name}: expected a whole number from 1 to {LARGEST_SIZE}, "
-                f"found {shorten(repr(size))}"
-            )
-    config = WhisperConfig(**{name: found["config"][name] for name in names})
-    blobs, count = found.get("blobs"), config.encoder_layers + 3
-    if not isinstance(blobs, list) or len(blobs) != count:
-        raise ModelError(
-            f"blobs: expected {count} for {config.encoder_layers} layers, "
-            f"found {len(blobs) if isinstance(blobs, list) else shorten(repr(blobs))}"
-        )
-    sums = [
-        _checksum(blob.get("sha256") if isinstance(blob, dict) else None, f"blobs[{at}].sha256")
-        for at, blob in enumerate(blobs)
-    ]
-    files = [blob.file for blob in lay_out(config, dtype)]
-    origin = _checksum(found.get("checkpoint_sha256"), "checkpoint_sha256")
-    return Index(dtype, config, origin, dict(zip(files, sums, strict=True)))
-
-
-def _checksum(value: object, key: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-        raise ModelError(
-            f"{key}: expected a SHA-256 in 64 hexadecimal digits, found {shorten(repr(value))}"
-        )
-    return value
-
-
-def _compare(expected: Any, found: Any, key: str) -> None:
-    """Raise ModelError at the first place where two JSON values differ."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        for name in [*expected, *(found.keys() - expected.keys())]:
-            inner = f"{key}.{name}" if key else name
-            _compare(expected.get(name, "nothing"), found.get(name, "nothing"), inner)
-    elif isinstance(expected, list) and isinstance(found, list):
-        if len(expected) != len(found):
-            raise ModelError(f"{key}: expected {len(expected)} entries, found {len(found)}")
-        for index, (left, right) in enumerate(zip(expected, found, strict=True)):
-            _compare(left, right, f"{key}[{index}]")
-    elif type(expected) is not type(found) or expected != found:
-        raise ModelError(f"{key}: expected {shorten(repr(expected))}, found {shorten(repr(found))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,46 +263,42 @@ TENSOR = ("blobs", 2, "tensors", 3)
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "message"),
+    ("keys", "value"),
     [
-        (("format",), "other", "format: expected 'roomscribe pack', found 'other'"),
-        (("schema",), 2, "schema: expected 1, found 2"),
-        (("schema",), True, "schema: expected 1, found True"),
-        (("dtype",), "bf17", "dtype: expected one of bf16, fp16, int8, fp32, found 'bf17'"),
-        (("dtype",), ["bf16"], "dtype: expected one of"),
-        (("dtype",), "int8", "blobs[0].size: expected"),
-        (("byte_order",), "big", "byte_order: expected 'little', found 'big'"),
-        (("alignment",), 32, "alignment: expected 64, found 32"),
-        (("checkpoint_sha256",), "x", "checkpoint_sha256: expected a SHA-256 in 64 hexadecimal"),
-        (("config",), 3, "config.d_model: expected a whole number from 1 to 100000, found None"),
-        (("config", "d_model"), 10**9, "config.d_model: expected a whole number from 1"),
-        (("config", "encoder_layers"), 4, "blobs: expected 7 for 4 layers, found 6"),
-        (("config", "d_model"), 49, "blobs[0].size: expected"),
-        (("config", "more"), 1, "config.more: expected 'nothing', found 1"),
-        (("blobs",), "none", "blobs: expected 6 for 3 layers, found 'none'"),
-        (("blobs", 1), 5, "blobs[1].sha256: expected a SHA-256"),
-        (("blobs", 1, "file"), "../../etc/passwd", "blobs[1].file: expected 'positions.bin'"),
-        (("blobs", 1, "sha256"), ..., "blobs[1].sha256: expected a SHA-256 in 64"),
-        (("blobs", 1, "size"), -1, "blobs[1].size: expected 32000"),
-        (("blobs", 2, "tensors", 14), ..., "blobs[2].tensors: expected 15 entries, found 14"),
-        ((*TENSOR, "name"), "x", "blobs[2].tensors[3].name: expected 'model.encoder.layers.0."),
-        ((*TENSOR, "shape"), [47], "blobs[2].tensors[3].shape[0]: expected 48, found 47"),
-        ((*TENSOR, "shape"), [48.0], "blobs[2].tensors[3].shape[0]: expected 48, found 48.0"),
-        ((*TENSOR, "dtype"), "int8", "blobs[2].tensors[3].dtype: expected 'bfloat16'"),
-        ((*TENSOR, "offset"), 4863, "blobs[2].tensors[3].offset: expected 4864, found 4863"),
-        ((*TENSOR, "offset"), ..., "blobs[2].tensors[3].offset: expected 4864, found 'nothing'"),
-        ((*TENSOR, "size"), 10**12, "blobs[2].tensors[3].size: expected 96, found 1000000000000"),
+        (("format",), "other"),
+        (("schema",), True),
+        (("dtype",), "bf17"),
+        (("dtype",), ["bf16"]),
+        (("dtype",), "int8"),
+        (("byte_order",), "big"),
+        (("checkpoint_sha256",), ...),
+        (("config",), 3),
+        (("config", "d_model"), 10**9),
+        (("config", "d_model"), 0),
+        (("config", "d_model"), "48"),
+        (("config", "encoder_layers"), 4),
+        (("config", "more"), 1),
+        (("blobs",), "none"),
+        (("blobs", 1), 5),
+        (("blobs", 1, "file"), "../../etc/passwd"),
+        (("blobs", 1, "size"), -1),
+        (("blobs", 2, "tensors", 14), ...),
+        ((*TENSOR, "shape"), [48.0]),
+        ((*TENSOR, "dtype"), "int8"),
+        ((*TENSOR, "offset"), 4863),
+        ((*TENSOR, "size"), 10**12),
     ],
 )
-def test_every_wrong_value_of_the_index_is_named_in_one_line(
-    pack: Path, keys: tuple[str | int, ...], value: object, message: str
+def test_every_wrong_value_of_the_index_is_refused_in_one_line(
+    pack: Path, keys: tuple[str | int, ...], value: object
 ) -> None:
     edit(pack, *keys, value=value)
     with pytest.raises(ModelError) as caught:
         read_pack(pack)
-    text = str(caught.value)
-    assert text.startswith(f"{pack / 'pack.json'}: {message}") and "\n" not in text
-    assert text.endswith("write it again with roomscribe model pack")
+    assert str(caught.value) == (
+        f"{pack / 'pack.json'}: expected the index of a pack as it was written, found a changed "
+        "one; the pack is damaged: write it again with roomscribe model pack"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": "roomscribe pack"', "\x00\xff"])
