@@ -1,9 +1,9 @@
 """Run an evening: the shipped appliance with everything switched on; print one table.
 
-    scripts/evening [--short | --long] [--groups a,b] [--seed N] [--work FOLDER] [--resume]
-    scripts/evening --against COMMIT ...
-    scripts/evening --model FOLDER [--npu-latency-ms 31] ...
-    scripts/evening --write ...
+    scripts/measure evening [--short | --long] [--groups a,b] [--seed N] [--work FOLDER] [--resume]
+    scripts/measure evening --against COMMIT ...
+    scripts/measure evening --model FOLDER [--npu-latency-ms 31] ...
+    scripts/measure evening --write ...
 
 A real daemon with the shipped configuration hears one continuous stream through PulseAudio: people
 and synthesisers who give commands, in rooms, beside kitchen noise and a television, people who read
@@ -112,7 +112,9 @@ def prepare(options: argparse.Namespace) -> list[Block]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        "scripts/evening", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        "scripts/measure evening",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     level = parser.add_mutually_exclusive_group()
     for name in ("short", "long"):

@@ -9,7 +9,7 @@ from typing import Any
 from evening_run.results import scored
 from evening_run.table import as_markdown, more, number
 
-BEGIN, END = "<!-- evening: written by scripts/evening --write -->", "<!-- /evening -->"
+BEGIN, END = "<!-- evening: written by scripts/measure evening --write -->", "<!-- /evening -->"
 Record = dict[str, Any]
 
 
@@ -43,7 +43,8 @@ def headline(evening: Record, note: str) -> str:
     """Return the sentence of README."""
     rows, _ = scored(evening)
     lines = [
-        "`scripts/evening`, everything switched on; from the end of speech to the subscriber, "
+        "`scripts/measure evening`, everything switched on; "
+        "from the end of speech to the subscriber, "
         "median (95th percentile):",
         "",
     ]
@@ -66,5 +67,5 @@ def table(evening: Record, note: str) -> str:
     rows, whole = scored(evening)
     lines = ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in more(whole, evening)]
-    title = f"`scripts/evening`: {about(evening)}."
+    title = f"`scripts/measure evening`: {about(evening)}."
     return "\n\n".join([*filter(None, [note]), title, as_markdown(rows), "\n".join(lines)])

@@ -1,4 +1,4 @@
-"""Run `roomscribe` on standard input as fast as it can; scripts/torture uses it.
+"""Run `roomscribe` on standard input as fast as it can; scripts/measure torture uses it.
 
 Everything is the product's but the pace of `--recording -`: at most AHEAD frames wait for the
 segmenter, and no utterance is added to a queue of QUEUE. So whoever feeds the pipe

@@ -1,6 +1,6 @@
 """Try to break Roomscribe's promises; print a line for each, status 1 if one is broken.
 
-    scripts/torture [--short] [kill] [disk] [power] [fleet] [model]
+    scripts/measure torture [--short] [kill] [disk] [power] [fleet] [model]
 
 kill      kill -9 at random moments of a stream of sentences, while the broker restarts at random
 disk      full, read-only, locked, deleted, damaged under the running daemon (as root)

@@ -49,7 +49,7 @@ LONG = (
     Model(windows=2, workers=2, faults=1),
     Model(windows=2, workers=0, faults=2, deadly=1),
 )
-"""Models of `scripts/torture model`: more than a million states, within ten minutes of a core."""
+"""Models of `scripts/measure torture model`: millions of states, within ten minutes of a core."""
 
 
 def check(model: Model, s: State, *, ended: bool) -> None:

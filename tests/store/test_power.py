@@ -1,4 +1,4 @@
-"""The power cut at many moments: what was promised is there. For more: scripts/torture power."""
+"""Power cuts at many moments: what was promised is there. More: scripts/measure torture power."""
 
 from __future__ import annotations
 
