@@ -12,10 +12,10 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from appliance.capture import measure_speech
@@ -31,10 +31,12 @@ from appliance.infer import AnyTranscriber, Encoded, Gates, Phrases, Progress, s
 from appliance.records import (
     Discarded,
     Listener,
+    NoAct,
     Transcript,
     Transcription,
     Window,
     utc_from_monotonic,
+    why_not_act,
 )
 from appliance.store import Store, Wanted
 from appliance.wyoming import open_transcriber as open_served
@@ -44,7 +46,10 @@ log = logging.getLogger("roomscribe.daemon")
 UNSTORED_LIMIT = 1000
 """Transcripts kept in memory while the store refuses; about a day of commands."""
 EXPIRE_EVERY_S = 3600.0
-"""Seconds between two deletions of transcripts that are older than the retention."""
+"""Seconds between two deletions of transcripts that are older than the retention, and between two
+checks whether something acted on any of the last day."""
+DAY_AT_MOST, UNSURE_FROM = 1000, 20
+"""Most transcripts of that check; sentences of which nothing may act on any that are a problem."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
 """Pauses before a window is tried again if memory was short; their sum is less than the watchdog
 allows a stage (service.STUCK_S)."""
@@ -233,6 +238,8 @@ class TaskTranscriber:
             if lease:
                 lease.finish()
             self._health.count("transcripts")
+            if not why_not_act(transcript):
+                self._health.trouble("acting", None)
             if transcript.continues and transcript.window == 1:
                 self._health.count("resumed")
             journal.log_transcript(stored, self._settings.journal)
@@ -255,12 +262,16 @@ class TaskTranscriber:
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
         try:
-            deleted = self._store.expire(datetime.now(UTC))
+            now = datetime.now(UTC)
+            deleted = self._store.expire(now)
+            day = self._store.query(since=now - timedelta(days=1), limit=DAY_AT_MOST)
         except StoreError as error:
             log.warning("%s", error)
             return
         if deleted:
             log.info("deleted %d transcripts older than the retention", deleted)
+        why = why_nothing_acts([one.transcript for one in day], self._settings)
+        self._health.trouble("acting", why)
 
     def discard(self, discarded: Discarded) -> None:
         """Count and report speech that gave no transcript."""
@@ -296,6 +307,24 @@ class TaskTranscriber:
             return ""
         wanted = (window.utterance_id, window.index - 1)
         return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)
+
+
+def why_nothing_acts(day: Sequence[Transcript], settings: Settings) -> str | None:
+    """Return that nothing may act on any of a day's transcripts, with the fix; None if something
+    may, or if they are few."""
+    reasons = [why_not_act(one) for one in day]
+    unsure = sum(one in (NoAct.LOW_CONFIDENCE, NoAct.UNSURE) for one in reasons)
+    if unsure < UNSURE_FROM or None in reasons:
+        return None
+    fixes = [
+        "set assist.phrase and say it first" if not settings.assist.phrase else "",
+        "list what you say in [phrases] file" if not settings.phrases.own_file else "",
+        "improve the microphone, or take a larger model (`roomscribe model add base`)",
+    ]
+    return (
+        f"nothing acts on what you say: none of {unsure} sentences of the last day was sure "
+        f"enough; {', '.join(filter(None, fixes))}"
+    )
 
 
 def open_transcriber(settings: Settings) -> AnyTranscriber:
