@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.cli import main as main
+    from appliance.cli import main
 
 __getattr__ = lazily(__name__, __file__)

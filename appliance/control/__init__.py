@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.control.client import ControlClient as ControlClient
-    from appliance.control.server import (
-        EVENTS as EVENTS,
-        SOCKET_NAME as SOCKET_NAME,
-        Command as Command,
-        ControlError as ControlError,
-        ControlServer as ControlServer,
-    )
+    from appliance.control.client import ControlClient
+    from appliance.control.server import EVENTS, SOCKET_NAME, Command, ControlError, ControlServer
 
 __getattr__ = lazily(__name__, __file__)

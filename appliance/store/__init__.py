@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.store.folders import (
-        MemoryFolder as MemoryFolder,
-        remove_empty as remove_empty,
-        runtime_folder as runtime_folder,
-        runtime_folders as runtime_folders,
-    )
-    from appliance.store.repair import set_aside_files as set_aside_files
+    from appliance.store.folders import MemoryFolder, remove_empty, runtime_folder, runtime_folders
+    from appliance.store.repair import set_aside_files
     from appliance.store.store import (
-        Store as Store,
-        delete_set_aside_files as delete_set_aside_files,
-        inspect as inspect,
-        open_fallback as open_fallback,
-        read_newest as read_newest,
+        Store,
+        delete_set_aside_files,
+        inspect,
+        open_fallback,
+        read_newest,
     )
-    from appliance.store.tables import StoredTranscript as StoredTranscript, Wanted as Wanted
+    from appliance.store.tables import StoredTranscript, Wanted
 
 __getattr__ = lazily(__name__, __file__)

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.web.access import (
-        Access as Access,
-        is_local as is_local,
-        password_missing as password_missing,
-    )
-    from appliance.web.server import serve as serve
+    from appliance.web.access import Access, is_local, password_missing
+    from appliance.web.server import serve
 
 __getattr__ = lazily(__name__, __file__)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.wyoming.client import WyomingClient as WyomingClient
-    from appliance.wyoming.discovery import advertise as advertise, own_address as own_address
-    from appliance.wyoming.request import Answer as Answer, Hooks as Hooks
-    from appliance.wyoming.server import WyomingServer as WyomingServer
-    from appliance.wyoming.transcriber import open_transcriber as open_transcriber
+    from appliance.wyoming.client import WyomingClient
+    from appliance.wyoming.discovery import advertise, own_address
+    from appliance.wyoming.request import Answer, Hooks
+    from appliance.wyoming.server import WyomingServer
+    from appliance.wyoming.transcriber import open_transcriber
 
 __getattr__ = lazily(__name__, __file__)
