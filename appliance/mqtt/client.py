@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paho.mqtt import MQTTException
@@ -44,6 +44,8 @@ class Connected:
 
     receive_maximum: int
     """Most unacknowledged messages that it accepts."""
+    largest_bytes: int = 268_435_460
+    """Longest packet that it accepts; the default is the protocol's limit (MQTT 5, 2.1.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,9 @@ class Mailbox:
             self._put_event(Refused(reason.value, str(reason)))
         else:
             self._met = True
-            self._put_event(Connected(getattr(properties, "ReceiveMaximum", 65535)))
+            found = Connected(getattr(properties, "ReceiveMaximum", 65535))
+            largest = getattr(properties, "MaximumPacketSize", found.largest_bytes)
+            self._put_event(replace(found, largest_bytes=largest))
 
     def on_connect_fail(self, _client: Any, _data: Any) -> None:
         """Handle a failed connection; paho passes the error only as the one being handled."""
@@ -165,8 +169,10 @@ class Mailbox:
         if trouble := credentials.explain_tls_error(self._settings, error):
             self._put_event(Untrusted(trouble))
         else:
-            reason = getattr(error, "strerror", None) or error  # without the errno
-            self._put_event(Lost(0, str(reason or "no connection")))
+            reason = str(getattr(error, "strerror", None) or error or "no connection")
+            if self._settings.tls and isinstance(error, ConnectionResetError | TimeoutError):
+                reason += "; is mqtt.port its TLS port?"
+            self._put_event(Lost(0, reason))
 
     def on_disconnect(self, _client: Any, _data: Any, flags: Any, reason: Any, _: Any) -> None:
         """Handle the end, by the broker's DISCONNECT, by ours, or by the network."""

@@ -37,6 +37,8 @@ SPREAD = (0.5, 1.0)
 all lose the broker at the same moment, do not all return at the same moment."""
 STEADY_S = 10.0
 """A connection that lasted this long ends a series of outages."""
+PACKET_HEAD_BYTES = 64
+"""Of a PUBLISH besides topic and payload: lengths, number and our properties."""
 SHORT_CONNECTIONS = 3
 """After so many short connections in a row to a broker that was online all the time, we assume that
 the broker disconnects us on purpose."""
@@ -140,8 +142,10 @@ class BrokerConnection:
         """Why another client seems to use our id; it, too, returns after refusal_s."""
         self._unacknowledged: dict[int, tuple[str, float]] = {}
         """Topic and time of each message and subscription that the broker has not answered."""
+        self._largest_bytes, self._left_out = 0, 0
+        """Longest packet that the broker accepts, and how many longer ones were not sent."""
         self._denials: dict[str, set[str]] = {}
-        """Topics that the access list refuses, by what we wanted to do."""
+        """Topics that the broker refuses, by what we wanted to do."""
 
     @property
     def is_open(self) -> bool:
@@ -173,7 +177,8 @@ class BrokerConnection:
         while self._link and self._link.news:
             item = self._link.news.popleft()
             match item:
-                case Connected():
+                case Connected(_, largest_bytes):
+                    self._largest_bytes = largest_bytes
                     self._on_connected(now_s)
                     yield item
                 case Acknowledged(message, code, reason):
@@ -182,7 +187,7 @@ class BrokerConnection:
                 case Subscribed(message, code, reason):
                     topic = self._pop_topic(message)
                     if topic and code >= FIRST_FAILURE:
-                        self._report_denied("listen on", topic, reason)
+                        self._report_denied("listen on", topic, code, reason)
                 case Refused(code, reason) if code not in troubles.PASSING:
                     why = troubles.refused(self._settings, self._client_id, code, reason)
                     yield self._disconnect(now_s, self._delays.refusal_s, why)
@@ -222,9 +227,18 @@ class BrokerConnection:
         return self.send(OutgoingMessage(topic, payload, qos, retain, expiry_s))
 
     def send(self, message: OutgoingMessage) -> int:
-        """Send on any topic and return the message's number. Raises BrokerError as above."""
-        number = self._connected_link(f"publish {message.topic}").publish(message)
-        if message.qos:
+        """Send on any topic and return the message's number; a message that is too long for the
+        broker counts as refused by it. Raises BrokerError as above."""
+        link = self._connected_link(f"publish {message.topic}")
+        size = len(message.topic) + len(message.payload) + PACKET_HEAD_BYTES
+        if size > self._largest_bytes:  # the broker would end the connection
+            self._left_out += 1
+            number, reason = -self._left_out, f"{size} bytes, at most {self._largest_bytes}"
+            link.news.append(Acknowledged(number, troubles.TOO_LARGE, reason))
+            self._wake.set()
+        else:
+            number = link.publish(message)
+        if message.qos or number < 0:
             self._unacknowledged[number] = (message.topic, time.monotonic())
         return number
 
@@ -323,16 +337,16 @@ class BrokerConnection:
     def _on_puback(self, topic: str, code: int, reason: str) -> None:
         """Report a topic that the broker refuses, until it accepts the topic again."""
         if code >= FIRST_FAILURE:
-            self._report_denied("write to", topic, reason)
+            self._report_denied("write to", topic, code, reason)
         elif topic in self._denials.get("write to", ()):
             self._denials["write to"].discard(topic)
             if not self._denials["write to"]:
                 self._troubles.clear("write to")
 
-    def _report_denied(self, doing: str, topic: str, reason: str) -> None:
+    def _report_denied(self, doing: str, topic: str, code: int, reason: str) -> None:
         topics = self._denials.setdefault(doing, set())
         topics.add(topic)
-        why = troubles.denied(self._settings, doing, reason)
+        why = troubles.denied(self._settings, doing, code, reason)
         self._troubles.set(doing, why, f": {', '.join(sorted(topics))}")
 
     def _disconnect(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:

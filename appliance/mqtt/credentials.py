@@ -72,7 +72,7 @@ def tls_hint(settings: MqttSettings) -> str:
     With TLS 1.3, a broker refuses our certificate only after the handshake.
     """
     if not settings.tls:
-        return ""
+        return " before its answer: is mqtt.port its TLS port (set mqtt.tls), or no MQTT broker's?"
     if settings.cert_file:
         return " before its answer: does it trust the authority of mqtt.cert_file?"
     return " before its answer: does it require our certificate (mqtt.cert_file)?"

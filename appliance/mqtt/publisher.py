@@ -548,7 +548,7 @@ class Publisher(Listener):
         # makes its transcripts due again.
         for news in self._connection.poll(now_s):
             match news:
-                case Connected(receive_maximum):
+                case Connected(receive_maximum, _):
                     self._on_connected(now_s, receive_maximum)
                 case Acknowledged(number, code, _):
                     self._presence.on_puback(now_s, number, nobody=code == NOBODY_SUBSCRIBES)

@@ -12,6 +12,8 @@ TAKEN_OVER = 142
 """Reason code of a DISCONNECT: another client came with our client id."""
 PASSING = (136, 137, 151, 159)
 """CONNACK codes that pass by themselves: unavailable, busy, quota, connections too frequent."""
+TOO_LARGE = 149
+"""Reason code of a packet that is longer than the receiver accepts."""
 _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
 
 WAITS = NOBODY, HOME_ASSISTANT = "nobody subscribes", "home assistant"
@@ -103,12 +105,17 @@ def thrown_out(client_id: str) -> str:
     )
 
 
-def denied(settings: MqttSettings, doing: str, reason: str) -> str:
-    """Return the reason if the broker refuses topics; `doing` is "write to" or "listen on"."""
+def denied(settings: MqttSettings, doing: str, code: int, reason: str) -> str:
+    """Return the reason if the broker refuses topics with this code; `doing` is "write to" or
+    "listen on"."""
     user = repr(settings.username) if settings.username else "clients without a user name"
+    fixes = {
+        _NOT_AUTHORIZED: f"allow {user} to in its access list",
+        TOO_LARGE: "let it accept longer packets (Mosquitto: max_packet_size)",
+    }
     return (
         f"broker {settings.host}:{settings.port} does not let us {doing} some topics ({reason}); "
-        f"allow {user} to in its access list"
+        + fixes.get(code, "see its log")
     )
 
 

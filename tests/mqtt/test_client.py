@@ -334,6 +334,21 @@ def test_a_command_of_a_megabyte_disturbs_nothing(store: Store) -> None:
     assert asker.answers == []
 
 
+@needs_broker
+def test_what_is_longer_than_the_broker_accepts_is_left_out_and_named(store: Store) -> None:
+    with Broker(config="max_packet_size 1500") as broker:
+        settings = MqttSettings(host=broker.host, port=broker.port)
+        with Subscriber(broker.port) as house, running(settings, store) as publisher:
+            store.append(transcript("told at once"))
+            publisher.notify()
+            until(lambda: house.payloads("transcript"))
+            reasons = publisher.status().reasons
+            assert publisher.status().connected
+    assert len(reasons) == 1
+    assert "homeassistant/device/" in reasons[0]
+    assert "max_packet_size" in reasons[0]
+
+
 def test_one_topic_that_the_access_list_refuses_is_named_and_the_rest_works(
     store: Store, tmp_path: Path
 ) -> None:

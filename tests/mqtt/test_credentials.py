@@ -115,7 +115,13 @@ def test_a_certificate_for_another_name_is_refused(house: Authority, store: Stor
 def test_a_broker_without_tls_is_named_as_such(store: Store, house: Authority) -> None:
     with Broker() as broker:
         why = trouble(settings(broker, ca_file=str(house.certificate)), store)
-    assert "mqtt.port is its TLS port" in why or "is offline" in why
+    assert "mqtt.port is its TLS port" in why or "is mqtt.port its TLS port?" in why
+
+
+def test_a_tls_port_without_tls_is_named_as_such(store: Store, house: Authority) -> None:
+    with secure_broker(house) as broker:
+        why = trouble(MqttSettings(host=broker.host, port=broker.port), store)
+    assert "is mqtt.port its TLS port (set mqtt.tls)" in why
 
 
 def test_a_client_certificate_is_shown_to_a_broker_that_asks(
