@@ -1,17 +1,12 @@
 """Builds a model bundle from a Whisper checkpoint folder, with onnx and numpy alone.
 
-    python -m appliance.convert.build CHECKPOINT_DIR OUT --name tiny.en --window 10
-
 The folder holds model.safetensors, config.json and tokenizer.json, or vocab.json with
 added_tokens.json, and, where the model has it, generation_config.json, as Hugging Face writes them.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -186,38 +181,3 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         suppressed_first=decoding.suppressed_first,
         short_windows=recipe.short_windows,
     )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; the exit status. Its options are the fields of Recipe."""
-    parser = argparse.ArgumentParser("appliance.convert.build", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "checkpoint", type=Path, help="folder with model.safetensors, config.json, vocab.json"
-    )
-    parser.add_argument("out", type=Path, help="bundle folder to write")
-    parser.add_argument("--name", required=True, help="name of the bundle")
-    parser.add_argument(
-        "--window", dest="window_s", type=float, required=True, help="length of a window, seconds"
-    )
-    for option in ("description", "source", "licence"):
-        parser.add_argument(f"--{option}", default="")
-    parser.add_argument("--language", default="", help="of the prompt (default: the checkpoint's)")
-    parser.add_argument("--latin", action="store_true", help="leave out tokens of other letters")
-    parser.add_argument("--quantize", choices=QUANTIZE, default="none", help="width of the weights")
-    parser.add_argument(
-        "--short-windows", action="store_true", help="encode only what was said (half of the time)"
-    )
-    given = vars(parser.parse_args(arguments))
-    checkpoint, out = given.pop("checkpoint"), given.pop("out")
-    try:
-        build_bundle(checkpoint, out, Recipe(**given))
-    except ModelError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"{out}: {size / 1e6:.2f} MB")
-    return os.EX_OK
-
-
-if __name__ == "__main__":
-    sys.exit(main())

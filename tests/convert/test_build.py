@@ -14,7 +14,7 @@ import onnx
 import pytest
 from rigs.models import SMALL_SHAPE, random_mel, random_weights, sized, write_checkpoint
 
-from appliance.convert.build import Recipe, build_bundle, main
+from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import parameters
 from appliance.errors import ModelError
 from appliance.infer.encoder import CpuEncoder
@@ -175,22 +175,3 @@ def test_timestamps_begin_behind_the_no_timestamps_token(tmp_path: Path) -> None
     bundle = load_bundle(tmp_path / "stamped")
     assert bundle.tokens.timestamp_begin == 50
     assert set(range(50, 60)) <= set(bundle.suppressed)
-
-
-def test_the_command_builds_a_bundle_and_says_its_size(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "tiny.en"
-    options = ["--name", "tiny.en", "--window", "10"]
-    assert main([str(checkpoint), str(out), *options, "--licence", "Apache-2.0"]) == 0
-    bundle = load_bundle(out)
-    assert bundle.licence == "Apache-2.0"
-    assert "MB" in capsys.readouterr().out
-
-
-def test_the_command_says_in_one_line_why_it_cannot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = main([str(tmp_path), str(tmp_path / "out"), "--name", "x", "--window", "10"])
-    assert status == 78
-    assert capsys.readouterr().err.count("\n") == 1
