@@ -508,7 +508,7 @@ def as_fields(stored: StoredTranscript) -> dict[str, Any]:
 
 def _cell(value: object) -> object:
     """Return a value that is safe in a spreadsheet."""
-    text = " ".join(value) if isinstance(value, list) else value
+    text = " ".join(value) if isinstance(value, list | tuple) else value
     text = text["phrase"] if isinstance(text, dict) else text
     return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
 

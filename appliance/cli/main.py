@@ -55,7 +55,7 @@ EXTRAS = {
     "websockets": "homeassistant",
     "xxhash": "hailo",
 }
-"""Libraries that `pip install roomscribe` leaves out, and the extra that brings each."""
+"""Libraries that `pip install .` leaves out, and the extra that brings each."""
 LONGEST = 4000
 """Longest error that is printed, in letters."""
 
@@ -133,7 +133,7 @@ def _way_to_get(library: str) -> str:
     """Return how to install a library that Roomscribe uses, or ""."""
     packaged = config.__file__.startswith("/usr/lib/roomscribe/")
     if library in EXTRAS and not packaged:
-        return f"`pip install 'roomscribe[{EXTRAS[library]}]'` brings it"
+        return f"`pip install '.[{EXTRAS[library]}]'` in the checkout brings it"
     if library in RUN_MODELS:
         return "`sudo apt install roomscribe` brings it (roomscribe-satellite comes without)"
     return ""
@@ -327,7 +327,7 @@ def _add_benchmark(add: Callable[..., argparse.ArgumentParser]) -> None:
         "30 and 10 s, on the CPU and on a Hailo, and with faster-whisper and the same weights. "
         "Prints processor time, memory, word and letter errors (after Whisper's normaliser), texts "
         "that are exactly right, loops and discarded texts. Rows that cannot be measured here say "
-        "what they need (pip install 'roomscribe[benchmark]').",
+        "what they need (pip install '.[benchmark]').",
     )
     add_benchmark_arguments(sub)
     sub.set_defaults(command=_benchmark)

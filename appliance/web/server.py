@@ -476,7 +476,7 @@ class _Metrics(_Guarded):
             raise _PageError(
                 503,
                 "Metrics need prometheus_client: sudo apt install python3-prometheus-client, or "
-                "pip install 'roomscribe[metrics]'.",
+                "pip install '.[metrics]' in the checkout.",
             ) from None
         state: dict[str, Any] | None = None
         stats: dict[str, Any] = {}

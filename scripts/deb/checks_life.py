@@ -317,7 +317,10 @@ def leaves(box: Container, deb: str) -> str:
     box.run(f"{APT} {deb}")
     box.wait("the daemon", lambda: listens(box), 20)
     expect("weather" in box.run("roomscribe log"), "the log is gone")
+    page = box.status("roomscribe-web.socket")["ActiveState"]
+    expect(page == "active", f"the page's socket is {page}, although it was switched on")
     box.run("umask 077; cd /etc; touch credstore/roomscribe.x credstore.encrypted/roomscribe.x")
+    box.run("touch /etc/roomscribe/metrics-token")
     box.run("apt-get purge -y roomscribe roomscribe-model-tiny-en")
     leaves_nothing(box)
     return "the system user stays, as Debian's system users do"

@@ -188,6 +188,7 @@ def test_a_spreadsheet_computes_no_transcript(house: House, store: Store, tmp_pa
         "kitchen light off", "hall light", '\'=HYPERLINK("x"), said she', "電気をつけて"
     ]  # fmt: skip
     assert (table[0]["avg_logprob"], table[0]["flags"]) == ("-0.21", "clipped")
+    assert table[0]["heard_also"] == ""
 
 
 def test_an_export_that_fails_leaves_the_old_file(

@@ -33,9 +33,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
     _check_output(options.json)
     recordings = _read(options.recordings)
     if missing := missing_packages():
-        _tell(
-            f"no word errors without {' and '.join(missing)}: pip install 'roomscribe[benchmark]'"
-        )
+        _tell(f"no word errors without {' and '.join(missing)}: pip install '.[benchmark]'")
     with tempfile.TemporaryDirectory(prefix="roomscribe-benchmark.", dir=_scratch()) as scratch:
         _tell("making the rows' models")
         rows = make_rows(keys, options.checkpoint, settings, options.threads, Path(scratch))

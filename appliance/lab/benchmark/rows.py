@@ -121,7 +121,7 @@ def _padded_row(key: str, checkpoint: Path, settings: Settings, scratch: Path) -
 def _lacking_faster_whisper(checkpoint: Path | None) -> str:
     """Why faster-whisper cannot run these weights; "" if it can."""
     if find_spec("faster_whisper") is None:
-        return "the package faster-whisper is not installed: pip install 'roomscribe[benchmark]'"
+        return "the package faster-whisper is not installed: pip install '.[benchmark]'"
     if checkpoint is None:
         return NEEDS_WEIGHTS
     missing = [n for n in ("model.bin", "tokenizer.json") if not (checkpoint / n).is_file()]
