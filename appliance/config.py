@@ -382,6 +382,13 @@ class DecoderSettings:
         choices=("cpu", "hailo"),
     )
     threads: int = key(2, "CPU threads of the decoder; 0: one per core.", low=0, high=64)
+    beam_size: int = key(
+        5,
+        "Texts that are followed at once, as by Whisper, where the likeliest next tokens gave a "
+        "doubtful one: in files, and in sound that programs send while nobody speaks in the room. "
+        "1: off.",
+        low=1, high=5,
+    )  # fmt: skip
     language: str = key(
         "",
         "Spoken language, for models of several languages: a code such as de. auto: the model "

@@ -163,7 +163,7 @@ def _transcribed(
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Yield each window of a file, its transcription and, if it is discarded, the reason."""
     from appliance.capture import Recording, Segmenter, VoiceDetector
-    from appliance.infer import Gates
+    from appliance.infer import PATIENT, Gates
     from appliance.records import Discarded
 
     window_s = transcriber.bundle.window_s
@@ -181,7 +181,7 @@ def _transcribed(
         if isinstance(found, Discarded):
             yield found, None, found.reason
         else:
-            yield found, *gates.apply(found, transcriber.transcribe(found))
+            yield found, *gates.apply(found, transcriber.transcribe(found, PATIENT))
 
 
 def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> str:

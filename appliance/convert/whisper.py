@@ -135,16 +135,17 @@ def write_cross(
 
 
 def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: int = INLINE) -> None:
-    """Write step.onnx: n new tokens behind those known -> what follows w of them.
+    """Write step.onnx: n new tokens behind those known of each of b equally long texts -> what
+    follows w of the n.
 
-    Inputs: embedded (1, n, d) the tokens' rows of the embedding; places (n,) int64 where they
-    stand; last (1,) int32 the last one's place; count () int32 = last + 1; wanted (w,) int64, which
+    Inputs: embedded (b, n, d) the tokens' rows of the embedding; places (n,) int64 where they
+    stand; last (b,) int32 the last one's place; count () int32 = last + 1; wanted (w,) int64, which
     of the n are asked for; offsets (P + S,) added to the scores of the encoder's positions; the
-    cross keys and values; self_keys_l and self_values_l (1, H, T, h), which are grown in place:
-    the outputs grown_self_... must lie in the same memory.
-    Outputs: logits (w, K) of the tokens that can be written; odds (w, K), their softmax; left_out
-    (s, vocabulary - K), the logits of the others for those of the w that the input started (s,)
-    int64 names, mostly none.
+    cross keys and values, which all texts share; self_keys_l and self_values_l (b, H, T, h), which
+    are grown in place: the outputs grown_self_... must lie in the same memory.
+    Outputs: logits (b w, K) of the tokens that can be written; odds (b w, K), their softmax;
+    left_out (s, vocabulary - K), the logits of the others for those of the b w that the input
+    started (s,) int64 names, mostly none.
     """
     config = checkpoint.config
     graph = RuntimeGraph(
@@ -156,12 +157,11 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
     )
     normed = _layers(graph, checkpoint, bundle.attended)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
-    rows = graph.node("Gather", normed, wanted, axis=1)
-    final = graph.node("Squeeze", rows, graph.constant("first_axis", np.array([0])))
+    final = graph.reshape(graph.node("Gather", normed, wanted, axis=1), -1, config.d_model)
     size = len(bundle.kept)
     logits = _logits(graph, final, range(size), bundle)
-    graph.output(logits, "logits", ("wanted", size))
-    graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("wanted", size))
+    graph.output(logits, "logits", ("rows", size))
+    graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("rows", size))
     started = graph.input("started", ("started",), TensorProto.INT64)
     left_out = range(size, config.vocab_size)
     others = _logits(graph, final, left_out, bundle, started)
@@ -170,11 +170,11 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
 
 
 def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, attended: int) -> str:
-    """The states (1, n, d) after the last layer norm."""
+    """The states (b, n, d) after the last layer norm."""
     config = checkpoint.config
-    embedded = graph.input("embedded", (1, "new", config.d_model))
+    embedded = graph.input("embedded", ("texts", "new", config.d_model))
     places = graph.input("places", ("new",), TensorProto.INT64)
-    graph.input("last", (1,), TensorProto.INT32)
+    graph.input("last", ("texts",), TensorProto.INT32)
     graph.input("count", (), TensorProto.INT32)
     graph.input("offsets", (attended,))
     table = graph.weight(f"{DECODER}.embed_positions.weight")
@@ -222,7 +222,7 @@ def _attend_to_text(
     heads, size = config.decoder_attention_heads, config.head_size
     block, shape = (
         f"{DECODER}.layers.{layer}.self_attn",
-        (1, heads, config.max_target_positions, size),
+        ("texts", heads, config.max_target_positions, size),
     )
     known = [graph.input(f"self_{part}_{layer}", shape) for part in ("keys", "values")]
     matrix = np.hstack([weights[f"{block}.{part}_proj.weight"].T for part in "qkv"])
@@ -247,7 +247,10 @@ def _attend_to_text(
 def _attend_to_sound(
     graph: RuntimeGraph, normed: str, layer: int, attended: int, checkpoint: Checkpoint
 ) -> tuple[str, NDArray[np.float32]]:
-    """out(attention over the encoder's positions), its bias left out, and the bias."""
+    """out(attention over the encoder's positions), its bias left out, and the bias.
+
+    All tokens of all texts are queries of the same keys and values.
+    """
     config, weights = checkpoint.config, checkpoint.weights
     heads, size = config.decoder_attention_heads, config.head_size
     block = f"{DECODER}.layers.{layer}.encoder_attn"
@@ -256,7 +259,7 @@ def _attend_to_sound(
     queries = graph.linear(normed, f"{block}.q_proj", scale=size**-0.5)
     queries = graph.transpose(graph.reshape(queries, -1, heads, size), 1, 0, 2)
     seen = graph.transpose(graph.attend(queries, keys, values, "offsets"), 1, 0, 2)
-    merged = graph.reshape(seen, 1, -1, heads * size)
+    merged = graph.node("Reshape", seen, graph.node("Shape", normed))
     matrix = weights[f"{block}.out_proj.weight"]
     offset = weights[f"{block}.out_proj.bias"] + matrix @ weights[f"{block}.v_proj.bias"]
     return graph.project(merged, f"{block}.out_proj", matrix.T), offset

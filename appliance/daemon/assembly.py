@@ -363,6 +363,7 @@ class _Assembly:
             on_decision=functools.partial(self.frames.mark, Sentinel.DECIDED),
             on_speculation=self.end_speculation,
             expectations=self.expectations,
+            is_room_busy=self.is_room_busy,
         )
         self.tasks.on_stored, self.tasks.on_idle = self.playback.keep, self.playback.poll
         in_process = self.model.in_process
@@ -392,7 +393,7 @@ class _Assembly:
             await advertise(f"roomscribe-{self.node}"[:63], port, self.report_announcement)
 
         def ask(window: Window, answer: Answer, names: tuple[str, ...]) -> Task | None:
-            task = Task(window, answer, names=names)
+            task = Task(window, answer, names=names, search=True)
             return task if self.submit(task) else None
 
         def keep(window: Window, result: Transcription, queue_ms: float) -> None:

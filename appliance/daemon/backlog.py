@@ -75,6 +75,8 @@ class Task:
     """Sentences to expect in place of the usual ones."""
     ask_completeness: bool = False
     """Whether the result must tell if the text is a whole sentence."""
+    search: bool = False
+    """Whether a better text may take more time; the microphone's may not."""
     wanted: bool = True
     """False cancels the task. Any thread may set it."""
     decided: Callable[[Transcription], object] = lambda _: None

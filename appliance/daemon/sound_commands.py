@@ -174,8 +174,8 @@ class SoundCommands(CommandGroup):
             if waiting >= WAITING:
                 return
             if part.task is None:
-                task = Task(part.window, functools.partial(self._finish, sound, part))
-                part.task = task
+                finish = functools.partial(self._finish, sound, part)
+                task = part.task = Task(part.window, finish, search=True)
                 if not self._submit(task):
                     part.task = None
                     return

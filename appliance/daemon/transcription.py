@@ -76,6 +76,7 @@ class TaskTranscriber:
         on_decision: Callable[[], object] = lambda: None,
         on_speculation: Callable[[Task], object] = lambda _: None,
         expectations: Expectations | None = None,
+        is_room_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """`expectations` are what clients expect; `on_speculation` is called with each transcribed
         speculation, `on_decision` when a speculation's `silence_ms` is known."""
@@ -84,6 +85,7 @@ class TaskTranscriber:
         self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
         self._on_decision, self.on_speculation = on_decision, on_speculation
         self._expectations = expectations or Expectations()
+        self._is_room_busy = is_room_busy
         self.on_stored: Callable[[Window], object] = lambda _: None
         """Called with each window of the microphone whose transcript is stored."""
         self.on_idle: Callable[[], object] = lambda: None
@@ -144,13 +146,21 @@ class TaskTranscriber:
         if isinstance(result, Encoded):
             if not task.wanted:
                 return
-            states, progress = result, Progress(task.decided, lambda: task.wanted)
+            states, progress = result, self._progress(task)
             try:
                 result = self._with_memory(task, lambda: self._transcriber.decode(states, progress))
             except Exception as error:
                 result = error
         if result is not None:
             self.deliver(task, result)
+
+    def _progress(self, task: Task) -> Progress:
+        """Return how a task follows its transcription; no search delays the microphone."""
+        return Progress(
+            task.decided,
+            lambda: task.wanted,
+            lambda: task.search and not self._is_room_busy(),
+        )
 
     def deliver(self, task: Task, result: Transcription | Exception) -> None:
         """Deliver a task's result if it is still wanted. Raises as `decode`."""

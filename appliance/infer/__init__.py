@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.transcriber import (
         IGNORE_PROGRESS,
+        PATIENT,
         AnyDecoder,
         AnyTranscriber,
         Encoded,

@@ -7,13 +7,14 @@ the logits; suppressed tokens have none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
+from appliance.infer.beam import Ahead, search
 from appliance.infer.languages import Languages
 from appliance.infer.network import Network, Step, StepNetwork
 from appliance.model import STEP_FILE, Bundle
@@ -158,6 +159,42 @@ class Decoder:
         self._cache = Cache(tokens=(*prompt, *tokens) if network is self._network else ())
         ended = len(logprobs) > len(tokens)
         return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
+
+    def search(
+        self,
+        size: int,
+        greedy: Decoded,
+        duration_s: float,
+        should_continue: Callable[[], bool] = lambda: True,
+    ) -> Decoded:
+        """Return the best text of a beam of `size` for the states of the last `decode` on the CPU,
+        which gave `greedy`; `greedy` itself if `should_continue` became False.
+
+        Log-probabilities are as in a greedy text, so its confidence is made in the same way. Raises
+        ModelError.
+        """
+        network = self._network
+        network.rewind(0)
+        self._cache = Cache()  # the first text of the beam overwrites that of `greedy`
+        logits = suppress(self._begin(network).logits[1], self._barred_first)
+
+        def follow(parents: Sequence[int], columns: Sequence[int]) -> Ahead:
+            step = network.advance_texts(parents, [int(self._kept[each]) for each in columns])
+            totals = np.array([_total(*each) for each in zip(step.logits, step.odds, strict=True)])
+            return Ahead(step.logits, totals)
+
+        text = search(
+            Ahead(logits[None], np.array([log_sum(logits)])),
+            follow,
+            end=self._end,
+            size=size,
+            limit=min(network.capacity - len(self.prompt), self.token_limit(duration_s)),
+            should_continue=should_continue,
+        )
+        if text is None:
+            return greedy
+        tokens = tuple(int(self._kept[column]) for column in text.columns)
+        return replace(greedy, tokens=tokens, logprobs=text.logprobs, ended=text.ended)
 
     def logprobs(self, tokens: Sequence[int], begin: int) -> tuple[float, ...]:
         """Return the natural log-probabilities of a text's tokens from index `begin` on, then of

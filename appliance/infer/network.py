@@ -1,8 +1,9 @@
 """The decoder's network on the CPU: encoder states and token ids in, logits out.
 
 cross.onnx computes keys and values from the encoder states, once per window. step.onnx computes
-logits from tokens and appends their keys and values to the KV cache. All arrays are allocated once.
-A step reads its tokens' embeddings from the file.
+logits from tokens and appends their keys and values to the KV cache, for one text, or for several
+that share the encoder's keys and values. All arrays are allocated once. A step reads its tokens'
+embeddings from the file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from appliance.records import States
 
 SHARED_ROWS = 8
 """Steps with at most this many wanted tokens share their result arrays."""
+TEXTS = 5
+"""Most texts that are continued in one step. Their cache takes memory where it is written."""
 MASKED = np.float32(-1e9)
 """Score that gives a masked position a weight of exactly 0."""
 
@@ -108,10 +111,10 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bound:
-    """Arrays for steps of n tokens, w of them wanted and s started."""
+    """Arrays for steps of n tokens of b texts, w of them wanted and s started."""
 
     embedded: NDArray[np.float32]
-    """(1, n, d_model)."""
+    """(b, n, d_model)."""
     feeds: dict[str, NDArray[np.int64]]
     """places (n,), wanted (w,) and started (s,)."""
     run: Bound
@@ -129,7 +132,7 @@ class Network:
         self._kept, self._left_out = len(bundle.kept), len(bundle.left_out)
         heads, size, places = bundle.heads, bundle.head_size, bundle.attended
         cross = _layered(bundle, "cross", (heads, size, places), (heads, places, size))
-        cache = _layered(bundle, "self", *2 * [(1, heads, bundle.max_tokens, size)])
+        cache = _layered(bundle, "self", *2 * [(None, heads, bundle.max_tokens, size)])
         states = (1, places, bundle.d_model)
         # cross.onnx has arrays so large that malloc would map each anew, 5 % of its time
         once = self._load(CROSS_FILE, threads, {"states": states}, cross, arena=True)
@@ -140,10 +143,10 @@ class Network:
         self._states[0, bundle.positions :] = bundle.read_silence()
         crossed = {name: _zeros(shape) for name, shape in cross.items()}
         self._cross = once.bind({"states": self._states}, crossed)
-        self._cache = {name: _zeros(shape) for name, shape in cache.items()}
-        self._last, self._count = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._cache = {name: _zeros((TEXTS, *shape[1:])) for name, shape in cache.items()}
+        self._last, self._count = np.zeros(TEXTS, np.int32), np.zeros((), np.int32)
         self._offsets = np.zeros(places, np.float32)
-        self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed, **self._cache}
+        self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed}
         self._steps: dict[tuple[int, ...], _Bound] = {}
         self._results = self._make_results(SHARED_ROWS)
         self.length = 0
@@ -162,9 +165,9 @@ class Network:
 
     def _step_inputs(self) -> dict[str, Shape]:
         return {
-            "embedded": (1, None, self._bundle.d_model),
+            "embedded": (None, None, self._bundle.d_model),
             "places": (None,),
-            "last": (1,),
+            "last": (None,),
             "count": (),
             "wanted": (None,),
             "started": (None,),
@@ -200,10 +203,26 @@ class Network:
         """See StepNetwork. Raises ValueError beyond `capacity`, and ModelError if a graph fails."""
         if self.length + len(tokens) > self.capacity:
             raise ValueError(f"expected at most {self.capacity} tokens, found more")
-        sizes = len(tokens), len(wanted), len(started)
+        sizes = 1, len(tokens), len(wanted), len(started)
         bound = self._steps.get(sizes) or self._bind(*sizes)
         bound.feeds["wanted"][:], bound.feeds["started"][:] = wanted, started
         return self._run(bound, tokens)
+
+    def advance_texts(self, parents: Sequence[int], tokens: Sequence[int]) -> Step:
+        """Continue up to TEXTS texts by one token each and return the logits after it, one row for
+        each. Text i becomes text parents[i] and the token tokens[i]; if that is not i, no other
+        text may be made of text i.
+
+        Raises as `advance`.
+        """
+        if self.length == self.capacity:
+            raise ValueError(f"expected at most {self.capacity} tokens, found more")
+        for text, parent in enumerate(parents):
+            if text != parent:
+                for cache in self._cache.values():
+                    cache[text, :, : self.length] = cache[parent, :, : self.length]
+        sizes = len(tokens), 1, 1, 0
+        return self._run(self._steps.get(sizes) or self._bind(*sizes), tokens)
 
     def rewind(self, length: int) -> None:
         """Drop the tokens behind the first `length`; later steps overwrite their keys and values
@@ -211,34 +230,37 @@ class Network:
         self.length = length
 
     def _run(self, bound: _Bound, tokens: Sequence[int]) -> Step:
-        self._embedding.look_up(tokens, bound.embedded[0])
-        bound.feeds["places"][:] = range(self.length, self.length + len(tokens))
-        self.length += len(tokens)
-        self._last[0], self._count[()] = self.length - 1, self.length
+        new = bound.embedded.shape[1]
+        self._embedding.look_up(tokens, bound.embedded.reshape(len(tokens), -1))
+        bound.feeds["places"][:] = range(self.length, self.length + new)
+        self.length += new
+        self._last[:], self._count[()] = self.length - 1, self.length
         bound.run.run()
         return bound.step
 
-    def _bind(self, count: int, wanted: int, started: int) -> _Bound:
+    def _bind(self, texts: int, count: int, wanted: int, started: int) -> _Bound:
         """Allocate and bind the arrays for steps of this shape."""
         feeds: dict[str, NDArray[np.int64]] = {
             "places": np.zeros(count, np.int64),
             "wanted": np.zeros(wanted, np.int64),
             "started": np.zeros(started, np.int64),
         }
-        embedded = np.zeros((1, count, self._bundle.d_model), np.float32)
-        inputs: dict[str, NDArray[Any]] = {"last": self._last, "count": self._count}
-        inputs |= self._fixed | feeds | {"embedded": embedded}
-        is_shared = wanted <= len(self._results["logits"])
-        arrays = self._results if is_shared else self._make_results(wanted)
-        results = {name: array[:wanted] for name, array in arrays.items()}
+        embedded = np.zeros((texts, count, self._bundle.d_model), np.float32)
+        cache = {name: array[:texts] for name, array in self._cache.items()}
+        inputs: dict[str, NDArray[Any]] = {"last": self._last[:texts], "count": self._count}
+        inputs |= self._fixed | cache | feeds | {"embedded": embedded}
+        rows = texts * wanted
+        is_shared = rows <= len(self._results["logits"])
+        arrays = self._results if is_shared else self._make_results(rows)
+        results = {name: array[:rows] for name, array in arrays.items()}
         results["left_out"] = np.zeros((started, self._left_out), np.float32)
         bound_step = Step(**results)
-        grown: dict[str, NDArray[Any]] = {
-            f"grown_{name}": array for name, array in self._cache.items()
-        }
+        grown: dict[str, NDArray[Any]] = {f"grown_{name}": cache[name] for name in cache}
         run = self._step.bind(inputs, results | grown)
-        self._steps[count, wanted, started] = _Bound(embedded, feeds, run, bound_step)
-        return self._steps[count, wanted, started]
+        bound = self._steps[texts, count, wanted, started] = _Bound(
+            embedded, feeds, run, bound_step
+        )
+        return bound
 
     def _make_results(self, rows: int) -> dict[str, NDArray[Any]]:
         """Return result arrays with `rows` rows. Small steps share them: a set for each number of

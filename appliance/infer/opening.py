@@ -59,7 +59,7 @@ def open_transcriber(
     cpu = Decoder(bundle, chosen.threads)
     languages, language = choose_languages(bundle, tokenizer, chosen.language, chosen.languages)
     cpu.languages = languages
-    phrases, make_phrases, rescorer = None, None, None
+    phrases, make_phrases, rescorer, search = None, None, None, None
     encoder: Encoder
     decoder: AnyDecoder = cpu
     if on_npu:
@@ -77,6 +77,8 @@ def open_transcriber(
         )
         phrases = _open_phrases(settings, bundle, tokenizer, cpu, spoken)
         rescorer = _open_rescorer(settings, bundle, tokenizer, cpu)
+        if chosen.beam_size > 1:
+            search = functools.partial(cpu.search, chosen.beam_size)
         encoder = open_encoder(bundle, settings.encoder)
     trouble = warn_of_trouble(bundle, products)
     gates = fill_gates(settings.gates, bundle)
@@ -91,6 +93,7 @@ def open_transcriber(
             tokenizer=tokenizer,
             gates=gates,
             language=language,
+            search=search,
             trouble=trouble,
             rescorer=rescorer,
             phrases=phrases,

@@ -303,10 +303,10 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
     def should_continue(self, should_continue: Callable[[], bool]) -> None:
         self.backend.should_continue = should_continue
 
-    def transcribe(self, window: Window) -> Transcription:
+    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """Return the transcription of a window. Raises as `begin` and `Transcriber.transcribe`."""
         begun = self.begin(window)
-        return begun if isinstance(begun, Transcription) else self.decode(begun)
+        return begun if isinstance(begun, Transcription) else self.decode(begun, progress)
 
     def begin(self, window: Window) -> Encoded | Transcription:
         """Return the server's transcription; encoder states if the model on this machine stands in.

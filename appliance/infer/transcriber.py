@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("roomscribe.infer")
 
+DOUBTFUL = -0.25
+"""Mean log-probability below which a greedy text is doubtful. Half of them are; a search of the
+others changed no count of errors (docs/figures.md)."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
@@ -64,9 +68,13 @@ class Progress:
     utterance depends on it; called again if the text changes later."""
     should_continue: Callable[[], bool]
     """False cancels: `decode` returns soon, and the caller must discard its result."""
+    has_time: Callable[[], bool] = lambda: False
+    """While True, a beam search may look for a better text than a doubtful one."""
 
 
 IGNORE_PROGRESS = Progress(lambda _: None, lambda: True)
+PATIENT = Progress(lambda _: None, lambda: True, lambda: True)
+"""For whole files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +145,7 @@ class AnyTranscriber(Protocol):
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The second half of `transcribe`."""
 
-    def transcribe(self, window: Window) -> Transcription:
+    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """Return the transcription of a window."""
 
     def warm_up(self) -> None:
@@ -161,6 +169,9 @@ class TranscriberParts:
     gates: GateSettings
     language: str = ""
     """What it writes if the decoder does not find out; "" for the bundle's."""
+    search: Callable[[Decoded, float, Callable[[], bool]], Decoded] | None = None
+    """Searches for a better text than a window's greedy one, of so many seconds of sound, while a
+    function returns True; None: there is no search."""
     trouble: str = ""
     """See `Transcriber.trouble`."""
     rescorer: Rescorer | None = None
@@ -186,18 +197,19 @@ class Transcriber:
         self.should_continue: Callable[[], bool] = lambda: True
         self.in_process = True
         self.decoder, self._tokenizer = parts.decoder, parts.tokenizer
+        self._search = parts.search
         self._rescorer, self._corrections = parts.rescorer, parts.corrections
         self._make_phrases, self._home_names = parts.make_phrases, tuple[Name, ...]()
         self._language = parts.language or parts.bundle.language
         self._spoken: dict[str, str] = {}
         """The language that each room spoke last."""
 
-    def transcribe(self, window: Window) -> Transcription:
+    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """Return the transcription of a window of at most bundle.window_s.
 
         Raises ModelError when a graph fails and ValueError when the window is too long.
         """
-        return self.decode(self.encode(window))
+        return self.decode(self.encode(window), progress)
 
     @property
     def backend(self) -> Backend:
@@ -229,12 +241,15 @@ class Transcriber:
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The second half of `transcribe`.
 
-        For a speculative window, `progress.decided` is called with the first text. Contextual
-        biasing and the expected sentences follow. If they change the text, it is called again.
+        For a speculative window, `progress.decided` is called with the first text. The beam search,
+        contextual biasing and the expected sentences follow. If they change the text, it is called
+        again.
         """
         first = best = self._first_pass(encoded)
         if encoded.speculative:
             progress.decided(first.result)
+        if progress.has_time():
+            best = self._search_better(best, progress)
         if progress.should_continue():
             best = self._apply_vocabulary(best)
         if encoded.speculative and best.decoded is not first.decoded:
@@ -251,6 +266,20 @@ class Transcriber:
         result = self.describe(decoded, encoded, 1000 * (time.perf_counter() - begun_s))
         self._remember_language(encoded.room, result)
         return _Candidate(encoded, decoded, result)
+
+    def _search_better(self, best: _Candidate, progress: Progress) -> _Candidate:
+        """Replace a doubtful text with the best one of a beam, if there is time for it."""
+        if not self._search or best.decoded.avg_logprob >= DOUBTFUL:
+            return best
+        begun_s = time.perf_counter()
+        decoded = self._search(
+            best.decoded,
+            best.encoded.duration_s,
+            lambda: progress.should_continue() and progress.has_time(),
+        )
+        decode_ms = best.result.decode_ms + 1000 * (time.perf_counter() - begun_s)
+        result = self.describe(decoded, best.encoded, decode_ms)
+        return replace(best, decoded=decoded, result=result)
 
     def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
         """Put words of the vocabulary into the text where that is likelier."""

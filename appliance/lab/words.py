@@ -18,7 +18,7 @@ import numpy as np
 from appliance.capture import Framer, Recording, Segmenter, VoiceDetector
 from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.infer import Gates, Transcriber, is_loop
+from appliance.infer import IGNORE_PROGRESS, Gates, Progress, Transcriber, is_loop
 from appliance.lab.recordings import LISTS, listed_texts
 from appliance.records import SAMPLE_RATE, Samples, Window
 
@@ -88,10 +88,15 @@ class ProductRecogniser:
     """A transcriber of this program, with the windows and gates of its microphone's path."""
 
     def __init__(
-        self, transcriber: Transcriber, settings: Settings | None = None, window_s: float = 0.0
+        self,
+        transcriber: Transcriber,
+        settings: Settings | None = None,
+        window_s: float = 0.0,
+        progress: Progress = IGNORE_PROGRESS,
     ) -> None:
-        """`window_s`: the longest window; 0: the model's."""
+        """`window_s`: the longest window; 0: the model's. `progress`: PATIENT for files."""
         self._transcriber, self._settings = transcriber, settings or Settings()
+        self._progress = progress
         self._window_s = window_s or transcriber.bundle.window_s
 
     def hear(self, samples: Samples) -> Recognised:
@@ -110,7 +115,7 @@ class ProductRecogniser:
             started_s = time.process_time()
             encoded = transcriber.encode(window)
             encoded_s = time.process_time()
-            result = transcriber.decode(encoded)
+            result = transcriber.decode(encoded, self._progress)
             decoder_s += time.process_time() - encoded_s
             encoder_s += encoded_s - started_s
             loops += is_loop(result.tokens) or not result.ended

@@ -1,11 +1,11 @@
-"""Compare a model's tokens with CTranslate2's, in float32: one line for each recording.
+"""Compare a model's tokens with CTranslate2's, in float32: one line for each that differs.
 
-    scripts/measure model [--weights FOLDER] [--recordings FOLDER]
+    scripts/measure model [--weights FOLDER] [--recordings FOLDER] [--beam-size 5]
 
-Both get the same log-mel of 30 s and the same prompt, and decode greedily. --weights: a folder of
-CTranslate2's (default: Whisper tiny.en, as scripts/setup.sh fetched it). --recordings (default:
-$ROOMSCRIBE_SHARED/data/audio): those of at most 30 s whose text is in the folder's list. The exit
-status is 1 if a sequence differs. Word errors: `roomscribe benchmark`.
+Both get the same log-mel of 30 s and the same prompt, and decode greedily, or search a beam.
+--weights: a folder of CTranslate2's (default: Whisper tiny.en, as scripts/setup.sh fetched it).
+--recordings (default: $ROOMSCRIBE_SHARED/data/audio): those of at most 30 s whose text is in the
+folder's list. The exit status is 1 if a sequence differs. Word errors: `roomscribe benchmark`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.infer.decoder import Decoder
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.mel import window_mel
+from appliance.infer.network import TEXTS
 from appliance.lab.words import read_recordings
 from appliance.model import Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Mel, Samples
@@ -39,6 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, default=find_weights())
     parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO)
+    parser.add_argument("--beam-size", type=int, default=1, choices=range(1, TEXTS + 1))
     options = parser.parse_args()
     if options.weights is None:
         parser.error("no weights of tiny.en: run scripts/setup.sh, or give --weights FOLDER")
@@ -50,7 +52,7 @@ def main() -> int:
         for recorded in read_recordings(options.recordings):
             if len(recorded.samples) > WINDOW_S * SAMPLE_RATE:
                 continue
-            ours, theirs = pair.tokens(recorded.samples)
+            ours, theirs = pair.tokens(recorded.samples, options.beam_size)
             count, same, all_tokens = count + 1, same + (ours == theirs), all_tokens + len(theirs)
             if ours != theirs:
                 print(f"{recorded.text!r}: ours {ours}, CTranslate2's {theirs}")
@@ -70,18 +72,22 @@ class TokenComparison:
             str(weights), compute_type="float32", intra_threads=THREADS
         )
 
-    def tokens(self, samples: Samples) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def tokens(
+        self, samples: Samples, beam_size: int = 1
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return our tokens and CTranslate2's for (n,) int16, at most 30 s."""
         mel = window_mel(samples, self.bundle.n_mels, self.bundle.frames)
-        ours = self._decoder.decode(self._encoder.encode(mel), WINDOW_S).tokens
-        return ours, self._others(mel)
+        ours = self._decoder.decode(self._encoder.encode(mel), WINDOW_S)
+        if beam_size > 1:
+            ours = self._decoder.search(beam_size, ours, WINDOW_S)
+        return ours.tokens, self._others(mel, beam_size)
 
-    def _others(self, mel: Mel) -> tuple[int, ...]:
+    def _others(self, mel: Mel, beam_size: int) -> tuple[int, ...]:
         features = np.ascontiguousarray(mel.T[None])
         [result] = self._other.generate(
             self._other.encode(ctranslate2.StorageView.from_array(features)),
             [list(self.bundle.prompt)],
-            beam_size=1,
+            beam_size=beam_size,
             suppress_tokens=list(self.bundle.suppressed),
         )
         return tuple(result.sequences_ids[0])

@@ -97,6 +97,33 @@ def test_a_listener_is_told_after_the_store_has_it(rig: Rig) -> None:
     assert rig.listener.seen == [1, 2]
 
 
+class Asking(FakeTranscriber):
+    """Notes whether there was time for a search."""
+
+    had_time: bool | None = None
+
+    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+        self.had_time = progress.has_time()
+        return super().decode(encoded, progress)
+
+
+def test_only_what_programs_send_is_searched_and_only_while_nobody_speaks(rig: Rig) -> None:
+    asking, busy = Asking(), [False]
+    rig.use(asking)
+    rig.say()
+    assert asking.had_time is False
+    window = Window("u", 1, True, np.zeros(32_000, np.int16), 0.0, 2.0, 1.5)
+    used = cast(Transcriber, asking)
+    rig.tasks = TaskTranscriber(
+        Settings(), used, rig.store, rig.health, is_room_busy=lambda: busy[0]
+    )
+    cases = ((True, False, True), (True, True, False), (False, False, False))
+    for search, speaking, had_time in cases:
+        busy[0] = speaking
+        rig.do(Task(window, lambda _: None, search=search))
+        assert asking.had_time is had_time
+
+
 def test_a_transcript_carries_the_times_of_its_window(rig: Rig) -> None:
     rig.say()
     kept = rig.store.query()[0].transcript

@@ -70,6 +70,21 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return build(tmp_path_factory.mktemp("long"), LONG, 10.0)
 
 
+def test_texts_that_are_continued_together_have_the_logits_of_each_alone(long: Pair) -> None:
+    network, prompt = Network(long.bundle, 1), long.bundle.prompt
+    network.begin(long.states(1), 1500)
+    steps = (((0, 0), (50, 51)), ((0, 1, 0, 1, 1), (60, 61, 62, 63, 64)), ((4, 1, 2), (70, 71, 72)))
+    texts: list[tuple[int, ...]] = [()]
+    network.advance(prompt, (0,))
+    for parents, tokens in steps:
+        texts = [(*texts[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+        together = network.advance_texts(parents, tokens).logits.copy()
+    for text, logits in zip(texts, together, strict=True):
+        network.rewind(0)
+        alone = network.advance((*prompt, *text), (len(prompt) + len(text) - 1,)).logits[0]
+        assert off(logits, alone.astype(np.float64)) < TOLERANCE
+
+
 @pytest.mark.parametrize("positions", [500, 700, 1500])
 def test_windows_give_the_logits_and_the_tokens_of_real_padding(long: Pair, positions: int) -> None:
     long.decoder.positions = positions

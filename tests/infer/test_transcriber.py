@@ -23,7 +23,7 @@ from appliance.errors import ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.gates import compression_ratio
 from appliance.infer.opening import open_transcriber
-from appliance.infer.transcriber import Progress, Transcriber
+from appliance.infer.transcriber import DOUBTFUL, PATIENT, Progress, Transcriber
 from appliance.model.bundle import load_bundle
 from appliance.records import SAMPLE_RATE, Window
 
@@ -54,6 +54,29 @@ def test_a_window_becomes_a_transcription(transcriber: Transcriber) -> None:
     assert result.avg_logprob < 0 and 0 < result.no_speech_prob < 1
     assert result.compression_ratio == compression_ratio(result.text)
     assert result.encode_ms > 0 and result.decode_ms > 0
+
+
+def test_a_doubtful_text_is_searched_again_while_there_is_time(transcriber: Transcriber) -> None:
+    greedy, best, again = (
+        transcriber.transcribe(window(1.0), *progress) for progress in ((), (PATIENT,), ())
+    )
+    assert greedy.avg_logprob < DOUBTFUL
+    assert best.avg_logprob > greedy.avg_logprob and best.tokens != greedy.tokens
+    assert set(differences(greedy, again)) <= {"encode_ms", "decode_ms"}
+    answers = iter([True] * 5)
+    hurried = replace(PATIENT, has_time=lambda: next(answers, False))
+    assert transcriber.transcribe(window(1.0), hurried).tokens == greedy.tokens
+    assert next(answers, None) is None, "it had begun"
+
+
+def test_a_sure_text_and_a_beam_of_one_are_not_searched(
+    bundle_folder: Path, transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = transcriber.transcribe(window(1.0))
+    alone = open_transcriber(settings(bundle_folder, beam_size=1))
+    assert alone.transcribe(window(1.0), PATIENT).tokens == greedy.tokens
+    monkeypatch.setattr("appliance.infer.transcriber.DOUBTFUL", greedy.avg_logprob)
+    assert transcriber.transcribe(window(1.0), PATIENT).tokens == greedy.tokens
 
 
 def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:

@@ -82,8 +82,8 @@ class FakeTranscriber:
             progress.decided(self.answer)
         return self.answer
 
-    def transcribe(self, window: Window) -> Transcription:
-        return self.decode(self.encode(window))
+    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+        return self.decode(self.encode(window), progress)
 
     def close(self) -> None:
         pass

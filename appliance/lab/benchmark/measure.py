@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from appliance.errors import DeviceError
-from appliance.infer import Decoder, is_loop, open_transcriber
+from appliance.infer import IGNORE_PROGRESS, PATIENT, Decoder, is_loop, open_transcriber
 from appliance.lab.benchmark.padding import PaddedEncoder
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
@@ -28,6 +28,8 @@ STATUS = Path("/proc/self/status")
 ANSWER_S = 600.0
 """A row that needs longer for one recording hangs."""
 LAST_LINES = 3
+BEAM_SIZE = 5
+"""faster-whisper's usual one, and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,10 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
     Hailo."""
     if row.folder is None:
         raise ValueError(f"{row.key} is left out: {row.absent}")
-    if row.key == FASTER_WHISPER:
+    if row.key.startswith(FASTER_WHISPER):
         language = row.settings.decoder.language or "en"
-        yield FasterWhisper(row.folder, row.settings.encoder.threads, language)
+        texts = BEAM_SIZE if row.beam else 1
+        yield FasterWhisper(row.folder, row.settings.encoder.threads, language, texts)
         return
     bundle, threads = load_bundle(row.folder), row.settings.encoder.threads
     with open_transcriber(row.settings, bundle=bundle) as transcriber:
@@ -93,7 +96,8 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
             cast(Decoder, transcriber.decoder).positions = bundle.positions  # nothing behind those
             yield ProductRecogniser(transcriber, row.settings, WINDOW_S)
             return
-        yield ProductRecogniser(transcriber, row.settings)
+        progress = PATIENT if row.beam else IGNORE_PROGRESS
+        yield ProductRecogniser(transcriber, row.settings, progress=progress)
         encoder = transcriber.encoder
         encoder.poll(0.0)
         if row.settings.encoder.backend == "hailo" and (encoder.trouble or encoder.name == "cpu"):
@@ -101,13 +105,13 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
 
 
 class FasterWhisper:
-    """faster-whisper as the Wyoming server of the same name uses it, but with one text at a time:
+    """faster-whisper as the Wyoming server of the same name uses it, following `texts` at once:
     whole recordings, INT8, its own gates and temperatures."""
 
-    def __init__(self, folder: Path, threads: int, language: str) -> None:
+    def __init__(self, folder: Path, threads: int, language: str, texts: int) -> None:
         from faster_whisper import WhisperModel
 
-        self._language = None if language == "auto" else language
+        self._language, self._texts = None if language == "auto" else language, texts
         self._model = WhisperModel(
             str(folder), device="cpu", compute_type="int8", cpu_threads=threads
         )
@@ -120,7 +124,7 @@ class FasterWhisper:
         self._spent_s = dict.fromkeys(self._spent_s, 0.0)
         begun_s = time.process_time()
         sound = samples.astype(np.float32) / np.float32(FULL_SCALE)
-        segments, _ = self._model.transcribe(sound, beam_size=1, language=self._language)
+        segments, _ = self._model.transcribe(sound, beam_size=self._texts, language=self._language)
         mel_s = time.process_time() - begun_s
         found = list(segments)
         total_s = time.process_time() - begun_s

@@ -16,9 +16,11 @@ from appliance.model import DECODER_HEF, HEF_FILE, LONGEST_WINDOW_S, WINDOW_S, l
 
 LABELS = {
     "faster-whisper": "faster-whisper, INT8, 30 s, beam 1",
+    "faster-whisper-beam": "faster-whisper, INT8, 30 s, beam 5",
     "cpu-30s-fp32": "Roomscribe, CPU, 30 s, FP32",
     "cpu-30s-int8": "Roomscribe, CPU, 30 s, INT8",
     "cpu": "Roomscribe, CPU, 10 s, INT8 (as configured)",
+    "cpu-beam": "Roomscribe, CPU, 10 s, INT8, beam 5 (as configured, for files)",
     "hybrid": "Roomscribe, encoder on the Hailo, decoder on the CPU",
     "npu": "Roomscribe, encoder and decoder on the Hailo",
     "500": "10 s, 500 positions: nothing behind the window",
@@ -29,7 +31,7 @@ LABELS = {
 }
 KEYS = tuple(key for key in LABELS if not key[0].isdigit())
 PADDING_KEYS = ("cpu", *(key for key in LABELS if key[0].isdigit()))
-FASTER_WHISPER = "faster-whisper"
+FASTER_WHISPER, BEAM = "faster-whisper", "-beam"
 RECIPES = {
     "cpu-30s-fp32": Recipe("benchmark", LONGEST_WINDOW_S),
     "cpu-30s-int8": Recipe("benchmark", LONGEST_WINDOW_S, quantize="int8"),
@@ -58,6 +60,11 @@ class Row:
     def label(self) -> str:
         """Its name for people."""
         return LABELS[self.key]
+
+    @property
+    def beam(self) -> bool:
+        """Whether several texts are searched, as of a file."""
+        return self.key.endswith(BEAM)
 
 
 def wanted_rows(given: str, *, padding: bool = False) -> tuple[str, ...]:
@@ -88,7 +95,8 @@ def make_rows(
 
 
 def _make(key: str, checkpoint: Path | None, settings: Settings, scratch: Path) -> Row:
-    if key == FASTER_WHISPER:
+    kind = key.removesuffix(BEAM)
+    if kind == FASTER_WHISPER:
         absent = _lacking_faster_whisper(checkpoint)
         return Row(key, None if absent else checkpoint, settings, absent)
     if key in ("hybrid", "npu"):
@@ -96,8 +104,8 @@ def _make(key: str, checkpoint: Path | None, settings: Settings, scratch: Path) 
     if checkpoint and key in PADDING_KEYS[1:]:
         return _padded_row(key, checkpoint, settings, scratch)
     if checkpoint:
-        return Row(key, _bundle(key, checkpoint, scratch), settings)
-    if key == "cpu":
+        return Row(key, _bundle(kind, checkpoint, scratch), settings)
+    if kind == "cpu":
         return Row(key, load_bundle(settings.model.bundle).folder, settings)
     return Row(key, absent=NEEDS_WEIGHTS)
 
