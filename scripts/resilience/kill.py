@@ -237,7 +237,7 @@ def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Ou
     known = Sentences(texts)
     usable = [one for one in sentences() if one.number in texts]
     with Place() as place, Broker(persistent=True) as broker, Subscriber(broker.port) as listener:
-        place.configure(broker.port, spool=spool)
+        place.configure(broker.port, spool={"enabled": spool})
         killing = Killing(place, usable, chance, listener)
         outcome = killing.outcome
         with BrokerOutages(broker, random.Random(seed + 1)) as outages:

@@ -7,18 +7,17 @@ import fcntl
 import functools
 import json
 import os
-import re
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -28,6 +27,7 @@ from rigs.checkout import ROOT
 from rigs.command import PROGRAM, start
 from rigs.daemon import write_config
 from rigs.sounds import read, to_int16
+from rigs.systemd import Systemd
 from rigs.word_errors import words
 
 RATE = 16_000
@@ -78,16 +78,17 @@ class Place:
         self.state, self.log = self.folder / "state", self.folder / "daemon.log"
         self.spool, self.config = self.folder / "spool", self.folder / "roomscribe.toml"
 
-    def configure(self, port: int, *, spool: bool = True) -> None:
-        """Write the configuration, with or without the spool."""
-        write_config(
-            self.folder,
-            port,
-            mqtt={"expiry_s": 86400},
-            homeassistant={"enabled": False},
-            store={"path": self.state},
-            spool={"enabled": spool, "path": self.spool},
-        )
+    def configure(self, port: int, **sections: Mapping[str, Any]) -> None:
+        """Write the configuration; `sections` are added to what every attack needs."""
+        own: dict[str, dict[str, Any]] = {
+            "mqtt": {"expiry_s": 86400},
+            "homeassistant": {"enabled": False},
+            "store": {"path": self.state},
+            "spool": {"path": self.spool},
+        }
+        for name, keys in sections.items():
+            own[name] = own.get(name, {}) | dict(keys)
+        write_config(self.folder, port, **own)
 
     def __enter__(self) -> Place:
         return self
@@ -108,16 +109,11 @@ class Daemon:
         self.begun_s = time.monotonic()
         self.ready_s: float | None = None
         """Seconds from the start to READY."""
-        self.statuses: list[str] = []
-        """Its messages to systemd."""
         self.written = 0
         """Bytes of sound put into the pipe."""
-        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        address = f"\0roomscribe-torture-{os.getpid()}-{self.begun_s}"
-        self._notify.bind(address)
-        self._notify.setblocking(False)
+        self._systemd = Systemd(place.folder)
         environment = {
-            "NOTIFY_SOCKET": "@" + address[1:],
+            "NOTIFY_SOCKET": self._systemd.address,
             "ROOMSCRIBE_MODELS": str(place.folder / "no"),
         }
         with place.log.open("ab") as log:
@@ -156,14 +152,8 @@ class Daemon:
 
     def look(self) -> None:
         """Read its messages to systemd."""
-        while True:
-            try:
-                message = self._notify.recv(4096).decode()
-            except BlockingIOError:
-                return
-            if "READY=1" in message and self.ready_s is None:
-                self.ready_s = time.monotonic() - self.begun_s
-            self.statuses += re.findall(r"^STATUS=(.*)$", message, re.MULTILINE)
+        if any("READY=1" in message for message in self._systemd.everything()):
+            self.ready_s = self.ready_s or time.monotonic() - self.begun_s
 
     def alive(self) -> bool:
         """True while it runs."""
@@ -187,7 +177,7 @@ class Daemon:
         self.process.wait()
         if self.process.stdin:
             self.process.stdin.close()
-        self._notify.close()
+        self._systemd.close()
 
     def __enter__(self) -> Daemon:
         return self

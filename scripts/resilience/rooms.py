@@ -14,7 +14,6 @@ from typing import Any, Self
 from resilience.accounts import Sentences, Verdict, compare, first_times, stored
 from resilience.rig import Daemon, Place, Spoken, reference_texts, sentences
 from rigs.broker import Broker
-from rigs.daemon import write_config
 from rigs.fleet import Bus
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import holds
@@ -47,17 +46,8 @@ class Room:
         self.place = Place()
         self.daemon: Daemon | None = None
         self._fast, self._environment = role == "satellite", environment or {}
-        own: dict[str, dict[str, Any]] = {
-            "appliance": {"node": node},
-            "mqtt": {"expiry_s": 86400},
-            "homeassistant": {"enabled": False},
-            "store": {"path": self.place.state},
-            "spool": {"path": self.place.spool},
-            "fleet": {"role": role, "server": [*servers]},
-        }
-        for name, keys in sections.items():
-            own[name] = own.get(name, {}) | keys
-        write_config(self.place.folder, house.broker.port, **own)
+        fleet = {"role": role, "server": [*servers]} | sections.pop("fleet", {})
+        self.place.configure(house.broker.port, appliance={"node": node}, fleet=fleet, **sections)
 
     def start(self) -> None:
         """Starts its daemon, and does not wait."""

@@ -16,6 +16,7 @@ class Systemd:
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder / "notify")
+        Path(self.address).unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
         self._socket.settimeout(WITHIN_S)
