@@ -15,24 +15,18 @@ if TYPE_CHECKING:
         read_sizes,
         require_checkpoint,
     )
-    from appliance.convert.decoding import read_vocabulary
     from appliance.convert.download import Downloader, UnreachableError
-    from appliance.convert.graph import LAYER_NORM_EPSILON, Dimensions, Graph, RuntimeGraph, to_int8
+    from appliance.convert.graph import LAYER_NORM_EPSILON, Dimensions, Graph, to_int8
     from appliance.convert.progress import ProgressDisplay
     from appliance.convert.shapes import (
-        ADDED_FILE,
-        CONFIG_FILE,
         DECODER,
         EMBEDDING,
         ENCODER,
-        GENERATION_FILE,
         SOUND_POSITIONS,
-        VOCAB_FILE,
-        WEIGHTS_FILE,
         WhisperConfig,
         expected_shapes,
     )
-    from appliance.convert.sources import SOURCES, Search, can_download, find_token, obtain
+    from appliance.convert.sources import Search, can_download, find_token, obtain
     from appliance.convert.tensors import Weights
 
 __getattr__ = lazily(__name__, __file__)

@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from appliance.lab.hailo.export import export_for_hailo
     from appliance.lab.packs import write_pack
     from appliance.lab.recordings import SHIPPED, listed_texts
-    from appliance.lab.words import (
-        Recorded,
-        WordCounts,
-        count_words,
-        measure_words,
-        read_recordings,
-    )
     from appliance.lab.xrt import check_pack
 
 __getattr__ = lazily(__name__, __file__)

@@ -7,7 +7,7 @@ compared after Whisper's own normaliser (Radford and others 2022, appendix C).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -153,23 +153,6 @@ def read_listed(folder: Path, texts: Mapping[str, str]) -> list[Recorded]:
 def missing_packages() -> list[str]:
     """Return the packages that must be installed to count words."""
     return [package for module, package in NEEDED.items() if find_spec(module) is None]
-
-
-def measure_words(
-    transcriber: Transcriber,
-    recordings: Sequence[Recorded],
-    settings: Settings | None = None,
-    advance: Callable[[], object] = lambda: None,
-) -> WordCounts:
-    """Return the word errors of a transcriber; `advance` is called after each recording.
-
-    `settings` say how sound is cut into windows. Raises ModelError.
-    """
-    recogniser, heard = ProductRecogniser(transcriber, settings), []
-    for recorded in recordings:
-        heard.append(recogniser.hear(recorded.samples))
-        advance()
-    return count_words(heard, recordings)
 
 
 def count_words(heard: Sequence[Recognised], recordings: Sequence[Recorded]) -> WordCounts:

@@ -30,7 +30,13 @@ from appliance.lab.benchmark.rows import (
     Row,
     make_rows,
 )
-from appliance.lab.words import Recognised, Recorded, count_words, measure_words, read_recordings
+from appliance.lab.words import (
+    ProductRecogniser,
+    Recognised,
+    Recorded,
+    count_words,
+    read_recordings,
+)
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import SAMPLE_RATE
 
@@ -185,5 +191,6 @@ def test_lists_are_read_and_thinned_out_evenly(recordings: Path) -> None:
 
 def test_words_of_any_transcriber_can_be_measured(bundle: Bundle, recordings: Path) -> None:
     with open_transcriber(Settings(), bundle=load_bundle(bundle.folder)) as transcriber:
-        found = measure_words(transcriber, read_recordings(recordings))
+        read, recogniser = read_recordings(recordings), ProductRecogniser(transcriber)
+        found = count_words([recogniser.hear(one.samples) for one in read], read)
     assert (found.recordings, found.words) == (2, 5)
