@@ -45,6 +45,14 @@ class TextForm:
 
 
 ANY_TEXT = TextForm("a text")
+ROOM, MICROPHONE, MODEL, WORDS = "Room", "Microphone", "Model", "Words"
+LOG, MQTT = "Log", "MQTT and Home Assistant"
+HEARING, PAUSES, TEXTS, SYSTEM = "Detecting speech", "End of a sentence", "Text", "System"
+ADVANCED = (HEARING, PAUSES, TEXTS, SYSTEM)
+"""Headings of the page's settings. The advanced ones are closed at first, and explained by the
+descriptions."""
+MODELS_OWN = (-1.0, "Automatic")
+"""The value that leaves a limit to the model."""
 
 
 def key(
@@ -58,11 +66,20 @@ def key(
     form: TextForm = ANY_TEXT,
     single: bool = False,
     names: tuple[str, ...] = (),
+    group: str = "",
+    label: str = "",
+    help: str = "",
+    blank: tuple[float, str] | None = None,
+    shown: Mapping[str, str] | None = None,
 ) -> Any:
     """Return a dataclass field for a configuration key; `low` and `high` are inclusive.
 
     `form` is that of each text in a list; `single`: one text may be written without a list;
     `names`: the only names that a table may have.
+
+    The local page shows a key with a `label`, below the heading `group`. `help` explains it; an
+    empty field stands for the value in `blank`, whose text says so; `shown`:
+    the texts of choices.
     """
     metadata = {
         "description": description,
@@ -73,6 +90,11 @@ def key(
         "form": form,
         "single": single,
         "names": names,
+        "group": group,
+        "label": label,
+        "help": help,
+        "blank": blank,
+        "shown": shown or {},
     }
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -202,7 +224,9 @@ class ApplianceSettings:
         "",
         "Name of this appliance in topics and events. Empty: made from the host name.",
         form=TextForm("at most 64 of a-z, 0-9 and _", pattern=r"[a-z0-9_]{0,64}", suggest=slug),
-    )
+        group=ROOM, label="Name of this appliance",
+        help="Used in MQTT topics and in Home Assistant. If empty, it is made from the host name.",
+    )  # fmt: skip
     memory_mb: int = key(
         0,
         "If the daemon uses more memory than this, it stops and is started again; nothing is "
@@ -220,7 +244,8 @@ class CaptureSettings:
         "Microphone: part of its name in `roomscribe devices`. Empty: the default microphone. "
         "none: this machine has no microphone and only transcribes for others. Or a stream: "
         "rtsp://, http://, pulse:SOURCE or pipe://PATH.",
-    )
+        group=MICROPHONE, label="Microphone",
+    )  # fmt: skip
     channel: int = key(
         0,
         "Channel of the microphone that is heard, from 1. 0: the mean of two, the first of more.",
@@ -232,6 +257,7 @@ class CaptureSettings:
         "switch or in the mixer) until it delivers sound. 0: never, for a microphone that removes "
         "all noise itself.",
         unit="s", low=0.0, high=3600.0,
+        group=HEARING, label="Report the microphone as off after", blank=(0, "never"),
     )  # fmt: skip
     recording: str = key(
         "", "Sound file (or - for standard input) to read instead of the microphone."
@@ -254,7 +280,8 @@ class VoiceSettings:
         "Score of the voice detector (Silero) from which 32 ms count as the start of speech.",
         low=0.05,
         high=0.99,
-    )
+        group=HEARING, label="Speech starts at",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,14 +289,19 @@ class SegmenterSettings:
     """[segmenter]"""
 
     pre_roll_ms: int = key(
-        600, "Sound that is kept from before speech was detected.", unit="ms", low=0, high=2000
-    )
-    hang_over_ms: int = key(600, "Silence that ends an utterance.", unit="ms", low=200, high=3000)
+        600, "Sound that is kept from before speech was detected.", unit="ms", low=0, high=2000,
+        group=PAUSES, label="Sound before speech",
+    )  # fmt: skip
+    hang_over_ms: int = key(
+        600, "Silence that ends an utterance.", unit="ms", low=200, high=3000,
+        group=PAUSES, label="Pause that ends a sentence",
+    )  # fmt: skip
     speculate: bool = key(
         True,
         "Transcribe after 0.2 s of silence, so that the text is ready when the utterance ends. If "
         "speech resumes, that text is discarded.",
-    )
+        group=PAUSES, label="Start transcribing during the pause",
+    )  # fmt: skip
     early_ms: int = key(
         350,
         "Silence that ends an utterance whose text is surely a whole sentence. If the text is "
@@ -277,15 +309,20 @@ class SegmenterSettings:
         "most. If you go on speaking after an early end, the next transcript names the one before "
         "in `continues`. 0: hang_over_ms for every text. Needs speculate.",
         unit="ms", low=0, high=1000,
+        group=PAUSES, label="Pause after a complete sentence", blank=(0, "off"),
+        help="Used if the text is clearly a whole sentence. Clearly unfinished ones get 400 ms "
+             "more than the pause that ends a sentence.",
     )  # fmt: skip
     min_speech_ms: int = key(
-        90, "Utterances with less speech than this are discarded.", unit="ms", low=0, high=2000
-    )
+        90, "Utterances with less speech than this are discarded.", unit="ms", low=0, high=2000,
+        group=HEARING, label="Shortest speech",
+    )  # fmt: skip
     overlap_ms: int = key(
         1000,
         "If speech longer than a window has no pause to cut in, the next window overlaps by at "
         "most this, and by half of it at least; repeated words are removed. 0: no overlap.",
         unit="ms", low=0, high=2000,
+        group=PAUSES, label="Overlap in long speech", blank=(0, "off"),
     )  # fmt: skip
 
 
@@ -297,7 +334,8 @@ class ModelSettings:
         "",
         "Model: the name of an installed one, or a folder with a bundle.json. Empty: the one "
         "chosen with `roomscribe model use`, else the built-in tiny.en.",
-    )
+        group=MODEL, label="Model",
+    )  # fmt: skip
     sources: str = key(
         "",
         "Folder in which `roomscribe model add NAME` looks before it downloads: for a folder NAME "
@@ -365,7 +403,10 @@ class EncoderSettings:
         "too (hailo-share.conf shows what systemd must allow). A Hailo-10H needs no service. "
         "false: no other program can use it.",
     )
-    threads: int = key(2, "CPU threads of the encoder; 0: one per core.", low=0, high=64)
+    threads: int = key(
+        2, "CPU threads of the encoder; 0: one per core.", low=0, high=64,
+        group=SYSTEM, label="Processor threads for the encoder", blank=(0, "one per core"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +422,10 @@ class DecoderSettings:
         "(status 69).",
         choices=("cpu", "hailo"),
     )
-    threads: int = key(2, "CPU threads of the decoder; 0: one per core.", low=0, high=64)
+    threads: int = key(
+        2, "CPU threads of the decoder; 0: one per core.", low=0, high=64,
+        group=SYSTEM, label="Processor threads for the decoder", blank=(0, "one per core"),
+    )  # fmt: skip
     beam_size: int = key(
         5,
         "Texts that are followed at once, as by Whisper, where the likeliest next tokens gave a "
@@ -397,7 +441,9 @@ class DecoderSettings:
         form=TextForm(
             "auto or an ISO 639 code such as de", pattern=r"(auto|[a-z]{2,3})?", suggest=_lower_code
         ),
-    )
+        group=MODEL, label="Language",
+        help="If you always speak the same one, choosing it is the most reliable.",
+    )  # fmt: skip
     languages: tuple[str, ...] = key(
         (),
         "Languages that auto chooses from. Empty: all that the model knows. A short list is "
@@ -441,7 +487,10 @@ class VocabularySettings:
             accepts=is_word,
             suggest=lambda text: " ".join(text.split()),
         ),
-    )
+        group=WORDS, label="Names and words to recognise",
+        help="One per line: people, rooms, devices, places. List only words that it gets wrong: "
+             "every extra word is another chance of a false match.",
+    )  # fmt: skip
     file: str = key("", "File with more words, one per line (# starts a comment). Empty: none.")
     boost: float = key(
         -1.0,
@@ -449,6 +498,8 @@ class VocabularySettings:
         "one more often where you said another word. -1: what the model recommends, 1 if it "
         "recommends nothing.",
         low=-1.0, high=4.0,
+        group=TEXTS, label="Preference for your words", blank=MODELS_OWN,
+        help="0 is off. A higher value finds more of them and causes more false matches.",
     )  # fmt: skip
     replace: dict[str, str] = key(  # noqa: RUF009
         {},
@@ -459,7 +510,9 @@ class VocabularySettings:
             "at most 1000 words or names of 1 to 64 letters, each with the text for it",
             accepts=is_word,
         ),
-    )
+        group=WORDS, label="Corrections: heard = written",
+        help="One per line, for example: wood pecker = Woodpecker",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,12 +524,16 @@ class GateSettings:
         "Transcripts with a lower confidence get the flag low_confidence, and nothing acts on "
         "them. 0: off, -1: what the model recommends.",
         low=-1.0, high=1.0,
+        group=TEXTS, label="Mark as unsure below", blank=MODELS_OWN,
+        help="Confidence of the text. 0 is off.",
     )  # fmt: skip
     act_confidence: float = key(
         -1.0,
         "Other transcripts with a lower confidence get the flag unsure_to_act: something acts on "
         "them only if they begin with assist.phrase. 0: off, -1: what the model recommends.",
         low=-1.0, high=1.0,
+        group=TEXTS, label="Act on a text from", blank=MODELS_OWN,
+        help="Confidence that Assist and the blueprints need, besides their own limit. 0 is off.",
     )  # fmt: skip
 
 
@@ -488,17 +545,20 @@ class StoreSettings:
         "", "Folder of the local log. Empty: $STATE_DIRECTORY, else ~/.local/state/roomscribe."
     )
     retention_days: int = key(
-        30, "Older transcripts are deleted; 0: none.", unit="days", low=0, high=3650
-    )
+        30, "Older transcripts are deleted; 0: none.", unit="days", low=0, high=3650,
+        group=LOG, label="Keep sentences for", blank=(0, "no limit"),
+    )  # fmt: skip
     retention_count: int = key(
         0, "Most transcripts in the log; the oldest are deleted first. 0: any number.",
         low=0, high=100_000_000,
+        group=SYSTEM, label="Maximum number of sentences in the log", blank=(0, "no limit"),
     )  # fmt: skip
     retention_mb: int = key(
         512,
         "Most disk space for the log, about a kilobyte per transcript; the oldest are deleted "
         "first. 0: any size.",
         unit="MB", low=0, high=1_000_000,
+        group=LOG, label="Maximum size", blank=(0, "no limit"),
     )  # fmt: skip
 
 
@@ -528,7 +588,7 @@ class SpoolSettings:
 class MqttSettings:
     """[mqtt]"""
 
-    enabled: bool = key(True, "Publish to an MQTT broker.")
+    enabled: bool = key(True, "Publish to an MQTT broker.", group=MQTT, label="Publish to MQTT")
     host: str = key(
         "localhost",
         "Host name or address of the broker.",
@@ -537,9 +597,10 @@ class MqttSettings:
             pattern=_HOST,
             suggest=_bare_host,
         ),
-    )
-    port: int = key(1883, "TCP port of the broker.", low=1, high=65535)
-    username: str = key("", "User name at the broker. Empty: none.")
+        group=MQTT, label="Broker",
+    )  # fmt: skip
+    port: int = key(1883, "TCP port of the broker.", low=1, high=65535, group=MQTT, label="Port")
+    username: str = key("", "User name at the broker. Empty: none.", group=MQTT, label="User name")
     password_file: str = key(
         "", "File with the password. Empty: the credential `roomscribe.mqtt-password`, if any."
     )
@@ -553,8 +614,10 @@ class MqttSettings:
         ),
     )
     tls: bool = key(
-        False, "Encrypt the connection and verify the broker's certificate; the port is often 8883."
-    )
+        False,
+        "Encrypt the connection and verify the broker's certificate; the port is often 8883.",
+        group=MQTT, label="Encrypt the connection (TLS)",
+    )  # fmt: skip
     ca_file: str = key(
         "", "Authority that signed the broker's certificate (PEM). Empty: those of the system."
     )
@@ -581,20 +644,28 @@ class MqttSettings:
         "the log only.",
     )
     retain_last: bool = key(
-        False, "Retain the last transcript on the topic `last`, for clients that connect later."
-    )
+        False, "Retain the last transcript on the topic `last`, for clients that connect later.",
+        group=SYSTEM, label="Keep the last sentence on the broker",
+        help="New subscribers receive it at once.",
+    )  # fmt: skip
     partials: bool = key(
         False,
         "Publish partial results on the topic `partial` while someone speaks. Costs one "
         "transcription per second of speech.",
-    )
+        group=MQTT, label="Publish partial results while someone speaks",
+        help="Takes one extra transcription per second of speech.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class HomeAssistantSettings:
     """[homeassistant]"""
 
-    enabled: bool = key(True, "Announce the appliance to Home Assistant, which then shows it.")
+    enabled: bool = key(
+        True,
+        "Announce the appliance to Home Assistant, which then shows it.",
+        group=MQTT, label="Add this appliance to Home Assistant",
+    )  # fmt: skip
     prefix: str = key("homeassistant", "Home Assistant's discovery prefix.", form=_TOPIC)
     status_topic: str = key(
         "homeassistant/status",
@@ -609,12 +680,16 @@ class HomeAssistantSettings:
             pattern=r"([^\s\x00-\x1f]([^\x00-\x1f]{0,62}[^\s\x00-\x1f])?)?",
             suggest=lambda text: " ".join(text.split())[:64].strip(),
         ),
-    )
+        group=ROOM, label="Area in Home Assistant",
+        help="Used when Home Assistant first sees this appliance.",
+    )  # fmt: skip
     hold_s: int = key(
         600,
         "Longest time that transcripts wait for a Home Assistant that was online before, but not "
         "longer than mqtt.expiry_s. 0: they do not wait.",
         unit="s", low=0, high=86400,
+        group=SYSTEM, label="Wait for Home Assistant", blank=(0, "do not wait"),
+        help="How long sentences wait while Home Assistant is offline.",
     )  # fmt: skip
     url: str = key(
         "",
@@ -828,10 +903,17 @@ class FleetSettings:
 class JournalSettings:
     """[journal]"""
 
-    text: bool = key(False, "Write the text of transcripts to systemd's journal, too.")
+    text: bool = key(
+        False,
+        "Write the text of transcripts to systemd's journal, too.",
+        group=SYSTEM, label="Write sentences to the system journal",
+        help="Everyone who can read the journal can then read them.",
+    )  # fmt: skip
     level: str = key(
-        "info", "Least severe message shown.", choices=("debug", "info", "warning", "error")
-    )
+        "info", "Least severe message shown.", choices=("debug", "info", "warning", "error"),
+        group=SYSTEM, label="Messages in the system journal", shown={"debug": "Everything",
+        "info": "Information and warnings", "warning": "Warnings", "error": "Errors only"},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from appliance.config import ModelSettings, Settings
-from appliance.model import POSITIONS_PER_SECOND, WINDOW_S
 from appliance.system import Child, ChildDiedError, ChildFailedError, free_memory
 
 MEASURE_S = 60.0
 """Longest time that the measurement may take."""
 RUNS = 3
-POSITIONS, MELS = round(WINDOW_S * POSITIONS_PER_SECOND), 80
+MELS = 80
 ON_CHIP = "tiny"
 """Proposed with a Hailo. Hailo publishes two encoders for all chips, of tiny and base, and that of
 base (5 s) was measured to lose more words."""
@@ -39,8 +38,11 @@ class Shape:
     @property
     def encoder(self) -> float:
         """Multiplications of the encoder in a window: projections, attention, convolutions."""
-        layer = POSITIONS * self.d_model * (12 * self.d_model + 2 * POSITIONS)
-        convolutions = 3 * POSITIONS * self.d_model * (2 * MELS + self.d_model)
+        from appliance.model import POSITIONS_PER_SECOND, WINDOW_S  # imports numpy
+
+        positions = round(WINDOW_S * POSITIONS_PER_SECOND)
+        layer = positions * self.d_model * (12 * self.d_model + 2 * positions)
+        convolutions = 3 * positions * self.d_model * (2 * MELS + self.d_model)
         return self.layers * layer + convolutions
 
     @property
