@@ -42,6 +42,8 @@ Value = TypeVar("Value")
 ROOMS_FILE = "rooms.json"
 AVAILABILITY = "roomscribe/+/availability"
 MOST_ROOMS = 50
+MINUTE_S, MOST_MESSAGES = 60.0, 200
+"""A room sends three messages for a sentence, and nobody says 60 in a minute."""
 KEPT = 100
 """Sentences and windows that are remembered."""
 OLD = timedelta(seconds=30)
@@ -123,6 +125,8 @@ class House(Listener):
         """Published transcripts about which the rooms decide."""
         self._decisions = _Recent[Decision]()
         self._posts: deque[Post] = deque()
+        self._messages: dict[str, tuple[float, int]] = {}
+        """When each node's minute began, and how many messages came in it."""
 
     # other threads
 
@@ -179,6 +183,8 @@ class House(Listener):
             if not retained and (found := decode(payload)):
                 message, sent_s = found
                 if (node := sender(message)) != self._node:
+                    if not self._listens_to(node, now_s):
+                        return True
                     offset_s = self._clocks.observe(node, sent_s, now_s)
                     message = shift(message, offset_s)
                 self._arbiter.receive(message, now_s)
@@ -189,6 +195,19 @@ class House(Listener):
         if node != self._node:
             self._arbiter.set_online(node, payload == b"online", now_s)
         return True
+
+    def _listens_to(self, node: str, now_s: float) -> bool:
+        """Return whether messages of a node count: it is online, and does not send too many."""
+        if node not in self._arbiter.rooms:
+            return False
+        self._messages = {
+            name: count for name, count in self._messages.items() if count[0] > now_s - MINUTE_S
+        }
+        since_s, count = self._messages.get(node, (now_s, 0))
+        self._messages[node] = since_s, count + 1
+        if count == MOST_MESSAGES:
+            log.warning("%s sends too many claims; the rest of this minute's are ignored", node)
+        return count < MOST_MESSAGES
 
     def on_publish(self, transcript: Transcript, event: dict[str, Any]) -> None:
         """Complete the event of a transcript that is about to be published."""

@@ -18,6 +18,9 @@ from rigs.rooms import RealRoom
 from rigs.waiting import holds, until
 
 from appliance.house import arbiter
+from appliance.house.claims import Claim
+from appliance.house.house import MOST_MESSAGES, House
+from appliance.house.messages import CLAIM_TOPIC, encode
 
 jsonschema = module("jsonschema")
 
@@ -161,3 +164,21 @@ def test_without_the_broker_each_room_acts_and_says_so(
         kitchen.end(kitchen.begin(), SENTENCE)
         until(lambda: kitchen.assist.actions)
     assert "acts without asking hall: no connection to the broker" in caplog.text
+
+
+def test_who_is_not_online_and_who_sends_too_much_is_not_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, counted = House("kitchen", folder=tmp_path), list[object]()
+    monkeypatch.setattr(house._arbiter, "receive", lambda message, _: counted.append(message))
+
+    def claim(node: str) -> None:
+        found = Claim(node, "WXJ7R2Q900", "1QK3T8N2E6", 0.0, 1.0, 1, 0.0)
+        house.take(CLAIM_TOPIC, encode(found, 1.0), retained=False, now_s=2.0)
+
+    claim("ghost")
+    assert counted == []
+    house.take("roomscribe/hall/availability", b"online", retained=True, now_s=1.0)
+    for _ in range(2 * MOST_MESSAGES):
+        claim("hall")
+    assert len(counted) == MOST_MESSAGES
