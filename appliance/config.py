@@ -298,13 +298,14 @@ class SegmenterSettings:
     )  # fmt: skip
     speculate: bool = key(
         True,
-        "Transcribe after 0.2 s of silence, so that the text is ready when the utterance ends. If "
+        "Transcribe after 0.15 s of silence, so that the text is ready when the utterance ends. If "
         "speech resumes, that text is discarded.",
         group=PAUSES, label="Start transcribing during the pause",
     )  # fmt: skip
     early_ms: int = key(
-        350,
-        "Silence that ends an utterance whose text is surely a whole sentence. If the text is "
+        250,
+        "Silence that ends an utterance whose text is surely a whole sentence. After less than two "
+        "seconds of speech, any text waits for three quarters of hang_over_ms. If the text is "
         "clearly unfinished, the utterance ends 400 ms later than hang_over_ms, after 1000 ms at "
         "most. If you go on speaking after an early end, the next transcript names the one before "
         "in `continues`. 0: hang_over_ms for every text. Needs speculate.",

@@ -189,6 +189,10 @@ class Transcription:
     """The likeliest expected sentences, the first one first; unlikely ones, too."""
     phrase_continues: bool = True
     """False if no longer expected sentence begins with `phrase`."""
+    is_listed: bool = False
+    """True if the text is an expected sentence."""
+    text_continues: bool = True
+    """False if no longer expected sentence begins with the text."""
     language_probability: float = math.nan
     """Probability of `language` among the possible ones; NaN if there is only one."""
     recommended: Mapping[str, float] = field(default_factory=dict)

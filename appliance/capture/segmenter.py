@@ -20,8 +20,9 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, ne
 Powers = NDArray[np.float64]
 """(n,) float64, the power of each frame."""
 
-TAIL_MS = 210
-"""Silence that stays at the end of an utterance: 7 frames."""
+TAIL_MS = 150
+"""Silence that stays at the end of an utterance, and after which its text is computed: 5 frames.
+With 7, tiny.en makes as many errors in 119 recordings."""
 RESUMED_WITHIN_S = 0.8
 """Speech that starts within this after an utterance that was closed early continues it."""
 CUT_WITHIN_S = 3.0

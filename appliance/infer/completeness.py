@@ -1,8 +1,8 @@
 """How much silence ends an utterance: depends on whether its text so far is a complete sentence.
 
-Three things decide: how the text ends (`is_open`), which sentence was expected (`by_expectation`),
-and the utterance history. They are applied to the speculative window, which ends the utterance if
-nobody says more. Pure functions.
+Four things decide: how the text ends (`is_open`), which sentence was expected (`by_expectation`),
+the utterance history, and how long somebody has spoken. They are applied to the speculative window,
+which ends the utterance if nobody says more. Pure functions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ as the beginning of a longer one."""
 
 EXPECTED, SURELY = 0.7, 0.9
 """Confidence from which an expected sentence counts, and from which it ends early."""
+LISTED = -0.7
+"""Mean log-probability (0.5) from which a text that is an expected sentence counts as one."""
+LONGER_SHARE = 2 / 3
+"""Share of the hang-over for an expected sentence with which a longer one begins."""
+BRIEF_S, BRIEF_SHARE = 2.0, 0.75
+"""Share of the hang-over for an utterance of less speech than the first: a command rather than a
+reading. Chosen on half of the speakers of 91 sentences of people. Of 33 commands and orders none
+has a pause of over 0.2 s between its words, of 58 readings two thirds; one reading more is cut.
+"""
 
 OPEN_WORDS = {
     "en": "a an the these those my your his our their its of to for from with at by about into "
@@ -58,21 +67,24 @@ def is_open(text: str, language: str) -> bool:
     return last in _OPEN.get(language, ())
 
 
-def by_expectation(result: Transcription) -> bool | None:
-    """Return what a likely expected sentence says about the text.
+def by_expectation(result: Transcription) -> str:
+    """Return what the expected sentences say of the text.
 
-    True: the text is that sentence, and no longer one starts with it. None: the text is its
-    beginning, such as "what time is" of "what time is it", or a longer one starts with it. False:
-    the text is not its beginning, or no expected sentence is likely.
+    whole: it is one of them, or surely a hearing of one, and no longer one starts with that.
+    longer: the same, but a longer one starts with it. begun: it is the beginning of a likely one,
+    such as "what time is" of "what time is it". Otherwise "".
     """
+    if result.is_listed and result.avg_logprob >= LISTED:
+        return "longer" if result.text_continues else "whole"
     phrase = result.phrase
     if phrase is None or phrase.confidence < EXPECTED:
-        return False
+        return ""
     expected, text = (_WORD.findall(one.casefold()) for one in (phrase.sentence, result.text))
-    if expected[: len(text)] != text:
-        return False
-    whole = expected == text and not result.phrase_continues and phrase.confidence >= SURELY
-    return True if whole else None
+    if expected[: len(text)] == text and (expected != text or phrase.confidence < SURELY):
+        return "begun"
+    if phrase.confidence < SURELY:
+        return ""
+    return "longer" if result.phrase_continues else "whole"
 
 
 def silence_ms(
@@ -84,7 +96,8 @@ def silence_ms(
     longer: int = 0,
 ) -> int:
     """Return the silence that ends the utterance of this speculative window with this result:
-    `early_ms` if the text is complete, more than `hang_over_ms` if it is incomplete.
+    `early_ms` if the text is complete, less than `hang_over_ms` if it may be, more if it is
+    incomplete.
 
     `whole` and `longer` count this text in the utterance history: as a whole sentence, and as the
     beginning of a longer one. A text that was only ever a beginning is waited for; an expected
@@ -94,15 +107,20 @@ def silence_ms(
     """
     hang_over_ms = settings.hang_over_ms
     first = window.index == 1 and not window.continues
-    early_ms = min(settings.early_ms, hang_over_ms) if first else hang_over_ms
+    early_ms = min(settings.early_ms, hang_over_ms)
     late_ms = max(hang_over_ms, min(LONGEST_MS, hang_over_ms + MORE_MS))
     if judge(result):
         return hang_over_ms
-    if whole and first:
+    if first and (whole or longer):
+        if not whole:
+            return late_ms
         return early_ms if whole >= MOSTLY * longer else hang_over_ms
-    if longer and first:
+    expectation = by_expectation(result)
+    unfinished = is_open(result.text, result.language) and expectation != "whole"
+    if unfinished and not expectation:
         return late_ms
-    expected = by_expectation(result)
-    if expected is False and is_open(result.text, result.language):
-        return late_ms
-    return early_ms if expected else hang_over_ms
+    if unfinished or not first:
+        return hang_over_ms
+    usual = BRIEF_SHARE if window.voiced_s < BRIEF_S else 1.0
+    shares = {"whole": 0.0, "longer": LONGER_SHARE, "begun": 1.0, "": usual}
+    return max(early_ms, int(hang_over_ms * shares[expectation]))

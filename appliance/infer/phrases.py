@@ -205,9 +205,9 @@ class Phrases:
         """True if a text is one of the sentences, but for case and punctuation."""
         return self._network.parse(plain(text).split()) is not None
 
-    def continues(self, phrase: Phrase) -> bool:
-        """True if a longer sentence begins with the one that `find` found last."""
-        return self._network.is_beginning(phrase.sentence.split())
+    def continues(self, text: str) -> bool:
+        """True if a longer sentence begins with a text."""
+        return self._network.is_beginning(plain(text).split())
 
     def _search(
         self,

@@ -245,7 +245,7 @@ class Transcriber:
         contextual biasing and the expected sentences follow. If they change the text, it is called
         again.
         """
-        first = best = self._first_pass(encoded)
+        first = best = self._look_up(self._first_pass(encoded))
         if encoded.speculative:
             progress.decided(first.result)
         if progress.has_time():
@@ -253,6 +253,7 @@ class Transcriber:
         if progress.should_continue():
             best = self._apply_vocabulary(best)
         if encoded.speculative and best.decoded is not first.decoded:
+            best = self._look_up(best)
             progress.decided(best.result)
         if progress.should_continue():
             best = self._find_phrase(best, progress)
@@ -281,6 +282,18 @@ class Transcriber:
         result = self.describe(decoded, best.encoded, decode_ms)
         return replace(best, decoded=decoded, result=result)
 
+    def _look_up(self, best: _Candidate) -> _Candidate:
+        """Add whether the text of a speculative window is an expected sentence, in 1 ms."""
+        encoded, result = best.encoded, best.result
+        if not (encoded.speculative and encoded.whole and result.text):
+            return best
+        for phrases in filter(None, (encoded.phrases, self.phrases)):
+            if phrases.holds(result.text):
+                longer = phrases.continues(result.text)
+                result = replace(result, is_listed=True, text_continues=longer)
+                return replace(best, result=result)
+        return best
+
     def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
         """Put words of the vocabulary into the text where that is likelier."""
         if not self._rescorer or not best.result.text:
@@ -303,7 +316,7 @@ class Transcriber:
         result = replace(
             best.result,
             phrase=phrase,
-            phrase_continues=not (usual and phrase and not usual.continues(phrase)),
+            phrase_continues=not (usual and phrase) or usual.continues(phrase.sentence),
             candidates=candidates,
             decode_ms=best.result.decode_ms + 1000 * (time.perf_counter() - begun_s),
         )

@@ -197,7 +197,7 @@ def test_the_end_is_found_when_the_level_sinks_to_a_noise_that_the_detector_take
     ((when_s, window),) = found
     assert isinstance(window, Window)
     assert 6.5 < when_s < 6.8
-    assert window.start_s + window.duration_s == pytest.approx(6.3, abs=0.15)
+    assert window.start_s + window.duration_s == pytest.approx(6.2, abs=0.15)
 
 
 def test_a_detector_that_knows_the_noise_is_believed_about_soft_speech() -> None:

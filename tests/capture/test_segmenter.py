@@ -76,7 +76,7 @@ def test_an_utterance_carries_its_pre_roll_and_a_short_tail() -> None:
     (window,) = room.windows()
     assert window.start_s == pytest.approx(3.06 - 0.6)
     assert window.speech_end_s == pytest.approx(3.9)
-    assert window.start_s + window.duration_s == pytest.approx(4.11)
+    assert window.start_s + window.duration_s == pytest.approx(4.05)
     assert (window.index, window.last, window.flags) == (1, True, ())
     assert window.voiced_s == pytest.approx(0.9)
 
@@ -105,12 +105,12 @@ def test_an_utterance_is_handed_on_as_soon_as_the_hang_over_is_over() -> None:
     assert not room.segmenter.speaking
 
 
-def test_after_seven_silent_frames_the_window_is_known_that_ends_the_utterance() -> None:
-    room = Room().hear(silence(100), speech(30), silence(6))
+def test_after_five_silent_frames_the_window_is_known_that_ends_the_utterance() -> None:
+    room = Room().hear(silence(100), speech(30), silence(4))
     assert room.segmenter.speculative_window is None
     speculation = room.hear(silence(1)).segmenter.speculative_window
     assert speculation
-    assert room.hear(silence(12)).segmenter.speculative_window is speculation
+    assert room.hear(silence(14)).segmenter.speculative_window is speculation
     (window,) = room.hear(silence(1)).windows()
     assert room.segmenter.speculative_window is None
     assert window.id == speculation.id
@@ -382,7 +382,7 @@ def test_speech_without_end_is_cut_into_windows_no_longer_than_the_model_takes()
     assert [window.index for window in windows] == list(range(1, len(windows) + 1))
     assert [window.last for window in windows] == [False] * (len(windows) - 1) + [True]
     length = sum(len(window.samples) for window in windows)
-    assert length == (10 + 1000 + 7) * FRAME_SAMPLES
+    assert length == (10 + 1000 + 5) * FRAME_SAMPLES
 
 
 def test_speech_that_ends_with_the_window_is_not_cut() -> None:

@@ -342,7 +342,7 @@ def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_compl
     rig.tasks._on_decision = look
     rig.tasks._transcriber = cast(Transcriber, Deciding(lambda: None))
     rig.do(ahead.task)
-    assert known == [(350, None), (600, HEARD)], "the final text has a say while there is silence"
+    assert known == [(250, None), (450, HEARD)], "the final text has a say while there is silence"
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -83,13 +84,13 @@ def test_what_was_said_before_goes_before_what_the_words_look_like(
     text: str, whole: int, longer: int, expected: int
 ) -> None:
     result = replace(HEARD, text=text)
-    waited_ms = silence_ms(a_window(), result, EARLY, whole=whole, longer=longer)
+    waited_ms = silence_ms(a_window(voiced_s=3.0), result, EARLY, whole=whole, longer=longer)
     assert waited_ms == expected
 
 
 @pytest.mark.parametrize("paused", [{"index": 2}, {"continues": "01J0"}])
 def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object]) -> None:
-    window = a_window(**paused)  # type: ignore[arg-type]
+    window = a_window(voiced_s=3.0, **paused)  # type: ignore[arg-type]
     for result in (WHOLE, HEARD):
         assert silence_ms(window, result, EARLY, whole=9) == 600
         assert silence_ms(window, result, EARLY, longer=9) == 600
@@ -100,7 +101,7 @@ def test_who_has_paused_before_is_given_the_hang_over(paused: dict[str, object])
 @pytest.mark.parametrize("text, no_speech_prob", [("", 0.0), ("turn on the", 0.99)])
 def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob: float) -> None:
     result = replace(WHOLE, text=text, no_speech_prob=no_speech_prob, avg_logprob=-2.0)
-    assert silence_ms(a_window(), result, EARLY, whole=9) == 600
+    assert silence_ms(a_window(voiced_s=3.0), result, EARLY, whole=9) == 600
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_a_guess_that_would_be_discarded_says_nothing(text: str, no_speech_prob:
 )
 def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: int) -> None:
     settings = replace(EARLY, hang_over_ms=hang_over_ms)
-    window = a_window()
+    window = a_window(voiced_s=3.0)
     assert silence_ms(window, WHOLE, settings) == early
     assert silence_ms(window, replace(HEARD, text="on the"), settings) == late
 
@@ -120,8 +121,8 @@ def test_the_limits_go_with_the_hang_over(hang_over_ms: int, early: int, late: i
         ("What time is...", "what time is it", 0.7, 600),
         ("turn the volume up to", "turn the volume up to", 0.9, 600),
         ("what time is", "what time is it", 0.69, 1000),
-        ("what time is", "what is the time", 0.99, 1000),
-        ("what time is the", "what time is it", 0.99, 1000),
+        ("what time is", "what is the time", 0.89, 1000),
+        ("what time is the", "what time is it", 0.89, 1000),
     ],
 )
 def test_an_open_text_of_a_sentence_that_was_expected_is_not_waited_for(
@@ -129,19 +130,21 @@ def test_an_open_text_of_a_sentence_that_was_expected_is_not_waited_for(
 ) -> None:
     phrase = Phrase(sentence, "all", {}, confidence)
     result = replace(HEARD, text=text, phrase=phrase)
-    assert silence_ms(a_window(), result, EARLY) == expected
-    assert silence_ms(a_window(), result, EARLY, longer=1) == 1000
+    assert silence_ms(a_window(voiced_s=3.0), result, EARLY) == expected
+    assert silence_ms(a_window(voiced_s=3.0), result, EARLY, longer=1) == 1000
 
 
 @pytest.mark.parametrize(
     "text, confidence, longer, expected",
     [
         ("What is the date?", 0.9, False, 350),
-        ("what is the date", 0.9, True, 600),
+        ("what is the date", 0.9, True, 400),
         ("what is the date", 0.89, False, 600),
         ("what is the date", 0.69, False, 600),
         ("what is the", 0.9, False, 600),
-        ("what was the date", 0.99, False, 600),
+        ("what was the date", 0.89, False, 600),
+        ("what was the date", 0.9, False, 350),
+        ("what was the date", 0.9, True, 400),
     ],
 )
 def test_a_sentence_that_was_expected_and_that_none_goes_on_after_ends_early(
@@ -149,6 +152,27 @@ def test_a_sentence_that_was_expected_and_that_none_goes_on_after_ends_early(
 ) -> None:
     phrase = Phrase("what is the date", "ask", {}, confidence)
     result = replace(HEARD, text=text, phrase=phrase, phrase_continues=longer)
-    assert silence_ms(a_window(), result, EARLY) == expected
-    paused = a_window(continues="01J0")
+    assert silence_ms(a_window(voiced_s=3.0), result, EARLY) == expected
+    paused = a_window(voiced_s=3.0, continues="01J0")
     assert silence_ms(paused, result, EARLY) >= 600
+
+
+@pytest.mark.parametrize(
+    "probability, longer, expected", [(0.6, False, 350), (0.6, True, 400), (0.4, False, 600)]
+)
+def test_a_text_that_is_an_expected_sentence_ends_early_before_any_search(
+    probability: float, longer: bool, expected: int
+) -> None:
+    result = replace(
+        HEARD, avg_logprob=math.log(probability), is_listed=True, text_continues=longer
+    )
+    assert silence_ms(a_window(voiced_s=3.0), result, EARLY) == expected
+    paused = a_window(voiced_s=3.0, continues="01J0")
+    assert silence_ms(paused, result, EARLY) == 600
+
+
+@pytest.mark.parametrize("text, expected", [("play some jazz", 450), ("play some...", 1000)])
+def test_who_has_spoken_briefly_is_waited_for_less(text: str, expected: int) -> None:
+    result = replace(HEARD, text=text)
+    assert silence_ms(a_window(voiced_s=1.9), result, EARLY) == expected
+    assert silence_ms(a_window(voiced_s=1.9, continues="01J0"), result, EARLY) >= 600

@@ -207,6 +207,9 @@ def test_the_first_text_is_reported_before_any_other_work(
     class Looked:
         candidates = ()
 
+        def holds(self, _: str) -> bool:
+            return False
+
         def find(self, *_: object) -> None:
             did.append("phrases")
 
