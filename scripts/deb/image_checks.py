@@ -236,7 +236,7 @@ def check_container(image: str, microphone: Microphone, heard: Path) -> None:
     inside("room", "roomscribe", "web", "password", given="open sesame 1\n")
     wait("the page", lambda: status_of("/") == 200)
     expect(status_of("/api/session"), 401, "the page without a login")
-    report("the page starts with the first request, and wants its password")
+    report("the page wants its password")
     before = processes("room")
     inside("room", "python3", "-Ic", f"import os; os.kill({before['run']}, 9)")
     wait("another daemon", lambda: processes("room").get("run", before["run"]) != before["run"])
