@@ -801,6 +801,10 @@ class WebSettings:
     )
 
 
+WYOMING_SOCKET = "wyoming.sock"
+"""File beside the control socket, over which the page sends sound in Wyoming's events."""
+
+
 @dataclass(frozen=True, slots=True)
 class WyomingSettings:
     """[wyoming]"""

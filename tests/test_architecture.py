@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "fleet": {"capture", "infer", "model"},
     "lab": {"mqtt", "store", "capture", "infer", "model", "convert"},
     "mqtt": {"store"},
-    "web": set(),
+    "web": {"wyoming"},
     "homeassistant": set(),
     "house": {"capture"},
     "wyoming": {"capture", "infer", "model"},

@@ -12,7 +12,15 @@ from queue import Full
 from typing import Any
 
 from appliance.capture import Segmenter, VoiceDetector, open_source
-from appliance.config import Reading, SegmenterSettings, Settings, node_name, page_url, store_folder
+from appliance.config import (
+    WYOMING_SOCKET,
+    Reading,
+    SegmenterSettings,
+    Settings,
+    node_name,
+    page_url,
+    store_folder,
+)
 from appliance.control import SOCKET_NAME, ControlError, ControlServer
 from appliance.daemon.backlog import Backlog, Task
 from appliance.daemon.broker_trial import BrokerCommands
@@ -31,7 +39,6 @@ from appliance.daemon.playback import Playback
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
-from appliance.daemon.sound_commands import SoundCommands
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import TaskTranscriber, open_transcriber
 from appliance.errors import StoreError
@@ -147,7 +154,8 @@ class _Assembly:
         if self.house:
             self.house.assistant = self.home
         self.make_stages()
-        self.wyoming = self.make_wyoming() if settings.wyoming.enabled else None
+        sends = settings.wyoming.enabled or settings.web.api
+        self.wyoming = self.make_wyoming() if sends else None
         self.fleet = self.make_fleet() if settings.fleet.role == "worker" else None
         if isinstance(self.model, SatelliteTranscriber):
             self.model.satellite.muted = lambda: self.mute.on
@@ -323,7 +331,6 @@ class _Assembly:
             groups=(
                 LogCommands(self.store, self.node, self.playback.poll),
                 self.playback,
-                SoundCommands(self.settings, model, self.submit),
                 CorrectionCommands(self.store, self.node, setting_commands, self.report_correction),
                 ApplianceCommands(self.mute, self.day),
                 setting_commands,
@@ -400,7 +407,7 @@ class _Assembly:
             self.tasks.keep(window, result, queue_ms)
             self.states.mark(Sentinel.KEPT)
 
-        wyoming = self.settings.wyoming
+        wyoming, api = self.settings.wyoming, self.settings.web.api
         return WyomingServer(
             self.settings,
             self.node,
@@ -414,6 +421,7 @@ class _Assembly:
                 advertise=announce if wyoming.announced else None,
                 is_room_busy=self.is_room_busy,
             ),
+            socket_path=runtime_folder(self.settings) / WYOMING_SOCKET if api else None,
         )
 
     def report_announcement(self, trouble: str) -> None:

@@ -107,7 +107,7 @@ class Parts:
             muted=muted,
             muted_until=mute.until if muted else None,
             machine=read_machine(),
-            wyoming=wyoming.address or None if wyoming else "",
+            wyoming=wyoming.address or None if wyoming and self.settings.wyoming.enabled else "",
             rooms=self.house.rooms if self.house else (),
             fleet=self._fleet_state(),
             listens=self.supervisor.listens,

@@ -21,9 +21,6 @@ ANSWER_S = 20.0
 """Longest wait for an answer, beside the length of a microphone test. Listing microphones takes
 15 s if the sound server hangs."""
 
-TEXT_S = 120.0
-"""Longest wait for the text of a sound: the microphone goes first."""
-
 
 class OfflineError(Exception):
     """The daemon does not answer; the message says what to do."""
@@ -46,10 +43,10 @@ class DaemonClient:
 
     async def call(self, command: str, /, **arguments: Any) -> Any:
         """Return the command's result. Raises OfflineError, CommandRefusedError."""
-        within_s = TEXT_S if command == "sound_text" else ANSWER_S
+        within_s = ANSWER_S
         if isinstance(arguments.get("seconds"), int | float):
             within_s += min(10.0, arguments["seconds"])
-        async with self._connected() as (reader, writer):
+        async with self.connected() as (reader, writer):
             try:
                 async with asyncio.timeout(within_s):
                     return await _call(reader, writer, command, arguments)
@@ -64,7 +61,7 @@ class DaemonClient:
         Yield ("", {}) once subscribed, and after each ALIVE_S without an event. Raises OfflineError
         if the daemon stops, CommandRefusedError.
         """
-        async with self._connected() as (reader, writer):
+        async with self.connected() as (reader, writer):
             try:
                 subscription = {"events": wanted, "after": after}
                 async with asyncio.timeout(ANSWER_S):
@@ -82,19 +79,22 @@ class DaemonClient:
                 raise OfflineError("Roomscribe has stopped. It may be restarting.") from error
 
     @contextlib.asynccontextmanager
-    async def _connected(
-        self,
+    async def connected(
+        self, name: str = ""
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await self._connect()
+        """Connect to the control socket, or to the socket of that name beside it. Raises
+        OfflineError."""
+        reader, writer = await self._connect(name)
         try:
             yield reader, writer
         finally:
             writer.close()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection. Raises OfflineError."""
         cause: Exception | None = None
-        for path in self._paths:
+        for control in self._paths:
+            path = control.with_name(name or control.name)
             try:
                 async with asyncio.timeout(CONNECT_S):
                     return await asyncio.open_unix_connection(path, limit=LINE_BYTES)

@@ -1,25 +1,26 @@
 """`POST /v1/audio/transcriptions`, in the form of OpenAI's API, for programs with a token.
 
-The sound is decoded here, in the page's sandboxed process, and transcribed by the daemon over its
-control socket, after the microphone. Fields: developers.openai.com/api/reference, transcriptions.
+The sound is decoded here, in the page's sandboxed process, and transcribed by the daemon's Wyoming
+server over a UNIX socket, after the microphone. Fields: developers.openai.com/api/reference,
+transcriptions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from tornado.httputil import HTTPFile, HTTPInputError, parse_body_arguments
 from tornado.web import RequestHandler, stream_request_body
 
-from appliance.config import WebSettings
+from appliance.config import WYOMING_SOCKET, WebSettings
 from appliance.web.access import Access
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
+from appliance.wyoming import Event, Header, ProtocolError, pack
 
 BODY_BYTES = 12_000_000
 """A minute of 16-bit stereo at 48 kHz. A request holds its body four times while it is decoded."""
@@ -27,12 +28,12 @@ REQUESTS = 2
 """Requests at once: each may hold its sound in memory."""
 LONGEST_S = 60
 PART_SAMPLES = 20_000
-"""Samples in one command: a line of the control socket has at most 64 kB."""
+"""Samples in one event, which has at most 64 kB."""
+TEXT_S = 120.0
+"""Longest wait for the text of a sound: the microphone goes first."""
 UPLOAD_S = 120.0
-FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-STATUSES = {"bad_request": 400, "too_many": 429}
-
-Segment = Mapping[str, Any]
+FORMATS = ("json", "text")
+STATUSES = {"bad_sound": 400, "busy": 429}
 
 
 class Shared(Protocol):
@@ -154,11 +155,14 @@ class Transcriptions(_Api):
             if form not in FORMATS:
                 raise ApiError(400, f"expected one of {', '.join(FORMATS)}", "response_format")
             samples, rate_hz = await asyncio.to_thread(decode, file.body)
-            segments = self._transcribe(samples, rate_hz)
+            pieces = self._transcribe(samples, rate_hz)
             if fields.get("stream", "").lower() in ("true", "1"):
-                await self._stream(segments)
-            else:
-                self._send(form, [one async for one in segments], len(samples) / rate_hz)
+                await self._stream(pieces)
+                return
+            text = "".join([piece async for piece in pieces])
+            if form == "text":
+                self.set_header("Content-Type", "text/plain; charset=utf-8")
+            self.finish({"text": text} if form == "json" else f"{text}\n")
         except (ApiError, OfflineError, CommandRefusedError) as error:
             self.refuse(error)
 
@@ -184,23 +188,29 @@ class Transcriptions(_Api):
         fields = {name: values[-1].decode("utf-8", "replace") for name, values in arguments.items()}
         return fields, files["file"][0]
 
-    async def _transcribe(self, samples: Any, rate_hz: int) -> AsyncIterator[Segment]:
-        """Yield the parts of the text, as they are ready."""
-        daemon = self.page.daemon
-        sound = (await daemon.call("sound_begin", rate_hz=rate_hz))["sound"]
-        for at in range(0, len(samples), PART_SAMPLES):
-            data = base64.b64encode(samples[at : at + PART_SAMPLES].tobytes()).decode()
-            await daemon.call("sound_push", sound=sound, data=data)
-        while (part := await daemon.call("sound_text", sound=sound))["text"] is not None:
-            yield part
+    async def _transcribe(self, samples: Any, rate_hz: int) -> AsyncIterator[str]:
+        """Yield the pieces of the text, as they are ready; joined, they are the text."""
+        async with self.page.daemon.connected(WYOMING_SOCKET) as (reader, writer):
+            sending = asyncio.ensure_future(_send(writer, samples, rate_hz))
+            try:
+                async with asyncio.timeout(TEXT_S):
+                    while (event := await _next(reader)).type != "transcript":
+                        if event.type == "error":
+                            text, code = (str(event.data.get(name)) for name in ("text", "code"))
+                            raise CommandRefusedError(text, code)
+                        if event.type == "transcript-chunk":
+                            yield str(event.data.get("text"))
+            except (OSError, EOFError, ProtocolError, TimeoutError) as error:
+                raise OfflineError("Roomscribe does not answer. It may be restarting.") from error
+            finally:
+                sending.cancel()
 
-    async def _stream(self, segments: AsyncIterator[Segment]) -> None:
-        """Send the text as events, a part at a time."""
+    async def _stream(self, pieces: AsyncIterator[str]) -> None:
+        """Send the text as events, a piece at a time."""
         text = ""
-        async for one in segments:
-            delta = f" {one['text']}" if text else str(one["text"])
-            text += delta
-            await self._event({"type": "transcript.text.delta", "delta": delta})
+        async for piece in pieces:
+            text += piece
+            await self._event({"type": "transcript.text.delta", "delta": piece})
         await self._event({"type": "transcript.text.done", "text": text})
         self.finish()
 
@@ -209,16 +219,23 @@ class Transcriptions(_Api):
         self.write(f"data: {json.dumps(data, ensure_ascii=False)}\n\n")
         await self.flush()
 
-    def _send(self, form: str, segments: list[Segment], duration_s: float) -> None:
-        text = " ".join(str(one["text"]) for one in segments)
-        if form == "json":
-            self.finish({"text": text})
-        elif form == "verbose_json":
-            self.finish(_verbose(text, segments, duration_s))
-        else:
-            kind = "text/vtt" if form == "vtt" else "text/plain"
-            self.set_header("Content-Type", f"{kind}; charset=utf-8")
-            self.finish(f"{text}\n" if form == "text" else subtitles(segments, form))
+
+async def _send(writer: asyncio.StreamWriter, samples: Any, rate_hz: int) -> None:
+    """Send (n,) int16 mono."""
+    form = {"rate": rate_hz, "width": 2, "channels": 1}
+    writer.write(pack(Event("audio-start", form)))
+    for at in range(0, len(samples), PART_SAMPLES):
+        part = samples[at : at + PART_SAMPLES].tobytes()
+        writer.write(pack(Event("audio-chunk", form, part)))
+        await writer.drain()
+    writer.write(pack(Event("audio-stop")))
+
+
+async def _next(reader: asyncio.StreamReader) -> Event:
+    """Return the next event. Raises OSError, EOFError, ProtocolError."""
+    header = Header.parse(await reader.readline() or b"{}")
+    data = await reader.readexactly(header.data_length)
+    return header.event(data, await reader.readexactly(header.payload_length))
 
 
 def decode(data: bytes) -> tuple[Any, int]:
@@ -252,41 +269,3 @@ def _mix(sound: Any) -> Any:
     import numpy as np  # not in the memory of a page that nobody sends sound to
 
     return (np.clip(np.nan_to_num(sound).mean(axis=1), -1.0, 1.0) * 32767).astype("<i2")
-
-
-def _verbose(text: str, segments: list[Segment], duration_s: float) -> dict[str, Any]:
-    shown = [
-        {
-            "id": number,
-            "seek": 0,
-            "start": one["start_s"],
-            "end": one["end_s"],
-            "text": one["text"],
-            "tokens": [],
-            "temperature": 0.0,
-            "avg_logprob": one["avg_logprob"],
-            "compression_ratio": one["compression_ratio"],
-            "no_speech_prob": one["no_speech_prob"],
-        }
-        for number, one in enumerate(segments)
-    ]
-    language = segments[-1]["language"] if segments else ""
-    duration = round(duration_s, 3)
-    head = {"task": "transcribe", "language": language, "duration": duration, "text": text}
-    return head | {"segments": shown}
-
-
-def subtitles(segments: Sequence[Segment], form: str) -> str:
-    """Return the segments as SRT or WebVTT."""
-    mark = "," if form == "srt" else "."
-    lines = ["WEBVTT\n"] if form == "vtt" else []
-    for number, one in enumerate(segments, 1):
-        times = f"{_clock(one['start_s'], mark)} --> {_clock(one['end_s'], mark)}"
-        head = f"{number}\n" if form == "srt" else ""
-        lines.append(f"{head}{times}\n{one['text']}\n")
-    return "\n".join(lines)
-
-
-def _clock(seconds: float, mark: str) -> str:
-    whole_s, ms = divmod(round(max(0.0, seconds) * 1000), 1000)
-    return f"{whole_s // 3600:02}:{whole_s // 60 % 60:02}:{whole_s % 60:02}{mark}{ms:03}"

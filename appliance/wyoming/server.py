@@ -1,8 +1,8 @@
 """The Wyoming server: transcribes the audio that clients such as Home Assistant send.
 
 It runs in one thread with its own asyncio loop. The protocol has neither passwords nor encryption,
-so `wyoming.allow` decides by address who may connect. Each connection has its own limits, and an
-error on one connection ends only that one.
+so `wyoming.allow` decides by address who may connect. The page of this machine connects over a UNIX
+socket. Each connection has its own limits, and an error on one connection ends only that one.
 
 Over 500 lines because a connection and the server's limits on all of them share one loop's state.
 """
@@ -20,8 +20,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from pathlib import Path
 from typing import Any
 
 from appliance import HOMEPAGE, __version__
@@ -52,6 +53,8 @@ REPORTED_ADDRESSES = 64
 """Refused addresses that are logged, each once."""
 
 Address = IPv4Address | IPv6Address
+LOCAL = ip_address("127.0.0.1")
+"""Stands for who connects over the UNIX socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,17 @@ class WyomingServer:
     """Answers requests from `run` until `stop`."""
 
     def __init__(
-        self, settings: Settings, node: str, hooks: Hooks, timeouts: Timeouts = TIMEOUTS
+        self,
+        settings: Settings,
+        node: str,
+        hooks: Hooks,
+        timeouts: Timeouts = TIMEOUTS,
+        socket_path: Path | None = None,
     ) -> None:
-        """Open nothing yet; `run` listens and calls the hooks."""
+        """Open nothing yet; `run` listens and calls the hooks. At `socket_path` users of its group
+        connect; they say themselves where their sound ends, and nothing of it is stored."""
         self.settings, self.node, self.hooks, self.timeouts = settings, node, hooks, timeouts
+        self._socket_path = socket_path
         self._allowed = [ip_network(one, strict=False) for one in settings.wyoming.allow]
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,8 +133,9 @@ class WyomingServer:
     async def _serve(self, heartbeat: Callable[[], None]) -> None:
         self._free, self._woken = asyncio.Semaphore(SEGMENTED_AT_ONCE), asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        local = await self._listen_locally()
         server: asyncio.Server | None = None
-        try_s = 0.0
+        try_s = 0.0 if self.settings.wyoming.enabled else math.inf
         while not self._stopping.is_set():
             heartbeat()
             if server is None and time.monotonic() >= try_s:
@@ -133,14 +144,32 @@ class WyomingServer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(HEARTBEAT_S, self.timeouts.listen_again_s)):
                     await self._woken.wait()
-        if server:
-            server.close()
-            self.address = None
+        for listening in filter(None, (server, local)):
+            listening.close()
+        self.address = None
+        if local and self._socket_path:
+            self._socket_path.unlink(missing_ok=True)
         tasks = {*self._tasks, *filter(None, [self._advertising])}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=LINGER_S)
+
+    async def _listen_locally(self) -> asyncio.Server | None:
+        """Open the UNIX socket; log why and return None if that fails."""
+        path = self._socket_path
+        if path is None:
+            return None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.unlink(missing_ok=True)
+            listener.bind(str(path))
+            path.chmod(0o660)
+        except OSError as error:
+            listener.close()
+            log.warning("%s: programs cannot send sound: %s", path, one_line(error))
+            return None
+        return await asyncio.start_unix_server(self._on_connect, sock=listener, limit=LARGEST)
 
     async def _listen(self) -> asyncio.Server | None:
         """Open the port; report why and return None if that fails."""
@@ -174,13 +203,17 @@ class WyomingServer:
         """Handle one connection to its end. Raises nothing."""
         task = asyncio.current_task()
         peer = _address(writer)
-        if task is None or peer is None or not self._is_allowed(peer):
+        local = writer.get_extra_info("socket").family == socket.AF_UNIX
+        if local:
+            peer = LOCAL
+        if task is None or peer is None or not (local or self._is_allowed(peer)):
             writer.transport.abort()
             return
         self._tasks.add(task)
         try:
             if len(self._open) < CONNECTIONS or self._make_room():
                 self._open[task] = connection = ClientConnection(self, reader, writer, peer)
+                connection.is_local = local
                 await connection.serve()
             else:
                 self.hooks.count("wyoming_refused")
@@ -245,6 +278,8 @@ class ClientConnection:
     ) -> None:
         self._server, self._reader, self._writer = server, reader, writer
         self.peer = peer
+        self.is_local = False
+        """True over the UNIX socket."""
         self._is_reading = False
         self._request: TranscriptionRequest | None = None
         self._detector: VoiceDetector | None = None
@@ -342,9 +377,9 @@ class ClientConnection:
         self._request = TranscriptionRequest(
             form,
             self._detector,
-            server.hooks,
+            replace(server.hooks, keep=None) if self.is_local else server.hooks,
             server.settings.segmenter,
-            confidence=server.settings.wyoming.confidence,
+            confidence=0.0 if self.is_local else server.settings.wyoming.confidence,
             names=self._names,
         )
         return self._request
@@ -358,7 +393,8 @@ class ClientConnection:
             await request.push(event.payload)
         if request.new_texts:
             await self._send(self._pack_new_texts(request))
-        if request.is_over and not self._server.settings.wyoming.external_vad:
+        ends_itself = self.is_local or self._server.settings.wyoming.external_vad
+        if request.is_over and not ends_itself:
             await self._answer()
             self._answered = True
 

@@ -121,9 +121,8 @@ def running(
     """A server with these keys of [wyoming], on a free port of this machine."""
     chosen = transcriber or FakeTranscriber()
     worker = Worker(chosen, most)
-    settings = replace(
-        Settings(), wyoming=WyomingSettings(**{"listen": "127.0.0.1", "port": 0, **keys})
-    )
+    keys = {"enabled": True, "listen": "127.0.0.1", "port": 0, **keys}
+    settings = replace(Settings(), wyoming=WyomingSettings(**keys))
     counted, troubles = Counter[str](), list[str | None]()
     kept: list[tuple[Window, Transcription, float]] = []
     hooks = Hooks(
