@@ -341,8 +341,8 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: P
             password_file=str(secret), client_id="elsewhere",
         )  # fmt: skip
         with running(other, store, node="bedroom") as publisher:
-            until(lambda: "does not let us write" in "".join(publisher.status().reasons))
-            assert "roomscribe/bedroom/state" in "".join(publisher.status().reasons)
+            until(lambda: "roomscribe/bedroom/state" in "".join(publisher.status().reasons))
+            assert "does not let us write" in "".join(publisher.status().reasons)
             time.sleep(0.2)
         assert not [m for m in house.messages if "bedroom" in m.topic]
 
