@@ -355,12 +355,13 @@ def _numbers(
     whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (first, last, step))
     extra = given.keys() - {"from", "to", "step"}
     if extra or not whole:
-        raise ConfigError(f"{key}: expected {{from = 0, to = 100, step = 1}}, found {dict(given)}")
+        strange = f"the key {min(extra)}" if extra else "no whole numbers"
+        raise ConfigError(f"{key}: expected {{from = 0, to = 100, step = 1}}, found {strange}")
     assert isinstance(first, int) and isinstance(last, int) and isinstance(step, int)
     if not (0 <= first <= last <= 999 and step >= 1):
         raise ConfigError(
             f"{key}: expected numbers from 0 to 999, the lesser first, and a step of at least 1, "
-            f"found {dict(given)}"
+            f"found {first} to {last}, step {step}"
         )
     for number in range(first, last + 1, step):
         try:
