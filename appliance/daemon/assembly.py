@@ -331,7 +331,13 @@ class _Assembly:
             groups=(
                 LogCommands(self.store, self.node, self.playback.poll),
                 self.playback,
-                CorrectionCommands(self.store, self.node, setting_commands, self.report_correction),
+                CorrectionCommands(
+                    self.store,
+                    self.node,
+                    setting_commands,
+                    self.report_correction,
+                    model.is_common if isinstance(model, Transcriber) else lambda _: False,
+                ),
                 ApplianceCommands(self.mute, self.day),
                 setting_commands,
                 self.phrases,

@@ -38,10 +38,12 @@ class CorrectionCommands(CommandGroup):
         node: str,
         settings: SettingCommands,
         publish: Callable[[Correction], object],
+        is_common: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`publish` is called with each correction once it is stored."""
+        """`publish` is called with each correction once it is stored; `is_common` tells the words
+        that the model knows anyway."""
         self._store, self._node = store, node
-        self._settings, self._publish = settings, publish
+        self._settings, self._publish, self._is_common = settings, publish, is_common
         self.commands = {"correct": self._correct, "learn": self._learn}
 
     def _correct(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,23 +63,29 @@ class CorrectionCommands(CommandGroup):
         """Return the arguments of `learn` that the difference suggests, without what is known.
 
         Words are only offered for replacing if no other sentence has them that was left as it is:
-        there they may be right.
+        there they may be right. Nothing is offered that consists of common words and numbers.
         """
         differences = find_differences(heard, spoken) if spoken else []
         known = self._settings.read(None).settings.vocabulary
         words = [
             word
             for _, word in differences
-            if len(word) >= LEAST_LETTERS and not _has(known.words, word)
+            if len(word) >= LEAST_LETTERS
+            and not _has(known.words, word)
+            and not self._are_common(word)
         ]
         replace = [
             {"heard": heard, "written": written}
             for heard, written in differences
             if known.replace.get(heard) != written
             and len(heard) >= LEAST_REPLACED
+            and not self._are_common(heard)
             and not self._store.count(Wanted(uncorrected=heard))
         ]
         return {"words": list(dict.fromkeys(words)), "replace": replace}
+
+    def _are_common(self, words: str) -> bool:
+        return all(word.isdecimal() or self._is_common(word) for word in words.split())
 
     def _learn(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Add a word to the vocabulary, or a replacement; nothing is saved if that is wrong."""

@@ -369,6 +369,10 @@ class Transcriber:
         if self.phrases:
             self.phrases.warm_up()
 
+    def is_common(self, word: str) -> bool:
+        """Return True if a word, in small letters, is one token: the model knows it. Any thread."""
+        return len(self._tokenizer.tokenize(f" {word.casefold()}")) == 1
+
     def set_names(self, names: Sequence[Name]) -> None:
         """Set the names of the home, the likeliest first: words that may be spoken, and values of
         slots in the expected sentences. Any thread."""

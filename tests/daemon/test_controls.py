@@ -221,6 +221,20 @@ def test_words_of_a_sentence_that_was_not_corrected_are_not_offered_for_replacin
         assert offered("dim the light", "dim the Limelight") == []
 
 
+def test_common_words_and_numbers_are_not_offered(tmp_path: Path) -> None:
+    with appliance(tmp_path, ("the nursery lamp", "seller 60 please")) as house:
+        ids = {one["text"]: one["id"] for one in ask(house, "history")["transcripts"]}
+
+        def offers(text: str, spoken: str) -> dict[str, Any]:
+            answer = ask(house, "correct", transcript_id=ids[text], text=spoken)
+            found: dict[str, Any] = answer["offers"]
+            return found
+
+        only_the_name = {"words": ["Priscilla"], "replace": []}
+        assert offers("the nursery lamp", "the Priscilla lamp") == only_the_name
+        assert offers("seller 60 please", "nursery 16 please") == {"words": [], "replace": []}
+
+
 def sine(peak: float, seconds: float = 1.0) -> Samples:
     moments = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
     return np.clip(np.sin(2 * np.pi * 300 * moments) * peak * 32768, -32768, 32767).astype(np.int16)

@@ -147,3 +147,8 @@ def test_the_built_in_model_understands_readers_nearly_as_well_as_published(
     found = count_words([recogniser.hear(one.samples) for one in recordings], recordings)
     assert found.wer <= MOST_ERRORS, found
     assert found.loops <= 1, found
+
+
+def test_names_are_told_from_words_that_the_model_knows(built_in: Transcriber) -> None:
+    words = ("nursery", "sixty", "seller", "kitchen", "Priscilla", "EcoBee", "Stehlampe", "Gideon")
+    assert [word for word in words if not built_in.is_common(word)] == list(words[4:])

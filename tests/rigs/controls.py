@@ -56,7 +56,13 @@ class Appliance:
             microphone=MicrophoneCommands(self.state, self.ask, FakeTranscriber().gates, 10.0),
             groups=(
                 LogCommands(self.store, node),
-                CorrectionCommands(self.store, node, setting_commands, self.corrections.append),
+                CorrectionCommands(
+                    self.store,
+                    node,
+                    setting_commands,
+                    self.corrections.append,
+                    {"nursery", "seller"}.__contains__,
+                ),
                 ApplianceCommands(self.mute, Day(self.folder)),
                 setting_commands,
                 BrokerCommands(setting_commands),
