@@ -15,7 +15,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 from rigs.census import Census, statements
@@ -372,3 +373,44 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
             named.add(f"{folder}/{path.rpartition('/')[2]}".lstrip("/"))
     modules = {module for module in MODULES if not module.endswith("__init__.py")}
     assert not modules - named, "name them in CONTRIBUTING.md, in the table of places"
+
+
+MOST = {
+    "appliance": (49_393, "lines"),
+    "appliance without convert, lab and cli": (34_054, "lines"),
+    "tests": (50_951, "lines"),
+    "scripts": (11_647, "lines"),
+    "documentation": (43_507, "words"),
+}
+"""The greatest size of each tree. Only ever lower them; whoever raises one says why in
+docs/decisions.md."""
+
+
+def sizes() -> dict[str, int]:
+    """Lines of Python in appliance/ and tests/ and of every program in scripts/; words of the pages
+    and of the configuration."""
+
+    def lines(files: Iterable[Path]) -> int:
+        return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+    appliance = list(PACKAGE.rglob("*.py"))
+    apart = ("convert", "lab", "cli")
+    cone = [file for file in appliance if file.relative_to(PACKAGE).parts[0] not in apart]
+    programs = [file for file in (ROOT / "scripts").rglob("*") if file.suffix in ("", ".py", ".sh")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "config/roomscribe.toml"]
+    words = sum(len(file.read_text(encoding="utf-8").split()) for file in pages)
+    counts = (
+        lines(appliance),
+        lines(cone),
+        lines(TESTS.rglob("*.py")),
+        lines(file for file in programs if file.is_file()),
+        words,
+    )
+    return dict(zip(MOST, counts, strict=True))
+
+
+@pytest.mark.parametrize("tree", MOST)
+def test_no_tree_outgrows_its_limit(tree: str) -> None:
+    limit, unit = MOST[tree]
+    found = sizes()[tree]
+    assert found <= limit, f"{tree}: {found} {unit}, at most {limit}: remove what nobody needs"
