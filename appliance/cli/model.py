@@ -7,15 +7,11 @@ here with their options, work and texts.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import functools
 import json
-import os
 import resource
-import select
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli import model_fit
+from appliance.cli import model_fit, model_serve
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.system import acting_as_owner, shorten
+from appliance.system import acting_as_owner
 
 if TYPE_CHECKING:
     from appliance.convert import AddRequest, ProgressDisplay
@@ -43,13 +39,6 @@ examples:
 """
 
 Add = Callable[..., argparse.ArgumentParser]
-NAME_BYTES = 100
-"""Longest name of a model that `serve` reads."""
-OFFLINE = (
-    "No connection to the model hub. Check this machine's connection to the internet, then try "
-    "again."
-)
-"""What the page shows; its readers have no command line before them."""
 AGAIN_S = 0.05
 """Longer than any object takes to be finalised."""
 
@@ -330,7 +319,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         npu_decoder=options.npu_decoder,
         decoder_hef=options.decoder_hef,
     )
-    _build(request, _say)
+    build_model(request, _say)
     _choose_new(request.bundle_name, options, settings)
     return 0
 
@@ -354,11 +343,11 @@ def add_source(source: str, settings: Settings) -> str:
     local = settings.model.sources
     request = AddRequest(source, local=local, hef=AUTO, chip_present=find_chip())
     with changing_models():
-        _build(request, _say)
+        build_model(request, _say)
     return request.bundle_name
 
 
-def _build(
+def build_model(
     request: AddRequest, say: Callable[[str], object], progress: ProgressDisplay | None = None
 ) -> None:
     """Download, build, verify and install a model. Raises RoomscribeError."""
@@ -385,108 +374,13 @@ def _build(
 
 
 def serve(_options: argparse.Namespace, settings: Settings) -> int:
-    """Run `roomscribe model serve`; return 1 if the model could not be added."""
-    from appliance.convert import AUTO, AddRequest, UnreachableError
-    from appliance.infer import find_chip
-    from appliance.model import library
-
-    connection = _connection()
-    name = sys.stdin.buffer.readline(NAME_BYTES).decode(errors="replace").strip()
-    _end_with(connection)
-    progress = _JsonProgress()
-    try:
-        if name not in library.PUBLISHED:
-            known = ", ".join(library.PUBLISHED)
-            raise ConfigError(f"model: expected one of {known}, found {shorten(name)}")
-        local = settings.model.sources
-        request = AddRequest(name, local=local, hef=AUTO, chip_present=find_chip())
-        _build(request, progress.note, progress)
-    except RoomscribeError as error:
-        offline = isinstance(error, UnreachableError)
-        progress.write(error=OFFLINE if offline else str(error))
-        return 1
-    progress.write(added=name)
-    return 0
+    """Run `roomscribe model serve`."""
+    return model_serve.serve(settings, build_model)
 
 
 def fit(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe model fit`."""
     return model_fit.fit(options, settings, model_in_use(settings))
-
-
-def _connection() -> socket.socket:
-    """Return standard input as the connection that systemd opened. Raises ConfigError."""
-    number = -1
-    try:
-        number = os.dup(0)
-        return socket.socket(fileno=number)
-    except OSError:
-        if number >= 0:
-            os.close(number)
-        raise ConfigError(
-            "standard input is no connection of systemd's roomscribe-models.socket. To add a "
-            "model, run `roomscribe model add NAME`."
-        ) from None
-
-
-def _end_with(reader: socket.socket) -> None:
-    """Have the end of the connection end the command as Ctrl-C does."""
-
-    def check(*_: object) -> None:
-        try:
-            left = reader.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            left = b""
-        if not left:
-            _end(signal.SIGTERM, None)
-
-    signal.signal(signal.SIGIO, check)
-    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
-    check()
-
-
-class _JsonProgress:
-    """A ProgressDisplay that writes a JSON line for each percent of the current step.
-
-    While the page is closed, nothing reads from the socket, and its buffer fills. Once a quarter of
-    it is full, progress is left out, so that the last line always fits.
-    """
-
-    def __init__(self) -> None:
-        self._doing, self._done, self._total, self._share = "", 0, 0, -1
-
-    def write(self, **line: object) -> None:
-        """Write a line; the reader may have gone."""
-        with suppress(OSError):
-            print(json.dumps(line), flush=True)
-
-    def begin(self, name: str, done: int, total: int | None) -> None:
-        """Begin a step, such as a download, of which `done` is done already."""
-        self._doing, self._done, self._total, self._share = name, done, total or 0, -1
-        self.advance(0)
-
-    def advance(self, count: int) -> None:
-        """Add `count` to what is done."""
-        self._done += count
-        share = 100 * self._done // self._total if self._total else 0
-        if share != self._share:
-            self._share = share
-            self._show(doing=self._doing, done=self._done, total=self._total)
-
-    def end(self) -> None:
-        """End the step."""
-
-    def note(self, line: str) -> None:
-        """Begin a step of unknown length."""
-        self._show(doing=line, done=0, total=0)
-
-    def _show(self, **line: object) -> None:
-        with suppress(OSError):
-            if select.select([], [sys.stdout.fileno()], [], 0)[1]:  # a quarter is used at most
-                self.write(**line)
 
 
 def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -> None:

@@ -16,7 +16,7 @@ from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.waiting import until
 
-from appliance.cli.model import _JsonProgress
+from appliance.cli import model_serve
 from appliance.daemon.model_install import InstallProgress, ModelInstaller
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
@@ -73,10 +73,9 @@ def test_a_closed_page_delays_nothing_and_hears_of_the_end(
     ours, theirs = socket.socketpair()
 
     def report() -> None:
-        progress = _JsonProgress()
         for number in range(1000):
-            progress.note(f"converting, {number} %")
-        progress.write(added="tiny")
+            model_serve.show({"doing": f"converting, {number} %"})
+        print(json.dumps({"added": "tiny"}), flush=True)
 
     with ours, theirs, ours.makefile("w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
