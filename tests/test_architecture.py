@@ -376,11 +376,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (49_393, "lines"),
-    "appliance without convert, lab and cli": (34_054, "lines"),
-    "tests": (50_951, "lines"),
+    "appliance": (49_412, "lines"),
+    "appliance without convert, lab and cli": (34_073, "lines"),
+    "tests": (50_979, "lines"),
     "scripts": (11_647, "lines"),
-    "documentation": (43_507, "words"),
+    "documentation": (43_547, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""
