@@ -59,9 +59,6 @@ class Recipe:
     """Leave out tokens of other letters: fewer are scored for each token."""
     quantize: str = "none"
     """One of QUANTIZE."""
-    short_windows: bool = False
-    """See Bundle.short_windows. Off: with tiny.en, 3 of 131 windows of speech then repeat
-    themselves to the token limit that do not with whole windows, and 5 more are discarded."""
 
 
 class _Counted(Mapping[str, NDArray[np.float32]]):
@@ -179,5 +176,4 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         tokens=decoding.tokens,
         suppressed=decoding.suppressed,
         suppressed_first=decoding.suppressed_first,
-        short_windows=recipe.short_windows,
     )

@@ -192,8 +192,6 @@ class Bundle:
     vocabulary_boost: float = 1.0
     """Recommended VocabularySettings.boost; 1 if it was not measured."""
     phrase_calibration: PhraseCalibration = DEFAULT_PHRASE_CALIBRATION
-    short_windows: bool = False
-    """True if the encoder on the CPU computes only what was said, and silence is put behind it."""
 
     @property
     def title(self) -> str:
@@ -431,10 +429,6 @@ class _Table:
         """One of a few strings."""
         return str(self._take(key, f"one of {', '.join(choices)}", choices.__contains__))
 
-    def flag(self, key: str) -> bool:
-        """True or false."""
-        return bool(self._take(key, "true or false", lambda value: isinstance(value, bool)))
-
     def whole(self, key: str, low: int, high: int | None = None) -> int:
         """A whole number of at least `low` and, if given, at most `high`."""
         limits = f"a whole number from {low}" + ("" if high is None else f" to {high}")
@@ -543,7 +537,6 @@ def _parse(table: _Table, folder: Path) -> Bundle:
         files=tuple(table.table("files")),
         vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),
         phrase_calibration=_parse_phrase_calibration(table),
-        short_windows=table.flag("short_windows"),
     )
 
 

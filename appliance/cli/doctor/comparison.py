@@ -9,7 +9,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,8 +76,7 @@ def run(around: Surroundings, folder: Path | None) -> Outcome:
     from appliance.model import HEF_FILE, load_bundle
 
     around.doing("loading the model")
-    # a chip encodes whole windows, so the CPU must do so here, too
-    bundle = replace(load_bundle(around.settings.model.bundle), short_windows=False)
+    bundle = load_bundle(around.settings.model.bundle)
     transcriber = open_transcriber(on_cpu(around.settings), bundle=bundle)
     spoken = _spoken(folder)
     around.doing("opening the NPU")

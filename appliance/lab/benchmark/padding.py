@@ -6,7 +6,7 @@ one of a longer window, and the encoder that of 10 s with states behind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class PaddedEncoder:
 
     def __init__(self, padding: Padding, positions: int, threads: int) -> None:
         """Raises ModelError."""
-        sound = replace(load_bundle(padding.sound), short_windows=False)
+        sound = load_bundle(padding.sound)
         self._inner = CpuEncoder(sound, threads)
         self._computed = sound.positions
         behind = positions - sound.positions
