@@ -17,7 +17,7 @@ import numpy as np
 from appliance.config import GateSettings
 from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
-from appliance.infer.gates import compression_ratio
+from appliance.infer.gates import compression_ratio, judge
 from appliance.infer.mel import window_mel
 from appliance.records import HOP, Name, States, Transcription, Window
 
@@ -332,10 +332,10 @@ class Transcriber:
         return replace(best, decoded=decoded, result=result)
 
     def _remember_language(self, room: str | None, result: Transcription) -> None:
-        """Remember which language a room speaks, if that is sure."""
+        """Remember which language a room speaks, if that is sure, and no noise."""
         from appliance.infer.languages import ROOMS, SURE
 
-        if room is None or not result.language_probability >= SURE or not result.text:
+        if room is None or not result.language_probability >= SURE or judge(result):
             return
         self._spoken.pop(room, None)
         self._spoken[room] = result.language

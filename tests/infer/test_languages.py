@@ -141,6 +141,10 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert say(close, "kitchen") == (spoken, least)
         assert say(close, "hall")[0] == other
         assert say(close, "kitchen")[0] == spoken
+        heard = transcriber.decode(Encoded(close, 1.0, "cpu", 0.0, room=None))
+        noise = replace(heard, no_speech_prob=0.9, avg_logprob=-0.9)
+        transcriber._remember_language("hall", noise)
+        assert say(close, "hall")[0] == other, "noise changes no language"
         assert say(close, None) == (spoken, least)
         for number in range(ROOMS + 2):
             say(close, f"room {number}")
