@@ -87,4 +87,4 @@ def add_fleet(
         "number of checks that failed.",
     )
     check.add_argument("--json", action="store_true", help="one JSON object, for programs")
-    check.set_defaults(command=check_fleet, lenient=True, recordings=None)
+    check.set_defaults(command=check_fleet, lenient=True, recordings=None, report=None)
