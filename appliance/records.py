@@ -266,7 +266,6 @@ class NoAct(enum.StrEnum):
     CUT = "cut_at_window"
     TOKEN_LIMIT = "token_limit"
     REPETITION = "repetition"
-    INVENTED = "known_hallucination"
     LOW_CONFIDENCE = "low_confidence"
     UNSURE = "unsure_to_act"
     """Sure enough only for a sentence with the address phrase, where a mishearing costs little."""

@@ -1,7 +1,5 @@
 """What a window's transcription says that is new, how it is marked, and why it is discarded."""
 
-# ruff: noqa: RUF001 (letters of many scripts)
-
 from __future__ import annotations
 
 import math
@@ -16,7 +14,6 @@ from appliance.infer.gates import (
     Gates,
     compression_ratio,
     is_doubtful,
-    is_invented,
     is_loop,
     judge,
 )
@@ -52,58 +49,6 @@ def result(
 def window(index: int, overlap_s: float = 0.0) -> Window:
     samples = np.zeros(16000, np.int16)
     return Window("u", index, False, samples, 0.0, 1.0, 1.0, overlap_s=overlap_s)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Thanks for watching!",
-        "Thank you for watching.",
-        "Untertitel im Auftrag des ZDF für funk, 2017",
-        "Untertitelung des ZDF, 2020",
-        "SWR 2021",
-        "Untertitel der Amara.org-Community",
-        "Sous-titres réalisés par la communauté d'Amara.org",
-        "Субтитры сделал DimaTorzok",
-        "ご視聴ありがとうございました。",
-        "시청해 주셔서 감사합니다!",
-        "Gracias por ver el video.",
-        "Abone olmayı unutmayın.",
-    ],
-)
-def test_what_whisper_makes_of_silence_is_marked_and_kept(text: str) -> None:
-    heard, reason = Gates(GATES).apply(window(1), result(text))
-    assert reason is None
-    assert heard.text == text
-    assert heard.flags == ("known_hallucination",)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "yes",
-        "no",
-        "stop",
-        "thank you",
-        "Thank you.",
-        "thanks for watching the dog today",
-        "turn on the ZDF at eight",
-        "funk",
-        "bye",
-        "switch to the next video",
-    ],
-)
-def test_what_people_say_is_not_marked(text: str) -> None:
-    heard, reason = Gates(GATES).apply(window(1), result(text))
-    assert (heard.text, heard.flags, reason) == (text, (), None)
-
-
-def test_thanks_that_the_model_doubts_are_marked() -> None:
-    assert is_invented("Thank you.", doubtful=True)
-    heard, reason = Gates(GATES).apply(window(1), result("thank you", no_speech_prob=0.7))
-    assert (heard.flags, reason) == (("known_hallucination",), None)
-    heard, reason = Gates(GATES).apply(window(1), result("yes", no_speech_prob=0.7))
-    assert (heard.flags, reason) == ((), None)
 
 
 def test_a_suspicious_repetition_is_marked_and_kept() -> None:
@@ -162,11 +107,7 @@ def test_a_preview_is_what_follows_and_leaves_no_trace() -> None:
 
 def test_marks_follow_one_another() -> None:
     doubtful = result("thank you", (5,) * 7, avg_logprob=-1.2)
-    assert gates.find_flags(doubtful, GATES) == (
-        "low_confidence",
-        "repetition",
-        "known_hallucination",
-    )
+    assert gates.find_flags(doubtful, GATES) == ("low_confidence", "repetition")
 
 
 @pytest.mark.parametrize(
@@ -252,14 +193,25 @@ def test_a_short_answer_is_kept_even_of_low_confidence(text: str) -> None:
     assert is_doubtful(heard, GATES)
 
 
-def test_a_confident_text_is_kept_whatever_the_no_speech_probability() -> None:
-    assert judge(transcription(no_speech_prob=0.99, avg_logprob=-0.4)) is None
-
-
-def test_an_unsure_text_where_nobody_seems_to_speak_is_no_speech() -> None:
-    assert judge(transcription(no_speech_prob=0.45, avg_logprob=-0.91)) == "no_speech"
-    assert judge(transcription(no_speech_prob=0.44, avg_logprob=-0.91)) is None
-    assert judge(transcription(no_speech_prob=0.45, avg_logprob=-0.89)) is None
+@pytest.mark.parametrize(
+    ("no_speech_prob", "avg_logprob", "reason"),
+    [
+        (0.89, -0.52, "no_speech"),  # what base makes of a chime: "you"
+        (0.69, -0.87, "no_speech"),  # tiny.en: "Bye."
+        (0.45, -2.61, "low_confidence"),  # base, whistling: "I"
+        (0.1, -2.0, "low_confidence"),
+        (0.49, -0.26, None),  # people: "who repeated poetry but now and my lady heard him"
+        (0.37, -0.71, None),  # "next"
+        (0.55, -0.9, None),  # "four"
+        (0.1, -1.8, None),
+        (math.nan, math.nan, None),
+    ],
+)
+def test_noise_is_told_from_speech_by_both_probabilities(
+    no_speech_prob: float, avg_logprob: float, reason: str | None
+) -> None:
+    heard = transcription(no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
+    assert judge(heard) == reason
 
 
 def test_an_empty_text_is_no_speech() -> None:
@@ -271,12 +223,6 @@ def test_a_loop_is_discarded_however_sure_the_model_is() -> None:
     by_tokens = transcription("abc", (5,) * 40, avg_logprob=-0.01)
     assert judge(by_text) == "repetition"
     assert judge(by_tokens) == "repetition"
-
-
-def test_only_hopeless_confidence_discards_by_itself() -> None:
-    assert judge(transcription(avg_logprob=-2.3)) is None
-    assert judge(transcription(avg_logprob=-2.5)) == "low_confidence"
-    assert not is_doubtful(transcription(avg_logprob=-0.9), GATES)
 
 
 def test_the_configured_gates_reach_the_transcriber(bundle: Bundle) -> None:

@@ -20,7 +20,6 @@ Sound = NDArray[np.float32]
 NOT_SPEECH = {"beep", "music", "noise", "silence"}
 COMMANDS = {"speech-home-automation", "tts-home-automation"}
 """Categories in a MANIFEST.tsv."""
-SEED = 7
 
 
 def read(path: Path) -> Sound:
@@ -63,17 +62,3 @@ def coloured(rng: np.random.Generator, length: int, slope: float) -> Sound:
     spectrum[0] = 0
     noise = np.fft.irfft(spectrum, length)
     return np.asarray(noise / np.sqrt(np.mean(noise**2)), np.float32)
-
-
-def synthetic_noises() -> list[tuple[str, Sound]]:
-    """Silence and noise of several colours and levels, 10 s each."""
-    rng = np.random.default_rng(SEED)
-    length = 10 * SAMPLE_RATE
-    found: list[tuple[str, Sound]] = [("silence", np.zeros(length, np.float32))]
-    for slope, name in ((0.0, "white"), (1.0, "pink"), (2.0, "brown")):
-        for dbfs in (-60, -40, -30, -20):
-            gain = np.float32(10 ** (dbfs / 20))
-            noise = np.asarray(coloured(rng, length, slope) * gain, np.float32)
-            found.append((f"{name} noise at {dbfs} dBFS", noise))
-    hum = np.sin(2 * np.pi * 50 * np.arange(length) / SAMPLE_RATE).astype(np.float32) * 0.05
-    return [*found, ("50 Hz hum", hum)]

@@ -237,7 +237,6 @@ def test_a_cancelled_request_returns_at_once_and_is_no_failure() -> None:
         ("тут " * 20, "repetition", ()),
         ("谢谢" * 12, "repetition", ()),
         ("no no no no", None, ()),
-        ("Thanks for watching!", None, ("known_hallucination",)),
         ("stop it stop it stop it", None, ("repetition",)),
         ("turn on the light", None, ()),
     ],

@@ -8,7 +8,7 @@ const REASONS = {
   failed: "the model failed", set_aside: "it crashed the appliance twice",
 };
 const FLAGS = {
-  low_confidence: "unsure", unsure_to_act: "too unsure to act", repetition: "repeats itself", known_hallucination: "probably not said",
+  low_confidence: "unsure", unsure_to_act: "too unsure to act", repetition: "repeats itself",
   cut_at_window: "cut off", clipped: "too loud", gap: "gap in the sound", interrupted: "interrupted",
   token_limit: "cut off",
 };
