@@ -39,8 +39,6 @@ from appliance.model import load_bundle
 from appliance.records import SAMPLE_RATE
 
 NODE = "kitchen"
-PHRASES = Path(__file__).with_name("phrases.toml")
-"""Expected sentences: home commands."""
 READY_WITHIN_S = 60.0
 DOWN_S = 1.0
 """The broker is away for so long."""
@@ -153,7 +151,6 @@ class Stand:
             "store": {"retention_days": 30},
             "spool": {"path": str(self._run_folder / "spool")},
             "mqtt": {"host": "127.0.0.1", "port": self.broker.port, "partials": True},
-            "phrases": {"file": str(PHRASES)},
             "homeassistant": {"url": self.hub.url, "token_file": str(token), "area": "Kitchen"},
             "assist": {"phrase": ASSIST_PHRASE},
             "web": {"enabled": True, "port": web_port, "path": str(self._folder / "page")},

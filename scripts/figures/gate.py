@@ -31,7 +31,6 @@ import numpy as np
 from evening_run.publish import put
 from evening_run.results import about
 from evening_run.score import action, same_action
-from evening_run.stand import PHRASES
 from rigs.checkout import ROOT
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
 from rigs.sounds import (
@@ -249,12 +248,9 @@ def looped(rng: np.random.Generator, sounds: Sequence[Sound], length: int) -> So
 
 
 def of_bundle(folder: Path) -> Settings:
-    """The default settings with another model, and with expected sentences."""
-    return replace(
-        Settings(),
-        model=replace(Settings().model, bundle=str(folder.resolve())),
-        phrases=replace(Settings().phrases, file=str(PHRASES)),
-    )
+    """The default settings with another model."""
+    model = replace(Settings().model, bundle=str(folder.resolve()))
+    return replace(Settings(), model=model)
 
 
 def hear_clip(settings: Settings, transcriber: Transcriber, clip: Clip) -> Heard:
