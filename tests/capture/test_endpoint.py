@@ -14,7 +14,7 @@ from rigs.recordings import sentences
 from rigs.sounds import read, to_int16
 
 from appliance.capture.endpoint import Endpoint, NoiseFloor
-from appliance.capture.frames import FRAME_SAMPLES, Framer, power_of
+from appliance.capture.frames import Framer, power_of
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Detector, Judgement, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
@@ -207,10 +207,6 @@ def test_a_detector_that_knows_the_noise_is_believed_about_soft_speech() -> None
     assert window.speech_end_s == pytest.approx(9.0, abs=0.05)
 
 
-def test_speech_no_louder_than_twice_the_noise_is_left_to_the_detector() -> None:
-    assert room(DeafVoice(1.0), noise(4, 200), noise(2, 380), noise(3, 200)) == []
-
-
 def test_no_word_is_lost_where_one_utterance_after_the_other_sinks_into_the_noise() -> None:
     found = room(DeafVoice(1.0), noise(4, 200), *[noise(1, 2000), noise(2, 200)] * 3)
     windows = [one for _, one in found if isinstance(one, Window)]
@@ -240,24 +236,11 @@ def test_an_utterance_kept_open_by_sound_with_hardly_a_voice_in_it_ends() -> Non
     assert room(DeafVoice(1.0, share=0.25), noise(1, 200), *hum) == []
 
 
-def test_steady_sound_that_was_taken_for_speech_is_discarded() -> None:
-    ((_, discarded),) = room(DeafVoice(5.0, until_s=5.5), noise(9, 500))
-    assert isinstance(discarded, Discarded) and discarded.reason == "no_speech"
-
-
 def test_a_word_on_a_recording_without_any_silence_is_kept() -> None:
     segmenter = Segmenter(DeafVoice(0.0), SegmenterSettings(), 10.0)
     for frame in Framer().push(noise(0.5, 2000), 0.0):
         segmenter.push(frame)
     (window,) = segmenter.flush()
-    assert isinstance(window, Window)
-
-
-def test_hardly_voiced_sound_is_discarded() -> None:
-    sound = noise(1, 200), noise(3, 2000), noise(1, 200)
-    ((_, discarded),) = room(DeafVoice(1.0, share=0.04, until_s=4.0), *sound)
-    assert isinstance(discarded, Discarded) and discarded.reason == "no_speech"
-    ((_, window),) = room(DeafVoice(1.0, share=0.2, until_s=4.0), *sound)
     assert isinstance(window, Window)
 
 
@@ -274,10 +257,6 @@ def test_the_floor_is_the_lowest_level_of_the_last_seconds() -> None:
     assert 10 * np.log10(floor.power) == pytest.approx(60, abs=1.5), "noise that has come to stay"
     floor.reset()
     assert not floor.known
-
-
-def test_a_constant_offset_is_no_power() -> None:
-    assert power_of(np.full(FRAME_SAMPLES, 12_000, np.int16)) == 0.0
 
 
 def test_an_utterance_that_sinks_just_after_a_cut_has_a_last_window_with_something_new() -> None:

@@ -12,7 +12,7 @@ from rigs.records import differences
 
 from appliance.capture import endpoint
 from appliance.capture.frames import FRAME_SAMPLES, is_clipped
-from appliance.capture.segmenter import Segmenter, quietest
+from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
@@ -188,17 +188,6 @@ def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
     assert len(room.hear(silence(1)).windows()) == 2, "the next one waits no longer than ever"
 
 
-def test_what_was_expected_of_a_guess_is_forgotten_with_it() -> None:
-    room = Room().hear(silence(30), speech(20), silence(10))
-    first = room.segmenter.speculative_window
-    assert first
-    room.segmenter.expect(first.id, 320)
-    room.hear(speech(1), silence(10))
-    room.segmenter.expect(first.id, 320)
-    assert room.hear(silence(9)).found == []
-    assert len(room.hear(silence(1)).windows()) == 1
-
-
 @pytest.mark.parametrize("pause", range(11, 40))
 def test_speech_that_comes_back_after_an_early_close_goes_on_in_the_next_utterance(
     pause: int,
@@ -325,16 +314,6 @@ def test_what_is_too_short_for_an_utterance_is_no_guess() -> None:
     assert [type(one) for one in room.found] == [Discarded]
 
 
-def test_the_source_is_lost_after_the_guess() -> None:
-    room = Room().hear(silence(30), speech(20), silence(12))
-    speculation = room.segmenter.speculative_window
-    assert speculation
-    (window,) = room.segmenter.flush(interrupted=True)
-    assert isinstance(window, Window)
-    assert (window.id, window.flags) == (speculation.id, ("interrupted",))
-    assert room.segmenter.speculative_window is None
-
-
 def test_a_pause_shorter_than_the_hang_over_is_part_of_the_utterance() -> None:
     room = Room().hear(silence(30), speech(20), silence(15), speech(20), silence(30))
     (window,) = room.windows()
@@ -344,13 +323,6 @@ def test_a_pause_shorter_than_the_hang_over_is_part_of_the_utterance() -> None:
 def test_the_first_word_is_whole_when_speech_begins_with_the_stream() -> None:
     (window,) = Room().hear(speech(20), silence(30)).windows()
     assert window.start_s == 0.0
-
-
-def test_no_sound_is_in_two_utterances() -> None:
-    room = Room().hear(silence(50), speech(20), silence(20), speech(20), silence(30))
-    first, second = room.windows()
-    assert first.utterance_id != second.utterance_id
-    assert second.start_s >= first.start_s + first.duration_s - 1e-9
 
 
 def test_too_little_speech_is_discarded_with_its_reason() -> None:
@@ -433,21 +405,9 @@ def test_clipped_speech_is_flagged() -> None:
     assert not is_clipped(np.array([32767] + [0] * 1999, np.int16))
 
 
-def test_settings_of_the_segmenter_are_obeyed() -> None:
-    settings = replace(SegmenterSettings(), pre_roll_ms=0, hang_over_ms=900, min_speech_ms=0)
-    room = Room(settings=settings).hear(silence(50), speech(4), silence(29))
-    assert room.found == []
-    (window,) = room.hear(silence(1)).windows()
-    assert window.start_s == pytest.approx(52 * FRAME_S)
-
-
 def test_idle_memory_is_bounded() -> None:
     room = Room().hear(silence(5000))
     assert len(room.segmenter._frames) <= 21
-
-
-def test_of_equally_quiet_places_the_latest_is_cut() -> None:
-    assert quietest(np.zeros(20), 5, 15) == 15
 
 
 def heard_with_reference(

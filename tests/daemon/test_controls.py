@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -17,11 +16,9 @@ import pytest
 from rigs.adder import adder
 from rigs.controls import Appliance, appliance
 from rigs.publishing import transcript
-from rigs.stores import connection_of
 from rigs.waiting import until
 
 from appliance import config
-from appliance.config import node_name
 from appliance.control.server import ControlError
 from appliance.daemon.setting_commands import live_keys
 from appliance.records import SAMPLE_RATE, Frame, Samples
@@ -85,25 +82,6 @@ def test_times_that_cannot_be_counted_between_are_refused(house: Appliance, time
     assert refusal(house, "count", times=times).startswith("bad_request: times: ")
 
 
-def test_counting_reads_the_index_of_times_alone(house: Appliance) -> None:
-    connection = connection_of(house.store)
-    statements = list[str]()
-    connection.set_trace_callback(statements.append)
-    ask(house, "count", times=["2026-11-21T08:00:00Z", "2026-11-21T09:00:00Z"])
-    connection.set_trace_callback(None)
-    (counting,) = (one for one in statements if "count(*)" in one)
-    ((*_, plan),) = connection.execute(f"EXPLAIN QUERY PLAN {counting}")
-    assert "COVERING INDEX transcripts_by_end" in plan
-
-
-def test_an_answer_fits_into_a_line(tmp_path: Path) -> None:
-    with appliance(tmp_path, tuple(f"{number} " + "word " * 200 for number in range(90))) as house:
-        page = ask(house, "history", limit=200)
-    assert 20 < len(page["transcripts"]) < 60
-    assert page["more"]
-    assert page["total"] == 90
-
-
 def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None:
     first, second, _ = ask(house, "history")["transcripts"]
     assert ask(house, "delete", ids=[first["id"], second["id"], "x"])["deleted"] == 2
@@ -154,10 +132,6 @@ def test_wrong_arguments_are_refused_and_nothing_is_done(
     assert refusal(house, command, **arguments).startswith(said)
     assert house.store.highest() == len(ask(house, "history")["transcripts"]) == 3
     assert not house.mute.on
-
-
-def test_the_state_has_the_node(house: Appliance) -> None:
-    assert ask(house, "state")["node"] == node_name(house.settings)
 
 
 def test_the_mute_is_turned(house: Appliance) -> None:
@@ -320,13 +294,6 @@ def test_keys_are_set_beside_the_configuration_and_hold_from_the_next_reload_on(
     assert json.loads(json.dumps(settings))["vocabulary.words"]["value"] == ["Zoë", "air fryer"]
 
 
-def test_configure_reads_the_configuration_once_as_it_is_and_once_as_it_would_be(
-    house: Appliance,
-) -> None:
-    ask(house, "configure", set={"voice.open_score": 0.7})
-    assert house.readings == 2
-
-
 @pytest.mark.parametrize(
     ("name", "value", "mistake"),
     [
@@ -419,14 +386,6 @@ def test_where_no_model_can_run_none_is_added(
         assert not ask(house, "models")["possible"]
         assert "sudo apt install roomscribe" in refusal(house, "model_add", model="tiny")
         assert not begun
-
-
-def test_the_memory_of_the_day_ends_with_now(house: Appliance) -> None:
-    told = ask(house, "day")
-    ((at, memory_mb),) = told["memory_mb"]
-    assert abs(at - time.time()) < 5
-    assert memory_mb > 10
-    assert told["every_s"] == 300
 
 
 def test_a_reload_says_that_another_model_was_chosen(

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -23,7 +22,7 @@ from rigs.waiting import until
 from rigs.wyoming import free_port
 
 from appliance import system
-from appliance.config import ModelSettings, Settings, VoiceSettings
+from appliance.config import Settings, VoiceSettings
 from appliance.daemon import service
 from appliance.daemon.health import Health
 from appliance.records import ApplianceState
@@ -102,23 +101,6 @@ def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
         running.send_signal(signal.SIGTERM)
         assert systemd.told("STOPPING=1")
         assert running.wait(40) == 0
-
-
-def test_a_daemon_listens_without_the_library_of_sound_files(
-    tmp_path: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """apt starts it before ldconfig has run: a libsndfile that it just unpacked is not found."""
-    broken = tmp_path / "soundfile.py"
-    broken.write_text("raise OSError('cannot load library libsndfile.so')\n", encoding="utf-8")
-    found_first = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    program = ("-c", f"{found_first}; from appliance.__main__ import main; sys.exit(main())")
-    monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
-    config = write_config(tmp_path, capture={"device": "hw:31,7"})
-    with daemon(config, program=program) as running:
-        systemd.told("READY=1")
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(40) == 0
-    assert "libsndfile" not in log_of(config)
 
 
 def test_a_reload_uses_a_changed_configuration_in_the_same_process(
@@ -273,20 +255,6 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
     )
     ran, following = service._run_once(first, first, cast("service._Process", process))
     assert (ran, following, process.signals.reload) == (first, second, True)
-
-
-def test_a_reload_uses_a_model_that_was_chosen_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ROOMSCRIBE_MODELS", str(tmp_path))
-    announcer = service.Announcer(SilentPipeline(), 0.0)  # type: ignore[arg-type]
-    settings = Settings()
-    assert service._read_again(settings, lambda: settings, announcer, "") is None
-    (tmp_path / "in-use").write_text("base\n", "utf-8")
-    assert service._read_again(settings, lambda: settings, announcer, "") is settings
-    assert service._read_again(settings, lambda: settings, announcer, "base") is None
-    pinned = replace(settings, model=ModelSettings(bundle="tiny.en"))
-    assert service._read_again(pinned, lambda: pinned, announcer, "") is None
 
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:

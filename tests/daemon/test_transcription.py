@@ -19,7 +19,7 @@ from appliance.daemon import transcription
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Task
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
-from appliance.daemon.transcription import UNSTORED_LIMIT, UNSURE_FROM, TaskTranscriber
+from appliance.daemon.transcription import UNSURE_FROM, TaskTranscriber
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
 from appliance.records import Discarded, Listener, Phrase, Transcript, Transcription, Window
@@ -304,15 +304,6 @@ def test_what_was_transcribed_ahead_is_not_transcribed_again(rig: Rig) -> None:
     assert rig.health.counters() == {"guesses": 1, "guesses_used": 1, "transcripts": 1}
 
 
-def test_a_guess_that_is_not_wanted_any_more_is_not_decoded(rig: Rig) -> None:
-    ahead = Ahead(rig)
-    rig.tasks.encode(ahead.task)
-    rig.backlog.withdraw_speculation()
-    rig.tasks.decode(ahead.task)
-    assert ahead.task.transcription is None
-    assert rig.texts() == []
-
-
 NIGHT = Phrase("turn on the night", "all", {}, 0.9)
 
 
@@ -411,13 +402,3 @@ def test_a_text_of_others_is_kept_with_its_source_and_told_like_any_other(rig: R
     [kept] = [row.transcript for row in rig.store.query()]
     assert (kept.text, kept.source, kept.queue_ms) == (HEARD.text, "wyoming", 12.0)
     assert rig.listener.seen == [1]
-
-
-def test_texts_of_others_that_a_full_disk_does_not_take_are_bounded(rig: Rig) -> None:
-    rig.store.full = True
-    for _ in range(UNSTORED_LIMIT + 3):
-        rig.tasks.keep(a_window(seconds=0.01), HEARD, 0.0)
-    assert rig.health.counters() == {"lost_store_refused": 3}
-    rig.say()
-    assert rig.health.counters() == {"lost_store_refused": 4}
-    assert rig.tasks.flush() == UNSTORED_LIMIT

@@ -158,23 +158,6 @@ def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
             link.call(never, 0.2)
 
 
-@needs_nats
-def test_no_task_is_left_pending_when_the_link_is_closed() -> None:
-    """Such as those that nats-py leaves when a server does not answer the end of a connection."""
-    left: list[asyncio.Task[None]] = []
-
-    async def handler(_client: object) -> None:
-        left.append(asyncio.get_running_loop().create_task(asyncio.sleep(1000)))
-
-    with NatsServer() as server:
-        link = Link(FleetSettings(role="satellite", server=(server.url,)), "kitchen")
-        link.add(handler)
-        link.start()
-        until(lambda: bool(left))
-        link.close()
-        assert all(task.cancelled() for task in left)
-
-
 def test_a_name_that_takes_for_ever_to_be_looked_up_stalls_nobody(tmp_path: Path) -> None:
     lookups = []
     gate = threading.Event()

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ import pytest
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_nats
-from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
+from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.waiting import until
 from rigs.windows import a_window
 from rigs.workers import FakeWorker
@@ -26,8 +25,7 @@ from rigs.workers import FakeWorker
 from appliance.config import FleetSettings, SegmenterSettings, Settings
 from appliance.errors import RefusedError, ServerError
 from appliance.fleet.link import Link
-from appliance.fleet.satellite import COMING_S, FleetBackend, Satellite, SatelliteTranscriber
-from appliance.infer.encoder import Backend
+from appliance.fleet.satellite import COMING_S, SatelliteTranscriber
 from appliance.infer.remote import UnwantedError
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Transcription, Window
@@ -163,20 +161,6 @@ def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back
         assert satellite.backend.trouble is None
 
 
-def test_a_window_that_is_under_way_when_the_server_restarts_is_sent_again(
-    server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
-) -> None:
-    with FakeWorker(server.url) as worker:
-        worker.settle()
-        satellite = satellites(patience_s=30.0)
-        worker.took_s = 1.0
-        restarted = threading.Timer(0.3, lambda: restart(server))
-        restarted.start()
-        assert satellite.transcribe(a_window()).text == HEARD.text
-        restarted.join()
-    assert (stats_of(satellite)["fleet_sent"], stats_of(satellite)["fleet_redone"]) == (2, 1)
-
-
 def test_a_window_that_is_under_way_is_not_sent_again_after_a_mute(
     server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
 ) -> None:
@@ -215,70 +199,6 @@ def test_a_satellite_that_may_ask_one_model_alone_asks_no_other(
         with FakeWorker(server.url, node="big", model="base.en"):
             assert patiently(satellite, a_window()).model == "base.en"
         assert not tiny.windows
-
-
-def test_of_two_answers_the_first_counts_and_the_second_is_dropped(
-    server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
-) -> None:
-    with FakeWorker(server.url) as worker, Bus(server.url) as bus:
-        worker.settle()
-        satellite = satellites()
-        worker.took_s = 0.3
-        bus.answer_all("roomscribe.window.>", "roomscribe.answer.kitchen", [ANSWER, ANSWER])
-        assert satellite.transcribe(a_window()).text == "raw"
-        until(lambda: stats_of(satellite)["fleet_late"] == 2)
-
-
-def test_an_answer_that_came_too_late_is_there_when_its_window_is_asked_again(
-    server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
-) -> None:
-    with FakeWorker(server.url) as worker:
-        worker.settle()
-        satellite = satellites(patience_s=1.0)
-        worker.took_s = 1.4
-        window = a_window()
-        with pytest.raises(ServerError, match="worker lost: no answer within 1 s"):
-            satellite.begin(window)
-        assert "worker lost" in str(satellite.backend.trouble)
-        until(lambda: stats_of(satellite)["fleet_late"] == 1)
-        assert patiently(satellite, window).text == HEARD.text
-        assert len(worker.windows) == 1
-        assert stats_of(satellite)["fleet_sent"] == 1
-
-
-def test_a_window_that_waits_at_the_server_is_not_sent_again(
-    server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
-) -> None:
-    """Workers would do each copy: with too few of them, more is sent and less is done."""
-    with busy_with_its_own_room(server) as worker:
-        satellite = satellites(patience_s=1.0)
-        window = a_window()
-        for _ in range(3):
-            with pytest.raises(ServerError, match="no answer within 1 s"):
-                satellite.backend.request(window, 1.0)
-        assert stats_of(satellite)["fleet_sent"] == 1
-        assert server.stream()["state"]["messages"] == 1
-        worker.waiting = 0
-        assert patiently(satellite, window).text == HEARD.text
-        assert len(worker.windows) == 1
-        assert (stats_of(satellite)["fleet_sent"], stats_of(satellite)["fleet_redone"]) == (1, 0)
-
-
-def test_a_window_that_a_worker_gave_back_is_sent_again(
-    server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
-) -> None:
-    busy = b'{"v":1,"id":"%s","attempt":1,"worker":"pi5","error":{"code":"busy","text":"no time"}}'
-    with busy_with_its_own_room(server) as worker, Bus(server.url) as bus:
-        answers = [busy]
-        bus.answer_all("roomscribe.window.>", "roomscribe.answer.kitchen", answers)
-        satellite = satellites()
-        window = a_window()
-        with pytest.raises(ServerError, match="no time"):
-            satellite.backend.request(window, 5.0)
-        answers.clear()
-        worker.waiting = 0
-        assert patiently(satellite, window).text == HEARD.text
-        assert stats_of(satellite)["fleet_sent"] == 2
 
 
 def test_a_worker_that_is_newer_or_older_is_refused_by_name_and_the_window_waits(
@@ -321,43 +241,6 @@ def test_a_window_that_alone_fails_is_refused_and_the_next_one_written(
             patiently(satellite, strange)
         assert patiently(satellite, a_window()).text == HEARD.text
         assert worker.counts["fleet_refused"] == 3
-
-
-@pytest.mark.parametrize("local", [None, FakeEncoder()], ids=["waits", "own model"])
-def test_while_a_window_waits_a_worker_is_looked_for_twice_a_second_and_seldom_else(
-    local: FakeEncoder | None,
-) -> None:
-    class Deserted:
-        looks = 0
-
-        def find_worker(self) -> None:
-            self.looks += 1
-            raise ServerError("no worker", busy=True, kind=ServerError.NO_WORKER)
-
-        def muted(self) -> bool:
-            return False
-
-    now_s, deserted = 0.0, Deserted()
-    link = cast("Link", SimpleNamespace(client=None))
-    encoder = FleetBackend(
-        cast("Satellite", deserted), link, Settings(), cast("Backend", local), lambda: now_s
-    )
-
-    def looks_in_10_s() -> int:
-        nonlocal now_s
-        before = deserted.looks
-        for _ in range(100):
-            now_s += 0.1
-            encoder.poll(now_s)
-            encoder.settle(5.0)
-        return deserted.looks - before
-
-    encoder.settle(5.0)
-    assert looks_in_10_s() <= 8
-    with pytest.raises(ServerError):
-        encoder.ask(a_window())
-    looks_in_10_s()
-    assert (looks_in_10_s() >= 16) == (local is None)
 
 
 def test_not_a_byte_of_sound_leaves_a_satellite_that_is_muted(
@@ -436,19 +319,3 @@ def test_when_the_only_worker_goes_in_mid_window_the_own_model_writes_before_the
         gone.join()
         assert str(satellite.backend.trouble).startswith("worker lost: none is left connected to")
     assert stats_of(satellite)["fleet_own_cpu"] == 1
-
-
-def test_an_idle_satellite_without_workers_looks_for_them_seldom_once_its_own_model_has_written(
-    server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
-) -> None:
-    satellite = satellites(FakeTranscriber())
-    satellite.transcribe(a_window())
-
-    def sent() -> int:
-        return int(server.monitor("varz")["in_msgs"])
-
-    before = sent()
-    for _ in range(70):
-        satellite.backend.poll(time.monotonic())
-        time.sleep(0.05)
-    assert 2 <= sent() - before <= 8  # two messages after 0.5, 1 and 2 s; not each half second

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs.home_websocket import DEVICE, TOKEN, Hub
+from rigs.home_websocket import TOKEN, Hub
 
 from appliance.homeassistant import names as naming
 from appliance.homeassistant.connection import HomeAssistantUrl, WebsocketLink, connect
@@ -20,7 +20,6 @@ from appliance.homeassistant.names import (
     NAMES_FILE,
     Names,
     clean,
-    cleaned,
 )
 from appliance.records import Name, Tier
 
@@ -72,11 +71,6 @@ def test_the_appliances_own_entities_are_no_names_of_the_home(hub: Hub) -> None:
     assert "Roomscribe mute" not in [name for name, _ in names_of(hub).names]
     hub.entries["switch.roomscribe_kitchen_mute"]["platform"] = "template"
     assert "Roomscribe mute" in [name for name, _ in names_of(hub).names]
-
-
-def test_an_entity_lies_where_its_device_does(hub: Hub) -> None:
-    hub.entries["light.kitchen"] |= {"area_id": None, "device_id": DEVICE["id"]}
-    assert ("Kitchen", Tier.USED_PLACE) in names_of(hub).names
 
 
 def test_an_entity_without_state_or_entry_has_the_name_that_is_left(hub: Hub) -> None:
@@ -141,11 +135,6 @@ def test_answers_of_another_form_give_the_other_names(hub: Hub, command: str, an
 def test_a_name_is_what_somebody_can_say(text: str, name: str) -> None:
     assert clean(text) == name
     assert clean(name) == name
-
-
-def test_no_name_is_there_twice_and_the_better_place_wins() -> None:
-    found: list[Name] = [("LAMP", Tier.ALIAS), ("lamp", Tier.CALLED), ("", Tier.CALLED)]
-    assert cleaned(found) == ((("lamp", Tier.CALLED),), 0)
 
 
 def test_a_hundred_thousand_entities_are_bounded_and_those_that_are_called_go_first(

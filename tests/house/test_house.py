@@ -135,20 +135,6 @@ def test_a_muted_room_neither_claims_nor_acts(tmp_path: Path, broker: Broker) ->
 
 
 @needs_broker
-def test_a_sentence_of_a_wyoming_client_takes_no_part(tmp_path: Path, broker: Broker) -> None:
-    with (
-        Subscriber(broker.port) as heard,
-        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
-        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
-    ):
-        until(lambda: kitchen.house.rooms and hall.house.rooms)
-        kitchen.end("0" * 26, "turn on the light", source="wyoming")
-        until(heard.events)
-        assert "arbitrated" not in heard.events()[0]
-        assert not holds(lambda: claims(heard), 0.2)
-
-
-@needs_broker
 def test_without_the_broker_each_room_acts_and_says_so(
     tmp_path: Path, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

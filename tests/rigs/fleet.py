@@ -44,14 +44,6 @@ class Bus:
         """Publishes, and returns when the server has it, or has refused it."""
         self.run(self._publish(subject, payload, headers))
 
-    def reply_to_all(self, subject: str, payload: bytes) -> None:
-        """Replies to every message on a subject with this."""
-
-        async def reply(message: Msg) -> None:
-            await message.respond(payload)
-
-        self.run(self._listen(subject, reply))
-
     def answer_all(self, subject: str, to: str, answers: Sequence[bytes]) -> None:
         """Answers every window on a subject with these, at once; %s is its id."""
 

@@ -127,18 +127,3 @@ class HomeAssistant(MqttClient):
         elif message.topic.endswith("/transcript") and not message.retain:
             event = json.loads(message.payload)
             (self.events if self.is_available() else self.missed).append(event)
-
-
-class Bystander(MqttClient):
-    """Somebody else who subscribes to everything, and so hides that Home Assistant is away."""
-
-    topics = "roomscribe/#"
-
-    def connected(self) -> None:
-        self.subscribe(self.topics)
-
-
-class Explorer(Bystander):
-    """One who subscribes to the announcements, too."""
-
-    topics = "#"

@@ -64,7 +64,6 @@ needs_nats = unless(nats.missing())
 needs_openssl = unless(certificates.missing())
 needs_fleet = unless(nats.missing() or certificates.missing())
 needs_microphone = unless(microphone.missing())
-needs_mosquitto_sub = program("mosquitto_sub", package="mosquitto-clients")
 needs_ffmpeg = program("ffmpeg")
 needs_memory = unless(
     ""

@@ -419,38 +419,6 @@ def test_a_broker_is_tried_before_it_is_saved_and_its_password_never_comes_back(
     until(lambda: not tab.texts(".broker"))
 
 
-def test_one_save_sends_every_change_and_a_wrong_one_loses_nothing(
-    found: Found, tab: Browser
-) -> None:
-    home, feed, _ = found
-    feed.asked.clear()
-    days, area = "[id='key-segmenter.hang_over_ms']", "[id='key-homeassistant.area']"
-    tab.enter(home, "settings")
-    tab.press("summary")
-    tab.type(days, "9000")
-    tab.type(area, "Attic")
-    assert tab.text(".keep span") == "2 changes"
-    tab.press(".keep button", "Save")
-    until(lambda: tab.texts("[aria-invalid=true]"), WITHIN_S)
-    assert tab.text("[id='key-segmenter.hang_over_ms-wrong']") == "Enter 200 to 3000 ms."
-    assert tab.text(".keep span") == "Nothing was saved. Correct the marked fields."
-    assert feed.chosen["homeassistant.area"] != "Attic"
-    tab.show("live")
-    tab.show("settings")
-    until(lambda: tab.texts(area), WITHIN_S)
-    assert (tab.value("key-homeassistant.area"), tab.value("key-segmenter.hang_over_ms")) == (
-        "Attic",
-        "9000",
-    )
-    tab.press("summary")
-    tab.type(days, "900")
-    tab.press(".keep button", "Save")
-    until(lambda: tab.text(".keep") == "Saved.", WITHIN_S)
-    given = [arguments["set"] for name, arguments in feed.asked if name == "configure"]
-    assert given[-1] == {"segmenter.hang_over_ms": 900, "homeassistant.area": "Attic"}
-    assert feed.chosen["homeassistant.area"] == "Attic"
-
-
 def _shows_end(tab: Browser, feed: Feed) -> bool:
     end = datetime.fromisoformat(str(feed.appliance.get("muted_until", "2000-01-01T00:00:00Z")))
     return tab.text(".now strong").endswith(f"{end.astimezone():%H:%M}")
