@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tornado.httputil import HTTPFile, HTTPInputError, parse_body_arguments
@@ -27,13 +27,17 @@ BODY_BYTES = 12_000_000
 REQUESTS = 2
 """Requests at once: each may hold its sound in memory."""
 LONGEST_S = 60
+CHANNELS = 8
+"""A file of 16 kB with 255 channels took 900 MB."""
 PART_SAMPLES = 20_000
 """Samples in one event, which has at most 64 kB."""
 TEXT_S = 120.0
 """Longest wait for the text of a sound: the microphone goes first."""
 UPLOAD_S = 120.0
-FORMATS = ("json", "text")
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 STATUSES = {"bad_sound": 400, "busy": 429}
+
+Segment = Mapping[str, Any]
 
 
 class Shared(Protocol):
@@ -159,10 +163,7 @@ class Transcriptions(_Api):
             if fields.get("stream", "").lower() in ("true", "1"):
                 await self._stream(pieces)
                 return
-            text = "".join([piece async for piece in pieces])
-            if form == "text":
-                self.set_header("Content-Type", "text/plain; charset=utf-8")
-            self.finish({"text": text} if form == "json" else f"{text}\n")
+            self._send(form, [piece async for piece in pieces], len(samples) / rate_hz)
         except (ApiError, OfflineError, CommandRefusedError) as error:
             self.refuse(error)
 
@@ -188,8 +189,8 @@ class Transcriptions(_Api):
         fields = {name: values[-1].decode("utf-8", "replace") for name, values in arguments.items()}
         return fields, files["file"][0]
 
-    async def _transcribe(self, samples: Any, rate_hz: int) -> AsyncIterator[str]:
-        """Yield the pieces of the text, as they are ready; joined, they are the text."""
+    async def _transcribe(self, samples: Any, rate_hz: int) -> AsyncIterator[Segment]:
+        """Yield the pieces of the text, as they are ready; `text` joined is the text."""
         async with self.page.daemon.connected(WYOMING_SOCKET) as (reader, writer):
             sending = asyncio.ensure_future(_send(writer, samples, rate_hz))
             try:
@@ -199,18 +200,18 @@ class Transcriptions(_Api):
                             text, code = (str(event.data.get(name)) for name in ("text", "code"))
                             raise CommandRefusedError(text, code)
                         if event.type == "transcript-chunk":
-                            yield str(event.data.get("text"))
+                            yield event.data
             except (OSError, EOFError, ProtocolError, TimeoutError) as error:
                 raise OfflineError("Roomscribe does not answer. It may be restarting.") from error
             finally:
                 sending.cancel()
 
-    async def _stream(self, pieces: AsyncIterator[str]) -> None:
+    async def _stream(self, pieces: AsyncIterator[Segment]) -> None:
         """Send the text as events, a piece at a time."""
         text = ""
         async for piece in pieces:
-            text += piece
-            await self._event({"type": "transcript.text.delta", "delta": piece})
+            text += piece["text"]
+            await self._event({"type": "transcript.text.delta", "delta": piece["text"]})
         await self._event({"type": "transcript.text.done", "text": text})
         self.finish()
 
@@ -218,6 +219,17 @@ class Transcriptions(_Api):
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
         self.write(f"data: {json.dumps(data, ensure_ascii=False)}\n\n")
         await self.flush()
+
+    def _send(self, form: str, segments: list[Segment], duration_s: float) -> None:
+        text = "".join(str(one["text"]) for one in segments)
+        if form == "json":
+            self.finish({"text": text})
+        elif form == "verbose_json":
+            self.finish(_verbose(text, segments, duration_s))
+        else:
+            kind = "text/vtt" if form == "vtt" else "text/plain"
+            self.set_header("Content-Type", f"{kind}; charset=utf-8")
+            self.finish(f"{text}\n" if form == "text" else subtitles(segments, form))
 
 
 async def _send(writer: asyncio.StreamWriter, samples: Any, rate_hz: int) -> None:
@@ -252,6 +264,8 @@ def decode(data: bytes) -> tuple[Any, int]:
                 rate_hz = file.samplerate
                 if not 4000 <= rate_hz <= 192_000:
                     raise ApiError(400, "Expected a sound of 4 to 192 kHz.", "file")
+                if file.channels > CHANNELS:
+                    raise ApiError(400, f"Expected at most {CHANNELS} channels.", "file")
                 blocks = file.blocks(rate_hz, dtype="float32", always_2d=True)
                 parts = [_mix(block) for block in itertools.islice(blocks, LONGEST_S + 1)]
         except (soundfile.SoundFileError, RuntimeError):
@@ -259,6 +273,8 @@ def decode(data: bytes) -> tuple[Any, int]:
                 400, "Expected a sound file as WAV, FLAC, OGG or MP3, found another.", "file"
             ) from None
     samples = np.concatenate(parts) if parts else np.zeros(0, "<i2")
+    if not len(samples):
+        raise ApiError(400, "Expected a sound, found a file without one.", "file")
     if len(samples) > LONGEST_S * rate_hz:
         raise ApiError(400, f"Expected at most {LONGEST_S} s of sound, found more.", "file")
     return samples, rate_hz
@@ -269,3 +285,41 @@ def _mix(sound: Any) -> Any:
     import numpy as np  # not in the memory of a page that nobody sends sound to
 
     return (np.clip(np.nan_to_num(sound).mean(axis=1), -1.0, 1.0) * 32767).astype("<i2")
+
+
+def _verbose(text: str, segments: list[Segment], duration_s: float) -> dict[str, Any]:
+    shown = [
+        {
+            "id": number,
+            "seek": 0,
+            "start": one["start_s"],
+            "end": one["end_s"],
+            "text": one["text"].strip(),
+            "tokens": [],
+            "temperature": 0.0,
+            "avg_logprob": one["avg_logprob"],
+            "compression_ratio": one["compression_ratio"],
+            "no_speech_prob": one["no_speech_prob"],
+        }
+        for number, one in enumerate(segments)
+    ]
+    language = segments[-1]["language"] if segments else ""
+    duration = round(duration_s, 3)
+    head = {"task": "transcribe", "language": language, "duration": duration, "text": text}
+    return head | {"segments": shown}
+
+
+def subtitles(segments: Sequence[Segment], form: str) -> str:
+    """Return the segments as SRT or WebVTT."""
+    mark = "," if form == "srt" else "."
+    lines = ["WEBVTT\n"] if form == "vtt" else []
+    for number, one in enumerate(segments, 1):
+        times = f"{_clock(one['start_s'], mark)} --> {_clock(one['end_s'], mark)}"
+        head = f"{number}\n" if form == "srt" else ""
+        lines.append(f"{head}{times}\n{one['text'].strip()}\n")
+    return "\n".join(lines)
+
+
+def _clock(seconds: float, mark: str) -> str:
+    whole_s, ms = divmod(round(max(0.0, seconds) * 1000), 1000)
+    return f"{whole_s // 3600:02}:{whole_s // 60 % 60:02}:{whole_s % 60:02}{mark}{ms:03}"

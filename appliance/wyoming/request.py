@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,8 +179,8 @@ class TranscriptionRequest:
         self._text = self.language = ""
         self._refused = False
         """True once a window's text had too little confidence."""
-        self.new_texts: list[str] = []
-        """Parts of the text that were not fetched yet; joined as they are."""
+        self.new_texts: list[dict[str, Any]] = []
+        """Parts of the text that were not fetched yet: `text`, joined as it is, and its figures."""
         self.is_over = False
         """True once an utterance has ended, or will not come."""
 
@@ -308,7 +308,16 @@ class TranscriptionRequest:
         unspaced = is_unspaced(self._text[-1:] + result.text[:1])
         piece = result.text if unspaced or not self._text else " " + result.text
         self._text += piece
-        self.new_texts.append(piece)
+        figures = ("language", "avg_logprob", "compression_ratio", "no_speech_prob")
+        end_s = min(part.window.speech_end_s - self._began_s, self._received / self.form.rate)
+        self.new_texts.append(
+            {"text": piece}
+            | {name: getattr(result, name) for name in figures}
+            | {
+                "start_s": round(part.window.start_s - self._began_s, 3),
+                "end_s": round(end_s, 3),
+            }
+        )
 
     def _is_unsure(self, result: Transcription) -> bool:
         """Return True for a text below the least confidence, and log that. A text whose

@@ -415,7 +415,8 @@ class ClientConnection:
 
     def _pack_new_texts(self, request: TranscriptionRequest) -> bytes:
         pieces, request.new_texts = request.new_texts, []
-        events = [Event("transcript-chunk", {"text": piece}) for piece in pieces]
+        fields = [piece if self.is_local else {"text": piece["text"]} for piece in pieces]
+        events = [Event("transcript-chunk", data) for data in fields]
         if not self._text_begun:
             self._text_begun = True
             start = Event("transcript-start", {"language": self._language(request)})
