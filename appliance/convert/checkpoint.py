@@ -97,12 +97,21 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         find = _find(folder)
         config = read_config(folder / CONFIG_FILE)
         tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
-        tensors, files = find(config)
+        found, files = find(config)
+        tensors = _unwrapped(found)
     path = files[0] if len(files) == 1 else folder
     troubles, readers = _check(tensors, config, tied=tied)
     if troubles:
         raise ModelError(f"{path}: {listed('wrong weights', troubles)}")
     return Checkpoint(config, LazyWeights(readers), digest(files))
+
+
+def _unwrapped(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, ReadableTensor]:
+    """Return the tensors without what a wrapper put before all names: torch.compile's `_orig_mod.`,
+    a merged adapter's `base_model.model.`."""
+    wrapped = (name.removesuffix(FIRST) for name in tensors if name.endswith(f".{FIRST}"))
+    prefix = next(wrapped, "")
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def read_sizes(folder: Path) -> tuple[WhisperConfig, str]:
@@ -123,6 +132,8 @@ def _is_ctranslate2(folder: Path) -> bool:
     return not others and (folder / MODEL_FILE).exists()
 
 
+FIRST = "model.encoder.conv1.weight"
+"""A tensor that every Whisper has, by Hugging Face's name."""
 Found = tuple[Mapping[str, ReadableTensor], list[Path]]
 """Tensors by name, and the files they lie in."""
 Reader = Callable[[], NDArray[np.float32]]

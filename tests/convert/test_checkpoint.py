@@ -160,6 +160,18 @@ def test_loading_needs_the_memory_of_one_tensor_and_not_of_all(tmp_path: Path) -
     assert peak < 2 * largest + 500_000 < everything / 2
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "base_model.model."])
+def test_weights_that_a_wrapper_saved_are_read(folder: Path, prefix: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {f"{prefix}{name}": array for name, array in weights.items()}, folder / "model.safetensors"
+    )
+    loaded = load_checkpoint(folder).weights
+    np.testing.assert_array_equal(
+        loaded["model.encoder.conv1.bias"], weights["model.encoder.conv1.bias"]
+    )
+
+
 def test_everything_wrong_with_the_weights_is_told_at_once(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.encoder.conv1.bias"]
