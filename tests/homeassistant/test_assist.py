@@ -37,7 +37,7 @@ from appliance.records import Phrase
         ({"phrase": Phrase("stop", "stop", {}, 0.9)}, "stop"),
         ({"phrase": Phrase("computer stop", "stop", {}, 0.6)}, "turn on the light"),
     ],
-    ids=str,
+    ids=range(10),
 )
 def test_what_is_said_to_the_home_and_may_be_acted_on_is_handed_over(
     tmp_path: Path, changes: dict[str, Any], wanted: str
