@@ -380,7 +380,7 @@ MOST = {
     "appliance without convert, lab and cli": (34_073, "lines"),
     "tests": (50_979, "lines"),
     "scripts": (11_647, "lines"),
-    "documentation": (43_547, "words"),
+    "documentation": (40_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""
