@@ -376,10 +376,10 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (49_412, "lines"),
-    "appliance without convert, lab and cli": (34_073, "lines"),
-    "tests": (50_979, "lines"),
-    "scripts": (11_647, "lines"),
+    "appliance": (49_257, "lines"),
+    "appliance without convert, lab and cli": (33_912, "lines"),
+    "tests": (50_457, "lines"),
+    "scripts": (11_515, "lines"),
     "documentation": (40_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
