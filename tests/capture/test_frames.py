@@ -86,19 +86,33 @@ def sine(frequency_hz: float) -> NDArray[np.float32]:
 )
 def test_hum_of_the_mains_is_removed_and_speech_is_not(frequency_hz: float, gain_db: float) -> None:
     """By the formula of a Butterworth filter of the fourth order: -10 log10(1 + (90 / f) ** 8)."""
-    passed = HighPass().push(sine(frequency_hz))[SAMPLE_RATE:]
+    passed = HighPass().filter(sine(frequency_hz))[SAMPLE_RATE:]
     assert 20 * np.log10(passed.std() / (0.2 / 2**0.5)) == pytest.approx(gain_db, abs=0.1)
 
 
 def test_an_offset_is_removed_from_the_first_sample_on() -> None:
-    assert np.abs(HighPass().push(np.full(1000, 0.3, np.float32))).max() < 1e-6
+    assert np.abs(HighPass().filter(np.full(1000, 0.3, np.float32))).max() < 1e-6
+
+
+def test_the_filter_is_on_while_there_is_a_hum_and_clean_sound_passes_bit_for_bit() -> None:
+    def push(sound: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.concatenate([high_pass.push(block) for block in np.split(sound, 50)])
+
+    high_pass, hum = HighPass(), sine(50)
+    voice = sine(120)
+    voice[:SAMPLE_RATE] = 0.0
+    np.testing.assert_array_equal(push(voice), voice)
+    push(hum)
+    assert push(hum)[SAMPLE_RATE:].std() < 0.15 * hum.std(), "found within 3 s, and lasting one"
+    push(voice)
+    np.testing.assert_array_equal(push(voice), voice)
 
 
 def test_sound_is_filtered_the_same_in_whatever_pieces_it_comes() -> None:
     sound = np.random.default_rng(0).normal(0, 0.1, 5000).astype(np.float32)
-    filtered, whole = HighPass(), HighPass().push(sound)
+    filtered, whole = HighPass(), HighPass().filter(sound)
     cuts = (0, 100, 101, 101, 3000, 5000)
-    pieces = [filtered.push(sound[start:end]) for start, end in pairwise(cuts)]
+    pieces = [filtered.filter(sound[start:end]) for start, end in pairwise(cuts)]
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-6)
 
 

@@ -48,6 +48,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "web password": lambda _folder: ("--no-such-option",),
     "web serve": lambda _folder: ("--idle", "0"),
     "web token": lambda _folder: ("--no-such-option",),
+    "fleet serve": lambda _folder: ("--name", "no name"),
     "fleet status": lambda _folder: (),
     "fleet join": lambda _folder: ("--yes", "no-code"),
     "fleet invite": lambda _folder: ("kitchen",),

@@ -129,7 +129,7 @@ def test_five_minutes_of_reading_lose_and_double_nothing() -> None:
     in_order_and_whole(sound, windows)
 
 
-@pytest.mark.parametrize(("name", "recall"), [("dev00", 0.93), ("trn01", 0.0)])
+@pytest.mark.parametrize(("name", "recall"), [("dev00", 0.91), ("trn01", 0.0)])
 def test_a_meeting_goes_through_whole(name: str, recall: float) -> None:
     """Of what is labelled as speech in the first, one faint second and two breaths of less than
     0.2 s are in no window. Of the second, three seconds of it short words far away, the detector
