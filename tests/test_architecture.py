@@ -376,9 +376,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (49_257, "lines"),
-    "appliance without convert, lab and cli": (33_912, "lines"),
-    "tests": (50_457, "lines"),
+    "appliance": (49_296, "lines"),
+    "appliance without convert, lab and cli": (33_951, "lines"),
+    "tests": (50_474, "lines"),
     "scripts": (11_515, "lines"),
     "documentation": (40_000, "words"),
 }
