@@ -90,6 +90,13 @@ class _Prefix(NamedTuple):
     """Where the sentences continue."""
 
 
+def _leaves_out(sentence: str, text: str) -> bool:
+    """Return True if a text begins with a sentence and goes on for two words and more: "turn off
+    the lights in the attic" is no "turn off the lights"."""
+    words, said = sentence.split(), text.split()
+    return said[: len(words)] == words and len(said) >= len(words) + 2
+
+
 class Phrases:
     """The sentences of a network in a bundle's tokens. One thread, the decoder's."""
 
@@ -181,7 +188,8 @@ class Phrases:
             )
             for same in ways.values()
         }
-        return self._report(sentences, free)
+        found = self._report(sentences, free)
+        return None if found and _leaves_out(found.sentence, text) else found
 
     def _report(self, sentences: dict[str, tuple[float, int]], free: float) -> Phrase | None:
         """Keep the likeliest of some sentences, each with its log-probability and its tokens, and

@@ -42,6 +42,20 @@ def network(folder: Path, *templates: str, slots: str = "") -> WordNetwork:
 
 
 @needs_model
+@pytest.mark.parametrize(
+    ("sentence", "found"), [("are the lights on", False), ("are the lights on in the attic", True)]
+)
+def test_a_sentence_that_leaves_out_the_end_of_what_was_said_is_none(
+    tmp_path: Path, sentence: str, found: bool
+) -> None:
+    (attic,) = (one for one in sentences() if one.text == "are the lights on in the attic")
+    table = f'built_in = false\n[phrases]\nask = ["{sentence}", "turn off the fan"]\n'
+    settings = Settings(phrases=PhrasesSettings(file=str(written(tmp_path, table))))
+    with open_transcriber(settings) as transcriber:
+        assert bool(transcriber.transcribe(window_of(attic.file)).phrase) == found
+
+
+@needs_model
 def test_names_of_the_home_come_and_go_while_the_model_is_in_use(tmp_path: Path) -> None:
     file = written(tmp_path, '[phrases]\nall = ["what is the weather like in {area}"]\n')
     settings = Settings(

@@ -41,7 +41,7 @@ def round_trip(around: Surroundings) -> Outcome:
     mqtt, node = around.settings.mqtt, node_name(around.settings)
     if why := _no_broker(around):
         return skipped(why)
-    topic, message = events.topic(node, "doctor"), secrets.token_bytes(4)
+    topic, message = events.topic(node, "doctor"), secrets.token_hex(4).encode()
     who = repr(mqtt.username) if mqtt.username else "clients without a user name"
     fix = f"allow {who} to read and write {topic} in the broker's access list"
     around.doing("waiting for the broker")
