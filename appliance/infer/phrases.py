@@ -93,8 +93,8 @@ class _Prefix(NamedTuple):
 def _leaves_out(sentence: str, text: str) -> bool:
     """Return True if a text begins with a sentence and goes on for two words and more: "turn off
     the lights in the attic" is no "turn off the lights"."""
-    words, said = sentence.split(), text.split()
-    return said[: len(words)] == words and len(said) >= len(words) + 2
+    words, longer = sentence.split(), text.split()
+    return longer[: len(words)] == words and len(longer) >= len(words) + 2
 
 
 class Phrases:
