@@ -379,7 +379,7 @@ MOST = {
     "appliance": (49_304, "lines"),
     "appliance without convert, lab and cli": (33_959, "lines"),
     "tests": (50_488, "lines"),
-    "scripts": (11_515, "lines"),
+    "scripts": (11_508, "lines"),
     "documentation": (40_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
