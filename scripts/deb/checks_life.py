@@ -132,14 +132,14 @@ def reloads(box: Container) -> str:
 
 def hears_streams(box: Container) -> str:
     """A sound server's source, which a program reads, is a microphone in the unit's sandbox."""
-    server = "unix:/run/fakemic/native"
-    box.run(f"echo 'default-server = {server}' > /etc/pulse/client.conf.d/test.conf")
+    client = "/etc/pulse/client.conf.d/test.conf"
+    box.run(f"echo 'default-server = unix:/run/fakemic/native' > {client}")
     box.run(f"printf '[capture]\\ndevice = \"pulse:fakemic.monitor\"\\n' > {CONFIG}")
     box.run("systemctl restart roomscribe")
     box.wait("listening to the source", lambda: listens(box), 20)
     time.sleep(2)
     hears(box)
-    box.run(f"cp -p /root/kept {CONFIG}; systemctl restart roomscribe")
+    box.run(f"rm {client}; cp -p /root/kept {CONFIG}; systemctl restart roomscribe")
     box.wait("listening again", lambda: listens(box), 20)
     return ""
 
