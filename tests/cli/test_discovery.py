@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -34,7 +35,10 @@ def test_announced_services_are_found_with_host_and_port(house: House) -> None:
     with announcing(f"{name}-a", 10395) as one, announcing(f"{name}-b", 10396) as other:
         until(lambda: one[-1:] == other[-1:] == [""], WITHIN_S)
         found = find_services(SERVICE, 10.0)
-    assert {(f"{name}.local", 10395), (f"{name}.local", 10396)} <= set(found)
+    # avahi-daemon counts its host name up if it takes its own echo for another machine's
+    hosts = {port: host for host, port in found if port in (10395, 10396)}
+    assert sorted(hosts) == [10395, 10396]
+    assert all(re.fullmatch(r"house-\d+\.local", host) for host in hosts.values())
     assert len(found) == len(set(found))
     begun_s = time.monotonic()
     assert find_services("_nobody._udp", 10.0) == []
