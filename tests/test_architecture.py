@@ -378,7 +378,7 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 MOST = {
     "appliance": (49_304, "lines"),
     "appliance without convert, lab and cli": (33_959, "lines"),
-    "tests": (50_488, "lines"),
+    "tests": (50_492, "lines"),
     "scripts": (11_508, "lines"),
     "documentation": (40_000, "words"),
 }
