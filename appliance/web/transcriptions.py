@@ -20,7 +20,7 @@ from tornado.web import RequestHandler, stream_request_body
 from appliance.config import WYOMING_SOCKET, WebSettings
 from appliance.web.access import Access
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
-from appliance.wyoming import Event, Header, ProtocolError, pack
+from appliance.wyoming import Event, ProtocolError, pack, read_event
 
 BODY_BYTES = 12_000_000
 """A minute of 16-bit stereo at 48 kHz. A request holds its body four times while it is decoded."""
@@ -195,7 +195,7 @@ class Transcriptions(_Api):
             sending = asyncio.ensure_future(_send(writer, samples, rate_hz))
             try:
                 async with asyncio.timeout(TEXT_S):
-                    while (event := await _next(reader)).type != "transcript":
+                    while (event := await read_event(reader)).type != "transcript":
                         if event.type == "error":
                             text, code = (str(event.data.get(name)) for name in ("text", "code"))
                             raise CommandRefusedError(text, code)
@@ -241,13 +241,6 @@ async def _send(writer: asyncio.StreamWriter, samples: Any, rate_hz: int) -> Non
         writer.write(pack(Event("audio-chunk", form, part)))
         await writer.drain()
     writer.write(pack(Event("audio-stop")))
-
-
-async def _next(reader: asyncio.StreamReader) -> Event:
-    """Return the next event. Raises OSError, EOFError, ProtocolError."""
-    header = Header.parse(await reader.readline() or b"{}")
-    data = await reader.readexactly(header.data_length)
-    return header.event(data, await reader.readexactly(header.payload_length))
 
 
 def decode(data: bytes) -> tuple[Any, int]:

@@ -9,7 +9,7 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.wyoming.client import WyomingClient
     from appliance.wyoming.discovery import advertise, own_address
-    from appliance.wyoming.protocol import Event, Header, ProtocolError, pack
+    from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
     from appliance.wyoming.request import Answer, Hooks
     from appliance.wyoming.server import WyomingServer
     from appliance.wyoming.transcriber import open_transcriber

@@ -1,5 +1,5 @@
 """The Wyoming protocol's events as bytes (github.com/OHF-Voice/wyoming, wyoming/event.py): a header
-in one line of JSON, further data in JSON, a payload of bytes. No sockets.
+in one line of JSON, further data in JSON, a payload of bytes.
 
 The protocol's own library limits none of the three and lets other JSON than objects through. Here,
 each has a limit, and everything wrong is a ProtocolError.
@@ -7,6 +7,7 @@ each has a limit, and everything wrong is a ProtocolError.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,14 @@ class Header:
         """
         more = _object(data, "data") if data else {}
         return Event(self.type, {**self.data, **more}, payload)
+
+
+async def read_event(reader: asyncio.StreamReader) -> Event:
+    """Return the next event. Raises OSError, ProtocolError, and asyncio's errors for an incomplete
+    event and for a header that is longer than the reader's limit."""
+    header = Header.parse(await reader.readuntil(b"\n"))
+    data = await reader.readexactly(header.data_length)
+    return header.event(data, await reader.readexactly(header.payload_length))
 
 
 def pack(event: Event) -> bytes:

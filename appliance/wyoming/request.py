@@ -311,11 +311,11 @@ class TranscriptionRequest:
         figures = ("language", "avg_logprob", "compression_ratio", "no_speech_prob")
         end_s = min(part.window.speech_end_s - self._began_s, self._received / self.form.rate)
         self.new_texts.append(
-            {"text": piece}
-            | {name: getattr(result, name) for name in figures}
-            | {
+            {
+                "text": piece,
                 "start_s": round(part.window.start_s - self._began_s, 3),
                 "end_s": round(end_s, 3),
+                **{name: getattr(result, name) for name in figures},
             }
         )
 

@@ -30,7 +30,7 @@ from appliance.capture import VoiceDetector
 from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
 from appliance.system import one_line
-from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
+from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read_event
 from appliance.wyoming.request import Hooks, RequestError, SoundFormat, TranscriptionRequest
 
 log = logging.getLogger("roomscribe.wyoming")
@@ -326,9 +326,7 @@ class ClientConnection:
         self._is_reading = True
         try:
             async with asyncio.timeout(self._server.timeouts.idle_s):
-                header = Header.parse(await self._reader.readuntil(b"\n"))
-                data = await self._reader.readexactly(header.data_length)
-                return header.event(data, await self._reader.readexactly(header.payload_length))
+                return await read_event(self._reader)
         except asyncio.LimitOverrunError:
             raise ProtocolError(f"expected a header of at most {LARGEST} bytes") from None
         except asyncio.IncompleteReadError as error:
