@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from appliance.capture.devices import Device, choose, is_stream, why_missing
+from appliance.capture.parent import end_with_parent
 from appliance.errors import DeviceError
 
 HEADER = struct.Struct("=BBId")
@@ -40,7 +41,6 @@ LATENCY_S = 0.2
 """Requested of PortAudio: if a read is later than this, samples are lost."""
 FRESH_S = 0.3
 """Age up to which the list of devices is not read again."""
-PR_SET_PDEATHSIG = 1
 SONAMES = {"portaudio": "libportaudio.so.2"}
 
 
@@ -214,7 +214,7 @@ def _die_with_parent() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     parent = int(sys.argv[1])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(0)
 

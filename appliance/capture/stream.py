@@ -7,12 +7,10 @@ password, so ffmpeg reads it from a file in memory, and messages show it without
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import select
 import shutil
-import signal
 import stat
 import subprocess
 import time
@@ -20,6 +18,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from appliance.capture.devices import NETWORK, PIPE, PULSE, public_name
+from appliance.capture.parent import end_with_parent
 from appliance.errors import DeviceError
 
 RATE_HZ = 16_000
@@ -35,11 +34,8 @@ SAMPLE_FORMAT = "48000:16:2"
 """Snapcast's default: rate, bits, channels."""
 PREFIX = r"^(\[[^]]*\] |file:/proc/self/fd/\d+: )+"
 """Before ffmpeg's messages."""
-VAGUE = ("Impossible to open", "To ignore this")
+VAGUE = "Impossible to open"
 SILENT = "matches no streams"
-SIGNAL_AT_PARENTS_END = 1
-"""prctl(2): PR_SET_PDEATHSIG."""
-LIBC = ctypes.CDLL(None)
 
 
 def redact(text: str, device: str) -> str:
@@ -86,7 +82,7 @@ class Stream:
             stderr=self._errors,
             pass_fds=descriptors,
             bufsize=0,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 (this process has one thread)
+            preexec_fn=end_with_parent,  # noqa: PLW1509 (this process has one thread)
         )
         for descriptor in descriptors:
             os.close(descriptor)
@@ -207,9 +203,3 @@ class Stream:
             ) from error
         except OSError as error:
             raise DeviceError(f"{self.name} does not open ({error.strerror})") from error
-
-
-def _end_with_parent() -> None:
-    """Between fork and exec of a child: the kernel kills it when this process ends. (The program
-    setpriv needs capset, which the unit forbids.)"""
-    LIBC.prctl(SIGNAL_AT_PARENTS_END, signal.SIGKILL)
