@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -223,9 +225,11 @@ HUM_RISE, QUIET, SPEECH_FALL = 100.0, 10 ** (-80 / 10), 0.8
 """The quietest moment's power rises by the first factor a second, from -80 dB at least, so that a
 hum that begins is found within 4 s; the loudest speech's falls by the last one."""
 HUM_S = 1.0
-"""So long there must be a hum; the silence before a sentence is shorter."""
+"""A hum must last this long: the silence before a sentence, in which there is one, is shorter."""
 HUM_FADE_S = 0.1
 """Time in which the filter is switched on or off."""
+PIECE = 96
+"""Samples that the filter takes at once."""
 
 
 class HighPass:
@@ -237,29 +241,16 @@ class HighPass:
     a filter. A piece of up to PIECE samples is one product of matrices; 20 us for 480 samples.
     """
 
-    PIECE = 96
-
     def __init__(self) -> None:
-        b, a = _butterworth()
-        step = np.eye(4, k=1)
-        step[:, 0] -= a[1:]
-        entry, count = b[1:] - a[1:] * b[0], self.PIECE
-        powers = [np.eye(4)]
-        for _ in range(count):
-            powers.append(powers[-1] @ step)
-        self._powers = np.array(powers)
-        self._entries = np.array([power @ entry for power in powers[count - 1 :: -1]]).T
-        answer = np.concatenate(([b[0]], self._entries[0, ::-1][: count - 1]))
-        lag = np.subtract.outer(np.arange(count), np.arange(count))
-        self._answers = np.where(lag >= 0, answer[np.maximum(lag, 0)], 0.0)
-        self._rest = np.linalg.solve(np.eye(4) - step, entry)
-        """The state behind a constant 1."""
+        self._matrices = _high_pass()
         self._state: NDArray[np.float64] | None = None
         self._quietest = math.inf
         """Power of the lowest part in its quietest moment; it rises slowly."""
         self._loudest = 0.0
         """Power of the rest in its loudest moment; it falls slowly."""
-        self._hum_s = self._share = 0.0
+        self._hum_s = 0.0
+        """How long there has been a hum."""
+        self._share = 0.0
         """How much of the lowest part is removed now, 0 to 1."""
 
     def push(self, sound: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -284,43 +275,50 @@ class HighPass:
 
     def filter(self, sound: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return (n,) without its lowest part, for (n,)."""
+        answers, powers, entries, constant = self._matrices
         if self._state is None:
-            self._state = self._rest * (sound[0] if sound.size else 0.0)
+            self._state = constant * (sound[0] if sound.size else 0.0)
         passed = np.empty(len(sound), np.float32)
-        for at in range(0, len(sound), self.PIECE):
-            part = sound[at : at + self.PIECE].astype(np.float64)
+        for at in range(0, len(sound), PIECE):
+            part = sound[at : at + PIECE].astype(np.float64)
             size = len(part)
-            passed[at : at + size] = (
-                self._answers[:size, :size] @ part + self._powers[:size, 0] @ self._state
-            )
-            self._state = (
-                self._powers[size] @ self._state + self._entries[:, self.PIECE - size :] @ part
-            )
+            passed[at : at + size] = answers[:size, :size] @ part + powers[:size, 0] @ self._state
+            self._state = powers[size] @ self._state + entries[:, PIECE - size :] @ part
         return passed
 
 
-def _butterworth() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the coefficients (5,) and (5,) of the high-pass, by the bilinear transform."""
-    k = math.tan(math.pi * HIGH_PASS_HZ / SAMPLE_RATE)
+@functools.cache
+def _high_pass() -> tuple[NDArray[np.float64], ...]:
+    """Return the matrices that all filters of the process share, for pieces of PIECE samples: what
+    they become without a state before; the state's powers; what they add to the state (4,); and the
+    state behind a constant 1."""
+    k = math.tan(math.pi * HIGH_PASS_HZ / SAMPLE_RATE)  # bilinear transform
     b, a = np.ones(1), np.ones(1)
     for angle in (math.pi / 8, 3 * math.pi / 8):
         damping = 2 * math.cos(angle) * k
         scale = 1 + damping + k * k
         b = np.convolve(b, np.array([1.0, -2.0, 1.0]) / scale)
         a = np.convolve(a, [1.0, 2 * (k * k - 1) / scale, (1 - damping + k * k) / scale])
-    return b, a
+    step, entry = np.eye(4, k=1), b[1:] - a[1:] * b[0]
+    step[:, 0] -= a[1:]
+    # one after the other: powers by squaring lose seven digits here
+    powers = np.array([*accumulate(repeat(step, PIECE), np.matmul, initial=np.eye(4))])
+    entries = (powers[PIECE - 1 :: -1] @ entry).T
+    answer = np.concatenate(([b[0]], entries[0, :0:-1]))
+    lag = np.subtract.outer(np.arange(PIECE), np.arange(PIECE))
+    answers = np.where(lag >= 0, answer[np.maximum(lag, 0)], 0.0)
+    return answers, powers, entries, np.linalg.solve(np.eye(4) - step, entry)
 
 
 class Resampler:
-    """Turns sound at `rate_hz` into 16 kHz mono without what lies below speech, piece by piece.
-    One thread.
+    """Turns sound at `rate_hz` into 16 kHz mono without a hum, piece by piece. One thread.
 
     The filter holds back 8 to 40 ms; its output starts with the first input sample all the same,
     so that a position in it is a time.
     """
 
     def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
-        """`weights` of the channels, as of `channel_weights`; None: a microphone's, see `mix`."""
+        """`weights` of the channels, as of `channel_weights`; None: a microphone's, see `_mix`."""
         self._weights = None if weights is None else np.array(weights, np.float32)
         self._powers: NDArray[np.float64] | None = None
         """Of the mean of two channels and of each of them, over the last half second."""

@@ -35,11 +35,11 @@ class Levels:
     """Follows the sound of one microphone. One thread pushes, any thread looks."""
 
     def __init__(self, silence_s: float, channel: int = 0) -> None:
-        """`silence_s`: so long a value that never changes is a trouble; 0: never. `channel`: the
-        chosen one, from 1."""
+        """If samples do not change for `silence_s`, that is a trouble; 0: never. `channel` is the
+        chosen one, from 1, or 0."""
         self._silence_s, self._channel = silence_s, channel
         self.alive = 0
-        """The channel that changes most while the one that is heard does not; 0: none does."""
+        """The channel with the most sound, from 1; 0: none has any."""
         self._clipped_s = 0.0
         self.silent_s = 0.0
         """For so long no channel has changed: muted, or not plugged in."""
