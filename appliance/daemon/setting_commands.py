@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance import config
-from appliance.capture import is_stream
+from appliance.capture import is_stream, public_name
 from appliance.config import MqttSettings, Reading, Settings
 from appliance.control import ControlError
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
@@ -228,8 +228,6 @@ def _shown(name: str, reading: Reading) -> dict[str, Any]:
     A stream is shown without its password.
     """
     value = _value(name, reading.settings)
-    if name == "capture.device" and is_stream(value):
-        from appliance.capture import public_name
-
+    if name == "capture.device":
         value = public_name(value)
     return {"value": value, "from": reading.origins.get(name)}

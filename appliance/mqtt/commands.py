@@ -161,18 +161,16 @@ def subscriptions(
             text = found[1]
         word, _, end = text.partition(" ")
         on = word in MUTING
-        expected = "ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
+        expected = "expected ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
+        wrong = f"{expected}; found {preview(message.payload)}"
         if not on and (word not in OPENING or end):
-            warn(message, f"expected {expected}; found {preview(message.payload)}")
+            warn(message, wrong)
             return
         try:
             mute.set(on, "MQTT", end.strip())
         except ValueError:
             mute.set(on, "MQTT", "")
-            warn(
-                message,
-                f"muted without an end: expected {expected}, found {preview(message.payload)}",
-            )
+            warn(message, f"muted without an end: {wrong}")
 
     wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
     expecting = ExpectCommand(node, expect, send, warn) if expect else None
