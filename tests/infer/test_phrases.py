@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.needs import needs_model
+from rigs.phrase_files import network, written
 from rigs.recordings import heard_right, sentences, window_of
 from rigs.vocabularies import letters_of
 from rigs.word_errors import same_words
@@ -24,21 +24,10 @@ from appliance.errors import ConfigError
 from appliance.infer.decoder import Cache, Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import FLOOR, Phrases
-from appliance.infer.sentences import WordNetwork, read_phrases
+from appliance.infer.sentences import read_phrases
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.bundle import DEFAULT_PHRASE_CALIBRATION, Bundle, PhraseCalibration
 from appliance.records import Name, States, Tier
-
-
-def written(folder: Path, text: str) -> Path:
-    file = folder / "phrases.toml"
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-def network(folder: Path, *templates: str, slots: str = "") -> WordNetwork:
-    table = f"{slots}\n[phrases]\nall = {json.dumps(templates)}\n"
-    return read_phrases(written(folder, table))
 
 
 @needs_model

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rigs.checkout import ROOT
 from rigs.needs import module
+from rigs.phrase_files import network, written
 
 from appliance.errors import ConfigError
 from appliance.infer.sentences import (
@@ -20,18 +21,6 @@ from appliance.infer.sentences import (
     plain,
     read_phrases,
 )
-
-
-def written(folder: Path, text: str) -> Path:
-    file = folder / "phrases.toml"
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-def network(folder: Path, *templates: str, slots: str = "") -> WordNetwork:
-    table = f"{slots}\n[phrases]\nall = {json.dumps(templates)}\n"
-    return read_phrases(written(folder, table))
-
 
 SLOTS = """
 [slots]
