@@ -193,8 +193,8 @@ def _reload_daemon(settings: Settings, file: Path) -> str:
         )
     if state:
         return (
-            f"written, but the daemon that runs has not taken the role {settings.fleet.role}. If "
-            f"it uses another configuration than {file}, start the one that uses it"
+            f"written, but the daemon that runs has not taken the role {settings.fleet.role}. "
+            f"Perhaps it uses another configuration: start the one that uses {file}"
         )
     return f"written, but no daemon answers. Start it with `roomscribe run --config {file}`"
 

@@ -42,7 +42,7 @@ ExecReload={program} --signal reload=${{MAINPID}}
 Restart=always
 RestartSec=2
 RuntimeDirectory={name}
-# what was said waits in memory: no core file has it, and it is never swapped out
+# speech waits in memory: it must be in no core file, and never be swapped out
 LimitCORE=0
 MemoryMax={most}M
 MemorySwapMax=0
