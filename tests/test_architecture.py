@@ -376,9 +376,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (49_304, "lines"),
-    "appliance without convert, lab and cli": (33_959, "lines"),
-    "tests": (50_492, "lines"),
+    "appliance": (49_303, "lines"),
+    "appliance without convert, lab and cli": (33_958, "lines"),
+    "tests": (50_491, "lines"),
     "scripts": (11_508, "lines"),
     "documentation": (40_000, "words"),
 }
