@@ -163,13 +163,9 @@ make_environment() {
     fi
 }
 
-# appliance/bundles/tiny.en: a link to the model in the user's cache, where it is made once
-make_model() {
-    "$PYTHON" -m built_in_model || exit 1
-}
-
 set_up() {
     local kind=$1 OPTIONAL=()
+    [ ! -L .venv ] || fail ".venv is a link to $(readlink .venv), which another checkout uses: remove the link"
     [ "$kind" = demo ] || OPTIONAL=("${TEST_PACKAGES[@]}")
     need_debian
     [ -w . ] || fail "$PWD cannot be written: clone it into a folder of your own"
@@ -180,6 +176,7 @@ set_up() {
     make_environment "$kind"
     [ "$kind" = demo ] || { install_clients; note_unavailable; }
     PYTHON=$PWD/.venv/bin/python
-    make_model
+    # appliance/bundles/tiny.en: a link to the model in the user's cache, where it is made once
+    "$PYTHON" -m built_in_model || exit 1
     exec 9<&-
 }
