@@ -138,7 +138,6 @@ class _Assembly:
         self.store = opened.enter_context(factories.store(settings, report))
         self.model = opened.enter_context(factories.transcriber(settings))
         self.model.warm_up()
-        self.health.trouble("arithmetic", self.model.trouble or None)
         report_backend(self.health, self.model)
         self.segmenter = factories.segmenter(
             VoiceDetector(settings.voice), settings.segmenter, self.model.bundle.window_s

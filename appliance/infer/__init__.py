@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.infer.arithmetic import LARGEST_ERROR, Products, find_trouble
     from appliance.infer.completeness import silence_ms
     from appliance.infer.decoder import Decoded, Decoder
     from appliance.infer.encoder import Backend, CpuEncoder, Encoder
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
         Model,
         Progress,
         Transcriber,
-        TranscriberParts,
     )
 
 __getattr__ = lazily(__name__, __file__)

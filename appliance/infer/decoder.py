@@ -71,22 +71,6 @@ class LogOdds:
         chances: list[float] = (found - self.totals[row]).tolist()
         return chances
 
-    def row(self, row: int) -> NDArray[np.float64]:
-        """Return those of all tokens after one of the n, (vocabulary,); a copy."""
-        every = np.append(self.logits[row], np.float32(-math.inf)).astype(np.float64)
-        every -= self.totals[row]
-        return every[self.column_of]
-
-
-@dataclass(slots=True)
-class Cache:
-    """Handle of the window being decoded, whose keys and values the decoder holds."""
-
-    length: int = 0
-    """Tokens so far."""
-    tokens: tuple[int, ...] = ()
-    """The text, prompt included, whose steps are in the cache."""
-
 
 def suppress(logits: Logits, columns: NDArray[np.intp]) -> Logits:
     """Return logits (n,) with minus infinity at `columns`; a copy."""
@@ -120,7 +104,8 @@ class Decoder:
         """The languages to recognise; None: the prompt's language is spoken."""
         self._column_of = np.full(bundle.vocabulary_size, len(self._kept))
         self._column_of[self._kept] = np.arange(len(self._kept))
-        self._cache = Cache()
+        self._computed: tuple[int, ...] = ()
+        """The text, prompt included, whose keys and values the network holds."""
 
     def decode(
         self,
@@ -136,7 +121,7 @@ class Decoder:
         and what `network` raises.
         """
         network = network or self._network
-        self._cache = Cache()  # invalidates the handle of the window before
+        self._computed = ()
         network.begin(states, self.positions)
         step, row = self._begin(network), 1
         no_speech_prob = self._no_speech_prob(step)
@@ -156,7 +141,7 @@ class Decoder:
             tokens.append(int(self._kept[column]))
             if len(tokens) < limit:
                 step, row = network.advance((tokens[-1],), (0,)), 0
-        self._cache = Cache(tokens=(*prompt, *tokens) if network is self._network else ())
+        self._computed = (*prompt, *tokens) if network is self._network else ()
         ended = len(logprobs) > len(tokens)
         return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
 
@@ -174,8 +159,7 @@ class Decoder:
         ModelError.
         """
         network = self._network
-        network.rewind(0)
-        self._cache = Cache()  # the first text of the beam overwrites that of `greedy`
+        self.restart()  # the first text of the beam overwrites that of `greedy`
         logits = suppress(self._begin(network).logits[1], self._barred_first)
 
         def follow(parents: Sequence[int], columns: Sequence[int]) -> Ahead:
@@ -198,7 +182,7 @@ class Decoder:
 
     def logprobs(self, tokens: Sequence[int], begin: int) -> tuple[float, ...]:
         """Return the natural log-probabilities of a text's tokens from index `begin` on, then of
-        its end, as in `Decoded`, for the states of the last `decode` or `start` on the CPU.
+        its end, as in `Decoded`, for the states of the last `decode` on the CPU.
 
         They differ a little from a decode's if 8-bit products of several tokens share one scale.
         Raises ModelError.
@@ -206,7 +190,7 @@ class Decoder:
         written = (*self.prompt, *tokens)
         first = len(self.prompt) + begin - 1  # the token whose step gives the first wanted one
         known = self._known(written[:first])
-        self._cache, found = Cache(tokens=written), list[float]()
+        self._computed, found = written, list[float]()
         following = (*written[1:], self._bundle.tokens.end_of_text)
         if known < len(self.prompt):  # prompt steps have a shape of their own
             known = len(self.prompt)
@@ -223,7 +207,7 @@ class Decoder:
     def _known(self, written: Sequence[int]) -> int:
         """Count the first tokens of a text, prompt included, whose steps are in the cache."""
         known = 0
-        for token, held in zip(written, self._cache.tokens, strict=False):
+        for token, held in zip(written, self._computed, strict=False):
             if token != held:
                 break
             known += 1
@@ -271,52 +255,26 @@ class Decoder:
         sane = TOKENS_AT_LEAST + math.ceil(TOKENS_PER_SECOND * duration_s)
         return min(self._bundle.max_tokens - len(self._bundle.prompt), sane)
 
-    def start(self, states: States) -> Cache:
-        """Begin a window with states (P, d_model) float32 and silence behind, up to
-        `positions`; the last cache becomes invalid. Raises ModelError."""
-        self._network.begin(states, self.positions)
-        self._cache = Cache()
-        return self._cache
-
     @property
     def capacity(self) -> int:
         """Most tokens of a text, prompt included."""
         return self._network.capacity
 
-    def restart(self) -> Cache:
-        """Begin again with the states of the last `decode` or `start` on the CPU; the last cache
-        becomes invalid."""
+    def restart(self) -> None:
+        """Begin again with the states of the last `decode` on the CPU."""
         self._network.rewind(0)
-        self._cache = Cache()
-        return self._cache
+        self._computed = ()
 
-    def step(self, cache: Cache, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return logits (n, vocabulary) float32 after each of n tokens, which are added to the
-        cache. Raises ValueError for an invalid cache.
-        """
-        if cache is not self._cache:
-            raise ValueError("the cache is of an earlier window")
-        every = range(len(tokens))
-        step = self._network.advance(tokens, every, every)
-        cache.length = self._network.length
-        logits = np.empty((len(tokens), self._bundle.vocabulary_size), np.float32)
-        logits[:, self._kept] = step.logits
-        logits[:, self._left_out] = step.left_out
-        return logits
-
-    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
+    def odds(self, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
         """Return what may follow each of the last `rows` tokens of a text, prompt included.
 
-        The cache becomes that of this text; steps that it shares with the last one are not computed
-        again. Raises ValueError for an invalid cache.
+        Steps that it shares with the text before are not computed again.
         """
-        if cache is not self._cache:
-            raise ValueError("the cache is of an earlier window")
         known = self._known(tokens[:-rows])
         self._network.rewind(known)
         new = len(tokens) - known
         step = self._network.advance(tokens[known:], range(new - rows, new))
-        cache.length, cache.tokens = self._network.length, tokens
+        self._computed = tokens
         totals = np.array([_total(*each) for each in zip(step.logits, step.odds, strict=True)])
         return LogOdds(step.logits, totals, self._column_of)
 

@@ -49,12 +49,7 @@ class CpuEncoder:
         """Loads the graph; `threads` 0: one per core. Raises ModelError."""
         from appliance.infer.sessions import Session
 
-        self._session = Session(
-            bundle.folder / ENCODER_FILE,
-            threads,
-            inputs={"mel": (1, bundle.frames, bundle.n_mels)},
-            outputs={"states": (1, bundle.positions, bundle.d_model)},
-        )
+        self._session = Session(bundle.folder / ENCODER_FILE, threads)
 
     def encode(self, mel: Mel) -> States:
         """Return states (P, d_model) float32 of `mel` (W, n_mels) float32. Raises ModelError."""

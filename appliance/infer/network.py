@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.sessions import Bound, Session, Shape
+from appliance.infer.sessions import Bound, Session
 from appliance.model import CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
 from appliance.records import States
 
@@ -131,19 +131,14 @@ class Network:
         self._bundle = bundle
         self._kept, self._left_out = len(bundle.kept), len(bundle.left_out)
         heads, size, places = bundle.heads, bundle.head_size, bundle.attended
-        cross = _layered(bundle, "cross", (heads, size, places), (heads, places, size))
-        cache = _layered(bundle, "self", *2 * [(None, heads, bundle.max_tokens, size)])
-        states = (1, places, bundle.d_model)
         # cross.onnx has arrays so large that malloc would map each anew, 5 % of its time
-        once = self._load(CROSS_FILE, threads, {"states": states}, cross, arena=True)
-        inputs = self._step_inputs() | cross | cache
-        outputs = self._step_outputs() | _grown(cache)
-        self._step = self._load(STEP_FILE, threads, inputs, outputs, arena=False)
-        self._states = np.zeros(states, np.float32)
+        once = Session(bundle.folder / CROSS_FILE, threads)
+        self._step = Session(bundle.folder / STEP_FILE, threads, arena=False)
+        self._states = np.zeros((1, places, bundle.d_model), np.float32)
         self._states[0, bundle.positions :] = bundle.read_silence()
-        crossed = {name: _zeros(shape) for name, shape in cross.items()}
+        crossed = _layered(bundle, "cross", (heads, size, places), (heads, places, size))
         self._cross = once.bind({"states": self._states}, crossed)
-        self._cache = {name: _zeros((TEXTS, *shape[1:])) for name, shape in cache.items()}
+        self._cache = _layered(bundle, "self", *2 * [(TEXTS, heads, bundle.max_tokens, size)])
         self._last, self._count = np.zeros(TEXTS, np.int32), np.zeros((), np.int32)
         self._offsets = np.zeros(places, np.float32)
         self._fixed: dict[str, NDArray[Any]] = {"offsets": self._offsets, **crossed}
@@ -151,35 +146,6 @@ class Network:
         self._results = self._make_results(SHARED_ROWS)
         self.length = 0
         """Tokens so far."""
-
-    def _load(
-        self,
-        file: str,
-        threads: int,
-        inputs: dict[str, Shape],
-        outputs: dict[str, Shape],
-        *,
-        arena: bool,
-    ) -> Session:
-        return Session(self._bundle.folder / file, threads, inputs, outputs, arena=arena)
-
-    def _step_inputs(self) -> dict[str, Shape]:
-        return {
-            "embedded": (None, None, self._bundle.d_model),
-            "places": (None,),
-            "last": (None,),
-            "count": (),
-            "wanted": (None,),
-            "started": (None,),
-            "offsets": (self._bundle.attended,),
-        }
-
-    def _step_outputs(self) -> dict[str, Shape]:
-        return {
-            "logits": (None, self._kept),
-            "odds": (None, self._kept),
-            "left_out": (None, self._left_out),
-        }
 
     def begin(self, states: States, positions: int) -> None:
         """See StepNetwork. Raises ModelError for states of another shape or not finite."""
@@ -271,19 +237,12 @@ class Network:
         }
 
 
-def _layered(bundle: Bundle, kind: str, keys: Shape, values: Shape) -> dict[str, Shape]:
-    """Return names and shapes of the keys and values of every layer."""
+def _layered(
+    bundle: Bundle, kind: str, keys: tuple[int, ...], values: tuple[int, ...]
+) -> dict[str, NDArray[np.float32]]:
+    """Return arrays for the keys and values of every layer, by their names in the graphs."""
     return {
-        f"{kind}_{part}_{layer}": shape
+        f"{kind}_{part}_{layer}": np.zeros(shape, np.float32)
         for layer in range(bundle.decoder_layers)
         for part, shape in (("keys", keys), ("values", values))
     }
-
-
-def _grown(cache: dict[str, Shape]) -> dict[str, Shape]:
-    """Return names and shapes of the cache after a step."""
-    return {f"grown_{name}": shape for name, shape in cache.items()}
-
-
-def _zeros(shape: Shape) -> NDArray[np.float32]:
-    return np.zeros([size or 0 for size in shape], np.float32)

@@ -16,10 +16,9 @@ from appliance.config import BUILT_IN_SENTENCES, EncoderSettings, GateSettings, 
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.corrections import Corrections
 from appliance.infer.runtime import lacking_runtime
-from appliance.infer.transcriber import AnyDecoder, Transcriber, TranscriberParts
+from appliance.infer.transcriber import AnyDecoder, Transcriber
 
 if TYPE_CHECKING:
-    from appliance.infer.arithmetic import Products
     from appliance.infer.decoder import Decoder
     from appliance.infer.encoder import Encoder
     from appliance.infer.phrases import Phrases
@@ -34,19 +33,15 @@ SENTENCES_FILE = Path(__file__).with_name("sentences.toml")
 """English home commands."""
 
 
-def open_transcriber(
-    settings: Settings, products: Products | None = None, bundle: Bundle | None = None
-) -> Transcriber:
+def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transcriber:
     """Return the transcriber that the configuration asks for, loaded and verified.
 
-    With `bundle`, that one instead of the configuration's. Checks the processor's integer
-    arithmetic, too (`products`: see `find_trouble`). Raises
-    ModelError for the bundle, ConfigError for settings that do not fit it, and DeviceError for a
-    Hailo that must be there and cannot be used.
+    With `bundle`, that one instead of the configuration's. Raises ModelError for the bundle,
+    ConfigError for settings that do not fit it, and DeviceError for a Hailo that must be there and
+    cannot be used.
     """
     if lacking := lacking_runtime():
         raise ModelError(lacking)
-    from appliance.infer.arithmetic import warn_of_trouble
     from appliance.infer.decoder import Decoder
     from appliance.infer.hailo.decoder import open_on_npu, refuse_settings
     from appliance.infer.languages import choose_languages
@@ -80,26 +75,22 @@ def open_transcriber(
         if chosen.beam_size > 1:
             search = functools.partial(cpu.search, chosen.beam_size)
         encoder = open_encoder(bundle, settings.encoder)
-    trouble = warn_of_trouble(bundle, products)
     gates = fill_gates(settings.gates, bundle)
     if languages:  # others read here which languages may be spoken, and which one if it is one
         single = "" if chosen.language == "auto" else language
         bundle = replace(bundle, language=single, languages=tuple(languages.tokens))
     return Transcriber(
-        TranscriberParts(
-            bundle=bundle,
-            encoder=encoder,
-            decoder=decoder,
-            tokenizer=tokenizer,
-            gates=gates,
-            language=language,
-            search=search,
-            trouble=trouble,
-            rescorer=rescorer,
-            phrases=phrases,
-            make_phrases=make_phrases,
-            corrections=Corrections(settings.vocabulary.replace),
-        )
+        bundle,
+        encoder,
+        decoder,
+        tokenizer,
+        gates,
+        language=language,
+        corrections=Corrections(settings.vocabulary.replace),
+        search=search,
+        rescorer=rescorer,
+        phrases=phrases,
+        make_phrases=make_phrases,
     )
 
 

@@ -230,7 +230,7 @@ class Phrases:
         the beginning of the free text, its pass computes the next tokens of that, too.
         """
         decoder, prompt, end = self._decoder, self._decoder.prompt, self._bundle.tokens.end_of_text
-        cache = decoder.restart()
+        decoder.restart()
         found: dict[Tokens, float] = {}
         waiting = [_Prefix(0.0, 0, 0.0, (), (), frozenset([(START, ())]))]
         number = steps = 0
@@ -245,7 +245,7 @@ class Phrases:
             if len(prompt) + len(tokens) + len(ahead) >= decoder.capacity:
                 continue
             # one pass computes chain and free text: row n tells what follows its token n
-            odds = decoder.odds(cache, (*prompt, *tokens, *ahead), rows + len(ahead))
+            odds = decoder.odds((*prompt, *tokens, *ahead), rows + len(ahead))
             steps += 1
             score += sum(odds.at(row, (token,))[0] for row, token in enumerate(chain[1:]))
             for row, next_one in enumerate((*ahead, None), rows - 1):

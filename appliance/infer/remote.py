@@ -281,7 +281,6 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
         """`corrections`: misheard words and what is written in their place."""
         self._corrections = Corrections(corrections or {})
         self.backend, self._local, self.gates = backend, local, gates
-        self.trouble = local.trouble if local else ""
         self.in_process = local is not None
 
     @property

@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -65,11 +65,8 @@ with _quiet():
     _alone.intra_op_num_threads = 1
     onnxruntime.InferenceSession(_COPY, _alone, providers=["CPUExecutionProvider"])
 
-Shape = tuple[int | None, ...]
-"""Sizes of a tensor; None if the size may vary."""
-
 _FAILURES: tuple[type[Exception], ...] = (
-    RuntimeError,
+    *(RuntimeError, ValueError),
     *(
         found
         for found in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
@@ -77,27 +74,26 @@ _FAILURES: tuple[type[Exception], ...] = (
     ),
 )
 """Errors of onnxruntime. They have no common base and vary with its version; with bound arrays it
-raises RuntimeError."""
+raises RuntimeError, and for feeds of other names ValueError."""
+
+
+@contextmanager
+def _running(file: Path) -> Iterator[None]:
+    """Turn errors of running a graph into ModelError."""
+    try:
+        yield
+    except _FAILURES as error:
+        raise ModelError(f"{file}: running the graph failed: {one_line(error)}") from _cause(error)
 
 
 class Session:
-    """A loaded graph with checked inputs and outputs. For one thread at a time."""
+    """A loaded graph. For one thread at a time."""
 
-    def __init__(
-        self,
-        file: Path,
-        threads: int,
-        inputs: Mapping[str, Shape],
-        outputs: Mapping[str, Shape],
-        *,
-        arena: bool = True,
-    ) -> None:
+    def __init__(self, file: Path, threads: int, *, arena: bool = True) -> None:
         """Load `file` with `threads` CPU threads (0: one for each core the process may use).
 
-        None in a shape asks for a tensor of any size there; a graph that takes any size also fits a
-        fixed one. Without `arena`, memory is freed between runs: 30 MB less with onnxruntime 1.21,
-        and as fast for small tensors. Raises ModelError if the graph cannot be loaded, or if its
-        tensors differ from those given.
+        Without `arena`, memory is freed between runs: 30 MB less with onnxruntime 1.21, and as fast
+        for small tensors. Raises ModelError if the graph cannot be loaded.
         """
         self._file = file
         try:
@@ -113,24 +109,19 @@ class Session:
                 f"{file}: expected a graph that onnxruntime {onnxruntime.__version__} loads, "
                 f"found: {one_line(error)}; {fix}"
             ) from cause
-        _check_tensors(file, "input", inputs, self._session.get_inputs())
-        _check_tensors(file, "output", outputs, self._session.get_outputs())
-        self._outputs = list(outputs)
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
-        """Return the outputs in the order given at construction. Raises ModelError on failure."""
-        try:
-            results: list[NDArray[np.float32]] = self._session.run(self._outputs, dict(feeds))
-        except _FAILURES as error:
-            raise ModelError(
-                f"{self._file}: running the graph failed: {one_line(error)}"
-            ) from _cause(error)
+        """Return the outputs in the graph's order. Raises ModelError on failure, also for tensors
+        that the graph does not take."""
+        with _running(self._file):
+            results: list[NDArray[np.float32]] = self._session.run(None, dict(feeds))
         return results
 
     def bind(
         self, feeds: Mapping[str, NDArray[np.generic]], results: Mapping[str, NDArray[np.generic]]
     ) -> Bound:
-        """Return a run with these fixed, C-contiguous arrays; see Bound."""
+        """Return a run with these fixed, C-contiguous arrays; see Bound. Raises ModelError for
+        arrays that the graph does not take."""
         return Bound(self._file, self._session, feeds, results)
 
 
@@ -149,24 +140,16 @@ class Bound:
         self._arrays = (*feeds.values(), *results.values())
         """onnxruntime has only their addresses: they must live as long as the binding."""
         self._binding = session.io_binding()
-        for name, array in feeds.items():
-            self._binding.bind_input(name, *_location_of(array))
-        for name, array in results.items():
-            self._binding.bind_output(name, *_location_of(array))
+        with _running(file):
+            for name, array in feeds.items():
+                self._binding.bind_input(name, *_location_of(array))
+            for name, array in results.items():
+                self._binding.bind_output(name, *_location_of(array))
 
     def run(self) -> None:
         """Read the feeds and fill the results. Raises ModelError on failure."""
-        try:
+        with _running(self._file):
             self._session.run_with_iobinding(self._binding)
-        except _FAILURES as error:
-            raise ModelError(
-                f"{self._file}: running the graph failed: {one_line(error)}"
-            ) from _cause(error)
-
-
-def version() -> str:
-    """Return onnxruntime's version."""
-    return str(onnxruntime.__version__)
 
 
 def _cause(error: Exception) -> Exception:
@@ -180,7 +163,9 @@ def _cause(error: Exception) -> Exception:
     return error
 
 
-def _location_of(array: NDArray[np.generic]) -> tuple[str, int, type[np.generic], Shape, int]:
+def _location_of(
+    array: NDArray[np.generic],
+) -> tuple[str, int, type[np.generic], tuple[int, ...], int]:
     """Return an array's location as arguments for onnxruntime's binding."""
     if not array.flags.c_contiguous:
         raise ValueError(f"the array is not C-contiguous: strides {array.strides}")
@@ -209,36 +194,3 @@ def _options(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.x64quantprecision", "1" if saturating else "0")
     return options
-
-
-def _check_tensors(
-    file: Path, role: str, wanted: Mapping[str, Shape], present: Sequence[onnxruntime.NodeArg]
-) -> None:
-    """Raise ModelError if a tensor of `wanted` is missing or has another shape, or on a surplus."""
-    found = {
-        tensor.name: tuple(size if isinstance(size, int) else None for size in tensor.shape)
-        for tensor in present
-    }
-    for name, shape in wanted.items():
-        if name not in found or not _fits(found[name], shape):
-            raise ModelError(
-                f"{file}: {role} {name}: expected shape {_show(shape)}, "
-                f"found {_show(found[name]) if name in found else 'none of that name'}; "
-                "build or install the bundle again"
-            )
-    if surplus := sorted(found.keys() - wanted.keys()):
-        raise ModelError(
-            f"{file}: expected no {role} but {', '.join(wanted)}, found {', '.join(surplus)}; "
-            "build or install the bundle again"
-        )
-
-
-def _fits(found: Shape, wanted: Shape) -> bool:
-    """Return True if a tensor of the shape `found` can have the sizes `wanted`."""
-    return len(found) == len(wanted) and all(
-        size is None or size == other for size, other in zip(found, wanted, strict=True)
-    )
-
-
-def _show(shape: Shape) -> str:
-    return "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"

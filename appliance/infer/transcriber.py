@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -124,7 +124,6 @@ class AnyTranscriber(Protocol):
     """Transcribes windows, on this machine or on another: see `Transcriber`."""
 
     gates: GateSettings
-    trouble: str
     should_continue: Callable[[], bool]
     """Called several times a second while `begin` waits for another machine; False makes it give up
     with an error."""
@@ -158,29 +157,6 @@ class AnyTranscriber(Protocol):
         pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriberParts:
-    """What a `Transcriber` is made of; everything is sized by the bundle."""
-
-    bundle: Bundle
-    encoder: Encoder
-    decoder: AnyDecoder
-    tokenizer: Tokenizer
-    gates: GateSettings
-    language: str = ""
-    """What it writes if the decoder does not find out; "" for the bundle's."""
-    search: Callable[[Decoded, float, Callable[[], bool]], Decoded] | None = None
-    """Searches for a better text than a window's greedy one, of so many seconds of sound, while a
-    function returns True; None: there is no search."""
-    trouble: str = ""
-    """See `Transcriber.trouble`."""
-    rescorer: Rescorer | None = None
-    phrases: Phrases | None = None
-    make_phrases: Callable[..., Phrases] | None = None
-    """Makes expected sentences from the tables of a file; None if the decoder cannot use them."""
-    corrections: Corrections = field(default_factory=lambda: Corrections({}))
-
-
 class Transcriber:
     """Transcribes windows with a bundle on this machine.
 
@@ -188,19 +164,33 @@ class Transcriber:
     be shared: a CPU encoder and, if asked for, a Hailo. Each of the two methods is for one thread.
     """
 
-    def __init__(self, parts: TranscriberParts) -> None:
-        self.bundle, self.encoder, self.gates = parts.bundle, parts.encoder, parts.gates
-        self.phrases = parts.phrases
+    def __init__(
+        self,
+        bundle: Bundle,
+        encoder: Encoder,
+        decoder: AnyDecoder,
+        tokenizer: Tokenizer,
+        gates: GateSettings,
+        *,
+        language: str,
+        corrections: Corrections,
+        search: Callable[[Decoded, float, Callable[[], bool]], Decoded] | None = None,
+        rescorer: Rescorer | None = None,
+        phrases: Phrases | None = None,
+        make_phrases: Callable[..., Phrases] | None = None,
+    ) -> None:
+        """`language` is written if the decoder does not find out. `search` looks for a better text
+        than a greedy one, of so many seconds of sound, while a function returns True.
+        `make_phrases` makes expected sentences from the tables of a file."""
+        self.bundle, self.encoder, self.gates = bundle, encoder, gates
+        self.phrases = phrases
         """The expected sentences; None without any."""
-        self.trouble = parts.trouble
-        """Why texts are worse here than they should be, with the fix; "" if they are not."""
         self.should_continue: Callable[[], bool] = lambda: True
         self.in_process = True
-        self.decoder, self._tokenizer = parts.decoder, parts.tokenizer
-        self._search = parts.search
-        self._rescorer, self._corrections = parts.rescorer, parts.corrections
-        self._make_phrases, self._home_names = parts.make_phrases, tuple[Name, ...]()
-        self._language = parts.language or parts.bundle.language
+        self.decoder, self._tokenizer, self._search = decoder, tokenizer, search
+        self._rescorer, self._corrections = rescorer, corrections
+        self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
+        self._language = language
         self._spoken: dict[str, str] = {}
         """The language that each room spoke last."""
 

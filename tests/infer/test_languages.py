@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from rigs.steps import logits_of
 
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError
@@ -70,7 +71,7 @@ def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: T
     told = {name: Decoder(replace(two, prompt=prompts[name]), 1) for name in prompts}
     found = set()
     for states in sounds(two):
-        row = told["en"].step(told["en"].start(states), two.prompt[:1])[0]
+        row = logits_of(told["en"], states, two.prompt[:1])[0]
         expected = "de" if row[german] > row[english] else "en"
         decoded = finding.decode(states, 1.0)
         assert decoded.language == expected

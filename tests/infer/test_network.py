@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from rigs.models import ODD, SMALL_SHAPE, random_weights, sized, write_checkpoint
 from rigs.plain_decoder import PlainDecoder, pad
+from rigs.steps import logits_of, start, step
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import WhisperConfig
@@ -91,11 +92,11 @@ def test_windows_give_the_logits_and_the_tokens_of_real_padding(long: Pair, posi
     worst, closest = 0.0, np.inf
     for seed in range(WINDOWS):
         states = long.states(seed)
-        cache = long.decoder.start(states)
-        rows = [long.decoder.step(cache, long.bundle.prompt)]
+        start(long.decoder, states)
+        rows = [step(long.decoder, long.bundle.prompt)]
         tokens = [int(rows[-1][-1].argmax())]
         while len(tokens) < STEPS:
-            rows.append(long.decoder.step(cache, tokens[-1:]))
+            rows.append(step(long.decoder, tokens[-1:]))
             tokens.append(int(rows[-1][-1].argmax()))
         whole = long.plain.logits(
             pad(states, long.silence, positions), [*long.bundle.prompt, *tokens[:-1]]
@@ -119,7 +120,7 @@ def test_every_shape_and_window_pads_exactly(
     for positions in (pair.bundle.positions + times * pair.bundle.silences for times in (0, 1, 13)):
         pair.decoder.positions = positions
         tokens = [*pair.bundle.prompt, 5, 6, 7]
-        found = pair.decoder.step(pair.decoder.start(pair.states(2)), tokens)
+        found = logits_of(pair.decoder, pair.states(2), tokens)
         expected = pair.plain.logits(pad(pair.states(2), pair.silence, positions), tokens)
         assert off(found, expected) < TOLERANCE
 

@@ -17,6 +17,7 @@ from rigs.models import ODD, fingerprint, random_mel, random_weights, write_chec
 from rigs.needs import module
 from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
 from rigs.plain_decoder import pad
+from rigs.steps import logits_of, start, step
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.tensors import Weights
@@ -72,11 +73,11 @@ def write(
     decoder: Decoder, states: NDArray[np.float32], prompt: tuple[int, ...]
 ) -> tuple[NDArray[np.float32], list[int]]:
     """Logits (len(prompt) - 1 + STEPS, vocabulary) and STEPS greedy tokens, none suppressed."""
-    cache = decoder.start(states)
-    rows = [decoder.step(cache, prompt)]
+    start(decoder, states)
+    rows = [step(decoder, prompt)]
     tokens = [int(rows[-1][-1].argmax())]
     while len(tokens) < STEPS:
-        rows.append(decoder.step(cache, tokens[-1:]))
+        rows.append(step(decoder, tokens[-1:]))
         tokens.append(int(rows[-1][-1].argmax()))
     return np.vstack(rows), tokens
 
@@ -155,7 +156,7 @@ def test_int8_keeps_near_the_golden_logits_and_tiny_under_80_mb(
     for index in range(INT8_INPUTS):
         states = encoder.encode(built.mel(index))
         expected = golden["padded_logits"][index][len(case.prompt) - 1]
-        row = decoder.step(decoder.start(states), bundle.prompt)[-1]
+        row = logits_of(decoder, states, bundle.prompt)[-1]
         off.append(float((row[case.kept_ids] - expected).std() / expected.std()))
         first = golden["padded_tokens"][index][0]
         if first not in bundle.suppressed:

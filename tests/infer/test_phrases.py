@@ -11,6 +11,7 @@ import pytest
 from rigs.needs import needs_model
 from rigs.phrase_files import network, written
 from rigs.recordings import heard_right, sentences, window_of
+from rigs.steps import logits_of
 from rigs.vocabularies import letters_of
 from rigs.word_errors import same_words
 
@@ -21,7 +22,7 @@ from appliance.config import (
     Settings,
 )
 from appliance.errors import ConfigError
-from appliance.infer.decoder import Cache, Decoded, Decoder, LogOdds
+from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import FLOOR, Phrases
 from appliance.infer.sentences import read_phrases
@@ -85,7 +86,7 @@ MADE_UP = "a bad cab", "feed a big chicade", "hide a bed", "hide a cage", "dig a
 def exactly(decoder: Decoder, bundle: Bundle, states: States, text: str) -> float:
     """The log-probability of a text, asked for token by token and apart from the search."""
     tokens = [*Tokenizer.open(bundle).tokenize(f" {text}"), bundle.tokens.end_of_text]
-    logits = decoder.step(decoder.start(states), [*bundle.prompt, *tokens[:-1]])
+    logits = logits_of(decoder, states, [*bundle.prompt, *tokens[:-1]])
     logits = logits[len(bundle.prompt) - 1 :].astype(np.float64)
     logits[:, list(bundle.suppressed)] = -np.inf
     totals = np.logaddexp.reduce(logits, axis=1)
@@ -194,9 +195,9 @@ class Counting(Decoder):
         vars(self).update(vars(plain))
         self.steps = 0
 
-    def odds(self, cache: Cache, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
+    def odds(self, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
         self.steps += 1
-        return super().odds(cache, tokens, rows)
+        return super().odds(tokens, rows)
 
 
 def test_a_text_that_is_surely_one_of_the_sentences_needs_no_search(

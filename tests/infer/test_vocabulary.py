@@ -18,6 +18,7 @@ from rigs.models import SMALL_SHAPE, random_weights, write_checkpoint
 from rigs.needs import needs_model
 from rigs.recordings import heard_right, window_of
 from rigs.records import differences
+from rigs.steps import logits_of, start
 from rigs.word_errors import same_words
 
 from appliance.config import (
@@ -359,14 +360,14 @@ def test_a_text_is_as_likely_on_a_second_look_as_when_it_was_written(any_bundle:
     behind = decoder.logprobs(wrote.tokens, 9)[:-1]  # what was written before is another text's
     former = wrote.logprobs[9 : len(wrote.tokens)]
     assert np.allclose(behind, former, rtol=0, atol=within)
-    rows = decoder.step(decoder.start(states), [*any_bundle.prompt, *other])
+    rows = logits_of(decoder, states, [*any_bundle.prompt, *other])
     rows = rows[len(any_bundle.prompt) - 1 :].astype(np.float64)
     rows[:, list(any_bundle.suppressed)] = -np.inf
     following = [*other, any_bundle.tokens.end_of_text]
     expected = [
         row[token] - np.logaddexp.reduce(row) for row, token in zip(rows, following, strict=True)
     ]
-    decoder.start(states)
+    start(decoder, states)
     several = 0.5 if any_bundle.quantize == "int8" else 1e-3
     assert np.allclose(decoder.logprobs(other, 0), expected, rtol=0, atol=several)
 

@@ -1,4 +1,4 @@
-"""Check the model: its bundle, the processor's integer arithmetic, a known sentence on the CPU."""
+"""Check the model: its bundle, and a known sentence on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from appliance.config import Settings
 from appliance.records import SAMPLE_RATE, Frame, Transcription, Window
 
 if TYPE_CHECKING:
-    from appliance.infer import Products
     from appliance.model import Bundle
 
 FILE = Path(__file__).resolve().parent / "sentence.flac"
@@ -90,29 +89,6 @@ def bundle(around: Surroundings) -> Outcome:
     return ok(line)
 
 
-def arithmetic(around: Surroundings) -> Outcome:
-    """Check that ONNX Runtime multiplies 8-bit integers correctly on this processor."""
-    if why := without_model(around):
-        return skipped(why)
-    around.doing("loading the model's manifest")
-    from appliance.model import load_bundle
-
-    found = load_bundle(around.settings.model.bundle)
-    around.doing("computing products of integers with known results")
-    return judge_arithmetic(found)
-
-
-def judge_arithmetic(found: Bundle, products: Products | None = None) -> Outcome:
-    """Return the outcome for a bundle; `products` replaces ONNX Runtime's arithmetic."""
-    from appliance.infer import LARGEST_ERROR, find_trouble
-
-    if found.quantize == "none":
-        return skipped(f"{found.name} uses 32-bit floating point")
-    if trouble := find_trouble(found, products):
-        return failed(trouble.found, trouble.fix)
-    return ok(f"8-bit products are correct within {LARGEST_ERROR:.0%}")
-
-
 def self_test(around: Surroundings) -> Outcome:
     """Check that the model transcribes the test sentence with the CPU's encoder."""
     if why := without_model(around):
@@ -162,13 +138,6 @@ CHECKS = (
         "choose one that `roomscribe model list` shows, or add it again",
         within_s=120,
         needs=("[model]",),
-    ),
-    Check(
-        "INT8 arithmetic",
-        arithmetic,
-        "reinstall onnxruntime",
-        within_s=120,
-        needs=("[model]", BUNDLE),
     ),
     Check(
         "self-test on the CPU",

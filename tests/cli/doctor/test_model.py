@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from rigs.needs import needs_model
 from rigs.recordings import sentences
-from rigs.saturating import Saturating
 
 from appliance.cli.doctor import model as transcribing
 from appliance.cli.doctor.model import FILE, TEXT
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ModelSettings, Settings
 from appliance.errors import ModelError
-from appliance.model.bundle import Bundle, load_bundle
+from appliance.model.bundle import Bundle
 from appliance.records import Transcription
 
 RESULT = Transcription(TEXT, (1,), "en", -0.1, 0.0, 1.0, True, "cpu", 1.0, 1.0, 0.9)
@@ -44,17 +43,6 @@ def test_the_built_in_model_reads_the_packaged_sentence() -> None:
 def test_another_model_may_write_any_text_that_ends(bundle_folder: Path) -> None:
     found = transcribing.self_test(around(bundle_folder))
     assert f"words wrong: it is '{TEXT}'" in found.found
-
-
-def test_the_int8_arithmetic_is_checked_where_a_model_has_any(bundle_folder: Path) -> None:
-    assert transcribing.arithmetic(around(bundle_folder)).status == "skipped"
-    whole = load_bundle(bundle_folder)
-    int8 = replace(whole, quantize="int8")
-    assert transcribing.judge_arithmetic(int8).status == "ok"
-    found = transcribing.judge_arithmetic(int8, Saturating())
-    assert found.status == "failed"
-    assert "many_rows off by 49%" in found.found
-    assert "--quantize none" in found.fix
 
 
 @pytest.mark.parametrize(

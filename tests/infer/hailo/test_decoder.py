@@ -15,6 +15,7 @@ from rigs.hailo import LENGTHS, PATIENT, looked_after
 from rigs.hailo_simulator.control import Simulator, write_decoder_hef
 from rigs.models import never_ending
 from rigs.records import differences
+from rigs.steps import start, step
 
 from appliance.config import EncoderSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError
@@ -74,8 +75,8 @@ def test_the_logits_are_those_of_the_cpu(
     bundle = npu_bundles[name]
     way = both(bundle)
     tokens = [*bundle.prompt, 40, 50, 60, 7, 7, 9]
-    cache = way.cpu.start(states_of(bundle, 2))
-    wanted = way.cpu.step(cache, tokens)
+    start(way.cpu, states_of(bundle, 2))
+    wanted = step(way.cpu, tokens)
     assert np.abs(logits_of(bundle, way, 2, tokens) - wanted).max() < 1e-3
     way.close()
 
