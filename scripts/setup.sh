@@ -1,7 +1,7 @@
 # Sourced by the programs beside it, whose working directory is the checkout: installs what is missing and
 # sets $PYTHON to the interpreter of the environment .venv. Needs Debian (or a relative) with apt.
 #   set_up demo|dev        demo: what scripts/demo needs; dev: what every test and measurement needs
-# The versions of the Python packages are those of scripts/constraints/ (see scripts/lock), so that a
+# The versions and hashes of the Python packages are those of scripts/constraints/ (see scripts/lock), so that a
 # checkout makes the same environment next year. ROOMSCRIBE_CONSTRAINTS names another file, or is empty for
 # the newest versions.
 
@@ -143,6 +143,23 @@ constraints() {
     [ -z "$file" ] || readlink -f "$file"
 }
 
+# install_python_packages KIND VERSIONS EXTRAS: what VERSIONS names, each file with a hash that stands there, and the
+# checkout itself, which has none; without VERSIONS the newest
+install_python_packages() {
+    local pinned
+    [ -n "$2" ] || { pip_install -e ".$3"; return; }
+    pinned=$(mktemp)
+    if [ "$1" = demo ]; then sed '/^# for tests/,$d' "$2"; else cat "$2"; fi > "$pinned"
+    # setuptools first: it builds what has no wheel
+    sed -n '/^setuptools==/,/[^\\]$/p' "$pinned" > "$pinned.first"
+    pip_install --no-deps --require-hashes -r "$pinned.first" \
+        && pip_install --no-deps --require-hashes --no-build-isolation -r "$pinned" \
+        && pip_install --no-deps --no-build-isolation -e .
+    local status=$?
+    rm -f "$pinned" "$pinned.first"
+    return $status
+}
+
 # One environment, .venv: made anew for another Python, completed if pyproject.toml or the versions changed.
 make_environment() {
     local kind=$1 base versions extras='[all]' stamp=.venv/.set-up-$1
@@ -157,8 +174,7 @@ make_environment() {
     fi
     if ! cat pyproject.toml ${versions:+"$versions"} | cmp -s - "$stamp"; then
         say "installing the Python packages that pyproject.toml names ($kind)"
-        # the second variable is for newer releases of pip: the versions of what builds a package, too
-        PIP_CONSTRAINT=$versions PIP_BUILD_CONSTRAINT=$versions pip_install -e ".$extras" || exit 1
+        install_python_packages "$kind" "$versions" "$extras" || exit 1
         cat pyproject.toml ${versions:+"$versions"} > "$stamp"
     fi
 }

@@ -51,6 +51,17 @@ def test_the_core_is_small_and_each_library_of_an_extra_is_named_in_the_error() 
 
 
 @pytest.mark.parametrize("file", FILES)
+def test_each_version_has_a_hash_and_the_demo_needs_no_tests(file: str) -> None:
+    text = (FOLDER / file).read_text("utf-8")
+    without = re.findall(r"^\S+==\S+$", text, re.M)
+    assert not without, "a line with a hash goes on"
+    assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}", text)) >= len(pinned(text))
+    demo = pinned(text.partition("# for tests")[0])
+    assert "numpy" in demo
+    assert "pytest" not in demo
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_each_file_pins_every_requirement_within_its_bounds(file: str) -> None:
     versions = pinned((FOLDER / file).read_text("utf-8"))
     wrong = [

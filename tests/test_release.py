@@ -78,7 +78,8 @@ def checkout(tmp_path: Path) -> Path:
         script = folder / "scripts" / name
         script.write_text(STEP + work.replace("VERSION", __version__), encoding="utf-8")
         script.chmod(0o755)
-    shutil.copy(ROOT / "scripts/release", folder / "scripts")
+    for name in ("release", "setup.sh"):
+        shutil.copy(ROOT / "scripts" / name, folder / "scripts")
     for name in COPIED:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, folder / name)

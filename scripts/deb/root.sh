@@ -19,7 +19,7 @@ TEST_PACKAGES=(mosquitto mosquitto-clients nats-server bash-completion man-db su
 LATER_PACKAGES=(alsa-utils pulseaudio pulseaudio-utils libasound2-plugins python3-pytest python3-safetensors)
 HOST_PACKAGES=(debootstrap debian-archive-keyring)
 
-say() { printf '%s\n' "$*" >&2; }
+. "${BASH_SOURCE[0]%/*}/../setup.sh" # say, still_at
 
 # Says loudly why nothing can be built or tested here, and ends with 77.
 cannot_run() {
