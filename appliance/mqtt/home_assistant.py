@@ -238,7 +238,7 @@ def _diagnostics(node: str) -> dict[str, Any]:
             **diagnostic,
             "icon": "mdi:heart-pulse",
             "device_class": "enum",
-            "options": ["running", "degraded", "muted"],
+            "options": ["running", "degraded", "muted", "stopped"],
             "value_template": "{{ value_json.status }}",
             "json_attributes_topic": events.topic(node, events.STATE),
         },

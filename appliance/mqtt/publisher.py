@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -231,6 +232,13 @@ class LiveTopics:
         if self._last is not None:
             publish(events.LAST, self._last, retain=True)
             self._last = None
+
+    def publish_stop(self, publish: Publish) -> None:
+        """Publish as the last state that the appliance has stopped; a muted one stays muted."""
+        state = self._sources.state()
+        if state.status != "muted":
+            message = events.state(state, self._store.depth()) | {"status": "stopped"}
+            publish(events.STATE, events.encode(message), retain=True)
 
     def publish_queued(self, publish: Publish) -> None:
         """Publish the queued messages. Raises BrokerError."""
@@ -518,7 +526,7 @@ class Publisher(Listener):
     # the publisher's thread
 
     def run(self, heartbeat: Callable[[], None] = lambda: None) -> None:
-        """Publish until `stop`, then publish `offline`. Blocks; for a thread of its own.
+        """Publish until `stop`, then publish that it has stopped. Blocks; for a thread of its own.
 
         Calls `heartbeat` at least every PROGRESS_S + `delays.store_s` unless it is stuck.
         """
@@ -540,6 +548,9 @@ class Publisher(Listener):
                 self._stopping.wait(self._delays.store_s)
             if stopping and self._is_drained():
                 break
+        if self._connection.is_connected:
+            with suppress(BrokerError, StoreError):
+                self._live.publish_stop(self._connection.publish)
         self._connection.close()
 
     def _step(self, now_s: float) -> None:

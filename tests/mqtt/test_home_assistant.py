@@ -90,7 +90,10 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
             "icon": "mdi:tray-full",
             "unit_of_measurement": "transcripts",
         },
-        "status": {"icon": "mdi:heart-pulse"},
+        "status": {
+            "icon": "mdi:heart-pulse",
+            "options": ["running", "degraded", "muted", "stopped"],
+        },
     }
     for name, more in added.items():
         accepted["components"][name] |= more
