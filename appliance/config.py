@@ -1146,6 +1146,11 @@ def node_name(settings: Settings) -> str:
     return settings.appliance.node or slug(host) or "roomscribe"
 
 
+def room_name(node: str, area: str) -> str:
+    """Return what people call the appliance: the area as typed, if the node was made from it."""
+    return area if slug(area) == node else node
+
+
 def _section(
     section: str, content: dict[str, Any], origin: str, troubles: list[str], wrong: set[str]
 ) -> dict[str, Any]:

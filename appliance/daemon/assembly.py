@@ -19,6 +19,7 @@ from appliance.config import (
     Settings,
     node_name,
     page_url,
+    room_name,
     store_folder,
 )
 from appliance.control import SOCKET_NAME, ControlError, ControlServer
@@ -320,6 +321,7 @@ class _Assembly:
         self.phrases = PhraseCommands(setting_commands, model, self.expectations)
         return Controls(
             self.node,
+            room_name(self.node, self.settings.homeassistant.area),
             store=self.store,
             publisher=self.publisher,
             state=self.state,

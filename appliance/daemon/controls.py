@@ -40,6 +40,7 @@ class Controls(Listener):
     def __init__(
         self,
         node: str,
+        room: str,
         *,
         store: Store,
         publisher: Publisher | None,
@@ -48,8 +49,9 @@ class Controls(Listener):
         microphone: MicrophoneCommands,
         groups: Sequence[CommandGroup],
     ) -> None:
-        """`groups` are the commands, except the microphone's, `state` and `stats`."""
-        self._node, self._store, self._publisher = node, store, publisher
+        """`room`: the node's name as people typed it; `groups`: the commands, except the
+        microphone's, `state` and `stats`."""
+        self._node, self._room, self._store, self._publisher = node, room, store, publisher
         self._state, self._stats = state, stats
         self._microphone, self._groups = microphone, (microphone, *groups)
         self._meter = LevelMeter()
@@ -122,7 +124,7 @@ class Controls(Listener):
     # the control socket's thread
 
     def state(self) -> dict[str, Any]:
-        """Return the state as MQTT has it, and the node's name, which is in MQTT's topics."""
+        """Return the state as MQTT has it, and the appliance's names."""
         publisher = self._publisher
         state = events.state(
             self._state(),
@@ -130,7 +132,7 @@ class Controls(Listener):
             publisher.reasons(waits=False) if publisher else (),
             publisher.reasons(waits=True) if publisher else (),
         )
-        return {**state, "node": self._node}
+        return {**state, "node": self._node, "room": self._room}
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics as MQTT has them."""

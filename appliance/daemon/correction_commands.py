@@ -27,6 +27,8 @@ LEAST_LETTERS = 3
 """A shorter word is not offered for the vocabulary: it would match too often."""
 LEAST_REPLACED = 5
 """Shorter words (with the spaces between them) are not offered for replacing: others say them."""
+LEAST_SEEN = 2
+"""Sentences with the same wrong words, before a replacement is offered."""
 
 
 class CorrectionCommands(CommandGroup):
@@ -62,8 +64,8 @@ class CorrectionCommands(CommandGroup):
     def _offers(self, heard: str, spoken: str | None) -> dict[str, Any]:
         """Return the arguments of `learn` that the difference suggests, without what is known.
 
-        Words are only offered for replacing if no other sentence has them that was left as it is:
-        there they may be right. Nothing is offered that consists of common words and numbers.
+        Words are only offered for replacing if two sentences had them and each was corrected: in
+        others they may be right. Nothing is offered that consists of common words and numbers.
         """
         differences = find_differences(heard, spoken) if spoken else []
         known = self._settings.read(None).settings.vocabulary
@@ -81,6 +83,7 @@ class CorrectionCommands(CommandGroup):
             and len(heard) >= LEAST_REPLACED
             and not self._are_common(heard)
             and not self._store.count(Wanted(uncorrected=heard))
+            and self._store.count(Wanted(grep=(heard,))) >= LEAST_SEEN
         ]
         return {"words": list(dict.fromkeys(words)), "replace": replace}
 

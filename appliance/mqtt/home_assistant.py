@@ -16,6 +16,7 @@ from collections.abc import Collection
 from typing import Any
 
 from appliance import HOMEPAGE
+from appliance.config import room_name
 from appliance.mqtt import events
 from appliance.records import ApplianceState, ApplianceStats
 
@@ -52,7 +53,7 @@ def discovery_message(
     return {
         "device": {
             "identifiers": [f"roomscribe_{node}"],
-            "name": f"Roomscribe {node}",
+            "name": f"Roomscribe {room_name(node, area)}",
             "manufacturer": "Roomscribe",
             "model": device_model(state),
             "sw_version": state.version,

@@ -168,18 +168,19 @@ def test_what_is_learnt_is_added_to_the_settings_once(house: Appliance) -> None:
     assert vocabulary.words == ("Gideon", "Priscilla")
     assert vocabulary.replace == {"get e on": "Gideons"}
     assert house.reloads == 4, "a word that is known changes nothing"
-    first = ask(house, "history")["transcripts"][0]
-    offers = ask(house, "correct", transcript_id=first["id"], text="Gideon the light")["offers"]
-    assert offers == {"words": [], "replace": [{"heard": "turn off", "written": "Gideon"}]}
-    ask(house, "learn", heard="turn off", written="Gideon")
-    offers = ask(house, "correct", transcript_id=first["id"], text="Gideon the light")["offers"]
-    assert offers == {"words": [], "replace": []}
 
 
-def test_words_of_a_sentence_that_was_not_corrected_are_not_offered_for_replacing(
+def test_words_are_offered_for_replacing_if_two_sentences_had_them_and_each_was_corrected(
     tmp_path: Path,
 ) -> None:
-    texts = ("turn on the Light!", "lighten up", "dim the light", "dim the lamp", "warm it up")
+    texts = (
+        "turn on the Light!",
+        "lighten up",
+        "dim the light",
+        "dim the lamp",
+        "warm it up",
+        "warm it up now",
+    )
     with appliance(tmp_path, texts) as house:
         heard = {one["text"]: one["id"] for one in ask(house, "history")["transcripts"]}
 
@@ -189,7 +190,11 @@ def test_words_of_a_sentence_that_was_not_corrected_are_not_offered_for_replacin
 
         assert offered("dim the light", "dim the Limelight") == [], "another sentence has it"
         assert offered("dim the lamp", "dim the Limelight") == [], "others may say so short a word"
-        assert offered("warm it up", "warm Ida") == ["it up"], "only together, in no other sentence"
+        assert offered("warm it up", "warm Ida") == [], "another sentence has it"
+        assert offered("warm it up now", "warm Ida now") == ["it up"]
+        ask(house, "learn", heard="it up", written="Ida")
+        assert offered("warm it up", "warm Ida") == [], "it is known"
+        assert offered("lighten up", "Leyton up") == [], "the first sentence with it"
         assert offered("turn on the Light!", "turn on the Limelight") == ["light"]
         ask(house, "correct", transcript_id=heard["turn on the Light!"], text=None)
         assert offered("dim the light", "dim the Limelight") == []

@@ -260,6 +260,8 @@ def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) 
     plain = home_assistant.discovery_message("kitchen", PI)["device"]
     roomy = home_assistant.discovery_message("kitchen", PI, area="Küche")["device"]
     assert roomy == plain | {"suggested_area": "Küche"}
+    typed = home_assistant.discovery_message("kuche", PI, area="Küche")["device"]
+    assert typed["name"] == "Roomscribe Küche"
     told = ("homeassistant/#",)
     with (
         Broker() as broker,

@@ -49,6 +49,7 @@ class Appliance:
         setting_commands = SettingCommands(self.settings, self.read, self.reload)
         self.controls = Controls(
             node,
+            node,
             store=self.store,
             publisher=None,
             state=self.state,

@@ -254,6 +254,8 @@ def test_a_sentence_is_corrected_by_keyboard_alone_and_a_word_is_learnt_with_one
     assert feed.asked[-1] == ("learn", {"word": "Gideon"})
     tab.press("dialog button", "Done")
     until(lambda: tab.texts(".expected") == ["Said: turn on the lamp in Gideon"], WITHIN_S)
+    pen = "return document.activeElement.getAttribute('aria-label')"
+    assert tab.run(pen) == f"Correct: {one['text']}"
     assert one["text"] in tab.texts(SENTENCES)
     tab.press("button", f"Correct: {one['text']}")
     tab.press("dialog button", "Remove correction")
@@ -327,6 +329,7 @@ def test_the_last_sentence_is_played_if_that_is_on_and_while_it_is_recent(
         one = feed.say("a new one")
         server.announce_transcript()
         tab.press("button", "Play last sentence")
+        until(lambda: "Playing" in tab.text(".now"), WITHIN_S)
         until(lambda: [name for name, _ in feed.asked].count("playback") == 2, WITHIN_S)
         assert feed.asked[-1] == ("playback", {"transcript_id": one["id"], "offset": 8000})
         feed.say("in between")

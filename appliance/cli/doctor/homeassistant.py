@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.cli.doctor.daemon import token_is_hidden
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.config import node_name
+from appliance.config import node_name, room_name
 
 ADMIN = "create the token as an administrator of Home Assistant (profile, Security)"
 
@@ -34,6 +34,7 @@ def assist(around: Surroundings) -> Outcome:
     around.doing(f"asking {around.settings.homeassistant.url}")
     node = node_name(around.settings)
     found = probe_home(around.settings.homeassistant, node)
+    room = room_name(node, around.settings.homeassistant.area)
     if not found.pipeline:
         return failed(
             "Home Assistant has no Assist pipeline",
@@ -41,17 +42,17 @@ def assist(around: Surroundings) -> Outcome:
         )
     if not found.device:
         return failed(
-            f"pipeline {found.pipeline!r}; Home Assistant has no device Roomscribe {node}",
+            f"pipeline {found.pipeline!r}; Home Assistant has no device Roomscribe {room}",
             "set homeassistant.enabled = true, and check that Home Assistant uses the same broker",
         )
     if not found.area:
         return failed(
-            f"pipeline {found.pipeline!r}; Roomscribe {node} has no area, so Assist does not know "
+            f"pipeline {found.pipeline!r}; Roomscribe {room} has no area, so Assist does not know "
             'which light "the light" means',
             "choose an area in Home Assistant: Settings, Devices & services, Devices, "
-            f"Roomscribe {node}, the pencil, Area",
+            f"Roomscribe {room}, the pencil, Area",
         )
-    return ok(f"pipeline {found.pipeline!r}; device Roomscribe {node} in area {found.area}")
+    return ok(f"pipeline {found.pipeline!r}; device Roomscribe {room} in area {found.area}")
 
 
 def _nothing_to_ask(around: Surroundings) -> str:

@@ -14,7 +14,11 @@ export function correctSentence(one) {
   });
   input.value = one.correction ?? one.text;
   const wrong = element("p", { class: "wrong", id: "said-wrong", role: "alert", hidden: true });
-  const close = () => (dialog.close(), dialog.remove());
+  const close = () => {
+    dialog.close();
+    dialog.remove();
+    document.querySelector(`[data-seq="${one.seq}"] button`)?.focus(); // the row was made anew meanwhile
+  };
   const fail = (error) => {
     wrong.replaceChildren(...message(error.message));
     wrong.hidden = false;

@@ -38,6 +38,7 @@ export function setText(node, text) {
  * stays as it is, so the keyboard's focus and a selection in it stay, too. */
 export function fillList(list, items, keyOf, make) {
   const keys = items.map((item) => String(keyOf(item)));
+  const focused = list.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
   const wanted = new Set(keys);
   const known = new Map();
   for (const child of [...list.children]) {
@@ -51,6 +52,9 @@ export function fillList(list, items, keyOf, make) {
     if (child === next) next = next.nextElementSibling;
     else list.insertBefore(child, next);
   });
+  if (focused && !list.contains(document.activeElement)) {
+    [...list.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === focused)?.focus();
+  }
 }
 
 /** Return a drawing of that name, for eyes alone. */

@@ -147,8 +147,9 @@ export class Frame {
   #update() {
     const { up, why, state } = this.#live, name = viewName(), status = up ? state?.status : "offline";
     if (state?.node) session.node = state.node;
-    setText(this.#name, session.node);
-    document.title = `${ALL_VIEWS[name][0]} · Roomscribe ${session.node}`;
+    const room = state?.room || session.node;
+    setText(this.#name, room);
+    document.title = `${ALL_VIEWS[name][0]} · Roomscribe ${room}`;
     this.#status.className = `pill ${status || ""}`;
     setText(this.#status, STATUSES[status] || (up ? "…" : "Offline"));
     this.#problem.hidden = up;

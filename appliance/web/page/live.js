@@ -78,8 +78,10 @@ export class Live {
     this.#play.hidden = !session.playback || !this.#recent || !isRecent(this.#recent);
   }
 
-  #playLast() {
-    return this.#attempt(() => playSentence(this.#recent.id));
+  async #playLast() {
+    setText(this.#play, "Playing …");
+    await this.#attempt(() => playSentence(this.#recent.id));
+    setText(this.#play, "Play last sentence");
   }
 
   /** Run an async function, and show its refusal. */

@@ -7,7 +7,7 @@ const KEPT_MS = 60e3;
 /** Return true while the sound of a sentence may still be there. */
 export const isRecent = (one) => Date.now() - new Date(one.end) < KEPT_MS;
 
-/** Play a sentence; return when it has begun. Raises Refusal. */
+/** Play a sentence; return when it has ended. Raises Refusal. */
 export async function playSentence(id) {
   const samples = [];
   let total = 1, rate = 0;
@@ -24,6 +24,7 @@ export async function playSentence(id) {
   const source = context.createBufferSource();
   source.buffer = sound;
   source.connect(context.destination);
-  source.onended = () => context.close();
   source.start();
+  await new Promise((ended) => setTimeout(ended, 1000 * sound.duration));
+  context.close();
 }
