@@ -2,9 +2,8 @@
 
 A bundle is a folder with bundle.json (the manifest), three ONNX graphs, the token embedding, the
 vocabulary, and HEFs if there are any. The manifest sizes everything in infer/. It is read strictly
-(every value has a type and a range, every error names its key), and it lists every file with its
-size and SHA-256. `appliance.convert.build` builds bundles, `write_manifest` writes manifests.
-Over 500 lines because the whole format is here.
+(every value has its field's type, every error names its key), and it lists every file with its size
+and SHA-256. `appliance.convert.build` builds bundles, `write_manifest` writes manifests.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,10 +263,15 @@ def load_bundle(path_or_name: str | Path) -> Bundle:
         raise ModelError(
             f"{error.filename}: expected a folder with models, found: {error.strerror}; {DISK}"
         ) from error
-    table = _Table.read(folder / MANIFEST, _fix(folder))
-    bundle = _parse(table, folder)
-    _check_sense(table, bundle)
-    _verify_files(table.table("files"), bundle)
+    file = folder / MANIFEST
+    try:
+        values = read_json(file)
+        bundle = _parse(values, folder)
+        _verify_files(values["files"], bundle)
+    except ModelError as error:
+        raise ModelError(f"{error}; {DISK if passes(error) else _fix(folder)}") from error
+    except _WrongValueError as error:
+        raise ModelError(f"{file}: {error}; {error.fix or _fix(folder)}") from error.__cause__
     return bundle
 
 
@@ -391,208 +395,103 @@ def _fix(folder: Path) -> str:
     return "the bundle is damaged: install it again, or roomscribe model add tiny"
 
 
-class _Table:
-    """One table of bundle.json; `key` is the prefix of its keys ("" at the top, "tokens.")."""
+class _WrongValueError(ValueError):
+    """A value of bundle.json: its key, what was expected and what was found."""
 
-    def __init__(self, file: Path, values: dict[str, Any], fix: str, key: str = "") -> None:
-        self._file, self._values, self._fix, self._key = file, values, fix, key
-
-    @classmethod
-    def read(cls, file: Path, fix: str) -> _Table:
-        """Return the manifest in `file`. Raises ModelError if it is not a JSON table of SCHEMA."""
-        try:
-            table = cls(file, read_json(file), fix)
-        except ModelError as error:
-            raise ModelError(f"{error}; {DISK if passes(error) else fix}") from error
-        if table._values.get("schema") != SCHEMA:
-            found = repr(table._values.get("schema", "nothing"))
-            fix = "another version made this model: add it again, or roomscribe model add tiny.en"
-            raise table.trouble("schema", str(SCHEMA), found, fix)
-        return table
-
-    def trouble(self, key: str, expected: str, found: object, fix: str = "") -> ModelError:
-        """Return the error for a wrong value."""
-        where = f"{self._file}: {shorten(self._key + key, 80)}"
-        return ModelError(
-            f"{where}: expected {expected}, found {shorten(found, 80)}; {fix or self._fix}"
-        )
-
-    def __iter__(self) -> Iterator[str]:
-        """Names in this table."""
-        return iter(self._values)
-
-    def text(self, key: str) -> str:
-        """A string."""
-        return str(self._take(key, "a text", lambda value: isinstance(value, str)))
-
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        """One of a few strings."""
-        return str(self._take(key, f"one of {', '.join(choices)}", choices.__contains__))
-
-    def whole(self, key: str, low: int, high: int | None = None) -> int:
-        """A whole number of at least `low` and, if given, at most `high`."""
-        limits = f"a whole number from {low}" + ("" if high is None else f" to {high}")
-        return int(self._take(key, limits, lambda value: _is_whole(value, low, high)))
-
-    def whole_or_none(self, key: str, low: int, high: int) -> int | None:
-        """A whole number, or None where the table says null."""
-        return None if self.is_null(key) else self.whole(key, low, high)
-
-    def number(self, key: str, low: float, high: float, absent: float | None = None) -> float:
-        """A number from `low` to `high`; `absent`, if given, is the default."""
-        if absent is not None and key not in self._values:
-            return absent
-
-        def fits(value: object) -> bool:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                return False
-            return low <= value <= high
-
-        return float(self._take(key, f"a number from {low:g} to {high:g}", fits))
-
-    def ids(self, key: str, below: int) -> tuple[int, ...]:
-        """A list of token ids, each less than `below`."""
-        limits = f"a list of token ids less than {below}"
-        values = self._take(key, limits, lambda value: isinstance(value, list))
-        for value in values:
-            if not _is_whole(value, 0, below - 1):
-                raise self.trouble(key, limits, repr(value))
-        return tuple(values)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings, at least one."""
-
-        def fits(values: object) -> bool:
-            if not values or not isinstance(values, list):
-                return False
-            return all(isinstance(each, str) for each in values)
-
-        return tuple(self._take(key, "a list of texts", fits))
-
-    def is_null(self, key: str) -> bool:
-        """Whether the table says null."""
-        return self._take(key, "a value or null") is None
-
-    def table(self, key: str) -> _Table:
-        """The table inside."""
-        values = self._take(key, "a table", lambda value: isinstance(value, dict))
-        return _Table(self._file, values, self._fix, f"{self._key}{key}.")
-
-    def optional(self, key: str) -> _Table | None:
-        """The table inside; None if it is missing or null."""
-        return None if self._values.get(key) is None else self.table(key)
-
-    def _take(self, key: str, expected: str, fits: Callable[[Any], bool] = lambda _: True) -> Any:
-        """The value of a key, if it `fits`. Raises ModelError."""
-        if key not in self._values:
-            raise self.trouble(key, expected, "nothing")
-        if not fits(value := self._values[key]):
-            raise self.trouble(key, expected, repr(value))
-        return value
+    def __init__(self, key: str, expected: str, found: object, fix: str = "") -> None:
+        self.fix = fix
+        text = f"{shorten(key, 80)}: expected {expected}, found {shorten(found, 80)}"
+        super().__init__(text)
 
 
-def _is_whole(value: object, low: int, high: int | None) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return False
-    return low <= value and (high is None or value <= high)
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    Path: ("a folder", lambda value: isinstance(value, Path)),
+    str: ("a text", lambda value: isinstance(value, str)),
+    int: ("a whole number", lambda value: type(value) is int and value >= 0),
+    int | None: ("a whole number or null", lambda value: value is None or type(value) is int),
+    float: ("a number", lambda value: type(value) in (int, float) and -1000 <= value <= 1000),
+    tuple[int, ...]: ("a list of token ids", lambda value: _is_list(value, int)),
+    tuple[str, ...]: ("a list of texts", lambda value: _is_list(value, str)),
+}
+"""The types of the manifest's values: what a message calls them, and what they take."""
 
 
-def _parse(table: _Table, folder: Path) -> Bundle:
-    """The bundle that the manifest describes, without checks between values."""
-    vocabulary_size, positions = table.whole("vocabulary_size", 2), table.whole("positions", 2)
-    last = vocabulary_size - 1
-    tokens = table.table("tokens")
-    return Bundle(
-        folder=folder,
-        name=table.text("name"),
-        description=table.text("description"),
-        source=table.text("source"),
-        licence=table.text("licence"),
-        checkpoint_sha256=table.text("checkpoint_sha256"),
-        d_model=table.whole("d_model", 1),
-        encoder_layers=table.whole("encoder_layers", 1),
-        decoder_layers=table.whole("decoder_layers", 1),
-        heads=table.whole("heads", 1),
-        n_mels=table.whole("n_mels", 1),
-        vocabulary_size=vocabulary_size,
-        max_tokens=table.whole("max_tokens", 2),
-        quantize=table.choice("quantize", QUANTIZE),
-        window_s=table.number("window_s", 0.04, LONGEST_WINDOW_S),
-        positions=positions,
-        trained_positions=table.whole("trained_positions", positions),
-        languages=table.texts("languages"),
-        language=table.text("language"),
-        prompt=table.ids("prompt", vocabulary_size),
-        tokens=Tokens(
-            start=tokens.whole("start", 0, last),
-            end_of_text=tokens.whole("end_of_text", 0, last),
-            no_speech=tokens.whole_or_none("no_speech", 0, last),
-            no_timestamps=tokens.whole("no_timestamps", 0, last),
-            first_special=tokens.whole("first_special", 1, last),
-            timestamp_begin=tokens.whole_or_none("timestamp_begin", 0, last),
-        ),
-        suppressed=table.ids("suppressed", vocabulary_size),
-        suppressed_first=table.ids("suppressed_first", vocabulary_size),
-        calibration=_parse_calibration(table),
-        files=tuple(table.table("files")),
-        vocabulary_boost=table.number("vocabulary_boost", 0.0, 4.0, absent=1.0),
-        phrase_calibration=_parse_phrase_calibration(table),
-    )
+def _is_list(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(type(each) is kind for each in value)
 
 
-def _parse_calibration(table: _Table) -> Calibration:
-    if (values := table.optional("calibration")) is None:
-        return DEFAULT_CALIBRATION
-    return Calibration(
-        offset=values.number("offset", -100.0, 100.0),
-        mean=values.number("mean", 0.0, 1000.0),
-        total=values.number("total", 0.0, 1000.0),
-        low=values.number("low", 0.0, 1.0),
-        act=values.number("act", 0.0, 1.0, absent=0.0),
-    )
+def _read(kind: Any, value: Any, key: str) -> Any:
+    """Return a value of the manifest as a field of this type. Raises _WrongValueError."""
+    if not is_dataclass(kind):
+        expected, fits = _KINDS[kind]
+        if not fits(value):
+            raise _WrongValueError(key, expected, repr(value))
+        return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, dict):
+        raise _WrongValueError(key, "a table", repr(value))
+    kinds, found = get_type_hints(kind), {}
+    for field in fields(kind):
+        inner = f"{key}.{field.name}".removeprefix(".")
+        if field.name in value:
+            found[field.name] = _read(kinds[field.name], value[field.name], inner)
+        elif field.default is MISSING:
+            raise _WrongValueError(inner, "a value", "nothing")
+    return cast(Callable[..., Any], kind)(**found)
 
 
-def _parse_phrase_calibration(table: _Table) -> PhraseCalibration:
-    if (values := table.optional("phrase_calibration")) is None:
-        return DEFAULT_PHRASE_CALIBRATION
-    offset = values.number("offset", -100.0, 100.0)
-    share = values.number("share", 0.0, 100.0)
-    mean = values.number("mean", 0.0, 100.0)
-    return PhraseCalibration(offset, share, mean, values.number("lead", -100.0, 0.0, absent=0.0))
+def _parse(values: dict[str, Any], folder: Path) -> Bundle:
+    """Return the bundle that the manifest describes. Raises _WrongValueError."""
+    if values.get("schema") != SCHEMA:
+        fix = "another version made this model: add it again, or roomscribe model add tiny.en"
+        raise _WrongValueError("schema", str(SCHEMA), repr(values.get("schema", "nothing")), fix)
+    if not isinstance(values.get("files"), dict):
+        raise _WrongValueError("files", "a table", repr(values.get("files", "nothing")))
+    bundle: Bundle = _read(Bundle, values | {"folder": folder, "files": [*values["files"]]}, "")
+    _check_sense(bundle)
+    return bundle
 
 
-def _check_sense(table: _Table, bundle: Bundle) -> None:
-    """Raises ModelError if two values contradict each other."""
-    positions = bundle.window_s * POSITIONS_PER_SECOND
-    if abs(positions - bundle.positions) > 1e-6:
-        wanted = f"{positions:g} for {bundle.window_s:g} s"
-        raise table.trouble("positions", wanted, bundle.positions)
-    if bundle.d_model % bundle.heads:
-        raise table.trouble("heads", f"a divisor of d_model {bundle.d_model}", bundle.heads)
-    if not 0 < len(bundle.prompt) < bundle.max_tokens:
-        raise table.trouble("prompt", f"1 to {bundle.max_tokens - 1} tokens", len(bundle.prompt))
-    if bundle.tokens.start not in bundle.prompt:
-        raise table.trouble("prompt", f"tokens.start {bundle.tokens.start} in it", bundle.prompt)
-    if bundle.tokens.end_of_text in bundle.suppressed:
-        raise table.trouble("suppressed", "a list without end_of_text", bundle.tokens.end_of_text)
-    if bundle.language not in bundle.languages:
-        raise table.trouble("language", f"one of {', '.join(bundle.languages)}", bundle.language)
+def _check_sense(bundle: Bundle) -> None:
+    """Raise _WrongValueError for a value that is out of range or contradicts another."""
+    window_s, prompt, tokens = bundle.window_s, bundle.prompt, bundle.tokens
+    most, positions = bundle.max_tokens - 1, window_s * POSITIONS_PER_SECOND
+    ids = asdict(tokens) | {"prompt": max(prompt, default=0)}
+    ids |= {"suppressed": max((*bundle.suppressed, *bundle.suppressed_first), default=0)}
+    known = ", ".join(bundle.languages)
+    rules: list[tuple[bool, str, str, object]] = [
+        (bundle.quantize in QUANTIZE, "quantize", f"one of {', '.join(QUANTIZE)}", bundle.quantize),
+        (0.04 <= window_s <= 30, "window_s", "a number from 0.04 to 30", window_s),
+        (abs(positions - bundle.positions) < 1e-6, "positions", f"{positions:g}", bundle.positions),
+        (bundle.silences >= 0, "trained_positions", f"{positions:g} or more", bundle.silences),
+        (bool(bundle.heads), "heads", "a whole number from 1", 0),
+        (0 < len(prompt) <= most, "prompt", f"1 to {most} tokens", len(prompt)),
+        (tokens.start in prompt, "prompt", f"tokens.start {tokens.start} in it", prompt),
+        (bundle.language in bundle.languages, "language", f"one of {known}", bundle.language),
+    ]
+    for key, token in ids.items():
+        size = bundle.vocabulary_size
+        rules.append(((token or 0) < size, key, f"token ids less than {size}", token))
+    end = tokens.end_of_text
+    rules.append((end not in bundle.suppressed, "suppressed", "a list without end_of_text", end))
+    for fits, key, expected, found in rules:
+        if not fits:
+            raise _WrongValueError(key, expected, found)
 
 
-def _verify_files(table: _Table, bundle: Bundle) -> None:
-    """Raises ModelError at the first file that is absent or not as the manifest says."""
+def _verify_files(table: dict[str, Any], bundle: Bundle) -> None:
+    """Raise _WrongValueError at the first file that is absent or not as the manifest says."""
     for name in dict.fromkeys((*ALWAYS, *bundle.files)):
-        entry = table.table(name)
+        key, entry = f"files.{name}", table.get(name)
         if Path(name).name != name:
-            raise table.trouble(name, "the name of a file in the folder itself", name)
-        size, digest = entry.whole("size", 0), entry.text("sha256")
+            raise _WrongValueError(key, "the name of a file in the folder itself", name)
+        if not isinstance(entry, dict):
+            raise _WrongValueError(key, "a table", entry or "nothing")
         try:
-            found_size = (bundle.folder / name).stat().st_size
-            if found_size != size:
-                raise entry.trouble("size", f"{size} bytes", f"{found_size} bytes")
-            found = sha256(bundle.folder / name)
+            size = (bundle.folder / name).stat().st_size
+            if size != entry.get("size"):
+                raise _WrongValueError(f"{key}.size", f"{entry.get('size')} bytes", f"{size} bytes")
+            if (found := sha256(bundle.folder / name)) != entry.get("sha256"):
+                raise _WrongValueError(f"{key}.sha256", str(entry.get("sha256")), found)
         except OSError as error:
             fix = DISK if passes(error) else ""
-            raise table.trouble(name, "a readable file", error.strerror, fix) from error
-        if found != digest:
-            raise entry.trouble("sha256", digest, found)
+            raise _WrongValueError(key, "a readable file", error.strerror, fix) from error

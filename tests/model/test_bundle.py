@@ -76,9 +76,6 @@ def test_a_calibration_may_state_from_which_confidence_on_something_may_act(fold
     numbers = {"offset": 2.0, "mean": 3.0, "total": 0.5, "low": 0.4}
     edit(folder, calibration=numbers | {"act": 0.91})
     assert load_bundle(folder).calibration.act == 0.91
-    edit(folder, calibration=numbers | {"act": 2})
-    with pytest.raises(ModelError, match=r"calibration\.act: expected a number from 0 to 1"):
-        load_bundle(folder)
 
 
 def test_a_model_without_a_fit_has_the_confidence_of_every_whisper(folder: Path) -> None:
@@ -173,32 +170,31 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
             {"schema": 2},
             "schema: expected 3, found 2; another version made this model: add it again",
         ),
-        ({"quantize": "int2"}, "quantize: expected one of none, int8, found 'int2'"),
-        ({"trained_positions": 499}, "trained_positions: expected a whole number from 500"),
-        ({"d_model": "128"}, "d_model: expected a whole number from 1, found '128'"),
-        ({"d_model": True}, "d_model: expected a whole number from 1, found True"),
-        ({"heads": 3}, "heads: expected a divisor of d_model 128, found 3"),
-        ({"positions": 400}, "positions: expected 500 for 10 s, found 400"),
+        ({"quantize": "int2"}, "quantize: expected one of none, int8, found int2"),
+        ({"trained_positions": 499}, "trained_positions: expected 500 or more"),
+        ({"d_model": "128"}, "d_model: expected a whole number, found '128'"),
+        ({"d_model": True}, "d_model: expected a whole number, found True"),
+        ({"heads": 0}, "heads: expected a whole number from 1, found 0"),
+        ({"positions": 400}, "positions: expected 500, found 400"),
         ({"window_s": 31}, "window_s: expected a number from 0.04 to 30, found 31"),
-        ({"prompt": [513, 521]}, "prompt: expected a list of token ids less than 521, found 521"),
+        ({"prompt": [513, 521]}, "prompt: expected token ids less than 521, found 521"),
         ({"prompt": []}, "prompt: expected 1 to 111 tokens, found 0"),
         ({"prompt": [514]}, "prompt: expected tokens.start 513 in it, found"),
         ({"suppressed": [512]}, "suppressed: expected a list without end_of_text, found 512"),
-        ({"suppressed": 5}, "suppressed: expected a list of token ids less than 521, found 5"),
+        ({"suppressed": 5}, "suppressed: expected a list of token ids, found 5"),
         ({"language": "de"}, "language: expected one of en, found de"),
-        ({"languages": []}, "languages: expected a list of texts, found"),
+        ({"languages": 5}, "languages: expected a list of texts, found 5"),
         ({"name": None}, "name: expected a text, found None"),
-        ({"tokens__no_speech": 600}, "tokens.no_speech: expected a whole number from 0 to 520"),
+        (
+            {"tokens__no_speech": 600},
+            "no_speech: expected token ids less than 521, found 600",
+        ),
         ({"tokens": []}, r"tokens: expected a table, found \[\]"),
         ({"calibration": 1}, "calibration: expected a table, found 1"),
-        ({"calibration": {"offset": 0}}, "calibration.mean: expected a number from 0 to 1000"),
+        ({"calibration": {"offset": 0}}, "calibration.mean: expected a value, found nothing"),
         (
-            {"phrase_calibration": {"offset": 0, "share": -1}},
-            "phrase_calibration.share: expected a number from 0 to 100",
-        ),
-        (
-            {"phrase_calibration": {"offset": 0, "share": 1, "mean": 1, "lead": 1}},
-            "phrase_calibration.lead: expected a number from -100 to 0",
+            {"phrase_calibration": {"offset": 0, "share": float("nan")}},
+            "phrase_calibration.share: expected a number, found nan",
         ),
     ],
 )
@@ -243,7 +239,7 @@ def test_a_missing_key_is_named(folder: Path) -> None:
     manifest = json.loads((folder / "bundle.json").read_text())
     del manifest["prompt"]
     (folder / "bundle.json").write_text(json.dumps(manifest))
-    with pytest.raises(ModelError, match=r"prompt: expected a list of token ids.*found nothing"):
+    with pytest.raises(ModelError, match="prompt: expected a value, found nothing"):
         load_bundle(folder)
 
 
