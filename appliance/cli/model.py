@@ -570,7 +570,10 @@ def pack(options: argparse.Namespace, _settings: Settings) -> int:
         return 0
     out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)
-    print(json.dumps(report.as_json()) if options.json else report)
+    worst = max(report["tensors"], key=lambda tensor: tensor["relative_rms_error"])
+    text = f"{out}: {report['size']} bytes; largest relative error (RMS) of a weight: "
+    text += f"{worst['relative_rms_error']:.2g} ({worst['name']})"
+    print(json.dumps(report) if options.json else text)
     return 0
 
 

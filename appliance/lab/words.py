@@ -91,18 +91,17 @@ class ProductRecogniser:
         self,
         transcriber: Transcriber,
         settings: Settings | None = None,
-        window_s: float = 0.0,
         progress: Progress = IGNORE_PROGRESS,
     ) -> None:
-        """`window_s`: the longest window; 0: the model's. `progress`: PATIENT for files."""
+        """`progress`: PATIENT for files."""
         self._transcriber, self._settings = transcriber, settings or Settings()
         self._progress = progress
-        self._window_s = window_s or transcriber.bundle.window_s
 
     def hear(self, samples: Samples) -> Recognised:
         """Transcribe a recording. Raises ModelError."""
         transcriber, settings = self._transcriber, self._settings
-        segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, self._window_s)
+        longest_s = transcriber.bundle.window_s
+        segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, longest_s)
         gates, texts, loops, discarded = Gates(transcriber.gates), list[str](), 0, 0
         encoder_s = decoder_s = 0.0
         begun_s = time.process_time()

@@ -1,20 +1,23 @@
-"""`roomscribe benchmark`: the run. Its options are in `options`."""
+"""`roomscribe benchmark`: the run and its table. Its options are in `options`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from appliance.config import Settings
 from appliance.errors import ConfigError, StoreError
-from appliance.lab.benchmark.measure import measure
+from appliance.lab.benchmark.measure import Measured, measure
 from appliance.lab.benchmark.options import DEFAULT_SENTENCES
-from appliance.lab.benchmark.report import Line, as_json, as_text
 from appliance.lab.benchmark.rows import Row, make_rows, wanted_rows
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recorded, count_words, missing_packages, read_recordings
@@ -22,6 +25,20 @@ from appliance.system import writing
 
 SCRATCH = "/var/tmp"
 """On a disk: /tmp is memory on Debian trixie, and the bundles of whisper-base are some 800 MB."""
+SCHEMA = 2
+PACKAGES = ("numpy", "onnxruntime", "faster-whisper", "ctranslate2")
+COLUMNS = {
+    "encoder_ms": "encoder",
+    "decoder_ms": "decoder",
+    "total_ms": "total",
+    "wall_ms": "wall",
+    "peak_mb": "peak MB",
+    "wer": "WER",
+    "cer": "CER",
+    "right": "right",
+    "loops": "loops",
+    "discarded": "discarded",
+}
 
 
 def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
@@ -29,7 +46,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
 
     A row that fails is left out by name. Raises ConfigError, and ModelError for the checkpoint.
     """
-    keys = wanted_rows(options.rows, padding=options.padding)
+    keys = wanted_rows(options.rows)
     _check_output(options.json)
     recordings = _read(options.recordings)
     if missing := missing_packages():
@@ -38,24 +55,55 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         _tell("making the rows' models")
         rows = make_rows(keys, options.checkpoint, settings, options.threads, Path(scratch))
         lines = [_measure(row, recordings) for row in rows]
-    print(as_text(lines))
+    print(_as_text(lines))
     if options.json:
+        packages = {name: found for name in PACKAGES if (found := _version(name))}
+        content = {"schema": SCHEMA, "threads": options.threads, "packages": packages}
         try:
             with writing(options.json) as path:
-                found = json.dumps(as_json(lines, options.threads), indent=1)
-                path.write_text(found + "\n", encoding="utf-8")
+                path.write_text(json.dumps(content | {"rows": lines}, indent=1) + "\n", "utf-8")
         except OSError as error:
             raise StoreError(f"benchmark --json: cannot be written: {error}") from None
-    return int(all(line.absent for line in lines))
+    return int(all("absent" in line for line in lines))
 
 
-def _measure(row: Row, recordings: Sequence[Recorded]) -> Line:
+def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
+    """Return a row's figures: times in ms of the processor per recording, memory in MB, errors in
+    percent; or why it is `absent`."""
+    line: dict[str, Any] = {"key": row.key, "label": row.label}
     if row.absent:
-        return Line(row)
+        return line | {"absent": row.absent}
     _tell(f"measuring {row.key} on {len(recordings)} recordings")
     measured = measure(row, recordings)
-    counted = not measured.trouble and not missing_packages()
-    return Line(row, measured, count_words(measured.heard, recordings) if counted else None)
+    if not isinstance(measured, Measured):
+        return line | {"absent": measured}
+    for name in ("encoder_ms", "decoder_ms", "total_ms"):
+        if not math.isnan(mean := measured.mean(name)):
+            line[name] = round(mean, 2)
+    line |= {"wall_ms": round(measured.wall_ms, 2), "peak_mb": round(measured.peak_mb, 1)}
+    if not missing_packages():
+        words = count_words(measured.heard, recordings)
+        line |= asdict(words) | {"wer": round(words.wer, 3), "cer": round(words.cer, 3)}
+    return line
+
+
+def _as_text(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the table, with the rows that are left out below it."""
+    cells = [["ms of the processor per recording", *COLUMNS.values()]]
+    for line in lines:
+        if "absent" not in line:
+            shown = [f"{line[name]:.4g}" if name in line else "-" for name in COLUMNS]
+            cells.append([f"{line['key']}: {line['label']}", *shown])
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    table = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells
+    ]
+    left_out = [
+        f"left out: {line['key']} ({line['label']}): {line['absent']}"
+        for line in lines
+        if "absent" in line
+    ]
+    return "\n".join((table if len(cells) > 1 else []) + left_out)
 
 
 def _read(folder: Path | None) -> list[Recorded]:
@@ -79,6 +127,13 @@ def _check_output(file: Path | None) -> None:
 def _scratch() -> str | None:
     """Where the bundles go: $TMPDIR if set, else /var/tmp if it is there."""
     return None if "TMPDIR" in os.environ or not Path(SCRATCH).is_dir() else SCRATCH
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _tell(line: str) -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from appliance.errors import DeviceError
-from appliance.infer import IGNORE_PROGRESS, PATIENT, Decoder, is_loop, open_transcriber
-from appliance.lab.benchmark.padding import PaddedEncoder
+from appliance.infer import IGNORE_PROGRESS, PATIENT, is_loop, open_transcriber
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
-from appliance.model import WINDOW_S, load_bundle
+from appliance.model import load_bundle
 from appliance.records import FULL_SCALE, Samples
 from appliance.system import Child, ChildDiedError, ChildFailedError, one_line
 
@@ -36,21 +36,19 @@ BEAM_SIZE = 5
 class Measured:
     """What a row did."""
 
-    heard: tuple[Recognised, ...] = ()
-    wall_ms: float = 0.0
+    heard: tuple[Recognised, ...]
+    wall_ms: float
     """Mean of the recordings, by the clock on the wall."""
-    peak_mb: float = 0.0
+    peak_mb: float
     """Resident memory of the process at its largest, Python and libraries included."""
-    trouble: str = ""
-    """Why it could not be measured; its figures are of no use then."""
 
     def mean(self, name: str) -> float:
         """Mean of one of the times of `Recognised`."""
         return sum(float(getattr(one, name)) for one in self.heard) / len(self.heard)
 
 
-def measure(row: Row, recordings: Sequence[Recorded]) -> Measured:
-    """Return what a row does with the recordings, after one to warm up."""
+def measure(row: Row, recordings: Sequence[Recorded]) -> Measured | str:
+    """Return what a row does with the recordings, after one to warm up; or why it cannot."""
     count = str(row.settings.encoder.threads)
     threads = {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
     try:
@@ -58,12 +56,12 @@ def measure(row: Row, recordings: Sequence[Recorded]) -> Measured:
             heard = [process.receive(ANSWER_S) for _ in recordings]
             wall_ms, peak_mb = process.receive(ANSWER_S)
     except (OSError, ChildFailedError) as error:
-        return Measured(trouble=one_line(error))
+        return one_line(error)
     except ChildDiedError as error:
         lines = error.printed.strip().splitlines()[-LAST_LINES:]
-        return Measured(trouble=f"its process ended with {error.how}: {' / '.join(lines)}")
+        return f"its process ended with {error.how}: {' / '.join(lines)}"
     except TimeoutError as error:
-        return Measured(trouble=f"its process hangs: {error}")
+        return f"its process hangs: {error}"
     return Measured(tuple(heard), wall_ms, peak_mb)
 
 
@@ -89,13 +87,7 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
         texts = BEAM_SIZE if row.beam else 1
         yield FasterWhisper(row.folder, row.settings.encoder.threads, language, texts)
         return
-    bundle, threads = load_bundle(row.folder), row.settings.encoder.threads
-    with open_transcriber(row.settings, bundle=bundle) as transcriber:
-        if row.padding:
-            transcriber.encoder = PaddedEncoder(row.padding, bundle.positions, threads)
-            cast(Decoder, transcriber.decoder).positions = bundle.positions  # nothing behind those
-            yield ProductRecogniser(transcriber, row.settings, WINDOW_S)
-            return
+    with open_transcriber(row.settings, bundle=load_bundle(row.folder)) as transcriber:
         progress = PATIENT if row.beam else IGNORE_PROGRESS
         yield ProductRecogniser(transcriber, row.settings, progress=progress)
         encoder = transcriber.encoder
@@ -106,7 +98,8 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
 
 class FasterWhisper:
     """faster-whisper as the Wyoming server of the same name uses it, following `texts` at once:
-    whole recordings, INT8, its own gates and temperatures."""
+    whole recordings, INT8, its own gates and temperatures. It does not tell its encoder's time, nor
+    what it discards."""
 
     def __init__(self, folder: Path, threads: int, language: str, texts: int) -> None:
         from faster_whisper import WhisperModel
@@ -115,39 +108,17 @@ class FasterWhisper:
         self._model = WhisperModel(
             str(folder), device="cpu", compute_type="int8", cpu_threads=threads
         )
-        self._spent_s = {"encode": 0.0, "generate_with_fallback": 0.0}
-        for name in self._spent_s:
-            setattr(self._model, name, self._timed(name, getattr(self._model, name)))
 
     def hear(self, samples: Samples) -> Recognised:
         """Transcribe a recording."""
-        self._spent_s = dict.fromkeys(self._spent_s, 0.0)
         begun_s = time.process_time()
         sound = samples.astype(np.float32) / np.float32(FULL_SCALE)
         segments, _ = self._model.transcribe(sound, beam_size=self._texts, language=self._language)
-        mel_s = time.process_time() - begun_s
         found = list(segments)
-        total_s = time.process_time() - begun_s
-        encoder_s, decoder_s = self._spent_s.values()
-        return Recognised(
-            " ".join(segment.text.strip() for segment in found),
-            loops=sum(is_loop(segment.tokens) for segment in found),
-            discarded=0,  # it does not tell
-            encoder_ms=1000 * (mel_s + encoder_s),
-            decoder_ms=1000 * decoder_s,
-            total_ms=1000 * total_s,
-        )
-
-    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, whose processor time is added up."""
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            begun_s = time.process_time()
-            result = method(*arguments, **named)
-            self._spent_s[name] += time.process_time() - begun_s
-            return result
-
-        return timed
+        total_ms = 1000 * (time.process_time() - begun_s)
+        text = " ".join(segment.text.strip() for segment in found)
+        loops = sum(is_loop(segment.tokens) for segment in found)
+        return Recognised(text, loops, 0, math.nan, math.nan, total_ms)
 
 
 def _peak_mb() -> float:

@@ -11,7 +11,6 @@ from appliance.config import Settings
 from appliance.convert import Recipe, build_bundle
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.infer import find_chip
-from appliance.lab.benchmark.padding import Padding
 from appliance.model import DECODER_HEF, HEF_FILE, LONGEST_WINDOW_S, WINDOW_S, load_bundle
 
 LABELS = {
@@ -23,22 +22,12 @@ LABELS = {
     "cpu-beam": "Roomscribe, CPU, 10 s, INT8, beam 5 (as configured, for files)",
     "hybrid": "Roomscribe, encoder on the Hailo, decoder on the CPU",
     "npu": "Roomscribe, encoder and decoder on the Hailo",
-    "500": "10 s, 500 positions: nothing behind the window",
-    "700-zeros": "10 s, 700 positions: zeros behind",
-    "700-silence": "10 s, 700 positions: states of silence behind",
-    "1500-zeros": "10 s, 1500 positions: zeros behind",
-    "1500-silence": "10 s, 1500 positions: states of silence behind",
 }
-KEYS = tuple(key for key in LABELS if not key[0].isdigit())
-PADDING_KEYS = ("cpu", *(key for key in LABELS if key[0].isdigit()))
 FASTER_WHISPER, BEAM = "faster-whisper", "-beam"
 RECIPES = {
     "cpu-30s-fp32": Recipe("benchmark", LONGEST_WINDOW_S),
     "cpu-30s-int8": Recipe("benchmark", LONGEST_WINDOW_S, quantize="int8"),
     "cpu": Recipe("benchmark", WINDOW_S, quantize="int8"),
-    "500": Recipe("benchmark", WINDOW_S, quantize="int8"),
-    "700": Recipe("benchmark", 14.0, quantize="int8"),
-    "1500": Recipe("benchmark", LONGEST_WINDOW_S, quantize="int8"),
 }
 """How bundles are made of the weights."""
 NEEDS_WEIGHTS = "it needs the weights: give --checkpoint FOLDER"
@@ -54,7 +43,6 @@ class Row:
     settings: Settings = field(default_factory=Settings)
     absent: str = ""
     """Why it is left out."""
-    padding: Padding | None = None
 
     @property
     def label(self) -> str:
@@ -67,17 +55,15 @@ class Row:
         return self.key.endswith(BEAM)
 
 
-def wanted_rows(given: str, *, padding: bool = False) -> tuple[str, ...]:
-    """Return the rows named in `given`, a list with commas; if it is empty, all of one table.
-
-    Raises ConfigError.
-    """
+def wanted_rows(given: str) -> tuple[str, ...]:
+    """Return the rows named in `given`, a list with commas; if it is empty, all. Raises
+    ConfigError."""
     names = tuple(name.strip() for name in given.split(",") if name.strip())
     if unknown := [name for name in names if name not in LABELS]:
         raise ConfigError(
             f"benchmark --rows: expected some of {', '.join(LABELS)}, found {', '.join(unknown)}"
         )
-    return names or (PADDING_KEYS if padding else KEYS)
+    return names or tuple(LABELS)
 
 
 def make_rows(
@@ -101,29 +87,14 @@ def _make(key: str, checkpoint: Path | None, settings: Settings, scratch: Path) 
         return Row(key, None if absent else checkpoint, settings, absent)
     if key in ("hybrid", "npu"):
         return _hailo_row(key, settings)
-    if checkpoint and key in PADDING_KEYS[1:]:
-        return _padded_row(key, checkpoint, settings, scratch)
     if checkpoint:
-        return Row(key, _bundle(kind, checkpoint, scratch), settings)
+        folder = scratch / kind
+        if not folder.exists():  # beside it with a beam
+            build_bundle(checkpoint, folder, RECIPES[kind])
+        return Row(key, folder, settings)
     if kind == "cpu":
         return Row(key, load_bundle(settings.model.bundle).folder, settings)
     return Row(key, absent=NEEDS_WEIGHTS)
-
-
-def _bundle(recipe: str, checkpoint: Path, scratch: Path) -> Path:
-    """The bundle of one of RECIPES, written once."""
-    folder = scratch / recipe
-    if not folder.exists():
-        build_bundle(checkpoint, folder, RECIPES[recipe])
-    return folder
-
-
-def _padded_row(key: str, checkpoint: Path, settings: Settings, scratch: Path) -> Row:
-    """A row whose windows of 10 s are really filled up."""
-    count, _, behind = key.partition("-")
-    sound, silence, folder = (_bundle(name, checkpoint, scratch) for name in ("500", "1500", count))
-    padding = Padding(sound, silence if behind == "silence" else None)
-    return Row(key, folder, settings, padding=padding)
 
 
 def _lacking_faster_whisper(checkpoint: Path | None) -> str:
