@@ -3,13 +3,12 @@
 Everything is the product's but the pace of `--recording -`: at most AHEAD frames wait for the
 segmenter, and no utterance is added to a queue of QUEUE. So whoever feeds the pipe
 knows from what has been read of it what has been heard. Frames carry the time when they were
-given. $ROOMSCRIBE_TORTURE_QUEUE says another QUEUE.
+given.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Window
 
 AHEAD = 4
 """Frames that may wait for the segmenter."""
-QUEUE = int(os.environ.get("ROOMSCRIBE_TORTURE_QUEUE", "3"))
+QUEUE = 3
 """Utterances that may wait for the transcriber before the sound waits, too."""
 LOOK_EVERY = 8
 """Frames between two looks at the queue."""

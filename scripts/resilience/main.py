@@ -1,11 +1,10 @@
 """Try to break Roomscribe's promises; print a line for each, status 1 if one is broken.
 
-    scripts/measure torture [--short] [kill] [disk] [power] [fleet] [model]
+    scripts/measure torture [--short] [kill] [disk] [power] [model]
 
 kill      kill -9 at random moments of a stream of sentences, while the broker restarts at random
 disk      full, read-only, locked, deleted, damaged under the running daemon (as root)
 power     the store's files as a power cut leaves them
-fleet     several rooms: workers and the server die, links are bad; --scene names one of its scenes
 model     every state of a model of the protocol, for a guarantee that can fail, and random steps of
           the real parts, compared with the model (docs/promises.md)
 
@@ -23,7 +22,6 @@ import time
 from collections.abc import Callable
 
 from rigs.checkout import ROOT
-from rigs.nats import missing as missing_nats
 
 
 def main() -> int:
@@ -36,7 +34,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, help="how many (default 200, short 6)")
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     parser.add_argument("--without-spool", action="store_true", help="kill: losses must be found")
-    parser.add_argument("--scene", action="append", default=[], help="fleet: which; see fleet.py")
     given = parser.parse_args()
     unknown = set(given.attacks) - set(ATTACKS)
     if unknown:
@@ -89,23 +86,6 @@ def power(given: argparse.Namespace) -> bool:
     return run_module("resilience.power", "--cuts", cuts)
 
 
-def fleet(given: argparse.Namespace) -> bool:
-    """Disturb rooms of which some transcribe for all; skipped where there is no server."""
-    from resilience import fleet as attack
-
-    if missing_nats():
-        print(f"fleet: SKIPPED: {missing_nats()}")
-        return True
-    if unknown := set(given.scene) - set(attack.SCENES):
-        print(f"fleet: no scene {', '.join(unknown)}; there are {', '.join(attack.SCENES)}")
-        return False
-    whole = True
-    for outcome in attack.run(given.scene, attack.Plan(given.seed, given.short, given.kills)):
-        print(outcome, flush=True)
-        whole = whole and not outcome.faults
-    return whole
-
-
 def model(given: argparse.Namespace) -> bool:
     """Search the protocol's model, and compare the real parts with it in random steps."""
     kept = run_module("protocol.search", *(["--short"] if given.short else []))
@@ -127,7 +107,6 @@ ATTACKS: dict[str, Callable[[argparse.Namespace], bool]] = {
     "kill": kill,
     "disk": disk,
     "power": power,
-    "fleet": fleet,
     "model": model,
 }
 
