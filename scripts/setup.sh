@@ -9,7 +9,7 @@ PYTHONS=(3.11 3.12 3.13)
 PACKAGES=(python3 python3-venv mosquitto mosquitto-clients pulseaudio pulseaudio-utils
           libasound2-plugins libportaudio2)
 # for the tests: where one of these is not available, the tests that need it are skipped by name
-TEST_PACKAGES=(curl ffmpeg libspeexdsp1 chromium chromium-driver fonts-dejavu-core avahi-daemon nats-server
+TEST_PACKAGES=(curl iproute2 ffmpeg libspeexdsp1 chromium chromium-driver fonts-dejavu-core avahi-daemon nats-server
                jq openssl strace e2fsprogs gpg gpg-agent)
 # a step that takes longer says so
 TELL_EACH_S=8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,12 +49,18 @@ class Rig:
         self.discarded.append(discarded.reason)
 
 
+@pytest.fixture
+def rig(memory: Path) -> Iterator[Rig]:
+    one = Rig(memory)
+    yield one
+    one.backlog.close()
+
+
 def no_model(settings: Settings) -> Settings:
     return replace(settings, model=ModelSettings(bundle="nowhere"))
 
 
-def test_it_is_transcribed_in_a_process_of_its_own(memory: Path) -> None:
-    rig = Rig(memory)
+def test_it_is_transcribed_in_a_process_of_its_own(rig: Rig) -> None:
     transcription = rig.retry()
     assert transcription
     assert transcription.text
@@ -61,8 +68,7 @@ def test_it_is_transcribed_in_a_process_of_its_own(memory: Path) -> None:
     assert rig.file.exists(), "it waits for the store"
 
 
-def test_what_there_is_no_time_for_is_left_to_the_next_start(memory: Path) -> None:
-    rig = Rig(memory)
+def test_what_there_is_no_time_for_is_left_to_the_next_start(rig: Rig) -> None:
     assert rig.retry(should_continue=False) is None
     assert rig.file.exists()
     assert rig.discarded == []
@@ -75,11 +81,11 @@ def test_without_a_process_of_its_own_it_is_tried_here_unless_it_is_hopeless(
     rig = Rig(memory, deaths)
     assert rig.retry(no_model(rig.settings)) is None
     assert "no process of its own: MissingModelError: " in caplog.text
+    rig.backlog.close()
     if deaths == HOPELESS:
         assert rig.discarded == ["set_aside"]
         assert not rig.file.exists()
     else:
         assert rig.lease.in_process
-        rig.backlog.close()
         with Spool.open(rig.settings, Health()) as spool:
             assert [kept.attempts for kept in spool.windows()] == [deaths + 1]

@@ -216,6 +216,7 @@ def test_what_fails_in_a_row_is_kept_for_the_next_start_and_a_strange_window_is_
     with pytest.raises(DeviceError):
         rig.say(RuntimeError("graph"))
     assert kept()[:-1] == broken
+    rig.backlog.close()
 
 
 def test_a_window_that_cannot_be_encoded_is_discarded_in_its_turn(rig: Rig) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from protocol.state import (
     LATE,
     Action,
-    Rules,
     State,
     assign,
     unlinked,
@@ -20,7 +19,7 @@ from protocol.state import (
 )
 
 
-def stop(s: State, rules: Rules, *, crashed: bool, counts: bool) -> State:
+def stop(s: State, *, crashed: bool, counts: bool) -> State:
     """Return the state without the process: its memory is gone.
 
     `counts`: a death counts against the window that was transcribed.
@@ -28,40 +27,33 @@ def stop(s: State, rules: Rules, *, crashed: bool, counts: bool) -> State:
     deaths = s.deaths
     if s.lease and counts:
         deaths = with_value(deaths, s.lease - 1, (deaths[s.lease - 1] + 1) * crashed)
-    recent = s.recent if rules.recall_recent_at_start else 0
     return unlinked(s)._replace(
         up=False, ahead=0, waiting=(), lease=0, sent=False, texts=(), committed=0,
-        deaths=deaths, reached=0, flight=(), stood=0, recent=recent,
-        forgotten=s.muted and not rules.remember_mute,
+        deaths=deaths, reached=0, flight=(), stood=0,
     )  # fmt: skip
 
 
-def start(s: State, rules: Rules) -> State:
+def start(s: State) -> State:
     """Return the state after the process has started."""
-    stored = s.rows if rules.release_stored_at_start else ()
-    s = s._replace(spool=tuple(one for one in s.spool if one not in stored))
-    waiting = tuple(sorted(s.spool)) if rules.find_spool_at_start else ()
-    reached = s.cursor if rules.start_after_cursor else len(s.rows)
-    heard = max(s.heard, *waiting, 0)
-    return s._replace(up=True, waiting=waiting, heard=heard, reached=reached)
+    spool = tuple(one for one in s.spool if one not in s.rows)
+    heard = max(s.heard, *spool, 0)
+    return s._replace(
+        up=True, spool=spool, waiting=tuple(sorted(spool)), heard=heard, reached=s.cursor
+    )
 
 
-def process_faults(s: State, rules: Rules, *, local: bool) -> Iterator[Action]:
+def process_faults(s: State, *, local: bool) -> Iterator[Action]:
     """Yield what ends the process. `local`: it transcribes itself."""
     if s.up:
-        yield "the appliance crashes", stop(s, rules, crashed=True, counts=local)
-        stopped = stop(s, rules, crashed=False, counts=local)
+        yield "the appliance crashes", stop(s, crashed=True, counts=local)
+        stopped = stop(s, crashed=False, counts=local)
         yield "the appliance is restarted", stopped
-        kept = stopped if rules.keep_spool_at_reload else stopped._replace(spool=())
-        yield "the appliance reloads its configuration", start(kept, rules)
-    off = stop(s, rules, crashed=False, counts=local)
-    kept_rows = s.rows if rules.commit_is_on_the_disk else s.rows[:-1]
+        yield "the appliance reloads its configuration", start(stopped)
+    off = stop(s, crashed=False, counts=local)
     gone = {*range(1, s.heard + 1)} - {*s.rows, *s.discarded}
     yield (
         "the power fails",
-        off._replace(
-            spool=(), deaths=(0,) * len(s.deaths), rows=kept_rows, cut=tuple(sorted(gone))
-        ),
+        off._replace(spool=(), deaths=(0,) * len(s.deaths), cut=tuple(sorted(gone))),
     )
 
 

@@ -3,15 +3,14 @@
 The appliance keeps each window in its spool (memory that outlives the process), transcribes it or
 has a worker do it, commits the transcript to the store, and publishes from the store with a cursor.
 The model is these rules and nothing else: no sound, no text, no time. `Model.actions` yields what
-may happen next, and `Model.faults_of` a bounded number of faults (faults.py). `Rules` (state.py)
-has one switch for each rule: with any of them off, the search (search.py) must find a violation.
-docs/promises.md says what the model leaves out. A timeout may happen here at any moment.
+may happen next, and `Model.faults_of` a bounded number of faults (faults.py). docs/promises.md says
+what the model leaves out. A timeout may happen here at any moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from protocol.faults import broker_faults, fleet_faults, house_faults, process_faults, start, stop
 from protocol.state import (
@@ -21,7 +20,6 @@ from protocol.state import (
     OLD,
     Action,
     Half,
-    Rules,
     State,
     ViolationError,
     assign,
@@ -38,7 +36,6 @@ class Model:
     windows: int = 3
     workers: int = 0
     faults: int = 3
-    rules: Rules = field(default_factory=Rules)
     half: Half = Half.BOTH
     deadly: int = 0
     """A window that kills every process that transcribes it."""
@@ -51,7 +48,7 @@ class Model:
     def actions(self, s: State) -> Iterator[Action]:
         """Yield what may happen without a fault, with the state after it. Raises ViolationError."""
         if not s.up:
-            yield "the appliance starts", start(s, self.rules)
+            yield "the appliance starts", start(s)
         else:
             yield from self._hear(s)
             yield from self._transcribe(s)
@@ -67,13 +64,12 @@ class Model:
             others = tuple(one for one in s.wire if not one[0])
             yield "the subscriber returns", s._replace(away=False, wire=(*others, *wire))
         if s.muted:
-            yield "somebody unmutes", s._replace(muted=False, forgotten=False)
+            yield "somebody unmutes", s._replace(muted=False)
         yield from self._work(s)
         if s.refusing:
             yield "the disk accepts again", s._replace(refusing=False)
         if s.jumped == 1 and s.up and not s.inbox and not s.unheard:
-            until = s.cursor if self.rules.retention_waits_for_cursor else len(s.rows)
-            yield "retention deletes old rows", s._replace(jumped=2, expired=s.rows[:until])
+            yield "retention deletes old rows", s._replace(jumped=2, expired=s.rows[: s.cursor])
 
     def _hear(self, s: State) -> Iterator[Action]:
         window = s.heard + 1
@@ -85,32 +81,28 @@ class Model:
                 yield f"transcript {window} is stored", stored
             return
         if not s.ahead and s.muted:
-            if s.forgotten or not self.rules.hear_nothing_while_muted:
-                raise ViolationError("mute", f"window {window} is heard while it is muted")
             return
         spooled = s.spool if s.ahead == 1 else (*s.spool, window)
-        kept = spooled if self.rules.spool_before_queueing else s.spool
-        queued = s._replace(heard=window, ahead=0, spool=kept, waiting=(*s.waiting, window))
+        queued = s._replace(heard=window, ahead=0, spool=spooled, waiting=(*s.waiting, window))
         yield f"window {window} ends", queued
         if s.ahead == 0:
             yield f"window {window} is spooled ahead", s._replace(ahead=1, spool=spooled)
         if s.ahead == 1:
-            withdrawn = self.rules.withdraw_speculation_from_spool
-            kept = without(s.spool, window) if withdrawn else s.spool
-            yield f"speech goes on in window {window}", s._replace(ahead=2, spool=kept)
+            withdrawn = s._replace(ahead=2, spool=without(s.spool, window))
+            yield f"speech goes on in window {window}", withdrawn
 
     def _transcribe(self, s: State) -> Iterator[Action]:
         if not s.lease:
             for window in s.waiting[:1]:
                 leased = s._replace(waiting=s.waiting[1:], lease=window, sent=False)
-                if s.deaths[window - 1] < DEATHS or not self.rules.set_aside_after_deaths:
+                if s.deaths[window - 1] < DEATHS:
                     yield f"window {window} is leased", leased
                 else:
                     yield f"window {window} is set aside", _discard(leased)
             return
         window = s.lease
         if window == self.deadly:
-            killed = stop(s, self.rules, crashed=True, counts=True)
+            killed = stop(s, crashed=True, counts=True)
             yield f"window {window} kills the appliance", killed
         elif self.workers:
             yield from self._await_answer(s, window)
@@ -120,37 +112,29 @@ class Model:
 
     def _await_answer(self, s: State, window: int) -> Iterator[Action]:
         under_way = (*s.stream, *s.answers, *(one for one, _ in s.workers))
-        lost = window not in under_way and self.rules.send_window_again
-        silent = s.muted and not s.forgotten and self.rules.send_nothing_while_muted
-        if (not s.sent or lost) and not silent:
-            if s.muted:
-                raise ViolationError("mute", f"the sound of {window} leaves while it is muted")
+        if (not s.sent or window not in under_way) and not s.muted:
             yield f"window {window} is sent", s._replace(sent=True, stream=(*s.stream, window))
         for answer in set(s.answers):
             rest = s._replace(answers=without(s.answers, answer))
             if answer == window:
                 yield f"the text of {window} arrives", self._transcribed(rest)
-            elif self.rules.match_answer_to_window:
-                yield f"a late text of {answer} is ignored", rest
             else:
-                raise ViolationError("own text", f"window {window} gets the text of {answer}")
+                yield f"a late text of {answer} is ignored", rest
 
     def _transcribed(self, s: State) -> State:
         window = s.lease
-        spool = s.spool if self.rules.spool_until_stored else without(s.spool, window)
         deaths = with_value(s.deaths, window - 1, 0)
-        return s._replace(lease=0, sent=False, spool=spool, deaths=deaths, texts=(*s.texts, window))
+        return s._replace(lease=0, sent=False, deaths=deaths, texts=(*s.texts, window))
 
     def _store(self, s: State) -> Iterator[Action]:
         if s.committed:
             spool = without(s.spool, s.committed)
             yield f"window {s.committed} is released", s._replace(committed=0, spool=spool)
         elif s.texts and not s.refusing:
-            window = s.texts[0] if self.rules.store_in_order else s.texts[-1]
+            window = s.texts[0]
             if window in s.deleted:
                 raise ViolationError("deletion", f"the deleted transcript {window} comes back")
-            known = window in s.rows and self.rules.store_an_id_once
-            rows = s.rows if known else (*s.rows, window)
+            rows = s.rows if window in s.rows else (*s.rows, window)
             stored = s._replace(texts=without(s.texts, window), rows=rows, committed=window)
             yield f"transcript {window} is stored", stored
 
@@ -158,37 +142,25 @@ class Model:
         if not s.linked:
             yield "the appliance connects", self._connected(s)
             return
-        repeats = s.unheard and self.rules.repeat_after_lost_sessions
-        if repeats:
+        if s.unheard:
             yield "what was published lately is due again", self._repeated(s)
         number = s.reached + 1
-        if repeats and self.rules.hold_until_repeated:
-            pass
-        elif number <= len(s.rows):
+        if not s.unheard and number <= len(s.rows):
             window = s.rows[number - 1]
-            gone = window in s.deleted or window in s.expired
-            if gone and self.rules.read_store_when_publishing:
+            if window in s.deleted or window in s.expired:
                 passed = s._replace(reached=number, cursor=s.cursor if s.flight else number)
                 yield f"deleted row {number} is passed over", passed
-            elif window in s.deleted:
-                raise ViolationError("deletion", f"the deleted transcript {window} is published")
             else:
-                late = number <= s.stood
-                name = window + 100 * (late and not self.rules.keep_id_when_sent_again)
-                marks = LATE * late | EARLY * any(one < 0 for one in s.acks)
-                wire = s.wire if s.deaf else (*s.wire, (number, name, marks))
-                cursor = s.cursor if self.rules.cursor_waits_for_acknowledgement else number
-                flight = (*s.flight, number)
-                sent = s._replace(wire=wire, flight=flight, reached=number, cursor=cursor)
+                marks = LATE * (number <= s.stood) | EARLY * any(one < 0 for one in s.acks)
+                wire = s.wire if s.deaf else (*s.wire, (number, window, marks))
+                sent = s._replace(wire=wire, flight=(*s.flight, number), reached=number)
                 yield f"transcript {window} is published", sent
-        elif s.texts and not self.rules.store_before_publishing:
-            raise ViolationError("stored first", f"transcript {s.texts[0]} is published unstored")
         if s.acks:
             number, *rest = s.acks
             after = self._acknowledged(s._replace(acks=tuple(rest)), number)
             yield f"the acknowledgement of row {number} arrives", after
         lost = s.flight and not s.acks and not any(n and not marks & OLD for n, _, marks in s.wire)
-        if lost and self.rules.watch_oldest_in_flight:
+        if lost:
             yield "no acknowledgement: the appliance hangs up", unlinked(s)
 
     def _acknowledged(self, s: State, number: int) -> State:
@@ -196,17 +168,12 @@ class Model:
 
         A negative number: nobody subscribes.
         """
-        if number < 0 and self.rules.hold_without_subscriber:
+        if number < 0:
             if -number not in s.flight:
                 return s
             last = max(s.flight)
             stood = max(s.stood, last if last > -number else -number - 1)
-            if not self.rules.mark_perhaps_received_as_late:
-                stood = s.stood
             return _superseded(s)._replace(reached=min(s.flight) - 1, flight=(), stood=stood)
-        number = abs(number)
-        if not number and not self.rules.count_only_own_acknowledgements:
-            number = min(s.flight, default=0)
         flight = tuple(one for one in s.flight if one != number)
         recent = min(s.recent or number, number or s.recent)
         cursor = min(flight, default=s.reached + 1) - 1
@@ -215,29 +182,29 @@ class Model:
     def _connected(self, s: State) -> State:
         """Return the state with a new connection: what is not safe at the broker is due again."""
         reached = s.reached
-        if s.flight and self.rules.rewind_at_new_connection:
+        if s.flight:
             reached = min(s.flight) - 1
         recent = s.recent
-        if s.unheard and s.recent and self.rules.repeat_after_lost_sessions:
-            again = s.recent - 1 if self.rules.repeat_in_order else max(s.recent - 1, reached - 1)
-            reached, recent = min(reached, again), 0
-        cursor = min(s.cursor, reached) if self.rules.move_cursor_back else s.cursor
-        stood = len(s.rows) if self.rules.mark_sent_before_as_late else 0
+        if s.unheard and s.recent:
+            reached, recent = min(reached, s.recent - 1), 0
         return s._replace(
-            linked=True, reached=reached, flight=(), stood=stood, recent=recent, cursor=cursor,
-            unheard=False,
+            linked=True, reached=reached, flight=(), stood=self._late_below(s), recent=recent,
+            cursor=min(s.cursor, reached), unheard=False,
         )  # fmt: skip
+
+    def _late_below(self, s: State) -> int:
+        """Return the last row that counts as late on a new connection: all that are stored."""
+        return len(s.rows)
 
     def _repeated(self, s: State) -> State:
         """Return the state in which all that was acknowledged lately, and what is in flight, is due
         again on the same connection, marked late."""
         again = min((s.recent or s.reached + 1, *s.flight)) - 1
-        reached = min(s.reached, again) if self.rules.repeat_in_order else s.reached
-        cursor = min(s.cursor, reached) if self.rules.move_cursor_back else s.cursor
-        stood = max(s.stood, s.reached) if self.rules.mark_sent_before_as_late else s.stood
+        reached = min(s.reached, again)
         return _superseded(s)._replace(
-            reached=reached, flight=(), stood=stood, recent=0, cursor=cursor, unheard=False
-        )
+            reached=reached, flight=(), stood=max(s.stood, s.reached), recent=0,
+            cursor=min(s.cursor, reached), unheard=False,
+        )  # fmt: skip
 
     def _received(self, s: State) -> Action:
         (number, window, marks), *rest = s.inbox
@@ -280,7 +247,7 @@ class Model:
         if not state.faults:
             return
         s = state._replace(faults=state.faults - 1)
-        yield from process_faults(s, self.rules, local=not self.workers)
+        yield from process_faults(s, local=not self.workers)
         yield from house_faults(s, hears=self.half is not Half.FROM_STORE)
         if self.half is not Half.TO_STORE:
             if not s.jumped:

@@ -31,7 +31,7 @@ GUARANTEES = {
 """The wording of each guarantee, as in docs/promises.md."""
 
 SHORT = (
-    Model(windows=3, workers=2, faults=2, half=Half.TO_STORE),
+    Model(windows=2, workers=2, faults=2, half=Half.TO_STORE),
     Model(windows=3, workers=0, faults=2, half=Half.TO_STORE),
     Model(windows=2, workers=0, faults=2, half=Half.FROM_STORE),
     Model(windows=2, workers=1, faults=1),

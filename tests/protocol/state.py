@@ -1,8 +1,7 @@
-"""The state of the protocol's model, its rules and the bounds of a search."""
+"""The state of the protocol's model, and how it is changed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -17,44 +16,6 @@ it gets (docs/promises.md)."""
 Action = tuple[str, "State"]
 Message = tuple[int, int, int]
 """A PUBLISH: number, id, marks; number 0: no transcript."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The rules of the protocol; True is what the product does."""
-
-    spool_before_queueing: bool = True
-    withdraw_speculation_from_spool: bool = True
-    spool_until_stored: bool = True
-    find_spool_at_start: bool = True
-    release_stored_at_start: bool = True
-    set_aside_after_deaths: bool = True
-    store_an_id_once: bool = True
-    store_in_order: bool = True
-    store_before_publishing: bool = True
-    cursor_waits_for_acknowledgement: bool = True
-    count_only_own_acknowledgements: bool = True
-    rewind_at_new_connection: bool = True
-    watch_oldest_in_flight: bool = True
-    mark_sent_before_as_late: bool = True
-    repeat_after_lost_sessions: bool = True
-    repeat_in_order: bool = True
-    hold_until_repeated: bool = True
-    retention_waits_for_cursor: bool = True
-    read_store_when_publishing: bool = True
-    match_answer_to_window: bool = True
-    send_window_again: bool = True
-    start_after_cursor: bool = True
-    recall_recent_at_start: bool = True
-    move_cursor_back: bool = True
-    hold_without_subscriber: bool = True
-    mark_perhaps_received_as_late: bool = True
-    keep_id_when_sent_again: bool = True
-    hear_nothing_while_muted: bool = True
-    send_nothing_while_muted: bool = True
-    remember_mute: bool = True
-    keep_spool_at_reload: bool = True
-    commit_is_on_the_disk: bool = True
 
 
 class State(NamedTuple):
@@ -94,8 +55,6 @@ class State(NamedTuple):
     cut: tuple[int, ...] = ()
     """Windows that were in memory only when the power failed."""
     muted: bool = False
-    forgotten: bool = False
-    """The process does not know that it is muted."""
     jumped: int = 0
     """1: the clock has jumped; 2: retention has looked since."""
     # network, broker, subscriber

@@ -52,7 +52,7 @@ def recorded() -> Iterator[Samples]:
     files = [one.file for one in heard_right()][::3]
     if (SHARED_AUDIO / "MANIFEST.tsv").exists():
         shared = [file for file, row in manifest(SHARED_AUDIO) if float(row["duration_s"]) <= 20]
-        files += shared[::24]
+        files += shared[::72]
     rng = np.random.default_rng(1)
     for file in files:
         sound = to_int16(np.concatenate((quiet(rng, 0.5), read(file), quiet(rng, 1.5))))
