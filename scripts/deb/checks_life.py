@@ -8,7 +8,7 @@ import time
 
 from deb.checks import SPEAK_FIRST, SPOKEN, expect, hears, is_alike, is_up, listens
 from deb.checks_satellite import leaves_nothing
-from deb.checks_user import CONFIG, MODELS, OWN_CONFIG, USER, does, is_well, quiet_room, refused
+from deb.checks_user import CONFIG, MODELS, does, is_well, quiet_room, refused
 from deb.container import CheckError, Container
 
 STATE = "/var/lib/roomscribe"
@@ -28,27 +28,6 @@ def starts(box: Container) -> None:
     """Restart the daemon and wait until it listens."""
     box.run("systemctl reset-failed roomscribe; systemctl restart roomscribe")
     box.wait("the start", lambda: listens(box), 30)
-
-
-def ends_with(box: Container, status: int, *words: str) -> str:
-    """Start the daemon, expect exit status `status`, and return its last line, which must contain
-    every word."""
-    box.run("systemctl reset-failed roomscribe; systemctl restart roomscribe", check=False)
-    box.wait(f"the exit with {status}", lambda: box.status()["ExecMainStatus"] == str(status), 20)
-    lines = [line for line in box.journal("-n 12").splitlines() if line.startswith("roomscribe: ")]
-    expect(lines, f"the journal does not say why: {box.journal('-n 12')}")
-    for word in words:
-        expect(word in lines[-1], f"expected {word!r} in the last line, found {lines[-1]!r}")
-    return lines[-1]
-
-
-def goes_on_in_memory(box: Container, why: str) -> str:
-    """Wait until the daemon listens with its log in memory, and return its status line."""
-    box.wait("the daemon", lambda: listens(box), 20)
-    status = box.status()["StatusText"]
-    for word in (why, "kept in memory"):
-        expect(word in status, f"expected {word!r} in the status, found {status!r}")
-    return status
 
 
 def keeps_what_waits(box: Container) -> str:
@@ -74,65 +53,10 @@ def keeps_what_waits(box: Container) -> str:
     return ""
 
 
-def refuses_mistakes(box: Container) -> str:
-    """A wrong configuration ends the unit once, with status 78 and the mistake in its last line."""
-    box.run(f"cp -p {CONFIG} /root/kept; printf '[mqtt]\\nport = \"many\"\\n' > {CONFIG}")
-    line = ends_with(box, 78, CONFIG, "mqtt.port", "expected", "'many'")
-    time.sleep(4)
-    status = box.status()
-    expect(status["ActiveState"] == "failed", f"{status}")
-    expect(status["NRestarts"] == "0", f"it was restarted: {status}")
-    box.run(f"cp -p /root/kept {CONFIG}")
-    starts(box)
-    return line
-
-
-def tries_again(box: Container) -> str:
-    """The unit is restarted until the disk with the model is mounted."""
-    late = "/srv/models/late"
-    box.run(f"cp -p {CONFIG} /root/kept; printf '[model]\\nbundle = \"{late}\"\\n' > {CONFIG}")
-    line = ends_with(box, 75, late, "no such folder")
-    built_in = "/usr/lib/roomscribe/appliance/bundles/tiny.en"
-    box.run(f"mkdir -p /srv/models && cp -r {built_in} {late}")
-    box.wait("the daemon", lambda: listens(box), 60)
-    box.run(f"cp -p /root/kept {CONFIG}")
-    starts(box)
-    box.run("rm -r /srv/models")
-    return line
-
-
-def refuses_a_second(box: Container) -> str:
-    """A second daemon with the same log or node ends with one line that names the service."""
-    service = f"(process {box.status()['MainPID']})"
-    refused(box, "roomscribe run", 74, service)
-    box.run(f"printf '[store]\\npath = \"/home/{USER}/log\"\\n' > {OWN_CONFIG}")
-    refused(box, f"roomscribe run --config {OWN_CONFIG}", 74, service)
-    box.run(f"rm {OWN_CONFIG}")
-    hears(box)
-    return service
-
-
-def reloads(box: Container) -> str:
-    """`systemctl reload` applies a changed configuration; a wrong one changes nothing."""
-    process = box.status()["MainPID"]
-    box.run(f"echo 'nonsense =' >> {CONFIG}; systemctl reload roomscribe")
-    expect(is_up(box) and box.status()["MainPID"] == process, "a wrong configuration ended it")
-    expect(f"{CONFIG}: not valid TOML" in box.journal("-n 8"), box.journal("-n 8"))
-    box.run(f"printf '[appliance]\\nnode = \"renamed\"\\n' > {CONFIG}")
-    box.run("systemctl reload roomscribe")
-    box.wait("listening again", lambda: listens(box), 10)
-    hears(box)
-    event = box.heard()[-1]
-    expect(event["node"] == "renamed", f"the node is {event['node']}")
-    expect(box.status()["MainPID"] == process, "it was restarted")
-    box.run(f"cp -p /root/kept {CONFIG}; systemctl reload roomscribe")
-    box.wait("listening again", lambda: listens(box), 10)
-    return ""
-
-
 def hears_streams(box: Container) -> str:
     """A sound server's source, which a program reads, is a microphone in the unit's sandbox."""
     client = "/etc/pulse/client.conf.d/test.conf"
+    box.run(f"cp -p {CONFIG} /root/kept")
     box.run(f"echo 'default-server = unix:/run/fakemic/native' > {client}")
     box.run(f"printf '[capture]\\ndevice = \"pulse:fakemic.monitor\"\\n' > {CONFIG}")
     box.run("systemctl restart roomscribe")
@@ -211,42 +135,6 @@ def has_password(box: Container) -> str:
     box.run("rm /etc/credstore.encrypted/roomscribe.*")
     starts(box)
     return refusal
-
-
-def respects_state(box: Container) -> str:
-    """The daemon refuses the log of another version and leaves it unchanged. If the log cannot be
-    written (another owner, a full or read-only disk), it continues in memory and writes the file
-    later."""
-    box.run("systemctl stop roomscribe")
-    lines = []
-    box.run(f"cp -a {STATE} /root/state")
-    sql = (
-        "import sqlite3; sqlite3.connect('{0}/roomscribe.db').execute('PRAGMA user_version = {1}')"
-    )
-    box.run(f'python3 -c "{sql.format(STATE, 99)}"; sha256sum {STATE}/roomscribe.db > /root/sum')
-    lines.append(ends_with(box, 74, f"{STATE}/roomscribe.db", "expected schema", "found 99"))
-    box.run("systemctl stop roomscribe; sha256sum -c /root/sum")
-    box.run(f"rm -rf {STATE}; cp -a /root/state {STATE}")
-    box.run(f"chown root:root {STATE}/roomscribe.db; chmod 600 {STATE}/roomscribe.db")
-    box.run("systemctl reset-failed roomscribe; systemctl start roomscribe")
-    lines.append(goes_on_in_memory(box, "Permission denied"))
-    box.run(f"chown roomscribe: {STATE}/roomscribe.db")
-    box.wait("the log in its file", lambda: "in memory" not in box.status()["StatusText"], 40)
-    box.run("systemctl stop roomscribe")
-    for options, word in (("size=200k", "No space left"), ("ro", "Read-only")):
-        # systemd itself gives up a state directory whose owner it cannot correct
-        owner = "uid=$(id -u roomscribe),gid=$(id -g roomscribe)"
-        box.run(f"mount -t tmpfs -o mode=700,{owner},{options} tmpfs {STATE}")
-        if "size" in options:
-            box.run(
-                f"head -c 300k /dev/zero > {STATE}/filler || true; chown -R roomscribe: {STATE}"
-            )
-        box.run("systemctl reset-failed roomscribe; systemctl start roomscribe")
-        lines.append(goes_on_in_memory(box, word))
-        box.run(f"systemctl stop roomscribe; umount {STATE}")
-    box.run("rm -rf /root/state")
-    starts(box)
-    return " | ".join(lines)
 
 
 def upgrades(box: Container, newer: str) -> str:
