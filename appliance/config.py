@@ -227,12 +227,6 @@ class ApplianceSettings:
         group=ROOM, label="Name of this appliance",
         help="Used in MQTT topics and in Home Assistant. If empty, it is made from the host name.",
     )  # fmt: skip
-    memory_mb: int = key(
-        0,
-        "If the daemon uses more memory than this, it stops and is started again; nothing is "
-        "lost. 0: 400 MB more than it uses once it is ready, or less if systemd allows less.",
-        unit="MB", low=0, high=1_000_000,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +282,6 @@ class VoiceSettings:
 class SegmenterSettings:
     """[segmenter]"""
 
-    pre_roll_ms: int = key(
-        600, "Sound that is kept from before speech was detected.", unit="ms", low=0, high=2000,
-        group=PAUSES, label="Sound before speech",
-    )  # fmt: skip
     hang_over_ms: int = key(
         600, "Silence that ends an utterance.", unit="ms", low=200, high=3000,
         group=PAUSES, label="Pause that ends a sentence",
@@ -605,15 +595,6 @@ class MqttSettings:
     password_file: str = key(
         "", "File with the password. Empty: the credential `roomscribe.mqtt-password`, if any."
     )
-    client_id: str = key(
-        "",
-        "MQTT client id, unique at the broker. Empty: roomscribe-<node>.",
-        form=TextForm(
-            "at most 64 of a-z, A-Z, 0-9, _ and -",
-            pattern=r"[0-9A-Za-z_-]{0,64}",
-            suggest=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:64],
-        ),
-    )
     tls: bool = key(
         False,
         "Encrypt the connection and verify the broker's certificate; the port is often 8883.",
@@ -668,11 +649,6 @@ class HomeAssistantSettings:
         group=MQTT, label="Add this appliance to Home Assistant",
     )  # fmt: skip
     prefix: str = key("homeassistant", "Home Assistant's discovery prefix.", form=_TOPIC)
-    status_topic: str = key(
-        "homeassistant/status",
-        "Topic of Home Assistant's birth and will messages (online, offline).",
-        form=_TOPIC,
-    )
     area: str = key(
         "",
         "Area that Home Assistant assigns when it first sees the appliance. Empty: none.",
@@ -707,6 +683,11 @@ class HomeAssistantSettings:
         "File with a long-lived access token of Home Assistant. Empty: the credential "
         "`roomscribe.homeassistant-token`.",
     )
+
+    @property
+    def status_topic(self) -> str:
+        """Topic of Home Assistant's birth and will messages (online, offline)."""
+        return f"{self.prefix}/status"
 
 
 @dataclass(frozen=True, slots=True)
@@ -846,11 +827,6 @@ class WyomingSettings:
         "it. 0: off, -1: the same limit as [gates] low_confidence.",
         low=-1.0, high=1.0,
     )  # fmt: skip
-    external_vad: bool = key(
-        True,
-        "Home Assistant decides when a command has ended. false: Roomscribe decides, as at its own "
-        "microphone; only clients that support this wait for it.",
-    )
 
     @property
     def announced(self) -> bool:

@@ -617,15 +617,13 @@ def free_memory(root: Path = Path("/")) -> float:
     return 1024.0 * (int(found["MemAvailable"]) + int(found.get("SwapFree", 0)))
 
 
-def memory_ceiling_mb(configured_mb: int, root: Path = Path("/")) -> float:
+def memory_ceiling_mb(root: Path = Path("/")) -> float:
     """Return the memory limit of the appliance once it is ready; above it, something leaks.
 
-    `configured_mb`, unless 0. Else GROWTH_MB more than now, but below 90 % of systemd's
+    GROWTH_MB more than now, but below 90 % of systemd's
     MemoryHigh=, where the kernel would slow the process down; at least a quarter of that growth, so
     that a small machine does not restart for ever.
     """
-    if configured_mb:
-        return float(configured_mb)
     now_mb = resident_mb(root)
     ceiling_mb = min(now_mb + GROWTH_MB, 0.9 * _allowed_mb(root))
     return max(ceiling_mb, now_mb + GROWTH_MB / 4)

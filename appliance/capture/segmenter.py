@@ -20,6 +20,8 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, ne
 Powers = NDArray[np.float64]
 """(n,) float64, the power of each frame."""
 
+PRE_ROLL_MS = 600
+"""Sound that is kept from before speech was detected."""
 TAIL_MS = 150
 """Silence that stays at the end of an utterance, and after which its text is computed: 5 frames.
 With 7, tiny.en makes as many errors in 119 recordings."""
@@ -114,7 +116,7 @@ class JudgedFrame:
 class Segmenter:
     """Cuts speech out of silence. One thread; a returned window is final.
 
-    While idle it keeps the newest `pre_roll_ms`. From the frame that opens an utterance it keeps
+    While idle it keeps the newest PRE_ROLL_MS. From the frame that opens an utterance it keeps
     everything until `hang_over_ms` without speech (see also `Endpoint`), or until speech is longer
     than `window_s`: then it cuts at the quietest point, and the utterance continues in the next
     window.
@@ -122,7 +124,7 @@ class Segmenter:
 
     def __init__(self, voice: Detector, settings: SegmenterSettings, window_s: float) -> None:
         self._voice = voice
-        self._pre_roll = _samples(settings.pre_roll_ms)
+        self._pre_roll = _samples(PRE_ROLL_MS)
         self._hang_over = _samples(settings.hang_over_ms)
         self._wait = self._hang_over
         """Samples of silence that end the open utterance; see `expect`."""

@@ -36,9 +36,8 @@ DEVICES = ("snd/*", "hailo*")
 FOLDERS = ("models", "page")
 """Folders beside the log, to which the image links /var/lib/roomscribe-models and -web."""
 STOP_S = 15.0
-SHORTEST_DELAY_S, LONGEST_DELAY_S, PAGE_DELAY_S = 2.0, 300.0, 30.0
-STEADY_S = 60.0
-"""After this long, the next start is not delayed for the failures before."""
+DELAY_S = 5.0
+"""Before a process that failed is started again."""
 FINAL = (0, ConfigError.exit_status)
 """Exit statuses of the daemon after which it is not started again."""
 POLL_S = 0.5
@@ -155,26 +154,19 @@ class KeptProcess:
     """A process that is started again when it fails."""
 
     command: list[str]
-    longest_delay_s: float
     pid: int = 0
     """0 while it does not run."""
     start_s: float = 0.0
-    """When it starts or has started, on time.monotonic()'s clock."""
-    delay_s: float = SHORTEST_DELAY_S
+    """When it starts, on time.monotonic()'s clock."""
     status: int | None = None
     """Its last exit status."""
 
     def ended(self, status: int) -> None:
         """Note that it has ended, and when it starts again."""
-        now_s = time.monotonic()
-        if now_s - self.start_s > STEADY_S:
-            self.delay_s = SHORTEST_DELAY_S
-        self.pid, self.status = 0, status
+        self.pid, self.status, self.start_s = 0, status, time.monotonic() + DELAY_S
         if status not in FINAL:
             what = " ".join(self.command[-2:])
-            log.error("%s ended with status %d; next start in %.0f s", what, status, self.delay_s)
-        self.start_s = now_s + self.delay_s
-        self.delay_s = min(2 * self.delay_s, self.longest_delay_s)
+            log.error("%s ended with status %d; next start in %.0f s", what, status, DELAY_S)
 
 
 class Appliance:
@@ -185,13 +177,13 @@ class Appliance:
     ) -> None:
         """`private` is a folder in memory of this user alone."""
         self._environment = dict(os.environ)
-        self._daemon = KeptProcess([*program, "run", *arguments], LONGEST_DELAY_S)
+        self._daemon = KeptProcess([*program, "run", *arguments])
         self._children = [self._daemon]
         self._builder = [*program, "model", "serve", *arguments]
         self._for_models: socket.socket | None = None
         if web.enabled:
             page = [*program, "web", "serve", "--idle", FOR_EVER_S, *arguments]
-            self._children.append(KeptProcess(page, PAGE_DELAY_S))
+            self._children.append(KeptProcess(page))
             path = private / "models"
             self._for_models = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._for_models.bind(str(path))
@@ -205,7 +197,7 @@ class Appliance:
         while self._daemon.status not in FINAL:
             for child in self._children:
                 if not child.pid and time.monotonic() >= child.start_s:
-                    child.pid, child.start_s = self._spawn(child.command), time.monotonic()
+                    child.pid = self._spawn(child.command)
             self._add_model()
             received = signal.sigtimedwait(SIGNALS, POLL_S)
             self._reap()
@@ -243,16 +235,10 @@ class Appliance:
 
     def _end(self) -> None:
         """End the children, with force after STOP_S."""
-        for child in self._children:
-            if child.pid:
-                os.kill(child.pid, signal.SIGTERM)
-        deadline_s = time.monotonic() + STOP_S
-        while any(child.pid for child in self._children):
-            if time.monotonic() > deadline_s:
-                for child in self._children:
-                    if child.pid:
-                        log.error("process %d did not end in time; killing it", child.pid)
-                        os.kill(child.pid, signal.SIGKILL)
-                deadline_s = math.inf
-            signal.sigtimedwait(SIGNALS, POLL_S)
-            self._reap()
+        for number, within_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, math.inf)):
+            for child in filter(lambda child: child.pid, self._children):
+                os.kill(child.pid, number)
+            deadline_s = time.monotonic() + within_s
+            while any(child.pid for child in self._children) and time.monotonic() < deadline_s:
+                signal.sigtimedwait(SIGNALS, POLL_S)
+                self._reap()

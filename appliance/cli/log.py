@@ -15,10 +15,8 @@ import os
 import re
 import select
 import signal
-import stat
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time as clock, timedelta
@@ -29,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from appliance.cli.terminal import DIM, YELLOW, coloured, percent
 from appliance.config import Settings, node_name
 from appliance.control import SOCKET_NAME, ControlClient
-from appliance.errors import DaemonError, StoreError
+from appliance.errors import StoreError
 from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
@@ -39,10 +37,8 @@ MOST = 2**63 - 1
 """SQLite's largest integer."""
 SHOWN = 100
 """Number of transcripts shown without --limit."""
-POLL_S, EVENT_POLL_S = 0.25, 5.0
-"""Seconds between two reads of the log: without a daemon, and with one that sends events."""
-CONNECT_EVERY_S = 2.0
-"""Seconds between two attempts to reach a daemon."""
+POLL_S = 0.25
+"""Seconds between two reads of the log."""
 REPORT_AFTER = 40
 """Failed reads in a row that are reported."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -277,13 +273,10 @@ def _say_total(settings: Settings, wanted: Wanted, count: int) -> None:
 
 
 def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
-    """Show the newest transcripts and all new ones, across daemon restarts and replaced files.
-
-    A daemon that runs says when something comes; without one the log is looked at often.
-    """
+    """Show the newest transcripts and all new ones, across daemon restarts and replaced files."""
     from appliance.store import Store, open_fallback, read_newest
 
-    show, news = _printer(options, settings), _News(settings)
+    show = _printer(options, settings)
     store, failures = Store.open(settings.store, read_only=True), 0
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupted))
@@ -294,7 +287,7 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         ):
             show(stored)
             last = max(last, stored.seq)
-        while not interrupted.is_set() and news.wait():
+        while not interrupted.is_set() and _wait():
             try:
                 # what is in memory first: it is in the file before it is gone from there
                 with open_fallback(settings) as kept:
@@ -320,7 +313,6 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         return 0
     finally:
         signal.signal(signal.SIGINT, before)
-        news.close()
         store.close()
     return 0
 
@@ -331,52 +323,11 @@ def _interrupt(interrupted: threading.Event, _number: int, _frame: FrameType | N
     raise KeyboardInterrupt
 
 
-class _News:
-    """Waits for new transcripts."""
-
-    def __init__(self, settings: Settings) -> None:
-        from appliance.store import runtime_folders
-
-        self._places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-        self._daemon: ControlClient | None = None
-        self._connect_s = 0.0
-        piped = False
-        with suppress(OSError, ValueError):
-            piped = not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
-        self._piped = piped
-
-    def wait(self) -> bool:
-        """Wait a moment, or until the daemon sends an event; return False if standard output is
-        closed."""
-        daemon, poll = self._connected(), select.poll()
-        if self._piped:
-            poll.register(sys.stdout.fileno(), 0)
-        if daemon:
-            poll.register(daemon.fileno(), select.POLLIN)
-        found = dict(poll.poll((POLL_S if daemon is None else EVENT_POLL_S) * 1000))
-        if daemon and found.pop(daemon.fileno(), 0):
-            try:
-                while daemon.next_event(0.0):
-                    pass
-            except DaemonError:
-                self.close()
-        return not found
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._daemon:
-            self._daemon.close()
-        self._daemon, self._connect_s = None, time.monotonic() + CONNECT_EVERY_S
-
-    def _connected(self) -> ControlClient | None:
-        """Return the daemon's connection, if there is one."""
-        if self._daemon is None and time.monotonic() >= self._connect_s:
-            try:
-                self._daemon = ControlClient(self._places, within_s=5.0)
-                self._daemon.subscribe("transcript")
-            except DaemonError:
-                self.close()
-        return self._daemon
+def _wait() -> bool:
+    """Wait a moment; return False at once if nobody reads standard output any more."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return not poll.poll(POLL_S * 1000)
 
 
 def _correct(options: argparse.Namespace, settings: Settings) -> int:

@@ -209,12 +209,6 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
     return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    """Return the configuration. For a lenient command, wrong sections have their defaults."""
-    reading = config.read(options.config)
-    return reading.settings if getattr(options, "lenient", False) else reading.sure()
-
-
 class _Parser(argparse.ArgumentParser):
     """Suggests the nearest known word, below the usage of the right command."""
 

@@ -11,11 +11,10 @@ import functools
 import json
 import resource
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +38,6 @@ examples:
 """
 
 Add = Callable[..., argparse.ArgumentParser]
-AGAIN_S = 0.05
-"""Longer than any object takes to be finalised."""
 
 
 def add_model(
@@ -246,7 +243,7 @@ def _run(
     settings: Settings,
 ) -> int:
     """Run a command of `model`, in the models folder unless it writes elsewhere."""
-    with ending_on_signals() if command in ELSEWHERE else changing_models():
+    with nullcontext() if command in ELSEWHERE else changing_models():
         return command(options, settings)
 
 
@@ -259,44 +256,9 @@ def changing_models() -> Iterator[None]:
     """
     from appliance.model import library, models_folder
 
-    with ending_on_signals(), acting_as_owner(models_folder()):
+    with acting_as_owner(models_folder()):
         library.clear_abandoned()
         yield
-
-
-@contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the block as Ctrl-C does, with a shell's status for them."""
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in ends}
-    for number in ends:
-        if before[number] is signal.SIG_DFL:  # nohup ignores SIGHUP, and it stays so
-            signal.signal(number, _end)
-    unraisable, sys.unraisablehook = sys.unraisablehook, _end_again
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.unraisablehook = unraisable
-        for number in ends:
-            signal.signal(number, before[number])
-
-
-def _end(number: int, _: object) -> None:
-    """End the command; a second signal does not interrupt the clean-up."""
-    signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(128 + number)
-
-
-def _end_again(lost: sys.UnraisableHookArgs) -> None:
-    """End the command a moment later if the signal came while an object was finalised: Python
-    ignores what is raised then."""
-    if not isinstance(lost.exc_value, SystemExit):
-        sys.__unraisablehook__(lost)
-        return
-    number = int(lost.exc_value.code or 0) - 128
-    signal.signal(signal.SIGALRM, lambda *_: _end(number, None))
-    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
 
 def add(options: argparse.Namespace, settings: Settings) -> int:
@@ -332,8 +294,9 @@ def choose_model(name: str) -> None:
         library.choose(name)
 
 
-def add_source(source: str, settings: Settings) -> str:
-    """Add a model with the defaults of `model add`, but do not use it; return its name.
+def add_source(source: str, settings: Settings, say: Callable[[str], object]) -> str:
+    """Add a model with the defaults of `model add`, but do not use it; return its name. `say` is
+    called with what was done.
 
     Raises RoomscribeError.
     """
@@ -343,7 +306,7 @@ def add_source(source: str, settings: Settings) -> str:
     local = settings.model.sources
     request = AddRequest(source, local=local, hef=AUTO, chip_present=find_chip())
     with changing_models():
-        build_model(request, _say)
+        build_model(request, say)
     return request.bundle_name
 
 

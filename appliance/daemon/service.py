@@ -119,14 +119,13 @@ class MemoryLimits:
     """
 
     def __init__(self) -> None:
-        self._limits_mb: dict[tuple[str, int], float] = {}
+        self._limits_mb: dict[str, float] = {}
 
-    def limit_mb(self, model: str, configured_mb: int) -> float:
-        """The limit found when this model first ran with this `memory_mb`."""
-        key = model, configured_mb
-        if key not in self._limits_mb:
-            self._limits_mb[key] = memory_ceiling_mb(configured_mb)
-        return self._limits_mb[key]
+    def limit_mb(self, model: str) -> float:
+        """The limit found when this model first ran."""
+        if model not in self._limits_mb:
+            self._limits_mb[model] = memory_ceiling_mb()
+        return self._limits_mb[model]
 
 
 Factory = Callable[[Settings], Pipeline]
@@ -259,7 +258,7 @@ def _supervise(
     end. Raises DeviceError if a stage is stuck, or if the process uses too much memory.
     """
     signals = process.signals
-    ceiling_mb = process.limits.limit_mb(pipeline.state().model, settings.appliance.memory_mb)
+    ceiling_mb = process.limits.limit_mb(pipeline.state().model)
     while not signals.wait_for_stop(POLL_S if announcer.ready else POLL_S / 4):
         if pipeline.ended.is_set():
             return None

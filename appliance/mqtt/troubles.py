@@ -83,7 +83,7 @@ def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> s
     elif code == _UNSUPPORTED:
         found, fix = "MQTT 5", "use a broker that speaks it, such as Mosquitto 1.6 or later"
     elif code == _BAD_CLIENT_ID:
-        found, fix = f"client id {client_id!r}", "set another mqtt.client_id"
+        found, fix = f"client id {client_id!r}", "set another appliance.node"
     else:
         found, fix = user, "see the broker's log"
     return f"broker {settings.host}:{settings.port} refuses {found} ({reason}); {fix}"
@@ -93,7 +93,7 @@ def taken_over(client_id: str) -> str:
     """Return the reason if another client connected with our id."""
     return (
         f"another client uses the client id {client_id!r}: the broker ended our connection; "
-        "give each appliance its own appliance.node or mqtt.client_id"
+        "give each appliance its own appliance.node"
     )
 
 
@@ -101,7 +101,7 @@ def thrown_out(client_id: str) -> str:
     """Return the reason if the broker ends one connection after another, as Mosquitto 2.0 does."""
     return (
         "the broker ends every connection soon: probably another client uses the client id "
-        f"{client_id!r}; give each appliance its own appliance.node or mqtt.client_id"
+        f"{client_id!r}; give each appliance its own appliance.node"
     )
 
 

@@ -35,8 +35,6 @@ ROOM_CHECK_S = 0.05
 """Between two checks whether somebody still speaks in the room."""
 RETRY_S = 0.05
 """Pause while too many windows of all requests wait."""
-SILENT_S = 15.0
-"""If the client leaves the end to us and sends no speech for this long, the text is empty."""
 RATES, WIDTHS, CHANNELS = (4000, 192_000), {1: "i1", 2: "<i2", 3: "<i4", 4: "<i4"}, 8
 """Accepted sound: Hz, bytes per sample and how they are read, most channels."""
 
@@ -181,8 +179,6 @@ class TranscriptionRequest:
         """True once a window's text had too little confidence."""
         self.new_texts: list[dict[str, Any]] = []
         """Parts of the text that were not fetched yet: `text`, joined as it is, and its figures."""
-        self.is_over = False
-        """True once an utterance has ended, or will not come."""
 
     @property
     def text(self) -> str:
@@ -232,17 +228,11 @@ class TranscriptionRequest:
     async def _segment(self, frames: Iterator[Frame]) -> None:
         """Cut frames into windows and have them transcribed; let other requests take turns."""
         for number, frame in enumerate(frames, 1):
-            speaking = self._segmenter.speaking
             found = self._segmenter.push(frame)
             if found:
                 await self._transcribe(found)
-                ended = any(isinstance(item, Window) and item.last for item in found)
-                self.is_over = self.is_over or ended
             elif self._speculate:
                 self._transcribe_ahead()
-            nothing = not (speaking or self._queue or self._text)
-            if nothing and frame.end_s - self._began_s > SILENT_S:
-                self.is_over = True
             if number % FRAMES_AT_ONCE == 0:
                 await self._give_way(frame.end_s)
 

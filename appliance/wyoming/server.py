@@ -287,8 +287,6 @@ class ClientConnection:
         """True while there is a request."""
         self._text_begun = False
         """True once part of its text was sent."""
-        self._answered = False
-        """True once all of its text was sent; further sound of it is ignored."""
         self._names: tuple[str, ...] = ()
         """Words that are likely in the next request's sound, as the client says."""
         self._until_s = 0.0
@@ -341,8 +339,7 @@ class ClientConnection:
         match event.type:
             case "describe":
                 server = self._server
-                external_vad = server.settings.wyoming.external_vad
-                found = info(server.node, server.hooks.model(), external_vad=external_vad)
+                found = info(server.node, server.hooks.model())
                 await self._send(pack(Event("info", found)))
             case "ping":
                 text = event.data.get("text")
@@ -354,14 +351,10 @@ class ClientConnection:
             case "audio-start":
                 self._end()
                 await self._begin(SoundFormat.parse(event.data))
-            case "audio-chunk" if not self._answered:
+            case "audio-chunk":
                 await self._add_sound(event)
-            case "audio-chunk" if asyncio.get_running_loop().time() > self._until_s:
-                raise RequestError("bad_sound", "expected the sound to end, found more of it")
             case "audio-stop":
-                if not self._answered:
-                    await self._answer()
-                self._end()
+                await self._answer()
 
     async def _begin(self, form: SoundFormat) -> TranscriptionRequest:
         server = self._server
@@ -391,10 +384,6 @@ class ClientConnection:
             await request.push(event.payload)
         if request.new_texts:
             await self._send(self._pack_new_texts(request))
-        ends_itself = self.is_local or self._server.settings.wyoming.external_vad
-        if request.is_over and not ends_itself:
-            await self._answer()
-            self._answered = True
 
     async def _answer(self) -> None:
         """Send the whole text as soon as it is complete; empty if nothing was said, or if the model
@@ -448,7 +437,7 @@ class ClientConnection:
         if self._request:
             self._request.close()
             self._names = ()
-        self._request, self._text_begun, self._answered = None, False, False
+        self._request, self._text_begun = None, False
 
 
 def _read_names(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -459,7 +448,7 @@ def _read_names(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(itertools.islice(texts, WORDS_AT_MOST)))
 
 
-def info(node: str, model: Model, *, external_vad: bool) -> dict[str, Any]:
+def info(node: str, model: Model) -> dict[str, Any]:
     """Return the answer to `describe`, which every release of the protocol's library can read."""
     made_by = {"name": "Roomscribe", "url": HOMEPAGE}
     installed = {
@@ -480,7 +469,7 @@ def info(node: str, model: Model, *, external_vad: bool) -> dict[str, Any]:
         "version": __version__,
         "models": [installed],
         "supports_transcript_streaming": True,
-        "requires_external_vad": external_vad,
+        "requires_external_vad": True,
         "prefers_auto_gain_enabled": False,
         "prefers_noise_reduction_enabled": False,
     }

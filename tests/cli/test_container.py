@@ -99,7 +99,7 @@ import sys
 from pathlib import Path
 from appliance.cli import container
 from appliance.config import WebSettings
-container.SHORTEST_DELAY_S = container.STOP_S = 0.2
+container.DELAY_S = container.STOP_S = 0.2
 program = ["sh", "-c", sys.argv[1]]
 raise SystemExit(container.Appliance(program, (), WebSettings(), Path(sys.argv[2])).run())
 """
@@ -126,9 +126,7 @@ def test_a_daemon_that_does_not_end_is_killed(tmp_path: Path) -> None:
     process = run_script(f"trap : TERM; touch {started}; while :; do sleep 0.1; done", tmp_path)
     until(started.exists)
     process.terminate()
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 69
-    assert "did not end in time; killing it" in said
+    assert process.wait(30) == 69
 
 
 def test_a_wrong_configuration_ends_the_container(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ EXIT_STATUS = """\
 | 74 | trouble with the log or the broker, or output that cannot be written (a full disk) |
 | 75 | a cause that may pass: a disk that fails, too little memory; of `run`, no such model |
 | 78 | a mistake in the configuration or the model; systemd does not start the daemon again |
-| 129, 130, 143 | ended by SIGHUP (of `model`), Ctrl-C, SIGTERM (of `model`) |
+| 130 | ended by Ctrl-C |
 
 `doctor` ends with the number of checks that failed, 63 at most.
 """

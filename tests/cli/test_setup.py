@@ -37,9 +37,7 @@ from appliance.cli.setup.meter import Meter, loudest
 from appliance.cli.setup.model import abilities, describe, explain
 from appliance.cli.setup.room import with_room
 from appliance.cli.setup.suggestion import (
-    SHAPES,
     Estimate,
-    Timing,
     estimate_models,
     suggest,
     time_built_in,
@@ -284,18 +282,10 @@ def test_the_model_with_the_fewest_wrong_words_that_is_quick_enough_is_proposed(
     assert suggest("tiny.en", [], here, reachable=True, within_s=0.1) == "tiny.en", "to be added"
 
 
-def test_times_are_scaled_as_they_were_measured() -> None:
-    # tiny.en and base, INT8, windows of 10 s, 20 tokens, on one core of an x86 server
-    measured = Timing(0.112, 0.060)
-    assert measured.scaled(SHAPES["base"]) == pytest.approx(0.253 + 0.120, rel=0.05)
-    assert measured.scaled(SHAPES["tiny"]) == pytest.approx(0.172)
-    assert measured.scaled(SHAPES["small"]) > 1.0
-
-
 def test_this_machine_is_timed_with_the_built_in_model() -> None:
     timing = time_built_in(Settings())
     assert timing is not None
-    assert min(timing.encoder_s, timing.decoder_s) > 1e-3
+    assert timing > 1e-3
     found = estimate_models(timing)
     assert found["tiny.en"].seconds < found["base"].seconds < found["small"].seconds
 

@@ -259,14 +259,11 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     found_mb = iter((500.0, 900.0, 700.0))
-    monkeypatch.setattr(
-        service, "memory_ceiling_mb", lambda configured: configured or next(found_mb)
-    )
+    monkeypatch.setattr(service, "memory_ceiling_mb", lambda: next(found_mb))
     limits = service.MemoryLimits()
-    assert [limits.limit_mb("tiny.en", 0) for _ in range(3)] == [500, 500, 500]
-    assert limits.limit_mb("tiny.en", 200) == 200
-    assert limits.limit_mb("base", 0) == 900, "another model may need more"
-    assert limits.limit_mb("tiny.en", 0) == 500
+    assert [limits.limit_mb("tiny.en") for _ in range(3)] == [500, 500, 500]
+    assert limits.limit_mb("base") == 900, "another model may need more"
+    assert limits.limit_mb("tiny.en") == 500
 
 
 DYING = """
@@ -310,13 +307,14 @@ def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
 
 
 def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) -> None:
-    config = write_config(tmp_path, appliance={"memory_mb": 20})
-    with (
-        Path("/dev/zero").open("rb") as silence,
-        daemon(config, "--recording", "-", stdin=silence) as running,
-    ):
-        assert running.wait(60) == 69
-    assert log_of(config).splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")
+    small = "from appliance.daemon import service\nservice.memory_ceiling_mb = lambda: 20.0\n"
+    program = small + DYING.format(effect="yield from frames")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "--config", str(write_config(tmp_path))],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 69
+    assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")
 
 
 def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(
@@ -331,7 +329,6 @@ def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(
     expected = {"max": 600.0, str(1000 << 20): 600.0, str(500 << 20): 450.0, str(100 << 20): 300.0}
     for limit, ceiling_mb in expected.items():
         (group / "memory.high").write_text(limit + "\n")
-        assert system.memory_ceiling_mb(0, tmp_path) == pytest.approx(ceiling_mb)
-    assert system.memory_ceiling_mb(77, tmp_path) == 77.0
-    assert system.memory_ceiling_mb(0, tmp_path / "nowhere") >= 0
+        assert system.memory_ceiling_mb(tmp_path) == pytest.approx(ceiling_mb)
+    assert system.memory_ceiling_mb(tmp_path / "nowhere") >= 0
     assert 5 < system.resident_mb() < 100_000

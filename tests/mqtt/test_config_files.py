@@ -338,7 +338,7 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: P
         assert round_trip(Surroundings(here)).status == "ok"
         other = MqttSettings(
             host=broker.host, port=broker.port, username="roomscribe_kitchen",
-            password_file=str(secret), client_id="elsewhere",
+            password_file=str(secret),
         )  # fmt: skip
         with running(other, store, node="bedroom") as publisher:
             until(lambda: "roomscribe/bedroom/state" in "".join(publisher.status().reasons))
@@ -386,7 +386,7 @@ def test_the_example_broker_admits_known_users_and_limits_their_topics(
     shutil.move(made.folder / "passwords", tmp_path)
     shutil.rmtree(made.folder)
     with Broker(config=config) as broker, Store.open(StoreSettings(str(tmp_path / "s"))) as store:
-        stranger = MqttSettings(host=broker.host, port=broker.port, client_id="stranger")
+        stranger = MqttSettings(host=broker.host, port=broker.port)
         with running(stranger, store) as publisher:
             until(lambda: "refuses a client without" in "".join(publisher.reasons()))
         known = replace(

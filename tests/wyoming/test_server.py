@@ -435,25 +435,6 @@ def test_waiting_clients_get_an_error_when_the_server_stops() -> None:
             until(lambda: Talk(house.port).close())
 
 
-def test_we_say_when_an_utterance_has_ended_if_that_is_wanted() -> None:
-    with running(external_vad=False) as house, Talk(house.port) as talk:
-        talk.send("describe")
-        info = talk.event()
-        assert info
-        assert info.data["asr"][0]["requires_external_vad"] is False
-        talk.send("transcribe")
-        talk.send("audio-start", **AUDIO_16K)
-        talk.sound(np.concatenate((SPEECH, SILENCE)))
-        assert kinds(talk.events("transcript-stop")) == WHOLE
-        talk.sound(SPEECH)  # what comes until it stops counts for nothing
-        talk.send("audio-stop")
-        talk.send("ping", text="on")
-        assert talk.event() == Event("pong", {"text": "on"})
-        talk.speak(np.concatenate([SILENCE] * 16))
-        assert talk.text() == ""
-        assert house.counted == {"wyoming_requests": 2}
-
-
 def test_a_text_is_passed_on_once_for_storing() -> None:
     with running(keep=True) as house, Talk(house.port) as talk:
         talk.speak(SPEECH)

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from appliance.config import DEFAULT_PATH, HomeAssistantSettings, MqttSettings, Settings
+from appliance.control import SOCKET_NAME, ControlClient
+from appliance.errors import DaemonError
 from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL, read_password
+from appliance.store import runtime_folders
 
 log = logging.getLogger("roomscribe.cli")
 
@@ -24,6 +27,7 @@ ADOPTED = ("STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "ROOMSCRIBE_MODELS")
 INSTALLED_STATE = Path("/var/lib/roomscribe")
 PLAIN, ENCRYPTED = Path("/etc/credstore"), Path("/etc/credstore.encrypted")
 """Folders of the unit's state and of systemd's credentials for it, if it does not run."""
+ANSWER_S = 5.0
 DECRYPT_S = 30.0
 """Longest wait for systemd-creds, which may ask a TPM."""
 
@@ -182,6 +186,15 @@ def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> DaemonPro
                 environment=_adopted(_words(folder / "environ")),
             )
     return None
+
+
+def daemon_state(settings: Settings) -> dict[str, Any]:
+    """Return the running daemon's state; empty if it does not answer this user."""
+    places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
+    with suppress(DaemonError), ControlClient(places, ANSWER_S) as daemon:
+        state: dict[str, Any] = daemon.call("state")
+        return state
+    return {}
 
 
 def _processes(proc: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Check the machine: Python, libraries, configuration, memory, clock, a Pi's power and heat."""
+"""Check the machine: libraries, configuration, memory, clock, a Pi's power and heat."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import metadata
 
-from appliance import __version__, config
+from appliance import config
 from appliance.cli.doctor.outcome import (
     CONFIGURATION,
     Check,
@@ -24,10 +23,8 @@ from appliance.cli.doctor.outcome import (
     skipped,
 )
 from appliance.infer import lacking_runtime, transcribed_elsewhere
-from appliance.system import THROTTLED, one_line, soc_temperature_c
+from appliance.system import NOW, THROTTLED, one_line, soc_temperature_c
 
-PACKAGE = "roomscribe"
-WATCHDOG = "dev/watchdog0"
 MODULES = {
     "numpy": "numpy",
     "onnxruntime": "onnxruntime",
@@ -39,8 +36,6 @@ MODULES = {
     "webrtcvad-wheels": "webrtcvad",
 }
 """Modules that the daemon imports, by package. Other dependencies are only needed to add models."""
-OTHER_NAMES = {"webrtcvad-wheels": ("webrtcvad",)}
-"""Other packages with the same module."""
 INSTALL = (
     "reinstall the package: `sudo apt install --reinstall roomscribe`, or pip in its environment"
 )
@@ -50,30 +45,15 @@ running daemon has allocated its own already."""
 UNSYNCHRONISED_US = 16_000_000
 """adjtimex(2): the largest error, which the kernel reports for a clock that is not synchronised;
 systemd's timedatectl uses the same limit."""
-NOW = {
-    0: "the voltage is too low",
-    1: "the clock speed is capped",
-    2: "the processor is throttled",
-    3: "the processor is near its temperature limit",
-}
-"""Bits of get_throttled (Raspberry Pi documentation, vcgencmd); 16 bits higher: since the start."""
 SINCE_START = 16
+"""The same bits, this much higher: since the start."""
 VOLTAGE = 0
 
 
-def python(_around: Surroundings, wanted: Mapping[str, str] | None = None) -> Outcome:
-    """Check that the interpreter is new enough for the package, or for the `wanted` versions."""
-    found = f"Python {platform.python_version()} on {platform.machine()}, Roomscribe {__version__}"
-    least = (_wanted() if wanted is None else wanted).get("python", "")
-    if least and version_of(platform.python_version()) < version_of(least):
-        return failed(f"{found}; needs {least} or newer", f"install Python {least} or newer")
-    return ok(found)
-
-
-def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> Outcome:
-    """Check that every library of the daemon is installed, new enough and can be imported."""
-    wanted = _wanted() if wanted is None else wanted
-    found, troubles = [], []
+def libraries(around: Surroundings) -> Outcome:
+    """Check that every library of the daemon can be imported."""
+    found = [f"Python {platform.python_version()} on {platform.machine()}"]
+    troubles = []
     modules = dict(MODULES)
     if lacking := lacking_runtime():
         del modules["onnxruntime"]
@@ -82,14 +62,14 @@ def libraries(around: Surroundings, wanted: Mapping[str, str] | None = None) -> 
             troubles.append(lacking)
     for package, module in modules.items():
         around.doing(f"importing {module}")
-        trouble = _import(module)
-        installed = _installed(package, module)
-        found.append(f"{package} {installed or '?'}")
-        least = wanted.get(package, "")
-        if trouble:
-            troubles.append(f"{module} cannot be imported ({trouble})")
-        elif least and installed and version_of(installed) < version_of(least):
-            troubles.append(f"{package} {installed} is older than {least}")
+        try:
+            importlib.import_module(module)
+            with suppress(metadata.PackageNotFoundError):
+                found.append(f"{package} {metadata.version(package)}")
+        except Exception as error:
+            troubles.append(
+                f"{module} cannot be imported ({type(error).__name__}: {one_line(error)})"
+            )
     return failed("; ".join(troubles), INSTALL) if troubles else ok(", ".join(found))
 
 
@@ -208,17 +188,6 @@ def judge_throttled(bits: int) -> Outcome:
     return failed("; ".join(parts), fix)
 
 
-def least_versions(requirements: Iterable[str], python: str = "") -> dict[str, str]:
-    """Return the least version of each package in `requirements` (PEP 508), without extras;
-    `python` is a Requires-Python."""
-    found = {}
-    for line in [*requirements, f"python {python}"]:
-        needed = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9][0-9.]*)[^;]*(;.*)?$", line)
-        if needed and "extra" not in (needed[3] or ""):
-            found[needed[1].lower()] = needed[2]
-    return found
-
-
 def version_of(text: str) -> tuple[int, ...]:
     """Return the numbers at the start of a version, for comparing: 1.21.0+dfsg -> (1, 21)."""
     leading = re.match(r"\d+(\.\d+)*", text)
@@ -228,60 +197,10 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _wanted() -> dict[str, str]:
-    """Return the versions that the package requires; empty without metadata (a bare checkout)."""
-    try:
-        found = metadata.metadata(PACKAGE)
-    except metadata.PackageNotFoundError:
-        return {}
-    python = (found.get_all("Requires-Python") or [""])[0]
-    return least_versions(found.get_all("Requires-Dist") or [], python)
-
-
-def _import(module: str) -> str:
-    """Import a module; return the error, or an empty string."""
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        return f"{type(error).__name__}: {one_line(error)}"
-    return ""
-
-
-def _installed(package: str, module: str) -> str:
-    """Return the installed version; empty if it is unknown."""
-    for name in (package, *OTHER_NAMES.get(package, ())):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    there = sys.modules.get(module.partition(".")[0])
-    return str(getattr(there, "__version__", ""))
-
-
-def watchdog(around: Surroundings) -> Outcome:
-    """Check whether the hardware's watchdog restarts a machine that hangs."""
-    if not (around.root / WATCHDOG).exists():
-        return skipped("this machine has no hardware watchdog")
-    command = ["systemctl", "show", "--property=RuntimeWatchdogUSec", "--value"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return skipped("systemd does not run here")
-    within = done.stdout.strip()
-    if within in ("", "0", "infinity"):
-        return skipped(
-            "off. To restart the machine when it hangs, write RuntimeWatchdogSec=1min below "
-            "[Manager] in /etc/systemd/system.conf.d/watchdog.conf, then reboot"
-        )
-    return ok(f"the hardware restarts the machine if it hangs for {within}")
-
-
 CHECKS = (
     Check(CONFIGURATION, configuration, "correct the file, or remove it to use the defaults"),
-    Check("Python", python, INSTALL),
     Check("libraries", libraries, INSTALL, within_s=60),
     Check("memory", memory, "run the doctor again; if it fails again, check /proc/meminfo"),
     Check("clock", clock, "run `timedatectl`"),
-    Check("watchdog", watchdog, "run `systemctl show -p RuntimeWatchdogUSec`"),
     Check("power", pi_power, "run `vcgencmd get_throttled`"),
 )

@@ -262,7 +262,6 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
                 "status": finding.outcome.status,
                 "found": finding.outcome.found,
                 "fix": finding.outcome.fix,
-                "cure": finding.outcome.fix,  # the earlier name of `fix`
                 "seconds": round(finding.seconds, 3),
             }
             | ({"figures": finding.outcome.figures} if finding.outcome.figures else {})

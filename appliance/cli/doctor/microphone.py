@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from appliance.cli.doctor import mqtt as publishing
+from appliance.cli.doctor.daemon import daemon_state
 from appliance.cli.doctor.machine import INSTALL
 from appliance.cli.doctor.model import TEXT, spoken_frames
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
@@ -31,12 +32,12 @@ def microphone(around: Surroundings) -> Outcome:
     users = recording_processes(around.root)
     daemon = around.daemon
     if daemon and any(daemon.pid in (holder.pid, _parent(holder.pid)) for holder in users):
-        return _used_by_daemon(around, f"used by {daemon}")
+        return _used_by_daemon(daemon_state(around.settings), f"used by {daemon}")
     try:
         return _listen(around)
     except DeviceError as error:
-        if daemon and (online := _published_state(around)):
-            return _used_by_daemon(around, f"cannot be opened while {daemon} runs", online)
+        if daemon and (state := daemon_state(around.settings)):
+            return _used_by_daemon(state, f"cannot be opened while {daemon} runs")
         used_by = f"used by {', '.join(map(str, users))}; " if users else ""
         raise DeviceError(f"{used_by}{error}") from error
 
@@ -55,25 +56,14 @@ def _parent(pid: int) -> int:
     return 0
 
 
-def _used_by_daemon(around: Surroundings, use: str, online: str = "") -> Outcome:
-    """Return the outcome for the daemon's microphone; `online`: its published state."""
-    online = online or _published_state(around)
-    if online == "offline":
+def _used_by_daemon(state: dict[str, Any], use: str) -> Outcome:
+    """Return the outcome for the microphone of a daemon with that state; empty: unknown."""
+    if state and state["microphone"] == "none":
         return failed(
             f"{use}, which reports it as offline",
             "plug it in again, unmute it (`alsamixer`), and see `journalctl -u roomscribe`",
         )
-    return ok(f"{use}, which receives sound" if online else f"{use}; its level is unknown")
-
-
-def _published_state(around: Surroundings) -> str:
-    """Return "online" or "offline" as the daemon published it; "" if unknown."""
-    if not around.settings.mqtt.enabled:
-        return ""
-    around.doing("reading the daemon's state from the broker")
-    with contextlib.suppress(Exception):
-        return publishing.retained(around.settings, ("microphone",)).get("microphone", "")
-    return ""
+    return ok(f"{use}, which receives sound" if state else f"{use}; its level is unknown")
 
 
 def _listen(around: Surroundings) -> Outcome:

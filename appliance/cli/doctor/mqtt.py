@@ -1,24 +1,20 @@
-"""Check the broker, the files with secrets, the systemd unit and the state that it publishes."""
+"""Check the broker, the files with secrets, the systemd unit and the daemon's state."""
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from appliance.cli.doctor.daemon import UNIT, password_is_hidden
+from appliance.cli.doctor.daemon import UNIT, daemon_state, password_is_hidden
 from appliance.cli.doctor.outcome import BROKER, Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.config import Settings, node_name
+from appliance.config import node_name
 from appliance.mqtt import BrokerProbe, events
 
-LATE_S = 0.5
-"""Seconds to wait for retained messages after the SUBACK; brokers send them at once."""
-BIRTH = "homeassistant/status"
 ASK_S = 5.0
 """Longest wait for systemctl, which normally answers at once."""
 
@@ -57,19 +53,6 @@ def round_trip(around: Surroundings) -> Outcome:
     return ok(f"a message came back after {took_ms:.1f} ms")
 
 
-def home_assistant(around: Surroundings) -> Outcome:
-    """Report Home Assistant's retained birth message, if there is one."""
-    if why := _no_broker(around):
-        return skipped(why)
-    around.doing("waiting for the broker")
-    birth = _retained(around.settings, [BIRTH]).get(BIRTH)
-    if birth is None:
-        return skipped(f"no retained message on {BIRTH}, which is normal")
-    if birth == "online":
-        return ok(f"{BIRTH} is online")
-    return skipped(f"{BIRTH} is {birth!r}: Home Assistant is down or restarting")
-
-
 def secret_files(around: Surroundings) -> Outcome:
     """Check that not every user can read the configured files with a password, key or token."""
     mqtt, home = around.settings.mqtt, around.settings.homeassistant
@@ -92,20 +75,6 @@ def _is_open_to_all(file: Path) -> bool:
     with suppress(OSError):
         return bool(file.stat().st_mode & 0o004 and file.parent.stat().st_mode & 0o001)
     return False
-
-
-def retained(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """Return the retained messages on these topics of the node. Raises BrokerError, ConfigError."""
-    topics = {events.topic(node_name(settings), name): name for name in names}
-    return {topics[topic]: text for topic, text in _retained(settings, topics).items()}
-
-
-def _retained(settings: Settings, topics: Iterable[str]) -> dict[str, str]:
-    topics = list(topics)
-    with BrokerProbe(settings.mqtt, node_name(settings)) as probe:
-        probe.subscribe(topics)
-        found = probe.receive(LATE_S, len(topics))
-    return {message.topic: message.payload.decode(errors="replace") for message in found}
 
 
 def _no_broker(around: Surroundings) -> str:
@@ -151,34 +120,27 @@ def judge_unit(facts: dict[str, str], *, running: str = "") -> Outcome:
     )
 
 
-def daemon_state(around: Surroundings) -> Outcome:
-    """Check the state that the daemon publishes."""
-    if why := _no_broker(around):
-        return skipped(why)
-    around.doing("waiting for the broker")
-    found = retained(around.settings, ("availability", "state"))
-    return judge_state(found.get("availability", ""), found.get("state", ""))
+def state(around: Surroundings) -> Outcome:
+    """Check the daemon's state."""
+    if around.daemon is None:
+        return skipped("the daemon does not run")
+    found = daemon_state(around.settings)
+    return judge_state(found) if found else skipped("it does not answer this user")
 
 
-def judge_state(availability: str, payload: str) -> Outcome:
-    """Return the outcome for the retained `availability` and `state`."""
-    if availability != "online":
-        return skipped(f"the daemon is {availability}" if availability else "no state published")
-    state = {}
-    with suppress(ValueError):
-        state = json.loads(payload)
-    status = str(state.get("status", "unknown"))
+def judge_state(state: dict[str, Any]) -> Outcome:
+    """Return the outcome for the daemon's `state`."""
+    status = str(state["status"])
     found = ", ".join([
         status,
-        f"encoder {state.get('encoder')}",
-        f"model {state.get('model')}",
-        f"version {state.get('version')}",
-        f"{state.get('queue_depth')} windows and {state.get('outbox_depth')} transcripts waiting",
-        *(["other rooms: " + " ".join(map(str, rooms))] if (rooms := state.get("rooms")) else []),
+        f"encoder {state['encoder']}",
+        f"model {state['model']}",
+        f"version {state['version']}",
+        f"{state['queue_depth']} windows and {state['outbox_depth']} transcripts waiting",
+        *(["other rooms: " + " ".join(rooms)] if (rooms := state.get("rooms")) else []),
     ])  # fmt: skip
     if status not in ("running", "muted"):
-        reasons = "; ".join(map(str, state.get("reasons", []))) or "no reason given"
-        return failed(f"{found}: {reasons}", "see `journalctl -u roomscribe`")
+        return failed(f"{found}: {'; '.join(state['reasons'])}", "see `journalctl -u roomscribe`")
     return ok(found)
 
 
@@ -192,18 +154,9 @@ CHECKS = (
         needs=MQTT,
     ),
     Check("round trip", round_trip, "see the broker's log", within_s=20, needs=(*MQTT, BROKER)),
-    Check(
-        "Home Assistant", home_assistant, "see the broker's log", within_s=15, needs=(*MQTT, BROKER)
-    ),
     Check("secret files", secret_files, "check their modes", needs=("[mqtt]", "[homeassistant]")),
 )
 SERVICE_CHECKS = (
     Check("unit", unit, "see `systemctl status roomscribe`"),
-    Check(
-        "daemon state",
-        daemon_state,
-        "see `journalctl -u roomscribe`",
-        within_s=15,
-        needs=(*MQTT, BROKER),
-    ),
+    Check("daemon state", state, "see `journalctl -u roomscribe`"),
 )

@@ -1,9 +1,8 @@
-"""Checks of the local page: systemd listens, the page answers, other machines need a password."""
+"""Checks of the local page: systemd listens, the page answers."""
 
 from __future__ import annotations
 
 import http.client
-import os
 import shutil
 import subprocess
 
@@ -72,28 +71,6 @@ def answers(around: Surroundings) -> Outcome:
     return ok(f"http://localhost:{web.port}/ answers; `sudo roomscribe web open` prints a link")
 
 
-def guarded(around: Surroundings) -> Outcome:
-    """Check that other machines need a password."""
-    from appliance.web import Access, is_local
-
-    web = around.settings.web
-    if not web.enabled:
-        return skipped("web.enabled is false")
-    if is_local(web.listen):
-        return ok(f"only this machine reaches {web.listen}")
-    access = Access(web)
-    if access.folder.exists() and not os.access(access.folder, os.R_OK | os.X_OK):
-        return skipped(
-            "this user may not see whether there is a password: run sudo roomscribe doctor"
-        )
-    if access.has_password:
-        return ok(f"{web.listen} needs a password")
-    if web.ingress:
-        return ok(f"{web.listen}: only users of Home Assistant at {web.ingress} are let in")
-    fix = "run `sudo roomscribe web password`: without a password the page does not start"
-    return failed(f"the whole network reaches {web.listen}, and there is no password", fix)
-
-
 NEEDS = ("[web]",)
 CHECKS = (
     Check("unit of the page", unit, f"see `systemctl status {SOCKET_UNIT}`", needs=NEEDS),
@@ -104,5 +81,4 @@ CHECKS = (
         within_s=ANSWER_S + 7,
         needs=(*NEEDS, "unit of the page"),
     ),
-    Check("who may look", guarded, "see web.listen", needs=NEEDS),
 )

@@ -52,27 +52,6 @@ def own_server(around: Surroundings) -> Outcome:
         return failed(split_fix(str(error))[0], _fix(chosen))
 
 
-def network_access(around: Surroundings) -> Outcome:
-    """Check that this machine's server answers at the address that other machines use."""
-    from appliance.wyoming import WyomingClient, own_address
-
-    chosen = around.settings.wyoming
-    if chosen.listen not in EVERY and ip_address(chosen.listen).is_loopback:
-        return skipped(f"wyoming.listen is {chosen.listen}: only this machine can connect")
-    host = own_address() if chosen.listen in EVERY else chosen.listen
-    if why := _not_ours(around, host):
-        return skipped(why)
-    around.doing(f"connecting to {host}:{chosen.port}")
-    try:
-        WyomingClient(TranscriberSettings(host=host, port=chosen.port)).describe()
-    except ServerError as error:
-        return failed(split_fix(str(error))[0], _fix(chosen))
-    return ok(
-        f"{host}, port {chosen.port}, answers (a firewall between this machine and others is not "
-        "tested)"
-    )
-
-
 def _try(around: Surroundings, client: WyomingClient, *, may_refuse: bool = False) -> Outcome:
     """Have a server describe itself and transcribe the test sentence. Raises ServerError.
 
@@ -136,5 +115,4 @@ CHECKS = (
         within_s=WITHIN_S + 15,
         needs=NEEDS,
     ),
-    Check("network access", network_access, "check wyoming.listen", needs=NEEDS),
 )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.cli.dialog import WARNING
-from appliance.cli.discovery import find_services
 from appliance.cli.setup.answers import Answers, Context
 from appliance.config import DEFAULT_PATH, MqttSettings, node_name
 from appliance.errors import BrokerError, ConfigError
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 MQTT_PORT = 1883
 """Registered at IANA for MQTT without TLS."""
-REACH_S, BROWSE_S = 1.5, 4.0
-"""Longest waits for a broker that may be there, and for what the network announces."""
+REACH_S = 1.5
+"""Longest wait for a broker that may be there."""
 LOGIN_TRIES = 3
 PASSWORD_FILE = "mqtt-password"
 """Beside the configuration."""
@@ -73,11 +72,10 @@ def address_of(mqtt: MqttSettings) -> str:
 
 
 def find_brokers(mqtt: MqttSettings) -> Iterator[str]:
-    """Return the brokers that answer: the configured one, those that the network announces, Home
-    Assistant's usual name, and this machine."""
+    """Return the brokers that answer: the configured one, Home Assistant's usual name, and this
+    machine."""
     addresses = [
         (mqtt.host, mqtt.port),
-        *find_services("_mqtt._tcp", BROWSE_S),
         ("homeassistant.local", MQTT_PORT),
         ("localhost", MQTT_PORT),
     ]

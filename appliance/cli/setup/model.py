@@ -14,7 +14,6 @@ from appliance.cli.setup.suggestion import (
     ON_CHIP,
     WRONG_WORDS,
     Estimate,
-    Timing,
     estimate_models,
     suggest,
     time_built_in,
@@ -67,8 +66,8 @@ def show_models(context: Context, answers: Answers) -> tuple[list[str], str]:
 
     dialog, installed, chip = context.dialog, list(installed_bundles()), None
     dialog.say("Measuring this machine ...")
-    timing = time_built_in(context.settings)
-    estimates = estimate_models(timing)
+    tiny_s = time_built_in(context.settings)
+    estimates = estimate_models(tiny_s)
     with suppress(OSError, RoomscribeError):
         chip = find_chip()
     names = list(dict.fromkeys([*installed, *library.PUBLISHED, answers.model]))
@@ -82,7 +81,7 @@ def show_models(context: Context, answers: Answers) -> tuple[list[str], str]:
         answers.model, installed, estimates,
         reachable=reachable, chip=chip is not None, within_s=within_s,
     )  # fmt: skip
-    dialog.say(explain(proposed, answers.model, timing, within_s))
+    dialog.say(explain(proposed, answers.model, tiny_s, within_s))
     dialog.say(
         "Or give a folder: a model of faster-whisper (CTranslate2), or a checkpoint of Hugging "
         "Face's."
@@ -90,16 +89,16 @@ def show_models(context: Context, answers: Answers) -> tuple[list[str], str]:
     return names, proposed
 
 
-def explain(proposed: str, present: str, timing: Timing | None, within_s: float) -> str:
+def explain(proposed: str, present: str, tiny_s: float | None, within_s: float) -> str:
     """Return a sentence or two on why that model is proposed."""
     from appliance.model import BUILT_IN
 
     if present != BUILT_IN:
         return f"Press Enter to keep {present}."
     measured = (
-        f" Measured here: tiny.en needs {timing.encoder_s + timing.decoder_s:.2f} s per sentence; "
-        "the times of the others are estimates from that."
-        if timing
+        f" Measured here: tiny.en needs {tiny_s:.2f} s per sentence; the times of the others are "
+        "estimates from that."
+        if tiny_s
         else ""
     )
     if proposed == ON_CHIP:
@@ -108,7 +107,7 @@ def explain(proposed: str, present: str, timing: Timing | None, within_s: float)
             f"work from the processor. {BUILT_IN} on the processor hears English a little better."
             f"{measured}"
         )
-    if not timing:
+    if not tiny_s:
         return f"Recommended: {proposed}. Other models could not be estimated on this machine."
     if proposed == BUILT_IN:
         return (
@@ -155,7 +154,7 @@ def take_model(context: Context, answers: Answers, source: str) -> Answers:
     if source not in installed_bundles() and not pinned:
         first = "This" if Path(source).exists() else "After the download, this"
         context.dialog.say(f"Adding {source}. {first} takes about a minute.")
-        name, added = models.add_source(source, context.settings), True
+        name, added = models.add_source(source, context.settings, context.dialog.say), True
     works, found = try_model(context, name)
     if not works and name != answers.model:
         raise ModelError(found)

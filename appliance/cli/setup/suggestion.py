@@ -1,8 +1,6 @@
 """Which Whisper fits this machine: the built-in one is timed on it, the others follow from that.
 
-The times of the others are scaled by what an encoder multiplies and by the weights that a decoder
-reads for each token. Of the models that answer in time, the one with the fewest wrong words is
-proposed.
+Of the models that answer in time, the one with the fewest wrong words is proposed.
 """
 
 from __future__ import annotations
@@ -17,55 +15,15 @@ from appliance.system import Child, ChildDiedError, ChildFailedError, free_memor
 MEASURE_S = 60.0
 """Longest time that the measurement may take."""
 RUNS = 3
-MELS = 80
+TIMES = {"tiny": 1.0, "base": 2.2, "small": 8.5}
+"""A short sentence's time, by that of tiny. base: measured with INT8, windows of 10 s and 20 tokens
+on one core of an x86 server; small: by what its encoder multiplies and its decoder reads."""
 ON_CHIP = "tiny"
 """Proposed with a Hailo. Hailo publishes two encoders for all chips, of tiny and base, and that of
 base (5 s) was measured to lose more words."""
 WRONG_WORDS = {"tiny.en": 13.4, "base": 13.5}
 """Percent of 1,091 words in 98 recordings, most of them of people; INT8, windows of 10 s. Others
 were not measured and are not proposed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of one of OpenAI's models (Radford and others 2022, table 1)."""
-
-    d_model: int
-    layers: int
-    """Of the encoder, and as many of the decoder."""
-    vocabulary: int = 51_865
-
-    @property
-    def encoder(self) -> float:
-        """Multiplications of the encoder in a window: projections, attention, convolutions."""
-        from appliance.model import POSITIONS_PER_SECOND, WINDOW_S  # imports numpy
-
-        positions = round(WINDOW_S * POSITIONS_PER_SECOND)
-        layer = positions * self.d_model * (12 * self.d_model + 2 * positions)
-        convolutions = 3 * positions * self.d_model * (2 * MELS + self.d_model)
-        return self.layers * layer + convolutions
-
-    @property
-    def decoder(self) -> float:
-        """Weights that the decoder reads for a token."""
-        return self.d_model * (14 * self.layers * self.d_model + self.vocabulary)
-
-
-SHAPES = {"tiny": Shape(384, 4), "base": Shape(512, 6), "small": Shape(768, 12)}
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds that tiny.en needs for a short sentence on this machine's CPU."""
-
-    encoder_s: float
-    decoder_s: float
-
-    def scaled(self, shape: Shape) -> float:
-        """Return the seconds that a model of that shape needs for the sentence."""
-        tiny = SHAPES["tiny"]
-        encoder_s = self.encoder_s * shape.encoder / tiny.encoder
-        return encoder_s + self.decoder_s * shape.decoder / tiny.decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +73,17 @@ def suggest(
     return min(fitting, key=WRONG_WORDS.__getitem__, default=present)
 
 
-def estimate_models(timing: Timing | None) -> dict[str, Estimate]:
-    """Return an estimate for each published model; none without a timing."""
+def estimate_models(tiny_s: float | None) -> dict[str, Estimate]:
+    """Return an estimate for each published model, from the seconds that tiny.en needs for a short
+    sentence; none if these are unknown."""
     from appliance.model import library
 
-    if timing is None:
+    if tiny_s is None:
         return {}
     free_gb = free_memory() / 1e9
     return {
         name: Estimate(
-            timing.scaled(SHAPES[name.removesuffix(".en")]),
+            tiny_s * TIMES[name.removesuffix(".en")],
             model.memory_gb,
             model.memory_gb < free_gb,
         )
@@ -132,18 +91,17 @@ def estimate_models(timing: Timing | None) -> dict[str, Estimate]:
     }
 
 
-def time_built_in(settings: Settings) -> Timing | None:
-    """Return the built-in model's times on this machine, from a process of its own; None if it is
-    not there or fails."""
+def time_built_in(settings: Settings) -> float | None:
+    """Return the seconds that the built-in model needs for a short sentence on this machine's CPU,
+    measured in a process of its own; None if it is not there or fails."""
     try:
         with Child(_time, settings) as child:
-            timing: Timing = child.receive(MEASURE_S)
-            return timing
+            return float(child.receive(MEASURE_S))
     except (OSError, TimeoutError, ChildDiedError, ChildFailedError):
         return None
 
 
-def _time(_connection: Connection, settings: Settings) -> Timing:
+def _time(_connection: Connection, settings: Settings) -> float:
     """Transcribe the doctor's sentence RUNS times; the fastest time counts."""
     from appliance.cli.doctor.model import spoken_window
     from appliance.infer import open_transcriber
@@ -154,5 +112,4 @@ def _time(_connection: Connection, settings: Settings) -> Timing:
     with open_transcriber(built_in) as transcriber:
         window = spoken_window(transcriber.bundle.window_s)
         results = [transcriber.transcribe(window) for _ in range(RUNS)]
-    times_s = [Timing(one.encode_ms / 1000, one.decode_ms / 1000) for one in results]
-    return min(times_s, key=lambda one: one.encoder_s + one.decoder_s)
+    return min(one.encode_ms + one.decode_ms for one in results) / 1000

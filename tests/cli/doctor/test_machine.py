@@ -13,23 +13,17 @@ from appliance.cli.doctor.machine import (
     configuration,
     judge_clock,
     judge_throttled,
-    least_versions,
     libraries,
     memory,
     pi_power,
-    python,
     version_of,
-    watchdog,
 )
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import Settings
 
-AROUND = Surroundings(Settings())
 
-
-def test_this_python_and_these_libraries_are_right() -> None:
-    assert python(AROUND).status == "ok"
-    found = libraries(AROUND)
+def test_these_libraries_are_right() -> None:
+    found = libraries(Surroundings(Settings()))
     assert found.status == "ok"
     assert "onnxruntime 1." in found.found
     assert "webrtcvad-wheels 2." in found.found
@@ -55,31 +49,6 @@ def test_a_library_that_cannot_be_imported_is_named_with_its_error(tmp_path: Pat
     assert done.stdout.startswith(
         "webrtcvad cannot be imported (ModuleNotFoundError: No module named 'pkg_resources')"
     )
-
-
-def test_a_library_that_is_too_old_is_named_with_both_versions() -> None:
-    wanted = {"numpy": "99.1", "python": "3.99"}
-    found = libraries(AROUND, wanted)
-    assert found.status == "failed"
-    assert found.found.startswith("numpy ")
-    assert found.found.endswith(" is older than 99.1")
-    assert "needs 3.99 or newer" in python(AROUND, wanted).found
-
-
-def test_wanted_versions_come_from_the_packages_metadata() -> None:
-    lines = [
-        "numpy>=1.26",
-        "paho-mqtt<3,>=2.1",
-        "systemd-python>=235; extra == 'systemd'",
-        'soxr >= 0.3.2; python_version < "4"',
-        "tqdm",
-    ]
-    assert least_versions(lines, ">=3.11") == {
-        "numpy": "1.26",
-        "paho-mqtt": "2.1",
-        "soxr": "0.3.2",
-        "python": "3.11",
-    }
 
 
 def test_versions_are_compared_by_their_numbers() -> None:
@@ -145,11 +114,11 @@ def test_a_healthy_pi_passes(tmp_path: Path) -> None:
 def test_low_voltage_is_a_fault_now_and_afterwards(tmp_path: Path) -> None:
     now = pi(tmp_path, "50005")
     assert now.status == "failed"
-    assert "the voltage is too low, the processor is throttled" in now.found
+    assert "low voltage, throttled" in now.found
     assert "27 W" in now.fix
     before = pi(tmp_path, "10000")
     assert before.status == "failed"
-    assert "earlier since boot: the voltage is too low" in before.found
+    assert "earlier since boot: low voltage" in before.found
 
 
 def test_heat_is_a_fault_while_it_lasts(tmp_path: Path) -> None:
@@ -170,21 +139,8 @@ def test_vcgencmd_is_run_if_the_firmware_has_no_file(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     found = pi_power(Surroundings(Settings(), root=tmp_path))
     assert found.status == "failed"
-    assert "earlier since boot: the voltage is too low, the processor is throttled" in found.found
+    assert "earlier since boot: low voltage, throttled" in found.found
 
 
 def test_elsewhere_there_is_no_such_check(tmp_path: Path) -> None:
     assert pi_power(Surroundings(Settings(), root=tmp_path)).status == "skipped"
-
-
-def test_the_watchdog_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    around = Surroundings(Settings(), root=tmp_path)
-    assert watchdog(around).found == "this machine has no hardware watchdog"
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/watchdog0").touch()
-    program = tmp_path / "systemctl"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for said, expected in (("1min", "hangs for 1min"), ("0", "RuntimeWatchdogSec=1min")):
-        program.write_text(f"#!/bin/sh\necho {said}\n", encoding="utf-8")
-        program.chmod(0o755)
-        assert expected in watchdog(around).found

@@ -100,9 +100,8 @@ def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
     assert found["microphone"]["status"] == "skipped"
     assert found["chip"]["group"] == "NPU"
     for one in found.values():
-        assert set(one) == {"group", "name", "status", "found", "fix", "cure", "seconds"}
+        assert set(one) == {"group", "name", "status", "found", "fix", "seconds"}
         assert one["status"] in ("ok", "failed", "skipped")
-        assert one["cure"] == one["fix"]
         assert bool(one["fix"]) == (one["status"] == "failed")
     answer = json.loads(done.stdout)
     assert (answer["schema"], answer["failed"]) == (1, done.returncode)
@@ -180,7 +179,8 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         # broker publishes the last will, too: `offline` once more
         until(lambda: listener.payloads("availability")[:2] == [b"online", b"offline"])
         assert b"online" not in listener.payloads("availability")[2:]
-        assert all(b'"running"' in state for state in listener.payloads("state"))
+        statuses = [json.loads(state)["status"] for state in listener.payloads("state")]
+        assert set(statuses) <= {"running", "stopped"}
 
 
 def test_a_line_shows_what_was_found_and_below_it_the_fix() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from rigs.broker import Broker
 from rigs.checkout import ROOT
 from rigs.daemon import daemon, log_of, write_config
 from rigs.microphone import SINK, PulseMicrophone
-from rigs.mqtt_client import publish_once
-from rigs.needs import needs_broker, needs_microphone
+from rigs.needs import needs_microphone
+from rigs.page import Feed, serving
 from rigs.waiting import until
 from rigs.windows import noise
 
@@ -26,13 +26,15 @@ from appliance.cli.doctor.daemon import DaemonProcess, running_daemon
 from appliance.cli.doctor.microphone import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import (
-    ApplianceSettings,
     CaptureSettings,
     MqttSettings,
     Settings,
+    StoreSettings,
     VoiceSettings,
 )
+from appliance.control import SOCKET_NAME
 from appliance.errors import DeviceError
+from appliance.store import runtime_folder
 
 LOOK = """
 import json, sys
@@ -156,22 +158,21 @@ def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> Non
     assert found.found.startswith("used by the service (process 77)")
 
 
-@needs_broker
-@pytest.mark.parametrize(("state", "status"), [("online", "ok"), ("offline", "failed")])
-def test_a_microphone_that_the_daemon_uses_has_its_published_state(
-    tmp_path: Path, state: str, status: str
+@pytest.mark.parametrize(("name", "status"), [("USB microphone", "ok"), ("none", "failed")])
+def test_a_microphone_that_the_daemon_uses_has_its_state(
+    tmp_path: Path, name: str, status: str
 ) -> None:
-    with Broker() as broker:
-        publish_once(broker.port, "roomscribe/kitchen/microphone", state.encode(), retain=True)
-        settings = Settings(
-            appliance=ApplianceSettings(node="kitchen"),
-            mqtt=MqttSettings(host=broker.host, port=broker.port),
-        )
+    settings = Settings(store=StoreSettings(path=str(tmp_path / "state")))
+    folder = runtime_folder(settings)
+    folder.mkdir(parents=True)
+    feed = Feed()
+    feed.appliance["microphone"] = name
+    with serving(feed, folder / SOCKET_NAME):
         daemon = DaemonProcess(77, "roomscribe", True)
-        around = Surroundings(settings, daemon=daemon, root=machine(tmp_path))
-        found = hearing.microphone(around)
+        found = hearing.microphone(Surroundings(settings, daemon=daemon, root=machine(tmp_path)))
+    shutil.rmtree(folder)
     assert found.status == status
-    assert ("receives sound" in found.found) == (state == "online")
+    assert ("receives sound" in found.found) == (status == "ok")
 
 
 def test_another_program_that_holds_it_is_named(tmp_path: Path) -> None:

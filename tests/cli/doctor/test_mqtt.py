@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rigs.broker import Broker
-from rigs.mqtt_client import Subscriber, publish_once
+from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, unless
 from rigs.publishing import running
 from rigs.waiting import until
@@ -165,12 +165,7 @@ def test_a_refused_subscription_fails(tmp_path: Path) -> None:
 
 def test_without_mqtt_the_checks_are_skipped() -> None:
     off = Surroundings(Settings(mqtt=MqttSettings(enabled=False, host="nowhere.invalid")))
-    for look in (
-        doctor.reachable,
-        doctor.round_trip,
-        doctor.home_assistant,
-        publishing.daemon_state,
-    ):
+    for look in (doctor.reachable, doctor.round_trip):
         assert look(off).status == "skipped"
 
 
@@ -183,7 +178,7 @@ def test_a_password_that_is_not_for_this_user_is_not_missed(
     service = replace(
         around(strict_broker, username="whole"), daemon=DaemonProcess(1, "roomscribe", service=True)
     )
-    checks = (doctor.reachable, doctor.round_trip, doctor.home_assistant, doctor.daemon_state)
+    checks = (doctor.reachable, doctor.round_trip)
     for look in checks:
         assert look(service).status == "skipped"
         assert "sudo roomscribe doctor" in look(service).found
@@ -234,17 +229,6 @@ def test_the_services_credentials_are_those_of_a_command(
     assert with_credentials(own, plain, encrypted) == own
 
 
-def test_home_assistants_birth_is_information() -> None:
-    with Broker() as broker:
-        assert doctor.home_assistant(around(broker)).status == "skipped"
-        publish_once(broker.port, doctor.BIRTH, b"online", retain=True)
-        assert doctor.home_assistant(around(broker)).status == "ok"
-        publish_once(broker.port, doctor.BIRTH, b"offline", retain=True)
-        found = doctor.home_assistant(around(broker))
-    assert found.status == "skipped"
-    assert "down or restarting" in found.found
-
-
 def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
     with Broker() as broker, Store.open(StoreSettings(path=str(tmp_path))) as store:
         where = around(broker)
@@ -252,32 +236,32 @@ def test_the_daemon_beside_it_notices_nothing(tmp_path: Path) -> None:
             until(lambda: listener.payloads("availability") == [b"online"])
             assert doctor.reachable(where).status == "ok"
             assert doctor.round_trip(where).status == "ok"
-            found = publishing.daemon_state(where)
-            assert found.status == "ok"
-            assert found.found.startswith("running, encoder cpu, model tiny.en")
             assert listener.payloads("availability") == [b"online"]
         assert broker.log().count("as roomscribe-kitchen (") == 1
 
 
+STATE = {
+    "status": "running", "reasons": [], "encoder": "cpu", "model": "tiny.en", "version": "0.1.0",
+    "queue_depth": 0, "outbox_depth": 0,
+}  # fmt: skip
+
+
 def test_a_daemon_that_does_not_run_is_skipped(open_broker: Broker) -> None:
-    found = publishing.daemon_state(around(open_broker))
-    assert found.status == "skipped"
-    assert "no state published" in found.found
+    assert publishing.state(around(open_broker)).found == "the daemon does not run"
 
 
 def test_a_degraded_daemon_is_a_fault_with_its_reasons() -> None:
-    state = {"status": "degraded", "reasons": ["microphone gone; plug it in"], "encoder": "cpu"}
-    found = publishing.judge_state("online", json.dumps(state))
+    reasons = ["microphone gone; plug it in"]
+    found = publishing.judge_state(STATE | {"status": "degraded", "reasons": reasons})
     assert found.status == "failed"
     assert "microphone gone; plug it in" in found.found
-    assert publishing.judge_state("offline", json.dumps(state)).status == "skipped"
 
 
 def test_the_other_rooms_are_listed() -> None:
-    state = {"status": "running", "encoder": "cpu"}
-    alone = publishing.judge_state("online", json.dumps(state))
+    alone = publishing.judge_state(STATE)
+    assert alone.found.startswith("running, encoder cpu, model tiny.en")
     assert "rooms" not in alone.found
-    together = publishing.judge_state("online", json.dumps(state | {"rooms": ["bath", "hall"]}))
+    together = publishing.judge_state(STATE | {"rooms": ["bath", "hall"]})
     assert together.status == "ok"
     assert together.found == f"{alone.found}, other rooms: bath hall"
 

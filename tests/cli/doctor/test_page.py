@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import http.server
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs.checkout import ROOT
-from rigs.command import OBEYING_MODES
-from rigs.needs import program
 from rigs.page import page as running_page
 
 from appliance.cli.doctor import page
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings, WebSettings
-from appliance.web import Access
 
-UNIT, ANSWERS, GUARDED = page.CHECKS
+UNIT, ANSWERS = page.CHECKS
 
 
 def around(**keys: Any) -> Surroundings:
@@ -79,34 +73,3 @@ def test_nobody_and_another_program_are_told_apart() -> None:
     assert "another program answers" in found.found
     assert "web.port" in found.fix
     assert look(ANSWERS, around(listen="/run/page")).status == "skipped"
-
-
-def test_a_page_for_the_network_has_a_password(tmp_path: Path) -> None:
-    given = {"listen": "0.0.0.0", "path": str(tmp_path / "page")}
-    assert look(GUARDED, around(path=given["path"])).found == "only this machine reaches 127.0.0.1"
-    without = look(GUARDED, around(**given))
-    assert (without.status, "roomscribe web password" in without.fix) == ("failed", True)
-    assert "Home Assistant" in look(GUARDED, around(**given, ingress="172.30.32.2")).found
-    Access(around(**given).settings.web).set_password("correct horse")
-    assert look(GUARDED, around(**given)).found == "0.0.0.0 needs a password"
-
-
-@program("setpriv", package="util-linux")
-def test_who_may_not_see_the_password_is_told_to_use_sudo(tmp_path: Path) -> None:
-    folder = tmp_path / "page"
-    folder.mkdir(mode=0)
-    program = (
-        "import sys\n"
-        "from appliance.cli.doctor import page\n"
-        "from appliance.cli.doctor.outcome import Surroundings\n"
-        "from appliance.config import Settings, WebSettings\n"
-        "web = WebSettings(enabled=True, listen='0.0.0.0', path=sys.argv[1])\n"
-        "print(page.guarded(Surroundings(Settings(web=web))))\n"
-    )
-    done = subprocess.run(
-        [*OBEYING_MODES, sys.executable, "-c", program, folder],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    folder.chmod(0o700)
-    assert "status='skipped'" in done.stdout, done
-    assert "sudo roomscribe doctor" in done.stdout
