@@ -365,11 +365,6 @@ class TranscriberSettings:
             suggest=lambda text: text.strip().replace("_", "-"),
         ),
     )
-    timeout_s: float = key(
-        10.0,
-        "Time that the server has for each window, besides the length of the speech itself.",
-        unit="s", low=1.0, high=120.0,
-    )  # fmt: skip
     fallback: bool = key(
         True,
         "While the server is away, use the model of [model] bundle or of `roomscribe model use`. "
@@ -613,12 +608,6 @@ class MqttSettings:
     expiry_s: int = key(
         3600, "The broker drops an undelivered transcript after this time.",
         unit="s", low=60, high=604800,
-    )  # fmt: skip
-    outbox_limit: int = key(
-        10_000,
-        "Most transcripts that wait for the broker. Beyond it the oldest stay in the log only. "
-        "0: any number.",
-        low=0, high=10_000_000,
     )  # fmt: skip
     hold: bool = key(
         True,

@@ -8,7 +8,6 @@ import os
 import select
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -19,8 +18,6 @@ from appliance.system import shorten
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PLAIN_EVERY_S = 2.0
-"""Seconds between two displays on a terminal that cannot move its cursor."""
 WARNING = "yellow"
 BACK = "back"
 """An answer that returns to the question before."""
@@ -140,24 +137,8 @@ class Dialog:
         """
         from rich.live import Live
 
-        with _echo_off():
-            if self._console.is_dumb_terminal:
-                yield self._plain_display(show)
-                return
-            with Live(show(), console=self._console, auto_refresh=False) as live:
-                yield lambda: live.update(show(), refresh=True)
-
-    def _plain_display(self, show: Callable[[], RenderableType]) -> Callable[[], None]:
-        """Return a function that prints what is shown, every PLAIN_EVERY_S at most."""
-        printed_s = time.monotonic()
-
-        def draw() -> None:
-            nonlocal printed_s
-            if time.monotonic() >= printed_s + PLAIN_EVERY_S:
-                printed_s = time.monotonic()
-                self._console.print(show())
-
-        return draw
+        with _echo_off(), Live(show(), console=self._console, auto_refresh=False) as live:
+            yield lambda: live.update(show(), refresh=True)
 
 
 def check_back(answer: str) -> str:

@@ -118,10 +118,12 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
 
 def with_password(options: argparse.Namespace, settings: Settings) -> Settings:
     """Return the settings with the daemon's password. Raises BrokerError if it is unreadable."""
-    from appliance.cli.doctor.daemon import beside_daemon, password_is_hidden
+    from appliance.cli.doctor.daemon import beside_daemon, is_hidden
+    from appliance.mqtt import PASSWORD_CREDENTIAL
 
     daemon, settings = beside_daemon(options.config, settings)
-    if password_is_hidden(settings.mqtt, daemon):
+    mqtt = settings.mqtt
+    if mqtt.username and is_hidden(mqtt.password_file, PASSWORD_CREDENTIAL, daemon):
         raise BrokerError("this user cannot read the broker's password; run this with sudo")
     return settings
 

@@ -137,9 +137,7 @@ class Controls(Listener):
     def stats(self) -> dict[str, Any]:
         """Return the statistics as MQTT has them."""
         status = self._publisher.status() if self._publisher else None
-        undelivered = (
-            {"expired": status.expired, "passed_over": status.passed_over} if status else {}
-        )
+        undelivered = {"expired": status.expired} if status else {}
         latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
         return events.stats(self._stats(), latencies_ms, undelivered)
 

@@ -117,10 +117,6 @@ def _transcribe(
         decoder=replace(settings.decoder, backend="cpu"),
         # not by a worker: this process is there to see what the model here makes of it
         fleet=replace(settings.fleet, role="alone"),
-        # a slow server must leave time for the model here
-        transcriber=replace(
-            settings.transcriber, timeout_s=min(settings.transcriber.timeout_s, 10)
-        ),
     )
     opened = transcriber(on_cpu)
     parent.send("begun")

@@ -34,7 +34,7 @@ MUTE, STATS, PARTIAL = "mute", "stats", "partial"
 ASSIST_REPLY, CORRECTION = "assist/reply", "correction"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
-    "set_aside", "expired", "passed_over", "refused", "guesses", "guesses_used", "closed_early",
+    "set_aside", "expired", "refused", "guesses", "guesses_used", "closed_early",
     "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
     "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",
 )  # fmt: skip
@@ -250,7 +250,7 @@ def stats(
 ) -> dict[str, Any]:
     """Return the `stats` message; `latencies_ms` are those of the past hour's transcripts.
 
-    `undelivered` counts transcripts that were not published, by reason: expired, passed_over,
+    `undelivered` counts transcripts that were not published, by reason: expired,
     refused.
     """
     prefix = "discarded_"

@@ -23,8 +23,6 @@ from appliance.store import Store, StoredTranscript
 
 log = logging.getLogger("roomscribe.mqtt")
 
-PAGE = 500
-"""Transcripts that are passed over at a time."""
 IN_FLIGHT = 20
 """Most unacknowledged messages: our limit, and Mosquitto's."""
 RESERVED = 6
@@ -34,8 +32,6 @@ LATE_S = DELAYS.subscribe_s + 1.0
 Assistant's subscriptions take after a reconnection."""
 OLD_SPEECH_S = 30.0
 """It is late, too, if its speech ended this long ago: the appliance was busy, or restarted."""
-LIMIT_EVERY_S = 1.0
-"""Least time between two counts of what waits; with many transcripts one takes a millisecond."""
 SUBSCRIBER_DELAY_S = 2.0
 """Between attempts while nobody subscribes: other clients return later than we do."""
 NOBODY_SUBSCRIBES = 16
@@ -63,23 +59,14 @@ class Outbox:
     again from the cursor loses nothing.
     """
 
-    def __init__(self, store: Store, expiry_s: float, limit: int = 0, page: int = PAGE) -> None:
-        """Pass over what is older than `expiry_s`, and the oldest beyond `limit` (0: no limit).
-
-        Raises StoreError.
-        """
-        self._page = page
+    def __init__(self, store: Store, expiry_s: float) -> None:
+        """Pass over what is older than `expiry_s`. Raises StoreError."""
         self.expired = 0
         """Transcripts passed over as too old."""
-        self.passed_over = 0
-        """Transcripts passed over because too many waited."""
-        self.full = False
-        """True from when one was passed over until fewer than `limit` wait again."""
         self.refused_for_good = 0
         """Transcripts passed over because the broker refuses them and accepts the next ones."""
         self._store = store
         self._expiry_s = expiry_s
-        self._limit = limit
         self._cursor = store.cursor()
         self._reached = self._cursor
         self._in_flight: dict[int, int] = {}
@@ -110,28 +97,6 @@ class Outbox:
                 else:
                     self.expired += not self.is_repeated(stored.seq)
                     self._reached = stored.seq
-
-    def drop_excess(self) -> None:
-        """Pass over the oldest beyond the limit. Raises StoreError.
-
-        Not while any are in flight: each one that arrives makes room.
-        """
-        if not self._limit or self._in_flight or self.is_probing:
-            return
-        self.save_cursor()
-        waiting = self._store.depth()
-        excess = waiting - self._limit
-        while excess > 0:
-            page = self._store.read_after(self._reached, min(excess, self._page))
-            if not page:
-                break
-            self._reached = page[-1].seq
-            unpublished = sum(not self.is_repeated(stored.seq) for stored in page)
-            self.passed_over += unpublished
-            excess -= len(page)
-            self.full = self.full or unpublished > 0
-        if waiting < self._limit:
-            self.full = False
 
     def mark_sent(self, message: int, seq: int) -> None:
         """Record that transcript `seq` was sent as `message`."""
@@ -259,7 +224,7 @@ class Delivery:
         self._events: dict[int, bytes] = {}
         self._window = self._limit = 1
         """Transcripts in flight that this connection allows, and that are allowed now."""
-        self._held_s = self._limit_s = 0.0
+        self._held_s = 0.0
 
     def on_connected(self, receive_maximum: int) -> None:
         """Start on a new connection, which takes so many unacknowledged messages."""
@@ -293,18 +258,6 @@ class Delivery:
             if event is not None:
                 self._set_last(event)
 
-    def limit_outbox(self, now_s: float) -> None:
-        """Keep the outbox within its limit, and report it if it is full. Raises StoreError."""
-        if now_s < self._limit_s:
-            return
-        self._limit_s = now_s + LIMIT_EVERY_S
-        self._outbox.drop_excess()
-        if self._outbox.full:
-            why = troubles.outbox_full(self._settings.outbox_limit)
-            self._troubles.set("outbox", why, f" ({self._outbox.passed_over} so far)")
-        else:
-            self._troubles.clear("outbox")
-
     def send_due(self, now_s: float, first: Callable[[], None]) -> None:
         """Send what is due; `first` is called before each transcript.
 
@@ -332,8 +285,7 @@ class Delivery:
 
     def due_s(self, now_s: float) -> float:
         """Return when something is due even if nothing arrives."""
-        limit_s = self._limit_s if self._outbox.full else math.inf
-        return min(limit_s, self._held_s if self._held_s > now_s else math.inf)
+        return self._held_s if self._held_s > now_s else math.inf
 
     def _hold(self, until_s: float) -> None:
         """Send nothing until then, and one transcript at a time afterwards."""

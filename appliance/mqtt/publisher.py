@@ -220,7 +220,6 @@ class LiveTopics:
         if self._sources.stats and now_s >= self._stats_s + STATS_S:
             undelivered = {
                 "expired": self._outbox.expired,
-                "passed_over": self._outbox.passed_over,
                 "refused": self._outbox.refused_for_good,
             }
             since = datetime.now(UTC) - LATENCIES_FROM
@@ -392,8 +391,6 @@ class PublisherStatus:
     """Transcripts stored and not yet acknowledged by the broker."""
     expired: int
     """Transcripts not published because they were too old, since the start; the log has them."""
-    passed_over: int = 0
-    """The same for those beyond mqtt.outbox_limit."""
 
 
 class Publisher(Listener):
@@ -435,7 +432,7 @@ class Publisher(Listener):
         self._connection = BrokerConnection(
             settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
-        self._outbox = Outbox(store, settings.expiry_s, settings.outbox_limit)
+        self._outbox = Outbox(store, settings.expiry_s)
         self._live = LiveTopics(sources, store, self._outbox, self._troubles)
         self._delivery = Delivery(
             settings,
@@ -520,7 +517,6 @@ class Publisher(Listener):
             reasons=self._troubles.reasons(),
             outbox_depth=self._store.depth(),
             expired=self._outbox.expired,
-            passed_over=self._outbox.passed_over,
         )
 
     # the publisher's thread
@@ -577,7 +573,6 @@ class Publisher(Listener):
                 log.exception("%s: this message cannot be handled", message.topic)
         if self._rooms:
             self._publish_posts(self._rooms)
-        self._delivery.limit_outbox(now_s)
         if self._connection.is_connected:
             self._publish_due(now_s)
         # The cursor is stored last, once a step, and never passes an unacknowledged transcript.

@@ -119,14 +119,6 @@ def denied(settings: MqttSettings, doing: str, code: int, reason: str) -> str:
     )
 
 
-def outbox_full(limit: int) -> str:
-    """Return the reason if more than `limit` transcripts wait."""
-    return (
-        f"more than {limit} transcripts waited for the broker (mqtt.outbox_limit); the oldest are "
-        "not published, but you find them in the log"
-    )
-
-
 def nobody_subscribes(node: str) -> str:
     """Return the reason if nobody subscribes to transcripts (PUBACK 16)."""
     return f"nobody subscribes to roomscribe/{node}/transcript; transcripts wait in the log for it"

@@ -123,7 +123,7 @@ class WyomingClient:
         except TimeoutError:
             if connected:
                 found = f"no answer within {within_s:g} s"
-                fix = "use a smaller model there, check its load, or raise [transcriber] timeout_s"
+                fix = "use a smaller model there, or check its load"
             else:
                 found = "it does not answer"
                 fix = "check that its machine is on, [transcriber] host and port, and its firewall"

@@ -24,6 +24,8 @@ from appliance.model import WINDOW_S, chosen_model
 from appliance.records import Transcription, Window
 from appliance.wyoming.client import Info, Reply, WyomingClient
 
+TIMEOUT_S = 10.0
+"""Time that the server has for each window, besides the length of the speech itself."""
 SERVER = "wyoming"
 """The `encoder` in the event of such a text."""
 UNKNOWN_LANGUAGE = "und"
@@ -84,7 +86,7 @@ class ServedTranscriber(RemoteTranscriber[Info, Reply]):
         self._language = chosen.language
         self._server_name = f"{chosen.host}:{chosen.port}"
         backend = ServedBackend(
-            client or WyomingClient(chosen), chosen.timeout_s, local.backend if local else None
+            client or WyomingClient(chosen), TIMEOUT_S, local.backend if local else None
         )
         super().__init__(
             backend, local, local.gates if local else settings.gates, settings.vocabulary.replace

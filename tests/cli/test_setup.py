@@ -32,7 +32,6 @@ from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed
 from appliance.cli.setup import suggestion
 from appliance.cli.setup.answers import Answers, Context
 from appliance.cli.setup.broker import parse_address
-from appliance.cli.setup.loudspeakers import describe_reference
 from appliance.cli.setup.meter import Meter, loudest
 from appliance.cli.setup.model import abilities, describe, explain
 from appliance.cli.setup.room import with_room
@@ -464,16 +463,3 @@ def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> N
                 "from one of these: pulse:roomscribe_rig.monitor. `sudo roomscribe setup"
             )
             terminal.interrupt()
-
-
-@pytest.mark.parametrize(
-    ("reference", "line"),
-    [
-        ({"delay_ms": None, "reduction_db": None}, "no sound of the reference was found"),
-        ({"delay_ms": 40, "reduction_db": 24.6}, "25 dB softer, 40 ms after the reference"),
-    ],
-)
-def test_setup_shows_by_how_much_the_loudspeakers_become_softer(
-    reference: dict[str, float | None], line: str
-) -> None:
-    assert line in describe_reference(reference)

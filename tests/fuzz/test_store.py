@@ -70,8 +70,7 @@ def use(folder: Path) -> str:
 
 def tell(store: Store) -> None:
     """Delivers all that is due, as the publisher does."""
-    outbox = Outbox(store, 3600, 10_000)
-    outbox.drop_excess()
+    outbox = Outbox(store, 3600)
     numbers = [0]
     for found in outbox.iter_due(10_000):
         assert found.seq > numbers[-1]

@@ -23,7 +23,7 @@ from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
 from appliance import HOMEPAGE
-from appliance.cli.doctor.mqtt import round_trip
+from appliance.cli.doctor.mqtt import broker as check_broker
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
 from appliance.mqtt import events, home_assistant
@@ -335,7 +335,7 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: P
             until(lambda: commands == [b"ON"])
             assert publisher.status().reasons == ()
         here = Settings(appliance=ApplianceSettings(node="kitchen"), mqtt=settings)
-        assert round_trip(Surroundings(here)).status == "ok"
+        assert check_broker(Surroundings(here)).status == "ok"
         other = MqttSettings(
             host=broker.host, port=broker.port, username="roomscribe_kitchen",
             password_file=str(secret),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import StoreError
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.outbox import Outbox
-from appliance.records import ApplianceStats
 from appliance.store.store import Store
 
 
@@ -43,35 +41,6 @@ def due(outbox: Outbox, limit: int = 20) -> list[str]:
         outbox.mark_sent(stored.seq, stored.seq)
         found.append(stored.transcript.text)
     return found
-
-
-def test_the_oldest_beyond_the_bound_are_passed_over_and_counted(store: Store) -> None:
-    say(store, *range(8))
-    outbox = Outbox(store, 3600, 3)
-    outbox.drop_excess()
-    outbox.save_cursor()
-    assert (outbox.passed_over, outbox.expired, outbox.full) == (5, 0, True)
-    assert (store.depth(), store.cursor(), len(store.read_after(0))) == (3, 5, 8)
-    assert due(outbox) == ["5", "6", "7"]
-
-
-def test_a_bound_of_0_is_none(store: Store) -> None:
-    say(store, *range(5))
-    outbox = Outbox(store, 3600, 0)
-    outbox.drop_excess()
-    assert (outbox.passed_over, len(due(outbox))) == (0, 5)
-
-
-def test_the_outbox_is_full_until_there_is_room(store: Store) -> None:
-    say(store, *range(4))
-    outbox = Outbox(store, 3600, 3)
-    outbox.drop_excess()
-    outbox.drop_excess()
-    assert outbox.full
-    due(outbox, 1)
-    outbox.mark_acknowledged(2, 0.0)
-    outbox.drop_excess()
-    assert not outbox.full
 
 
 def test_what_was_sent_after_one_without_a_subscriber_is_sent_as_repeated(store: Store) -> None:
@@ -174,10 +143,8 @@ class Refusing(Lossy):
 def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store) -> None:
     say(store, *range(6))
     connection_of(store).execute("DELETE FROM transcripts WHERE seq IN (2, 3)")
-    outbox = Outbox(store, 3600, 3)
-    outbox.drop_excess()
-    assert outbox.passed_over == 1
-    assert due(outbox) == ["3", "4", "5"]
+    outbox = Outbox(store, 3600)
+    assert due(outbox) == ["0", "3", "4", "5"]
 
 
 def test_what_was_acknowledged_since_then_or_is_in_flight_is_repeated_in_order(
@@ -249,39 +216,6 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_ag
     refusing.refuses = False
     outbox.save_cursor()
     assert store.cursor() == 2
-
-
-@needs_broker
-def test_of_a_backlog_beyond_the_limit_the_newest_are_published(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    say(store, *range(40))
-    with (
-        caplog.at_level(logging.WARNING),
-        Broker(start=False) as broker,
-    ):
-        bounded = MqttSettings(host=broker.host, port=broker.port, outbox_limit=30)
-        counted = ApplianceStats({}, 1.0)
-        with running(bounded, store, stats=lambda: counted) as publisher:
-            until(lambda: publisher.status().passed_over == 10)
-            say(store, 40, 41)
-            publisher.notify()
-            until(lambda: publisher.status().passed_over == 12)
-            assert any("mqtt.outbox_limit" in reason for reason in publisher.reasons())
-            broker.start()
-            with Subscriber(broker.port) as subscriber:
-                until(lambda: len(subscriber.events()) == 30)
-                until(lambda: not publisher.reasons())
-                assert subscriber.texts() == [str(number) for number in range(12, 42)]
-                assert b"(12 so far)" in subscriber.payloads("state")[0]
-                until(lambda: b"(12 so far)" not in subscriber.payloads("state")[-1])
-                until(lambda: subscriber.payloads("stats"))
-                assert b'"passed_over": 12' in subscriber.payloads("stats")[0]
-            status = publisher.status()
-            assert (status.outbox_depth, status.expired, status.passed_over) == (0, 0, 12)
-    assert len(store.read_after(0)) == 42
-    said = [entry for entry in caplog.messages if "outbox_limit" in entry]
-    assert len(said) == 1
 
 
 @needs_broker

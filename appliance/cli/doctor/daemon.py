@@ -16,8 +16,9 @@ from typing import Any
 from appliance.config import DEFAULT_PATH, HomeAssistantSettings, MqttSettings, Settings
 from appliance.control import SOCKET_NAME, ControlClient
 from appliance.errors import DaemonError
-from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL, read_password
+from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL
 from appliance.store import runtime_folders
+from appliance.system import find_credential
 
 log = logging.getLogger("roomscribe.cli")
 
@@ -105,23 +106,6 @@ def _credential_file(name: str, plain: Path, encrypted: Path) -> str:
     return ""
 
 
-def token_is_hidden(
-    home: HomeAssistantSettings,
-    daemon: DaemonProcess | None,
-    plain: Path = PLAIN,
-    encrypted: Path = ENCRYPTED,
-) -> bool:
-    """Return True if the daemon may have a token that this user may not read."""
-    if home.token_file:
-        return _is_closed(Path(home.token_file).expanduser())
-    if os.geteuid() == 0 or "CREDENTIALS_DIRECTORY" in os.environ:
-        return False
-    from appliance.homeassistant import TOKEN_CREDENTIAL
-
-    service = daemon is not None and daemon.service
-    return service or any(_is_closed(folder / TOKEN_CREDENTIAL) for folder in (plain, encrypted))
-
-
 def _decrypt(file: Path) -> str:
     """Return a file in this process's memory with the decrypted text of `file`; empty if systemd
     cannot decrypt it."""
@@ -143,21 +127,20 @@ def _decrypt(file: Path) -> str:
     return f"/proc/self/fd/{memory}"
 
 
-def password_is_hidden(
-    mqtt: MqttSettings,
+def is_hidden(
+    file: str,
+    credential: str,
     daemon: DaemonProcess | None,
-    plain: Path = PLAIN,
-    encrypted: Path = ENCRYPTED,
+    folders: tuple[Path, ...] = (PLAIN, ENCRYPTED),
 ) -> bool:
-    """Return True if the daemon may have a password that this user may not read."""
-    if not mqtt.username:
-        return False
-    if mqtt.password_file:
-        return _is_closed(Path(mqtt.password_file).expanduser())
-    if os.geteuid() == 0 or read_password(mqtt) is not None:
+    """Return True if the daemon may have a secret that this user may not read: in the configured
+    `file`, or else as the systemd `credential`."""
+    if file:
+        return _is_closed(Path(file).expanduser())
+    if os.geteuid() == 0 or find_credential(credential):
         return False
     service = daemon is not None and daemon.service
-    return service or any(_is_closed(folder / PASSWORD_CREDENTIAL) for folder in (plain, encrypted))
+    return service or any(_is_closed(folder / credential) for folder in folders)
 
 
 def _is_closed(file: Path) -> bool:

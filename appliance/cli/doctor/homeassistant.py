@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.cli.doctor.daemon import token_is_hidden
+from appliance.cli.doctor.daemon import is_hidden
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import node_name, room_name
 
@@ -60,7 +60,9 @@ def _nothing_to_ask(around: Surroundings) -> str:
     home = around.settings.homeassistant
     if not home.url:
         return "homeassistant.url is not set"
-    if token_is_hidden(home, around.daemon):
+    from appliance.homeassistant import TOKEN_CREDENTIAL
+
+    if is_hidden(home.token_file, TOKEN_CREDENTIAL, around.daemon):
         return "this user cannot read Home Assistant's token: run `sudo roomscribe doctor`"
     return ""
 

@@ -10,38 +10,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.doctor.daemon import UNIT, daemon_state, password_is_hidden
-from appliance.cli.doctor.outcome import BROKER, Check, Outcome, Surroundings, failed, ok, skipped
+from appliance.cli.doctor.daemon import UNIT, daemon_state, is_hidden
+from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import node_name
-from appliance.mqtt import BrokerProbe, events
+from appliance.mqtt import PASSWORD_CREDENTIAL, BrokerProbe, events
 
 ASK_S = 5.0
 """Longest wait for systemctl, which normally answers at once."""
 
 
-def reachable(around: Surroundings, connect_s: float = 5.0) -> Outcome:
-    """Check that the broker accepts a connection."""
-    mqtt = around.settings.mqtt
-    if why := _no_broker(around):
-        return skipped(why)
-    around.doing(f"connecting to the broker {mqtt.host}:{mqtt.port}")
-    begun_s = time.monotonic()
-    with BrokerProbe(mqtt, node_name(around.settings), connect_s):
-        took_ms = 1000 * (time.monotonic() - begun_s)
-    who = f"user {mqtt.username!r}" if mqtt.username else "no user name"
-    return ok(f"{mqtt.host}:{mqtt.port} accepts the connection ({who}), {took_ms:.0f} ms")
-
-
-def round_trip(around: Surroundings) -> Outcome:
-    """Check that the broker returns a message on a topic of this appliance."""
+def broker(around: Surroundings, connect_s: float = 5.0) -> Outcome:
+    """Check that the broker lets us in and returns a message on a topic of this appliance."""
     mqtt, node = around.settings.mqtt, node_name(around.settings)
-    if why := _no_broker(around):
-        return skipped(why)
+    if not mqtt.enabled:
+        return skipped("mqtt.enabled is false")
+    if mqtt.username and is_hidden(mqtt.password_file, PASSWORD_CREDENTIAL, around.daemon):
+        return skipped("this user cannot read the broker's password: run `sudo roomscribe doctor`")
     topic, message = events.topic(node, "doctor"), secrets.token_hex(4).encode()
     who = repr(mqtt.username) if mqtt.username else "clients without a user name"
     fix = f"allow {who} to read and write {topic} in the broker's access list"
-    around.doing("waiting for the broker")
-    with BrokerProbe(mqtt, node) as probe:
+    around.doing(f"connecting to the broker {mqtt.host}:{mqtt.port}")
+    with BrokerProbe(mqtt, node, connect_s) as probe:
+        around.doing("waiting for the broker")
         if probe.subscribe([topic]):
             return failed(f"the broker does not allow reading {topic}", fix)
         begun_s = time.monotonic()
@@ -50,7 +40,8 @@ def round_trip(around: Surroundings) -> Outcome:
         if message not in [one.payload for one in probe.receive(count=1)]:
             return failed(f"a message to {topic} did not come back", fix)
         took_ms = 1000 * (time.monotonic() - begun_s)
-    return ok(f"a message came back after {took_ms:.1f} ms")
+    where = f"{mqtt.host}:{mqtt.port}{f' as {mqtt.username!r}' if mqtt.username else ''}"
+    return ok(f"{where}: a message came back after {took_ms:.1f} ms")
 
 
 def secret_files(around: Surroundings) -> Outcome:
@@ -75,15 +66,6 @@ def _is_open_to_all(file: Path) -> bool:
     with suppress(OSError):
         return bool(file.stat().st_mode & 0o004 and file.parent.stat().st_mode & 0o001)
     return False
-
-
-def _no_broker(around: Surroundings) -> str:
-    """Return why the broker is not asked; empty if it is."""
-    if not around.settings.mqtt.enabled:
-        return "mqtt.enabled is false"
-    if password_is_hidden(around.settings.mqtt, around.daemon):
-        return "this user cannot read the broker's password: run `sudo roomscribe doctor`"
-    return ""
 
 
 def unit(around: Surroundings) -> Outcome:
@@ -144,16 +126,14 @@ def judge_state(state: dict[str, Any]) -> Outcome:
     return ok(found)
 
 
-MQTT = ("[mqtt]", "[appliance]")
 CHECKS = (
     Check(
-        BROKER,
-        reachable,
+        "broker",
+        broker,
         "check mqtt.host and mqtt.port, and that a broker runs there",
-        within_s=15,
-        needs=MQTT,
+        within_s=20,
+        needs=("[mqtt]", "[appliance]"),
     ),
-    Check("round trip", round_trip, "see the broker's log", within_s=20, needs=(*MQTT, BROKER)),
     Check("secret files", secret_files, "check their modes", needs=("[mqtt]", "[homeassistant]")),
 )
 SERVICE_CHECKS = (

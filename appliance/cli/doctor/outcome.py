@@ -12,7 +12,7 @@ from appliance.cli.doctor.daemon import DaemonProcess
 from appliance.config import Settings
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
-CONFIGURATION, BUNDLE, BROKER = "configuration", "model bundle", "broker"
+CONFIGURATION, BUNDLE = "configuration", "model bundle"
 """Names of checks that checks of other modules need."""
 
 

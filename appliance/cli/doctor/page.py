@@ -1,49 +1,15 @@
-"""Checks of the local page: systemd listens, the page answers."""
+"""Check that the local page answers."""
 
 from __future__ import annotations
 
 import http.client
-import shutil
-import subprocess
 
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.config import WebSettings
 
-SOCKET_UNIT = "roomscribe-web.socket"
 EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 ANSWER_S = 8.0
 """systemd starts the page for the first request, which takes a second or two on a Pi."""
 ENABLE = "`sudo roomscribe web enable`"
-
-
-def unit(around: Surroundings) -> Outcome:
-    """Check that systemd listens."""
-    if not around.settings.web.enabled:
-        return skipped("web.enabled is false")
-    if not (around.root / "run/systemd/system").exists() or not shutil.which("systemctl"):
-        return skipped("systemd does not run this machine")
-    around.doing("asking systemctl")
-    command = ["systemctl", "show", SOCKET_UNIT, "--property=ActiveState,Listen,LoadState"]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=ANSWER_S, check=False
-    ).stdout
-    facts = dict(line.partition("=")[::2] for line in answer.splitlines())
-    return judge_unit(facts, around.settings.web)
-
-
-def judge_unit(facts: dict[str, str], web: WebSettings) -> Outcome:
-    """Return the outcome for the unit's properties."""
-    if facts.get("LoadState") != "loaded":
-        return skipped(f"{SOCKET_UNIT} is not installed: `roomscribe web serve` serves the page")
-    state, listens = facts.get("ActiveState"), facts.get("Listen", "").partition(" (")[0]
-    if state != "active":
-        return failed(f"{SOCKET_UNIT} is {state}", f"run {ENABLE}")
-    host = f"[{web.listen}]" if ":" in web.listen else web.listen
-    wanted = web.listen if web.listen.startswith("/") else f"{host}:{web.port}"
-    if listens != wanted:
-        found = f"systemd listens on {listens}, the configuration says {wanted}"
-        return failed(found, f"run {ENABLE} again, because [web] has changed")
-    return ok(f"systemd listens on {listens}")
 
 
 def answers(around: Surroundings) -> Outcome:
@@ -71,14 +37,12 @@ def answers(around: Surroundings) -> Outcome:
     return ok(f"http://localhost:{web.port}/ answers; `sudo roomscribe web open` prints a link")
 
 
-NEEDS = ("[web]",)
 CHECKS = (
-    Check("unit of the page", unit, f"see `systemctl status {SOCKET_UNIT}`", needs=NEEDS),
     Check(
-        "answer of the page",
+        "page",
         answers,
         "see `journalctl -u roomscribe-web`",
         within_s=ANSWER_S + 7,
-        needs=(*NEEDS, "unit of the page"),
+        needs=("[web]",),
     ),
 )

@@ -1,17 +1,14 @@
-"""The room's loudspeakers: which sounds may be the reference, and what echo cancellation does."""
+"""The room's loudspeakers: which sounds may be the reference of echo cancellation."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from appliance.cli.setup.answers import Answers, Context
-from appliance.control import ControlClient
-from appliance.errors import DaemonError, DeviceError
+from appliance.errors import DeviceError
 
 PACTL_S = 3.0
 """Longest wait for the sound server."""
@@ -21,8 +18,10 @@ LINE_INPUT = re.compile(r"hdmi|\bline|loopback|stereo mix|what u hear", re.IGNOR
 
 
 def ask_reference(context: Context, answers: Answers) -> Answers:
-    """Take the reference of --reference; without it, show what echo cancellation does, or which
-    sounds could be the reference. Raises DeviceError if --reference does not open."""
+    """Take the reference of --reference; without it, show which sounds could be the reference.
+
+    Raises DeviceError if --reference does not open.
+    """
     wanted, dialog = context.options.reference, context.dialog
     if wanted is not None:
         name = "" if wanted == "none" else wanted
@@ -30,9 +29,7 @@ def ask_reference(context: Context, answers: Answers) -> Answers:
             try_reference(context, name)
         return replace(answers, reference=name)
     if answers.reference:
-        with suppress(DaemonError), ControlClient(context.sockets) as daemon:
-            if reference := daemon.call("state").get("reference"):
-                dialog.say(describe_reference(reference))
+        dialog.say(f"Loudspeakers: {answers.reference}")
     elif dialog.interactive and (found := possible_references()):
         dialog.say(
             "Loudspeakers: Roomscribe can remove what a television or music adds to the "
@@ -80,11 +77,3 @@ def list_monitors() -> list[str]:
         columns = [line.split("\t") for line in done.stdout.splitlines()]
         return [one[1] for one in columns if len(one) > 1 and one[1].endswith(MONITOR)]
     return []
-
-
-def describe_reference(reference: Mapping[str, Any]) -> str:
-    """Return what echo cancellation does, from the daemon's state."""
-    if reference["delay_ms"] is None:
-        return "Loudspeakers: no sound of the reference was found in the microphone yet."
-    reduction_db, delay_ms = reference["reduction_db"] or 0.0, reference["delay_ms"]
-    return f"Loudspeakers: {reduction_db:.0f} dB softer, {delay_ms} ms after the reference."

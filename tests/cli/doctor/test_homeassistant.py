@@ -11,7 +11,7 @@ import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub
 
 from appliance.cli.doctor import homeassistant as home
-from appliance.cli.doctor.daemon import DaemonProcess, token_is_hidden, with_token
+from appliance.cli.doctor.daemon import DaemonProcess, is_hidden, with_token
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ApplianceSettings, AssistSettings, HomeAssistantSettings, Settings
@@ -104,11 +104,11 @@ def test_the_token_is_found_where_systemd_has_it_and_hidden_where_it_is_not_ours
     plain.mkdir()
     chosen = HomeAssistantSettings(url="http://ha:8123")
     assert with_token(chosen, plain, encrypted) == chosen
-    assert not token_is_hidden(chosen, None, plain, encrypted)
+    assert not is_hidden("", TOKEN_CREDENTIAL, None, (plain, encrypted))
     (plain / TOKEN_CREDENTIAL).write_text(TOKEN, encoding="utf-8")
     assert with_token(chosen, plain, encrypted).token_file == str(plain / TOKEN_CREDENTIAL)
     own = replace(chosen, token_file="/elsewhere")
     assert with_token(own, plain, encrypted) == own
     assert with_token(HomeAssistantSettings(), plain, encrypted) == HomeAssistantSettings()
     service = DaemonProcess(os.getpid(), "roomscribe", service=True)
-    assert token_is_hidden(chosen, service, plain, encrypted) == (os.geteuid() != 0)
+    assert is_hidden("", TOKEN_CREDENTIAL, service, (plain,)) == (os.geteuid() != 0)
