@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ from appliance.convert.shapes import (
     INDEX_FILE,
     SOUND_POSITIONS,
     TIED_OUTPUT,
-    TOKENIZER_FILE,
     WEIGHTS_FILE,
     WhisperConfig,
     checkpoint_name,
@@ -39,7 +37,6 @@ from appliance.convert.tensors import (
     DTYPES,
     LazyWeights,
     ReadableTensor,
-    StoredTensor,
     Weights,
     digest,
     listed,
@@ -50,26 +47,22 @@ from appliance.convert.tensors import (
 from appliance.errors import ModelError
 from appliance.model import MANIFEST, read_json, require_regular, unreadable
 
-ADAPTER_FILE = "adapter_config.json"
-PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
-TRAINERS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"}
-"""Pickles that a training leaves beside the weights."""
-OTHER_KINDS = {".h5", ".msgpack", ".tflite", ".onnx"}
-HELD = (WEIGHTS_FILE, INDEX_FILE, MODEL_FILE, "pytorch_model.bin")
-GGML = {b"lmgg", b"GGUF"}
-"""First bytes of whisper.cpp's files, old and new."""
-SIZES = re.compile(r"(tiny|base|small|medium)(\.en)?|large(-v[123])?(-turbo)?|turbo")
-"""The published Whispers."""
-LATEST = {"large": "large-v3", "turbo": "large-v3-turbo", "large-turbo": "large-v3-turbo"}
-CONVERT = (
-    f"get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
-    "convert_openai_to_hf.py of the transformers repository (src/transformers/models/whisper) "
-    "with --checkpoint_path FILE --pytorch_dump_folder_path FOLDER --convert_preprocessor True",
-    f"get {WEIGHTS_FILE} in its place, or make it where you trust the pickle: "
-    "WhisperForConditionalGeneration.from_pretrained(...).save_pretrained(FOLDER)",
-)
-"""Fixes for OpenAI's pickles, and for Hugging Face's."""
+FIRST = "encoder.conv1.weight"
+"""A tensor that every Whisper has."""
 HALVES = ("encoder.", "decoder.")
+HELD = (WEIGHTS_FILE, INDEX_FILE, MODEL_FILE, "pytorch_model.bin")
+OTHERS = {
+    r"adapter_config\.json": "an adapter (LoRA), which is no model without the one that it was "
+    "trained on; merge them (PEFT's merge_and_unload) and give the result",
+    r"openvino_.*": "a model for OpenVINO",
+    r"ggml.*\.bin|.*\.gguf": "a model for whisper.cpp",
+    r"(?!training_args|optimizer).*\.(bin|pt|pth|ckpt|pkl)": "a pickle, which could run code of "
+    "its author and is never opened",
+    r".*\.(h5|msgpack|tflite|npz|onnx)": "a model for another program",
+}
+"""What people have in place of a checkpoint, by its files."""
+SIZES = re.compile(r"(tiny|base|small|medium)(\.en)?|large-v[123](-turbo)?")
+"""The published Whispers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +87,10 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         model, files = open_ctranslate2(folder / MODEL_FILE), [folder / MODEL_FILE]
         config, tensors, tied = model.config, model.tensors, True
     else:
-        find = _find(folder)
         config = read_config(folder / CONFIG_FILE)
         tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
-        found, files = find(config)
-        tensors = _unwrapped(found)
+        found, files = _open_weights(folder, config)
+        tensors = _by_usual_names(found)
     path = files[0] if len(files) == 1 else folder
     troubles, readers = _check(tensors, config, tied=tied)
     if troubles:
@@ -106,12 +98,16 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(config, LazyWeights(readers), digest(files))
 
 
-def _unwrapped(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, ReadableTensor]:
-    """Return the tensors without what a wrapper put before all names: torch.compile's `_orig_mod.`,
-    a merged adapter's `base_model.model.`."""
-    wrapped = (name.removesuffix(FIRST) for name in tensors if name.endswith(f".{FIRST}"))
-    prefix = next(wrapped, "")
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+def _by_usual_names(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, ReadableTensor]:
+    """Return the tensors without what a wrapper put before all names (torch.compile's `_orig_mod.`,
+    a merged adapter's `base_model.model.`), and with "model.", which WhisperModel leaves out."""
+    first = next((name for name in tensors if name.endswith(FIRST)), FIRST)
+    wrapper = first.removesuffix(FIRST).removesuffix("model.")
+    names = {name: name.removeprefix(wrapper) for name in tensors}
+    return {
+        f"model.{names[name]}" if names[name].startswith(HALVES) else names[name]: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def read_sizes(folder: Path) -> tuple[WhisperConfig, str]:
@@ -132,37 +128,18 @@ def _is_ctranslate2(folder: Path) -> bool:
     return not others and (folder / MODEL_FILE).exists()
 
 
-FIRST = "model.encoder.conv1.weight"
-"""A tensor that every Whisper has, by Hugging Face's name."""
-Found = tuple[Mapping[str, ReadableTensor], list[Path]]
-"""Tensors by name, and the files they lie in."""
 Reader = Callable[[], NDArray[np.float32]]
 
 
-def _find(folder: Path) -> Callable[[WhisperConfig], Found]:
-    """Return how to open the weights in `folder`, which has passed `require_checkpoint`."""
+def _open_weights(
+    folder: Path, config: WhisperConfig
+) -> tuple[Mapping[str, ReadableTensor], list[Path]]:
+    """Return the tensors in `folder`, which has passed `require_checkpoint`, and their files."""
     if (file := folder / WEIGHTS_FILE).exists():
-        return lambda _: (_with_prefix(open_safetensors(file)), [file])
+        return open_safetensors(file), [file]
     if (index := folder / INDEX_FILE).exists():
-        return lambda _: _open_index(index)
-    if files := find_onnx(folder):
-        return partial(open_onnx_weights, files)
-    raise ModelError(f"{folder}: expected {WEIGHTS_FILE}, found none; get the model again")
-
-
-def _open_index(index: Path) -> Found:
-    tensors, files = open_shards(index)
-    return _with_prefix(tensors), files
-
-
-def _with_prefix(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """Return names as in WhisperForConditionalGeneration; WhisperModel leaves out "model."."""
-    if any(name.startswith("model.") for name in tensors):
-        return tensors
-    return {
-        f"model.{name}" if name.startswith(HALVES) else name: tensor
-        for name, tensor in tensors.items()
-    }
+        return open_shards(index)
+    return open_onnx_weights(find_onnx(folder), config)
 
 
 def require_checkpoint(path: Path) -> None:
@@ -194,72 +171,8 @@ def require_checkpoint(path: Path) -> None:
 def explain_missing(folder: Path, names: set[str], title: str) -> str:
     """Return what a folder or repository `title` has instead of a checkpoint, and the fix; or "".
 
-    `names` are its files. Of a repository, config.json (or an adapter's) is in `folder`.
+    `names` are its files.
     """
-    described = [name for name in (CONFIG_FILE, ADAPTER_FILE) if name in names]
-    config = read_json(folder / described[0]) if described else {}
-    return _foreign(names, config, title) or _folder_instead(folder, names)
-
-
-def _foreign(names: Collection[str], config: Mapping[str, Any], title: str) -> str:
-    """Return what a folder of another program is, and the fix; "" if unknown."""
-    whole = {WEIGHTS_FILE, INDEX_FILE} & {*names}
-    if ADAPTER_FILE in names and not whole:
-        base = shown(config.get("base_model_name_or_path", "BASE"))
-        return (
-            "an adapter (LoRA), which is no model without the one that it was trained on; merge "
-            "them where PEFT is: PeftModel.from_pretrained(WhisperForConditionalGeneration"
-            f".from_pretrained({base!r}), FOLDER).merge_and_unload().save_pretrained(OUT), and "
-            f"give OUT with {TOKENIZER_FILE} of {base} in it"
-        )
-    if any(name.startswith("openvino_") for name in names) and not whole:
-        return f"a model for OpenVINO; {_original(title)}"
-    if "n_audio_state" in config:
-        return f"a model for MLX; {_original(title)}"
-    for name in sorted(names):
-        if name.endswith(".gguf") or (name.startswith("ggml") and name.endswith(".bin")):
-            return f"{shown(name)}, a model for whisper.cpp; {_original(name)}"
-    return ""
-
-
-def _number(folder: Path) -> int:
-    """Return the step of a training's checkpoint-500; -1 for another folder."""
-    match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
-    return int(match[1]) if match else -1
-
-
-def _original(name: str) -> str:
-    """Return the fix for a model that was made from another one, by its name."""
-    match = SIZES.search(name.lower())
-    published = f"openai/whisper-{LATEST.get(match[0], match[0])}" if match else "HUB_ID"
-    return f"add the model that it was made from in place of it: roomscribe model add {published}"
-
-
-def _file_instead(file: Path) -> str:
-    """Return what a file is that was given instead of a folder, and the fix."""
-    require_regular(file)
-    with file.open("rb") as stream:
-        magic = stream.read(4)
-    if magic in GGML:
-        return f"a model for whisper.cpp; {_original(file.name)}"
-    if magic[:2] == b"PK" or magic[:1] == b"\x80":
-        return _pickle(file.name)
-    if file.suffix in {".safetensors", ".json", ".onnx"}:
-        return f"one file; give the folder that it lies in, {file.absolute().parent}"
-    return "a file"
-
-
-def _pickle(name: str) -> str:
-    """Return what to do with PyTorch's own format."""
-    published = SIZES.fullmatch(Path(name).stem)  # as OpenAI calls its own
-    return (
-        f"{shown(name)}, a pickle, which could run code of its author and is never opened; "
-        f"{_original(name) if published else CONVERT[Path(name).suffix == '.bin']}"
-    )
-
-
-def _folder_instead(folder: Path, names: set[str]) -> str:
-    """Return what a folder without weights or config.json has, and the fix; "" if it has both."""
     weights = bool({WEIGHTS_FILE, INDEX_FILE, MODEL_FILE} & names) or bool(find_onnx(folder))
     weights = weights or names >= {f"onnx/{half}_model.onnx" for half in ("encoder", "decoder")}
     if weights and CONFIG_FILE in names:
@@ -270,20 +183,36 @@ def _folder_instead(folder: Path, names: set[str]) -> str:
         for file in folder.glob(f"{depth}/{CONFIG_FILE}")
         if any((file.parent / name).is_file() for name in HELD)
     ]
-    if inner:
-        last = max(inner, key=_number)
-        several = f"{len(inner)} folders with one in it, as a training leaves them"
-        return f"{several if len(inner) > 1 else '1 folder with one in it'}; give {last}"
-    pickles = sorted(name for name in {*names} - TRAINERS if Path(name).suffix in PICKLES)
-    others = sorted(name for name in names if Path(name).suffix in OTHER_KINDS)
+    if inner:  # as a training leaves them
+        last = max(inner, key=lambda each: int("0" + each.name.rpartition("-")[2].strip("a-z")))
+        return f"{len(inner)} folders with one in it; give {last}"
     if weights:
         return f"no {CONFIG_FILE}; get the model again, with all its files"
-    if pickles:
-        return _pickle(pickles[0])
-    if others:
-        return f"{shown(others[0])}; get the model in one of the two kinds"
+    if other := _other(sorted(names), title):
+        return other
     rest = f"only {', '.join(map(shown, sorted(names)[:8]))}" if names else "an empty folder"
     return f"{rest}; get the model again, with all its files"
+
+
+def _other(names: Sequence[str], title: str) -> str:
+    """Return what files of another program are, and what to do; "" if they are unknown."""
+    for pattern, what in OTHERS.items():
+        if name := next(filter(re.compile(pattern).fullmatch, names), ""):
+            size = SIZES.search(f"{name} {title}".lower())
+            published = f"openai/whisper-{size[0]}" if size else "HUB_ID"
+            return (
+                f"{shown(name)}, {what}; add the model that it was made from in place of it: "
+                f"roomscribe model add {published}, or get {WEIGHTS_FILE} and {CONFIG_FILE}"
+            )
+    return ""
+
+
+def _file_instead(file: Path) -> str:
+    """Return what a file is that was given instead of a folder, and the fix."""
+    require_regular(file)
+    if other := _other([file.name], file.name):
+        return other
+    return f"one file; give the folder that it lies in, {file.absolute().parent}"
 
 
 def _check(

@@ -25,7 +25,7 @@ from appliance.convert.shapes import (
     WhisperConfig,
     expected_shapes,
 )
-from appliance.convert.tensors import DTYPES, INTEGERS, ReadableTensor, StoredTensor, listed, shown
+from appliance.convert.tensors import INTEGERS, ReadableTensor, StoredTensor, shown
 from appliance.errors import ModelError
 from appliance.model import require_regular, unreadable
 
@@ -119,18 +119,24 @@ class _Content:
 
 
 def open_ctranslate2(file: Path) -> CTranslate2Model:
-    """Return the model in a model.bin. Raises ModelError listing everything that is wrong.
+    """Return the model in a model.bin. Raises ModelError.
 
     Of the weights only the keys' biases are read, which Whisper does not have and which must be 0.
     """
-    content = _read_content(file)
-    tensors, troubles = _join_scales(content)
-    config = _sizes(tensors, content.settings, troubles)
-    if config is not None:
-        troubles += _check_settings(content.settings)
-        weights = _named_weights(tensors, config, troubles)
-    if config is None or troubles:
-        raise ModelError(f"{file}: {listed('wrong variables', troubles)}; get the model again")
+    try:
+        require_regular(file)
+        with file.open("rb") as opened:
+            content = _read_content(_BoundedStream(opened), file)
+        tensors = _join_scales(content)
+        config = _read_sizes(tensors, content.settings)
+        weights = _named_weights(tensors, config)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except ValueError as error:
+        found = "a name that is no text" if isinstance(error, UnicodeError) else error
+        raise ModelError(
+            f"{file}: expected a Whisper model of CTranslate2, found {found}; get the file again"
+        ) from None
     kinds = {each.dtype for each in content.variables.values()} & INTEGERS.keys()
     return CTranslate2Model(config, weights, min(kinds, default="").replace("I", "int"))
 
@@ -167,31 +173,20 @@ class _BoundedStream:
         return self.take(self.number(2)).removesuffix(b"\0").decode()
 
 
-def _read_content(file: Path) -> _Content:
-    """Return the content of `file`, its numbers unread. Raises ModelError."""
-    try:
-        require_regular(file)
-        with file.open("rb") as opened:
-            stream = _BoundedStream(opened)
-            _check_head(stream)
-            count = stream.number(4)
-            if count > MOST_VARIABLES:
-                raise ValueError(f"{count} variables where {MOST_VARIABLES} are allowed")
-            content = _Content({}, {}, {})
-            for _ in range(count):
-                _read_variable(stream, file, content)
-            for _ in range(min(stream.number(4), MOST_VARIABLES)):
-                alias = stream.text()
-                content.aliases[alias] = stream.text()
-            if stream.offset != stream.size:
-                raise ValueError(f"{stream.size - stream.offset} unused bytes at the end")
-    except OSError as error:
-        raise unreadable(file, error) from error
-    except ValueError as error:
-        found = "a name that is no text" if isinstance(error, UnicodeError) else error
-        raise ModelError(
-            f"{file}: expected a Whisper model of CTranslate2, found {found}; get the file again"
-        ) from None
+def _read_content(stream: _BoundedStream, file: Path) -> _Content:
+    """Return the content of `file`, its numbers unread. Raises ValueError."""
+    _check_head(stream)
+    count = stream.number(4)
+    if count > MOST_VARIABLES:
+        raise ValueError(f"{count} variables where {MOST_VARIABLES} are allowed")
+    content = _Content({}, {}, {})
+    for _ in range(count):
+        _read_variable(stream, file, content)
+    for _ in range(min(stream.number(4), MOST_VARIABLES)):
+        alias = stream.text()
+        content.aliases[alias] = stream.text()
+    if stream.offset != stream.size:
+        raise ValueError(f"{stream.size - stream.offset} unused bytes at the end")
     return content
 
 
@@ -231,116 +226,88 @@ def _read_variable(stream: _BoundedStream, file: Path, content: _Content) -> Non
     stream.skip(length)
 
 
-def _join_scales(content: _Content) -> tuple[dict[str, ReadableTensor], list[str]]:
-    """Return the variables, quantised ones with their scales, aliases too; and what is wrong."""
+def _join_scales(content: _Content) -> dict[str, ReadableTensor]:
+    """Return the variables, quantised ones with their scales; aliases, too. Raises ValueError."""
     tensors: dict[str, ReadableTensor] = {}
-    troubles = []
-    scales = {name for name in content.variables if f"{name}_scale" in content.variables}
     for name, stored in content.variables.items():
-        if name.removesuffix("_scale") in scales and name.endswith("_scale"):
+        if name.endswith("_scale"):
             continue
-        tensors[name] = stored
-        if name in scales:
-            scale = content.variables[f"{name}_scale"]
-            tensors[name] = ScaledTensor(stored, scale)
-            if stored.dtype not in INTEGERS or scale.shape not in {(), stored.shape[:1]}:
-                troubles.append(
-                    f"{shown(name)}_scale: expected one for each of {stored.shape[:1]} rows of "
-                    f"whole numbers, found {scale.shape} for {stored.dtype}"
-                )
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            troubles.append(f"{shown(name)}: expected a scale beside it, found {tensor.dtype}")
+        scale = content.variables.get(f"{name}_scale")
+        tensors[name] = ScaledTensor(stored, scale) if scale else stored
+        if (stored.dtype in INTEGERS) != (scale is not None) or (
+            scale and scale.shape not in {(), stored.shape[:1]}
+        ):
+            raise ValueError(f"{shown(name)} of type {stored.dtype} without its scales")
     for alias, name in content.aliases.items():
         if name in tensors:
             tensors.setdefault(alias, tensors[name])
-        elif not name.endswith("_scale"):
-            troubles.append(f"{shown(alias)}: stands for {shown(name)}, which is missing")
-    return tensors, troubles
+    return tensors
 
 
-def _sizes(
-    tensors: Mapping[str, ReadableTensor], settings: Mapping[str, int], troubles: list[str]
-) -> WhisperConfig | None:
-    """Return the sizes that the shapes give; None, with the reasons in `troubles`, without."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, rank in (
-        ("encoder/conv1/weight", 3),
-        ("encoder/position_encodings/encodings", 2),
-        ("decoder/position_encodings/encodings", 2),
-        (EMBEDDINGS, 2),
-        ("encoder/layer_0/ffn/linear_0/weight", 2),
-        ("decoder/layer_0/ffn/linear_0/weight", 2),
-    ):
+def _read_sizes(
+    tensors: Mapping[str, ReadableTensor], settings: Mapping[str, int]
+) -> WhisperConfig:
+    """Return the sizes that the shapes give. Raises ValueError."""
+
+    def shape_of(name: str, rank: int) -> tuple[int, ...]:
         shape = tensors[name].shape if name in tensors else ()
         if len(shape) != rank or not all(shape):
-            present = f"expected {rank} dimensions, found shape {shape}"
-            troubles.append(f"{name}: {present if name in tensors else 'missing'}")
-        found[name] = shape
-    layers = [_count_layers(tensors, half) for half in HALVES]
-    if max(layers) > MOST_LAYERS:
-        troubles.append(f"expected at most {MOST_LAYERS} layers, found {max(layers)}")
-    if troubles:
-        return None
-    conv, sound, text, embeddings, wide_in, wide_out = found.values()
-    heads, other = (settings.get(f"{half}/num_heads", conv[0] // HEAD_SIZE) for half in HALVES)
-    if heads != other or heads < 1 or conv[0] % heads:
-        troubles.append(f"num_heads: expected a divisor of {conv[0]}, found {heads} and {other}")
-        return None
+            raise ValueError(f"{name} with the shape {shape}" if shape else f"no {name}")
+        return shape
+
+    for name, value in settings.items():
+        key = name.rpartition("/")[2]
+        if key not in IGNORED and value != SETTINGS.get(key, 0):
+            raise ValueError(f"{shown(name)} {value} in place of {SETTINGS.get(key, 0)}")
+    encoder_layers, decoder_layers = (_count_layers(tensors, half) for half in HALVES)
+    if max(encoder_layers, decoder_layers) > MOST_LAYERS:
+        raise ValueError(f"more than {MOST_LAYERS} layers")
+    d_model, mels, _ = shape_of("encoder/conv1/weight", 3)
+    heads, others = (settings.get(f"{half}/num_heads", d_model // HEAD_SIZE) for half in HALVES)
+    if heads != others or heads < 1 or d_model % heads:
+        raise ValueError(f"num_heads {heads} and {others} for {d_model} columns")
     return WhisperConfig(
-        d_model=conv[0],
-        encoder_layers=layers[0],
-        decoder_layers=layers[1],
+        d_model=d_model,
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
         encoder_attention_heads=heads,
         decoder_attention_heads=heads,
-        encoder_ffn_dim=wide_in[0],
-        decoder_ffn_dim=wide_out[0],
-        num_mel_bins=conv[1],
-        vocab_size=embeddings[0],
-        max_source_positions=sound[0],
-        max_target_positions=text[0],
+        encoder_ffn_dim=shape_of("encoder/layer_0/ffn/linear_0/weight", 2)[0],
+        decoder_ffn_dim=shape_of("decoder/layer_0/ffn/linear_0/weight", 2)[0],
+        num_mel_bins=mels,
+        vocab_size=shape_of(EMBEDDINGS, 2)[0],
+        max_source_positions=shape_of("encoder/position_encodings/encodings", 2)[0],
+        max_target_positions=shape_of("decoder/position_encodings/encodings", 2)[0],
     )
 
 
 def _count_layers(tensors: Mapping[str, ReadableTensor], half: str) -> int:
     """Return one more than the highest number of a layer."""
-    numbers = [int(match[1]) for name in tensors
-               if (match := re.match(rf"{half}/layer_(\d{{1,5}})/", name))]  # fmt: skip
-    return max(numbers, default=-1) + 1
-
-
-def _check_settings(settings: Mapping[str, int]) -> list[str]:
-    """Return the settings of the decoder that are not Whisper's."""
-    troubles = []
-    for name, value in settings.items():
-        key = name.rpartition("/")[2]
-        if key not in IGNORED and value != SETTINGS.get(key, 0):
-            troubles.append(f"{shown(name)}: expected {SETTINGS.get(key, 0)}, found {value}")
-    return troubles
+    matches = (re.match(rf"{half}/layer_(\d{{1,5}})/", name) for name in tensors)
+    return max((int(match[1]) for match in matches if match), default=-1) + 1
 
 
 def _named_weights(
-    tensors: Mapping[str, ReadableTensor], config: WhisperConfig, troubles: list[str]
+    tensors: Mapping[str, ReadableTensor], config: WhisperConfig
 ) -> dict[str, ReadableTensor]:
-    """Return the weights by Hugging Face's names; add what is wrong to `troubles`."""
+    """Return the weights by Hugging Face's names. Raises ValueError."""
     shapes = expected_shapes(config)
     places = {name: _place(name) for name in shapes}
     wanted = {
         place: (parts * shapes[name][0], *shapes[name][1:])
         for name, (place, _, parts) in places.items()
     } | {PROJECTION: (config.vocab_size, config.d_model)}
-    troubles += [f"{name}: missing" for name in sorted(wanted.keys() - tensors.keys())]
-    troubles += [f"{shown(name)}: not expected" for name in sorted(tensors.keys() - wanted.keys())]
-    for name in sorted(wanted.keys() & tensors.keys()):
-        if (shape := tensors[name].shape) != wanted[name]:
-            troubles.append(f"{name}: expected shape {wanted[name]}, found {shape}")
-    if troubles:
-        return {}
+    for name in sorted(wanted.keys() | tensors.keys()):
+        shape = tensors[name].shape if name in tensors else "nothing"
+        if shape != wanted.get(name):
+            raise ValueError(
+                f"{shown(name)} with the shape {shape} in place of {wanted.get(name, 'none')}"
+            )
     for name in shapes:
         if name.endswith("k_proj.weight"):
             place, part, _ = _place(name.replace("weight", "bias"))
             if tensors[place].rows(part * config.d_model, config.d_model).read().any():
-                troubles.append(f"{place}: expected 0 for the keys, found others")
+                raise ValueError(f"{place} that is not 0 for the keys")
     named = {
         name: tensors[place].rows(part * shapes[name][0], shapes[name][0])
         for name, (place, part, _) in places.items()

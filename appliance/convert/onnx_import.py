@@ -167,7 +167,8 @@ def _find_named(
 ) -> dict[str, StoredTensor]:
     """Return the weights of a graph by their full names, which `known` has for the ends of names
     in the graph."""
-    makers, found = {name: node for node in graph.node for name in node.output}, {}
+    makers = {name: node for node in graph.node for name in node.output}
+    found: dict[str, StoredTensor] = {}
     for node in graph.node:
         path = node.name.rpartition("/")[0].replace("/", ".")
         for index, name in enumerate(node.input):

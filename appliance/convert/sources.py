@@ -23,7 +23,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from appliance.convert import download, shapes
-from appliance.convert.checkpoint import ADAPTER_FILE, explain_missing, require_checkpoint
+from appliance.convert.checkpoint import explain_missing, require_checkpoint
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.convert.decoding import TOKEN_LISTS
 from appliance.convert.download import Downloader, RefusalError, RemoteFile, UnreachableError
@@ -184,7 +184,7 @@ def _fetch_checkpoint(search: Search, folder: Path, client: Downloader, check: C
         )
     try:
         files, commit, licence = _list_files(repository, search.revision, folder, client)
-        _fetch([shapes.CONFIG_FILE, ADAPTER_FILE], files, folder, client)
+        _fetch([shapes.CONFIG_FILE], files, folder, client)
         weights = _weights(repository, files, folder)
         sizes = [MODEL_FILE] if weights == [MODEL_FILE] else []  # it alone has the sizes
         _fetch([*SMALL, *TOKEN_LISTS, *sizes], files, folder, client)

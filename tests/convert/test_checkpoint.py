@@ -296,7 +296,6 @@ def test_half_a_file_is_refused(folder: Path, size: int) -> None:
         ),
         (struct.pack("<Q", 300_000) + b"[" * 300_000, "a header nested too deep"),
         (struct.pack("<Q", 4) + b"[{}]", "a header that is no JSON table"),
-        (struct.pack("<Q", 16) + b'{"a":{},"a":{}} ', "a twice in the header"),
         (struct.pack("<Q", 2) + b"\xff\xff", "expected weights in safetensors, found"),
         (b"PK\x03\x04" + b"\0" * 100, "a pickle (PyTorch's own format) under this name"),
         (b"\x80\x04" + b"\0" * 100, "a pickle (PyTorch's own format) under this name"),
@@ -326,24 +325,22 @@ def set_key(name: str, key: str, value: object) -> Callable[[dict[str, Any]], No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_offsets(NORM, 0, 32), "overlaps the one before it"),
-        (set_offsets(NORM, 10**9, 10**9 + 32), f"{NORM}: expected offsets up to"),
-        (set_offsets(NORM, -32, 0), f"{NORM}: expected two offsets from 0"),
-        (set_offsets(NORM, 40, 8), f"{NORM}: expected offsets up to"),
-        (set_offsets(NORM, 0, 8), f"{NORM}: expected 32 bytes for its shape, found 8"),
-        (set_offsets(NORM, 0, "8"), f"{NORM}: expected two offsets from 0"),
-        (set_key(NORM, "shape", [2**70]), f"{NORM}: expected a shape of whole numbers"),
+        (set_offsets(NORM, 10**9, 10**9 + 32), f"{NORM}: expected 32 bytes for its shape, up to"),
+        (set_offsets(NORM, -32, 0), f"{NORM}: expected dtype, shape and two data_offsets"),
+        (set_offsets(NORM, 40, 8), f"{NORM}: expected 32 bytes"),
+        (set_offsets(NORM, 0, 8), f"{NORM}: expected 32 bytes for its shape"),
+        (set_offsets(NORM, 0, "8"), f"{NORM}: expected dtype, shape and two"),
+        (set_key(NORM, "shape", [2**70]), f"{NORM}: expected dtype, shape and two"),
         (
             set_key(NORM, "shape", [2**62, 2**62]),
             f"{NORM}: expected 850705917302346158658436518579",
         ),
-        (set_key(NORM, "shape", [1] * 1000), f"{NORM}: expected a shape of whole numbers"),
-        (set_key(NORM, "shape", None), f"{NORM}: expected a shape of whole numbers"),
-        (set_key(NORM, "shape", [True]), f"{NORM}: expected a shape of whole numbers"),
-        (set_key(NORM, "dtype", 5), f"{NORM}: expected a dtype"),
+        (set_key(NORM, "shape", [1] * 1000), f"{NORM}: expected dtype, shape and two"),
+        (set_key(NORM, "shape", None), f"{NORM}: expected dtype, shape and two"),
+        (set_key(NORM, "shape", [True]), f"{NORM}: expected dtype, shape and two"),
+        (set_key(NORM, "dtype", 5), f"{NORM}: expected dtype, shape and two"),
         (set_key(NORM, "dtype", "F8\n"), f"{NORM}: expected F32, F16, BF16, F64, found F8\\n"),
-        (lambda header: header.update({NORM: 5}), f"{NORM}: expected a table with dtype"),
-        (lambda header: header.pop(NORM), "unused bytes before it"),
+        (lambda header: header.update({NORM: 5}), f"{NORM}: expected dtype, shape and two"),
     ],
 )
 def test_entries_that_lie_are_refused(
@@ -409,12 +406,10 @@ class Trap:
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("pytorch_model.bin", "from_pretrained(...).save_pretrained(FOLDER)"),
+        ("pytorch_model.bin", "roomscribe model add HUB_ID, or get model.safetensors"),
         ("tiny.pt", "roomscribe model add openai/whisper-tiny"),
         ("large-v3-turbo.pt", "roomscribe model add openai/whisper-large-v3-turbo"),
-        ("large.pt", "roomscribe model add openai/whisper-large-v3"),
-        ("model.ckpt", "convert_openai_to_hf.py of the transformers repository"),
-        ("mine.pt", "convert_openai_to_hf.py of the transformers repository"),
+        ("mine.ckpt", "or get model.safetensors and config.json"),
     ],
 )
 def test_a_pickle_is_refused_with_the_fix_and_never_opened(
@@ -439,7 +434,7 @@ def test_a_pickle_is_refused_with_the_fix_and_never_opened(
         ("", "found an empty folder; get the model again"),
         ("README.md", "found only README.md; get the model again, with all its files"),
         ("model.safetensors", "found no config.json; get the model again, with all its files"),
-        ("tf_model.h5", "found tf_model.h5; get the model in one of the two kinds"),
+        ("tf_model.h5", "found tf_model.h5, a model for another program; add the model"),
         ("bundle.json", "found a bundle, which is already built"),
     ],
 )
@@ -451,65 +446,51 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, name: str, message:
     assert message in refusal(folder)
 
 
-MLX = {"n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 384, "model_type": "whisper"}
-LORA = {"base_model_name_or_path": "openai/whisper-small", "peft_type": "LORA"}
-
-
 @pytest.mark.parametrize(
     ("called", "files", "message"),
     [
         (
             "my-lora",
-            {"adapter_config.json": LORA, "adapter_model.safetensors": {}, "tokenizer.json": {}},
-            "found an adapter (LoRA), which is no model without the one that it was trained on; "
-            "merge them where PEFT is: PeftModel.from_pretrained(WhisperForConditionalGeneration"
-            ".from_pretrained('openai/whisper-small'), FOLDER)",
+            ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"],
+            "found adapter_config.json, an adapter (LoRA), which is no model without the one that "
+            "it was trained on; merge them",
         ),
         (
             "whisper-base-mlx",
-            {"config.json": MLX, "weights.npz": {}},
-            "found a model for MLX; add the model that it was made from in place of it: roomscribe "
-            "model add openai/whisper-base",
-        ),
-        (
-            "whisper-base-mlx",
-            {"config.json": MLX, "model.safetensors": {}},
-            "found a model for MLX; ",
+            ["config.json", "weights.npz"],
+            "found weights.npz, a model for another program; add the model that it was made from "
+            "in place of it: roomscribe model add openai/whisper-base",
         ),
         (
             "whisper.cpp",
-            {"ggml-small.en-q5_1.bin": {}},
+            ["ggml-small.en-q5_1.bin"],
             "found ggml-small.en-q5_1.bin, a model for whisper.cpp; add the model that it was made "
             "from in place of it: roomscribe model add openai/whisper-small.en",
         ),
-        (
-            "downloads",
-            {"whisper-large-v3.Q4_K.gguf": {}},
-            "found whisper-large-v3.Q4_K.gguf, a model for whisper.cpp; add the model that it was "
-            "made from in place of it: roomscribe model add openai/whisper-large-v3",
-        ),
+        ("downloads", ["whisper-large-v3.Q4_K.gguf"], "model add openai/whisper-large-v3"),
         (
             "whisper-mine-ov",
-            {"config.json": {"model_type": "whisper"}, "openvino_encoder_model.bin": {}},
-            "found a model for OpenVINO; add the model that it was made from in place of it: "
-            "roomscribe model add HUB_ID",
+            ["config.json", "openvino_encoder_model.bin"],
+            "found openvino_encoder_model.bin, a model for OpenVINO; add the model",
         ),
         (
             "run",
-            {"checkpoint-900/config.json": {}, "checkpoint-900/model.safetensors": {},
-             "checkpoint-1000/config.json": {}, "checkpoint-1000/model.safetensors": {},
-             "training_args.bin": {}, "preprocessor_config.json": {}},
-            "found 2 folders with one in it, as a training leaves them; give {}/checkpoint-1000",
+            [
+                *("checkpoint-900/config.json", "checkpoint-900/model.safetensors"),
+                *("checkpoint-1000/config.json", "checkpoint-1000/model.safetensors"),
+                *("training_args.bin", "preprocessor_config.json"),
+            ],
+            "found 2 folders with one in it; give {}/checkpoint-1000",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_people_have_in_place_of_a_checkpoint_is_explained(
-    tmp_path: Path, called: str, files: dict[str, object], message: str
+    tmp_path: Path, called: str, files: list[str], message: str
 ) -> None:
     folder = tmp_path / called
-    for name, content in files.items():
+    for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(content))
+        (folder / name).write_text("{}")
     assert message.format(folder) in refusal(folder)
 
 

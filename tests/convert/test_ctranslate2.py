@@ -97,13 +97,6 @@ def test_a_damaged_vocabulary_is_refused(tmp_path: Path, name: str, text: str) -
         read_vocabulary(folder)
 
 
-def damage_all(variables: Variables) -> None:
-    del variables["encoder/conv2/bias"]
-    variables["decoder/extra/weight"] = np.zeros((2, 2), np.float32)
-    variables["encoder/layer_norm/gamma"] = np.ones(7, np.float32)
-    variables["decoder/scale_embeddings"] = np.asarray(1, np.int8)
-
-
 def set_nan(variables: Variables) -> None:
     broken = variables[NORM].copy()
     broken[3] = np.nan
@@ -119,57 +112,32 @@ def set_variable(name: str, value: object, dtype: str) -> Callable[[Variables], 
 
 
 @pytest.mark.parametrize(
-    ("change", "faults"),
+    ("change", "fault"),
     [
-        (
-            damage_all,
-            (
-                "4 wrong variables: decoder/scale_embeddings: expected 0, found 1; ",
-                "encoder/conv2/bias: missing; ",
-                "decoder/extra/weight: not expected; ",
-                "encoder/layer_norm/gamma: expected shape (8,), found (7,); get the model again",
-            ),
-        ),
-        (set_nan, ("model.decoder.layer_norm.weight: expected finite numbers, found NaN",)),
-        (give_keys_a_bias, ("linear_0/bias: expected 0 for the keys, found others",)),
-        (set_variable("decoder/activation", 0, "int8"), ("activation: expected 3, found 0",)),
-        (
-            set_variable("decoder/num_heads", 3, "int16"),
-            ("num_heads: expected a divisor of 8, found 2 and 3",),
-        ),
-        (
-            set_variable(NORM, [1] * 8, "int8"),
-            (f"{NORM}: expected a scale beside it, found I8",),
-        ),
-        (
-            set_variable("encoder/conv1/weight_scale", [1.0], "float32"),
-            ("weight_scale: expected one for each of (8,) rows of whole numbers, found (1,)",),
-        ),
-        (
-            set_variable("decoder/projection/weight", np.ones((30, 8)), "float32"),
-            ("proj_out.weight: expected the same numbers",),
-        ),
-        (
-            lambda variables: [variables.pop(name) for name in sorted(variables)[:20]],
-            ("decoder/embeddings/weight: missing", "stands for decoder/embeddings/weight, which"),
-        ),
-        (
-            set_variable("encoder/layer_9999/ffn/linear_0/weight", np.ones((2, 2)), "float32"),
-            ("expected at most 256 layers, found 10000",),
-        ),
-        (
-            set_variable("encoder/conv1/weight", 1.0, "float32"),
-            ("encoder/conv1/weight: expected 3 dimensions, found shape ()",),
-        ),
+        (lambda variables: variables.pop("encoder/conv2/bias"), "encoder/conv2/bias with the shape "
+         "nothing in place of (8,)"),
+        (set_variable("decoder/extra/weight", [1.0], "float32"), "extra/weight with the shape (1),
+        (set_variable(NORM, [1.0] * 7, "float32"), "(7,) in place of (8,)"),
+        (set_variable("decoder/scale_embeddings", 1, "int8"), "embeddings 1 in place of 0"),
+        (set_nan, "model.decoder.layer_norm.weight: expected finite numbers, found NaN"),
+        (give_keys_a_bias, "linear_0/bias that is not 0 for the keys"),
+        (set_variable("decoder/activation", 0, "int8"), "activation 0 in place of 3"),
+        (set_variable("decoder/num_heads", 3, "int16"), "num_heads 2 and 3 for 8 columns"),
+        (set_variable(NORM, [1] * 8, "int8"), f"{NORM} of type I8 without its scales"),
+        (set_variable("encoder/conv1/weight_scale", [1.0], "float32"), "type F32 without its sc"),
+        (set_variable("decoder/projection/weight", np.ones((30, 8)), "float32"),
+         "proj_out.weight: expected the same numbers"),
+        (lambda variables: [variables.pop(name) for name in sorted(variables)[:20]],
+         "found no decoder/"),
+        (set_variable("encoder/layer_9999/ffn/linear_0/weight", np.ones((2, 2)), "float32"),
+         "more than 256 layers"),
+        (set_variable("encoder/conv1/weight", 1.0, "float32"), "no encoder/conv1/weight"),
     ],
-)
-def test_everything_wrong_is_told_at_once(
-    tmp_path: Path, change: Callable[[Variables], object], faults: tuple[str, ...]
+)  # fmt: skip
+def test_a_model_that_is_not_whispers_is_refused(
+    tmp_path: Path, change: Callable[[Variables], object], fault: str
 ) -> None:
-    folder = write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, change=change)
-    message = refusal(folder)
-    for fault in faults:
-        assert fault in message
+    assert fault in refusal(write_ctranslate2(tmp_path / "model", SMALL, WEIGHTS, change=change))
 
 
 @pytest.mark.parametrize(

@@ -148,10 +148,10 @@ def test_a_damaged_answer_is_refused(
         ("me/old", without("model.safetensors"), "pytorch_model.bin, a pickle, which could run"),
         ("me/none", without("model.safetensors", "pytorch_model.bin"), "found only README.md, "),
         ("me/text", {"README.md": b"#"}, "found only README.md"),
-        ("me/lora", {"adapter_config.json": b"{}"}, "found an adapter (LoRA)"),
-        ("me/whisper-base-mlx", {"config.json": b'{"n_audio_state": 512}', "weights.npz": b"PK"},
-         "found a model for MLX; add the model that it was made from in place of it: roomscribe "
-         "model add openai/whisper-base"),
+        ("me/lora", {"adapter_config.json": b"{}"}, "an adapter (LoRA)"),
+        ("me/whisper-base-mlx", {"config.json": b"{}", "weights.npz": b"PK"},
+         "found weights.npz, a model for another program; add the model that it was made from in "
+         "place of it: roomscribe model add openai/whisper-base"),
         ("ggerganov/whisper.cpp", {"ggml-base.bin": b"lmgg", "ggml-tiny.bin": b"lmgg"},
          "found ggml-base.bin, a model for whisper.cpp; "),
     ],
