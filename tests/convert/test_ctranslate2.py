@@ -116,7 +116,7 @@ def set_variable(name: str, value: object, dtype: str) -> Callable[[Variables], 
     [
         (lambda variables: variables.pop("encoder/conv2/bias"), "encoder/conv2/bias with the shape "
          "nothing in place of (8,)"),
-        (set_variable("decoder/extra/weight", [1.0], "float32"), "extra/weight with the shape (1),
+        (set_variable("decoder/extra/weight", [1.0], "float32"), "weight with the shape (1,)"),
         (set_variable(NORM, [1.0] * 7, "float32"), "(7,) in place of (8,)"),
         (set_variable("decoder/scale_embeddings", 1, "int8"), "embeddings 1 in place of 0"),
         (set_nan, "model.decoder.layer_norm.weight: expected finite numbers, found NaN"),
