@@ -131,12 +131,6 @@ def _add_add(new: Add) -> None:
         "--language", default="", help="language of the speech, as a code or an English name "
         "(default: the checkpoint's, else en)",
     )  # fmt: skip
-    sub.add_argument(
-        "--latin",
-        action="store_true",
-        help="leave out the tokens of other letters (Greek, Cyrillic, Chinese ...) and the "
-        "languages that need them: the decoder is faster",
-    )
     sub.add_argument("--no-use", action="store_true", help="do not choose it")
     sub.set_defaults(command=add)
 
@@ -275,7 +269,6 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         window_s=options.window,
         quantize=options.quantize,
         language=options.language,
-        latin=options.latin,
         hef=options.hef,
         chip_present=find_chip() if options.hef == AUTO else None,
         npu_decoder=options.npu_decoder,

@@ -72,8 +72,6 @@ class AddRequest:
     quantize: str = "int8"
     language: str = ""
     """Code or English name; "": the checkpoint's."""
-    latin: bool = False
-    """Leave out tokens of other letters."""
     hef: str = NONE
     """auto, none, a chip, or a file."""
     chip_present: str | None = None
@@ -164,7 +162,6 @@ def make_bundle(
         source=source,
         licence=licence,
         language=request.language,
-        latin=request.latin,
         quantize=request.quantize,
     )
     yield f"building {staging.name}"
@@ -224,7 +221,7 @@ def _plan(
     """Return sizes and decoding rules; needs no weights. Raises ModelError for a contradiction."""
     config, _ = read_sizes(checkpoint)
     window_positions(config, window_s or window_of(config))
-    return config, read_decoding(checkpoint, config, request.language, latin=request.latin)
+    return config, read_decoding(checkpoint, config, request.language)
 
 
 def _require_memory(

@@ -55,8 +55,6 @@ class Recipe:
     licence: str = ""
     language: str = ""
     """Code or English name; "": the one that the checkpoint names, or English."""
-    latin: bool = False
-    """Leave out tokens of other letters: fewer are scored for each token."""
     quantize: str = "none"
     """One of QUANTIZE."""
 
@@ -103,9 +101,7 @@ def build_bundle(
             f"{out}: expected a bundle to replace or nothing, found something else; move it away"
         )
     checkpoint = load_checkpoint(checkpoint_folder)
-    decoding = read_decoding(
-        checkpoint_folder, checkpoint.config, recipe.language, latin=recipe.latin
-    )
+    decoding = read_decoding(checkpoint_folder, checkpoint.config, recipe.language)
     bundle = _describe(checkpoint, decoding, recipe, out)
     int8 = bundle.quantize == "int8"
     positions = bundle.positions

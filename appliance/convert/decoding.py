@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.convert.latin import OTHERS, other_letters
 from appliance.convert.shapes import (
     ADDED_FILE,
     CONFIG_FILE,
@@ -31,7 +30,7 @@ from appliance.errors import ModelError
 from appliance.model import Tokens, read_bounded, read_json
 
 END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
-TRANSCRIBE, TRANSLATE = "<|transcribe|>", "<|translate|>"
+TRANSCRIBE = "<|transcribe|>"
 NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 FIRST_TIMESTAMP = "<|0.00|>"
 TOKEN_LISTS = ("vocabulary.json", "vocabulary.txt")
@@ -83,11 +82,8 @@ class Decoding:
     suppressed_first: tuple[int, ...]
 
 
-def read_decoding(
-    folder: Path, config: WhisperConfig, language: str = "", *, latin: bool = False
-) -> Decoding:
-    """What the files in `folder` say; `language` (code or English name) goes before it. With
-    `latin`, tokens of other letters are suppressed, and languages that need them are left out.
+def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> Decoding:
+    """What the files in `folder` say; `language` (code or English name) goes before it.
 
     Raises ModelError for what cannot be, and for a language that the model does not know.
     """
@@ -99,16 +95,11 @@ def read_decoding(
     known = {match[1] for name in special if (match := LANGUAGE.fullmatch(name))}
     languages = tuple(sorted(known)) if multilingual and known else (ENGLISH,)
     chosen, source = rules.language(language, languages)
-    prompt = [START, f"<|{chosen}|>", rules.task()] if multilingual else [START]
-    if latin and chosen in OTHERS:
-        raise ModelError(f"--latin: {chosen} is written in other letters, too; leave --latin out")
+    prompt = [START, f"<|{chosen}|>", TRANSCRIBE] if multilingual else [START]
     tokens = _find_tokens(folder, vocabulary, special, [*prompt, NO_TIMESTAMPS], config.vocab_size)
     suppressed = set(rules.ids("suppress_tokens", "suppress_ids"))
     if tokens.end_of_text in suppressed:
         raise rules.trouble("suppress_tokens", "a list without end-of-text", tokens.end_of_text)
-    if latin:
-        languages = tuple(code for code in languages if code not in OTHERS)
-        suppressed |= other_letters(vocabulary)
     not_text = set(range(tokens.first_special, config.vocab_size)) - {tokens.end_of_text}
     return Decoding(
         vocabulary=vocabulary,
@@ -139,7 +130,8 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     else:
         raise ModelError(
             f"{folder}: expected {VOCAB_FILE} or {TOKENIZER_FILE}, found neither; "
-            f"{_where_instead(folder)}"
+            "a training saves it with its processor, processor.save_pretrained(FOLDER); it is that "
+            f"of the model which was trained further, so take {TOKENIZER_FILE} from there"
         )
     if not vocabulary or not all(type(i) is int and i >= 0 for i in vocabulary.values()):
         raise ModelError(f"{file}: expected a table of tokens and ids; get the file again")
@@ -186,17 +178,6 @@ def _read_token_list(file: Path) -> dict[str, int]:
     return vocabulary
 
 
-def _where_instead(folder: Path) -> str:
-    """Where a folder's vocabulary may be had."""
-    run = folder.resolve().parent
-    if any((run / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
-        return f"copy it out of {run}, where the training has put it"
-    return (
-        "a training saves it with its processor, processor.save_pretrained(FOLDER); it is that of "
-        f"the model which was trained further, so take {TOKENIZER_FILE} from there"
-    )
-
-
 class _Rules:
     """generation_config.json, or config.json where there is none; `special` tokens by name."""
 
@@ -238,16 +219,7 @@ class _Rules:
     def multilingual(self) -> bool:
         """Whether the prompt names language and task."""
         multilingual = self._values.get("is_multilingual")
-        if isinstance(multilingual, bool):
-            return multilingual
-        return self._size >= LEAST_MULTILINGUAL or any(map(LANGUAGE.fullmatch, self._forced()[0]))
-
-    def task(self) -> str:
-        """The token of the task that the model was made for."""
-        if self._values.get("task") == "translate":
-            return TRANSLATE
-        open_ = self._values.get("task") is None and self._values.get("language") is None
-        return TRANSLATE if open_ and TRANSLATE in self._forced()[0] else TRANSCRIBE
+        return multilingual if isinstance(multilingual, bool) else self._size >= LEAST_MULTILINGUAL
 
     def language(self, wanted: str, known: tuple[str, ...]) -> tuple[str, str]:
         """One of the `known` languages, and who named it. Raises ModelError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +25,6 @@ WINDOWS = 40
 STEPS = 5
 LONG = sized(32, (1, 2), 2, 211, 1500, 40)
 """Trained on 30 s, as the real ones are."""
-GREEK, FIRST_GREEK = "\u00ce\u00b1", 150
-"""A Greek letter in byte letters, and the first token that is made to begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,30 +120,3 @@ def test_every_shape_and_window_pads_exactly(
         found = logits_of(pair.decoder, pair.states(2), tokens)
         expected = pair.plain.logits(pad(pair.states(2), pair.silence, positions), tokens)
         assert off(found, expected) < TOLERANCE
-
-
-def test_a_model_for_latin_letters_scores_its_tokens_as_the_whole_model_does(
-    tmp_path: Path,
-) -> None:
-    config = sized(16, (1, 1), 2, 211, 1500, 448)
-    checkpoint = write_checkpoint(tmp_path / "checkpoint", config, random_weights(config, 3))
-    pieces = json.loads((checkpoint / "vocab.json").read_text())
-    greek = {GREEK * (number >= FIRST_GREEK) + piece: number for piece, number in pieces.items()}
-    (checkpoint / "vocab.json").write_text(json.dumps(greek))
-    states = np.random.Generator(np.random.PCG64(3)).standard_normal((50, 16), np.float32)
-    kept, found = [], []
-    for latin in (False, True):
-        folder = tmp_path / f"latin-{latin}"
-        build_bundle(checkpoint, folder, Recipe("pair", 1.0, quantize="int8", latin=latin))
-        bundle = load_bundle(folder)
-        network = Network(bundle, 1)
-        network.begin(states, 1500)
-        step = network.advance(bundle.prompt, (0, len(bundle.prompt) - 1), (0,))
-        scores: NDArray[np.float32] = np.empty(bundle.vocabulary_size, np.float32)
-        scores[bundle.kept], scores[bundle.left_out] = step.logits[0], step.left_out[0]
-        found.append(scores)
-        kept.append(bundle.kept)
-        assert network.advance((5,), (0,)).left_out.shape == (0, len(bundle.left_out))
-    whole, narrow = found
-    assert len(np.setdiff1d(kept[0], kept[1])) == len(pieces) - FIRST_GREEK
-    assert whole.tobytes() == narrow.tobytes()
