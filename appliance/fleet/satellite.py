@@ -440,12 +440,14 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
         """Abandon the request under way."""
         self._satellite.hang_up()
 
-    def ask(self, window: Window) -> Transcription:
+    def ask(
+        self, window: Window, should_continue: Callable[[], bool] = lambda: True
+    ) -> Transcription:
         """Return a worker's transcription. Raises as the base's, and ServerError while muted."""
         if self._satellite.muted():
             raise ServerError("muted: speech from before is not sent", busy=True)
         self._waited_for = True
-        reply = super().ask(window)
+        reply = super().ask(window, should_continue)
         self._waited_for = False
         return reply
 

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from appliance.infer.transcriber import (
         IGNORE_PROGRESS,
         PATIENT,
-        AnyDecoder,
         AnyTranscriber,
         Encoded,
         Model,

@@ -51,7 +51,7 @@ def judge(transcription: Transcription) -> str | None:
     """Return why a transcription is discarded (no_speech, repetition, low_confidence); None: kept.
 
     A false text acts on a home, and a lost "yes" annoys, so each rule needs evidence that real
-    speech does not give. Texts of low confidence are flagged (`is_doubtful`) and the subscriber
+    speech does not give. Texts of low confidence are flagged (`find_flags`) and the subscriber
     decides: short answers often have low confidence. Loops are discarded always, because a looping
     decoder is very sure of itself.
     """
@@ -74,16 +74,11 @@ def resolve_gates(gates: GateSettings, transcription: Transcription) -> GateSett
     return replace(gates, **left) if left else gates
 
 
-def is_doubtful(transcription: Transcription, gates: GateSettings) -> bool:
-    """True for a transcription to flag as low_confidence: kept, but not safe to act on."""
-    return likelihood(transcription) < gates.low_confidence
-
-
 def find_flags(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
     """Return the flags of a transcription that is kept: low_confidence, unsure_to_act (more likely
     right than wrong, or of unknown confidence), repetition (it repeats itself)."""
     gates = resolve_gates(gates, transcription)
-    doubtful = is_doubtful(transcription, gates)
+    doubtful = likelihood(transcription) < gates.low_confidence
     sure = gates.act_confidence == 0 or likelihood(transcription) >= gates.act_confidence
     found = {
         "low_confidence": doubtful,

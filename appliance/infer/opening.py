@@ -16,11 +16,12 @@ from appliance.config import BUILT_IN_SENTENCES, EncoderSettings, GateSettings, 
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.corrections import Corrections
 from appliance.infer.runtime import lacking_runtime
-from appliance.infer.transcriber import AnyDecoder, Transcriber
+from appliance.infer.transcriber import Transcriber
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoder
     from appliance.infer.encoder import Encoder
+    from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
@@ -56,7 +57,7 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
     cpu.languages = languages
     phrases, make_phrases, rescorer, search = None, None, None, None
     encoder: Encoder
-    decoder: AnyDecoder = cpu
+    decoder: Decoder | HailoDecoder = cpu
     if on_npu:
         refuse_settings(settings, bundle, languages)
         encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)

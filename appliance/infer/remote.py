@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Self, TypeGuard, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,13 @@ from appliance.errors import DeviceError, RefusedError, ServerError
 from appliance.infer.corrections import Corrections
 from appliance.infer.encoder import Backend
 from appliance.infer.gates import compression_ratio
-from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Model, Progress, Transcriber
+from appliance.infer.transcriber import (
+    IGNORE_PROGRESS,
+    AnyTranscriber,
+    Encoded,
+    Progress,
+    Transcriber,
+)
 from appliance.model import WINDOW_S, library
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
@@ -129,8 +135,6 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         """The server's last description."""
         self.fault: str | None = None
         """Why the server is not in use, with the fix; None while it is."""
-        self.should_continue: Callable[[], bool] = lambda: True
-        """Called several times a second during a request; False cancels it."""
         self._local, self._clock = local, clock
         self._pause_s, self._look_s = self.pauses_s[0], clock() + WATCH_EVERY_S
         self._failed, self._failures = "", 0
@@ -175,9 +179,10 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         instead = "until then this machine's model transcribes"
         return "; ".join(filter(None, (self.fault, instead, self._local.trouble)))
 
-    def ask(self, window: Window) -> Reply:
-        """Return the server's answer. Raises ServerError, at once while the server is not in use,
-        and RefusedError if it fails with this window only."""
+    def ask(self, window: Window, should_continue: Callable[[], bool] = lambda: True) -> Reply:
+        """Return the server's answer. `should_continue` is called several times a second; False
+        cancels the request. Raises ServerError, at once while the server is not in use, and
+        RefusedError if it fails with this window only."""
         self._watch(self._clock())
         if self.fault:
             raise ServerError(self.fault)
@@ -185,7 +190,7 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         if failures >= MOST_TRIES:
             raise RefusedError(f"the server failed {failures} times with this window only")
         try:
-            reply = self._reply(window, self.within_s(window, failures))
+            reply = self._reply(window, self.within_s(window, failures), should_continue)
         except UnwantedError:
             raise
         except ServerError as error:
@@ -224,7 +229,7 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         if self._check is None and now_s >= self._look_s:
             self._check = BackgroundTask(self.prove if self.fault else self.describe, "server")
 
-    def _reply(self, window: Window, within_s: float) -> Reply:
+    def _reply(self, window: Window, within_s: float, should_continue: Callable[[], bool]) -> Reply:
         """Return the server's answer; wait for it while `should_continue`. Raises ServerError."""
         if self._left and self._left.is_alive():
             raise ServerError(self.away)
@@ -233,13 +238,13 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         wanted = True
         while task.is_alive() and wanted and time.monotonic() < deadline_s:
             task.join(POLL_S)
-            wanted = self.should_continue()
+            wanted = should_continue()
         if task.is_alive():
             self.hang_up()
             self._left = task
             if not wanted:
                 raise UnwantedError("the answer is not wanted any more")
-            return self._reply(window, within_s)  # raises what `away` says
+            raise ServerError(self.away)
         if task.error:
             raise task.error
         reply: Reply = task.outcome
@@ -266,10 +271,9 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         self._pause_s = min(2 * self._pause_s, self.pauses_s[1])
 
 
-class RemoteTranscriber(ABC, Generic[Facts, Reply]):
+class RemoteTranscriber(AnyTranscriber, Generic[Facts, Reply]):
     """Transcribes windows on another machine; while that cannot, with the model on this machine, if
-    there is one. Threads as in `Transcriber`, but `begin` may return the whole transcription.
-    """
+    there is one."""
 
     def __init__(
         self,
@@ -280,32 +284,17 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
     ) -> None:
         """`corrections`: misheard words and what is written in their place."""
         self._corrections = Corrections(corrections or {})
-        self.backend, self._local, self.gates = backend, local, gates
+        self._backend, self._local, self.gates = backend, local, gates
         self.in_process = local is not None
 
     @property
-    @abstractmethod
-    def bundle(self) -> Model:
-        """The model that transcribes now."""
+    def backend(self) -> RemoteBackend[Facts, Reply]:
+        """The server."""
+        return self._backend
 
     @abstractmethod
     def transcription(self, window: Window, reply: Reply) -> Transcription:
         """Return the transcription in an answer."""
-
-    @property
-    def should_continue(self) -> Callable[[], bool]:
-        """Called several times a second while `begin` waits for the server. False cancels that with
-        a ServerError."""
-        return self.backend.should_continue
-
-    @should_continue.setter
-    def should_continue(self, should_continue: Callable[[], bool]) -> None:
-        self.backend.should_continue = should_continue
-
-    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        """Return the transcription of a window. Raises as `begin` and `Transcriber.transcribe`."""
-        begun = self.begin(window)
-        return begun if isinstance(begun, Transcription) else self.decode(begun, progress)
 
     def begin(self, window: Window) -> Encoded | Transcription:
         """Return the server's transcription; encoder states if the model on this machine stands in.
@@ -314,7 +303,7 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
         this window only.
         """
         try:
-            reply = self.backend.ask(window)
+            reply = self.backend.ask(window, self.should_continue)
         except UnwantedError:
             raise
         except DeviceError:
@@ -341,9 +330,3 @@ class RemoteTranscriber(ABC, Generic[Facts, Reply]):
         self.backend.close()
         if self._local:
             self._local.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

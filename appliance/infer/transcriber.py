@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -22,8 +23,9 @@ from appliance.infer.mel import window_mel
 from appliance.records import HOP, Name, States, Transcription, Window
 
 if TYPE_CHECKING:
-    from appliance.infer.decoder import Decoded
+    from appliance.infer.decoder import Decoded, Decoder
     from appliance.infer.encoder import Backend, Encoder
+    from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
@@ -110,54 +112,59 @@ class Model(Protocol):
         """Longest window."""
 
 
-class AnyDecoder(Protocol):
-    """A decoder on the CPU or on an NPU. One thread."""
-
-    def decode(self, states: States, duration_s: float, *, language: str = "") -> Decoded:
-        """Return the tokens for states (P, d_model); `language` is what the room spoke before.
-
-        Raises ModelError.
-        """
-
-
-class AnyTranscriber(Protocol):
-    """Transcribes windows, on this machine or on another: see `Transcriber`."""
+class AnyTranscriber(ABC):
+    """Transcribes windows, on this machine or on another. Threads as in `Transcriber`."""
 
     gates: GateSettings
-    should_continue: Callable[[], bool]
+    in_process = True
+    """True if windows are transcribed in this process, which a window may crash."""
+    should_continue: Callable[[], bool] = staticmethod(lambda: True)
     """Called several times a second while `begin` waits for another machine; False makes it give up
     with an error."""
-    in_process: bool
-    """True if windows are transcribed in this process, which a window may crash."""
 
     @property
+    @abstractmethod
     def bundle(self) -> Model:
         """The model in use."""
 
     @property
+    @abstractmethod
     def backend(self) -> Backend:
         """The device or server that it runs on, to poll."""
 
+    @abstractmethod
     def begin(self, window: Window) -> Encoded | Transcription:
         """Return what `decode` needs, or the transcription itself if another machine made it."""
 
+    @abstractmethod
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
         """The second half of `transcribe`."""
 
     def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        """Return the transcription of a window."""
+        """Return the transcription of a window of at most bundle.window_s.
 
+        Raises ModelError if a graph fails, ValueError if the window is too long, and what `begin`
+        raises.
+        """
+        begun = self.begin(window)
+        return begun if isinstance(begun, Transcription) else self.decode(begun, progress)
+
+    @abstractmethod
     def warm_up(self) -> None:
         """Do what would make the first window slower."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Free the device, or cancel all requests."""
+
     def __enter__(self) -> Self:
-        pass
+        return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.close()
 
 
-class Transcriber:
+class Transcriber(AnyTranscriber):
     """Transcribes windows with a bundle on this machine.
 
     One thread may `encode` a window while another decodes the one before. They share only what may
@@ -168,7 +175,7 @@ class Transcriber:
         self,
         bundle: Bundle,
         encoder: Encoder,
-        decoder: AnyDecoder,
+        decoder: Decoder | HailoDecoder,
         tokenizer: Tokenizer,
         gates: GateSettings,
         *,
@@ -182,11 +189,9 @@ class Transcriber:
         """`language` is written if the decoder does not find out. `search` looks for a better text
         than a greedy one, of so many seconds of sound, while a function returns True.
         `make_phrases` makes expected sentences from the tables of a file."""
-        self.bundle, self.encoder, self.gates = bundle, encoder, gates
+        self._bundle, self.encoder, self.gates = bundle, encoder, gates
         self.phrases = phrases
         """The expected sentences; None without any."""
-        self.should_continue: Callable[[], bool] = lambda: True
-        self.in_process = True
         self.decoder, self._tokenizer, self._search = decoder, tokenizer, search
         self._rescorer, self._corrections = rescorer, corrections
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
@@ -194,12 +199,10 @@ class Transcriber:
         self._spoken: dict[str, str] = {}
         """The language that each room spoke last."""
 
-    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        """Return the transcription of a window of at most bundle.window_s.
-
-        Raises ModelError when a graph fails and ValueError when the window is too long.
-        """
-        return self.decode(self.encode(window), progress)
+    @property
+    def bundle(self) -> Bundle:
+        """The model in use."""
+        return self._bundle
 
     @property
     def backend(self) -> Backend:
@@ -290,7 +293,13 @@ class Transcriber:
             return best
         begun_s = time.perf_counter()
         decoded = self._rescorer.rescore(best.decoded, best.encoded.names)
-        return self._rewritten(best, decoded, 1000 * (time.perf_counter() - begun_s))
+        decode_ms = best.result.decode_ms + 1000 * (time.perf_counter() - begun_s)
+        result = self.describe(decoded, best.encoded, decode_ms)
+        # as sure as what was heard: a name is put in because no model expects it
+        result = replace(
+            result, avg_logprob=best.result.avg_logprob, confidence=best.result.confidence
+        )
+        return replace(best, decoded=decoded, result=result)
 
     def _find_phrase(self, best: _Candidate, progress: Progress) -> _Candidate:
         """Add the expected sentence that the text is likely to be."""
@@ -311,15 +320,6 @@ class Transcriber:
             decode_ms=best.result.decode_ms + 1000 * (time.perf_counter() - begun_s),
         )
         return replace(best, result=result)
-
-    def _rewritten(self, best: _Candidate, decoded: Decoded, took_ms: float) -> _Candidate:
-        """The candidate with other tokens, which took `took_ms` more of the decoder. It is as sure
-        as what was heard: a name is put in because no model expects it."""
-        result = self.describe(decoded, best.encoded, best.result.decode_ms + took_ms)
-        result = replace(
-            result, avg_logprob=best.result.avg_logprob, confidence=best.result.confidence
-        )
-        return replace(best, decoded=decoded, result=result)
 
     def _remember_language(self, room: str | None, result: Transcription) -> None:
         """Remember which language a room speaks, if that is sure, and no noise."""
@@ -387,9 +387,3 @@ class Transcriber:
     def close(self) -> None:
         """Free the encoder's device."""
         self.encoder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -18,6 +18,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,31 +160,17 @@ class Vocabulary:
             last = self._last = words, names, joined
         return last[2]
 
-    def _joined(self, names: Iterable[str]) -> tuple[Words, str]:
+    def _joined(self, names: Sequence[str]) -> tuple[Words, str]:
         kept = dict.fromkeys(self._own)
-        unfit = over = count = 0
-        for name in names:
-            count += 1
-            if len(kept) >= WORDS_AT_MOST:
-                over += 1
-                continue
-            fit = clean(name)
-            if fit and self._can_write(fit):
-                kept[fit] = None
-            else:
-                unfit += 1
-        left_out = []
-        if unfit:
-            left_out.append(
-                f"{unfit} of {count} names are left out: expected 1 to 64 letters that the model "
-                "can write"
+        fits = (name for name in map(clean, names) if name and self._can_write(name))
+        fitting = list(islice(fits, WORDS_AT_MOST - len(kept)))
+        kept |= dict.fromkeys(fitting)
+        if lost := len(names) - len(fitting):
+            return Words(kept), (
+                f"{lost} of {len(names)} names are left out: expected 1 to 64 letters that the "
+                f"model can write, and at most {WORDS_AT_MOST} words in all; expose fewer"
             )
-        if over:
-            left_out.append(
-                f"{over} of {count} names are left out: expected at most {WORDS_AT_MOST} words in "
-                "all; expose fewer"
-            )
-        return Words(kept), "; ".join(left_out)
+        return Words(kept), ""
 
 
 class Rescorer:
@@ -362,22 +349,13 @@ def _read(name: str) -> list[str]:
     try:
         with path.open("rb") as file:
             data = file.read(FILE_AT_MOST + 1)
-        if len(data) > FILE_AT_MOST:
-            raise ConfigError(
-                f"{path}: expected at most {WORDS_AT_MOST} words, one a line ([vocabulary] file), "
-                "found more than 1 MB"
-            )
         lines = data.decode("utf-8-sig").splitlines()
-    except OSError as error:
+        if len(data) > FILE_AT_MOST:
+            raise ValueError("more than 1 MB")
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: expected a readable file of words, one a line ([vocabulary] file), "
-            f"found {error.strerror}"
-        ) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{path}: expected words in UTF-8 ([vocabulary] file), found a byte that is none in "
-            f"line {line}; save it as UTF-8"
+            f"{path}: expected a file of words in UTF-8, one a line ([vocabulary] file), found: "
+            f"{getattr(error, 'strerror', None) or shorten(error, 200)}"
         ) from None
     words = {at: line.split("#")[0].strip() for at, line in enumerate(lines, 1)}
     if strange := [at for at, word in words.items() if word and not is_word(word)]:

@@ -59,19 +59,12 @@ class Published:
     """That `model add` demands, by its parameters."""
 
 
-_TINY, _BASE, _SMALL = (
-    Published(151, 40, 0.30),
-    Published(290, 75, 0.34),
-    Published(967, 246, 0.54),
-)
-PUBLISHED = {
-    "tiny": _TINY,
-    "tiny.en": _TINY,
-    "base": _BASE,
-    "base.en": _BASE,
-    "small": _SMALL,
-    "small.en": _SMALL,
+_SIZES = {
+    "tiny": Published(151, 40, 0.30),
+    "base": Published(290, 75, 0.34),
+    "small": Published(967, 246, 0.54),
 }
+PUBLISHED = {f"{name}{kind}": size for name, size in _SIZES.items() for kind in ("", ".en")}
 """The models that setup and the page offer; those called .en know English only."""
 
 

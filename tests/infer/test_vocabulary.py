@@ -221,9 +221,7 @@ def test_names_of_others_are_bounded_whatever_they_are(caplog: pytest.LogCapture
     told = vocabulary.set_names([(f"name {number}", number % 3) for number in range(100_000)])
     assert time.process_time() - begun_s < 5
     assert len(vocabulary.words.words) == 1000 and vocabulary.words.words[:2] == ("Anna", "name 0")
-    assert told == (
-        "99001 of 100000 names are left out: expected at most 1000 words in all; expose fewer"
-    )
+    assert told.startswith("99001 of 100000 names are left out: ") and "at most 1000 words" in told
     assert "\n" not in told and vocabulary.set_names([]) == ""
     assert list(vocabulary.words.words) == ["Anna"]
 
@@ -248,10 +246,13 @@ def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
     [
         (b"Anna\n\x07bell\n", "line 2: expected a word or name of 1 to 64 letters, found"),
         (b"x" * 65, "line 1: expected a word or name of 1 to 64 letters, found"),
-        (b"Anna\n\xff\n", "found a byte that is none in line 2; save it as UTF-8"),
-        (b"a\n" * (1 << 20), "expected at most 1000 words, one a line"),
+        (b"Anna\n\xff\n", "can't decode byte 0xff in position 5"),
+        (b"a\n" * (1 << 20), "more than 1 MB"),
         (b"".join(b"w%d\n" % at for at in range(1001)), "at most 1000 words in all, found 1001"),
-        (None, "expected a readable file of words"),
+        (
+            None,
+            "expected a file of words in UTF-8, one a line ([vocabulary] file), found: No",
+        ),
     ],
 )
 def test_a_file_of_words_that_is_wrong_is_refused_in_one_line(

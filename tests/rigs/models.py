@@ -113,7 +113,8 @@ def write_checkpoint(folder: Path, config: WhisperConfig, weights: Weights) -> P
     prompt = ("<|en|>", "<|transcribe|>", "<|notimestamps|>")
     forced = [[place, added[name]] for place, name in enumerate(prompt, 1)]
     settings = {"model_type": "whisper", "activation_function": "gelu", **asdict(config)}
-    (folder / "config.json").write_text(json.dumps(settings | {"forced_decoder_ids": forced}))
+    settings |= {"forced_decoder_ids": forced, "is_multilingual": True}
+    (folder / "config.json").write_text(json.dumps(settings))
     (folder / "vocab.json").write_text(json.dumps(pieces(first_special)))
     (folder / "added_tokens.json").write_text(json.dumps(added))
     return folder

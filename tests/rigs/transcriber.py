@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Self
+from typing import Any
 
 import numpy as np
 
 from appliance.config import Settings
-from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
+from appliance.infer.transcriber import IGNORE_PROGRESS, AnyTranscriber, Encoded, Progress
 from appliance.records import Transcription, Window
 
 HEARD = Transcription(
@@ -44,17 +44,14 @@ class FakeEncoder:
         return {}
 
 
-class FakeTranscriber:
+class FakeTranscriber(AnyTranscriber):
     """Says what it is told to say, or fails."""
 
-    trouble = ""
-    in_process = True
+    bundle: Any = SimpleNamespace(
+        name="fake", title="Fake", window_s=10.0, language="en", languages=("en",)
+    )
 
     def __init__(self) -> None:
-        self.should_continue: Callable[[], bool] = lambda: True
-        self.bundle = SimpleNamespace(
-            name="fake", title="Fake", window_s=10.0, language="en", languages=("en",)
-        )
         self.encoder = FakeEncoder()
         self.gates = replace(Settings().gates, low_confidence=0.3)
         self.answer: Transcription | Exception = HEARD
@@ -64,7 +61,7 @@ class FakeTranscriber:
         pass
 
     @property
-    def backend(self) -> FakeEncoder:
+    def backend(self) -> Any:
         return self.encoder
 
     def begin(self, window: Window) -> Encoded:
@@ -82,16 +79,7 @@ class FakeTranscriber:
             progress.decided(self.answer)
         return self.answer
 
-    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        return self.decode(self.encode(window), progress)
-
     def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
         pass
 
 

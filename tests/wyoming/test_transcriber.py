@@ -214,12 +214,10 @@ def test_a_cancelled_request_returns_at_once_and_is_no_failure() -> None:
         moves.append(1)
         return len(moves) < 3
 
-    backend.should_continue = should_continue
     with pytest.raises(UnwantedError):
-        backend.ask(window)
+        backend.ask(window, should_continue)
     assert len(moves) == 3
     assert backend.trouble is None
-    backend.should_continue = lambda: True
     with pytest.raises(ServerError, match="still being looked up"):
         backend.ask(window)
     client.found.set()
