@@ -134,7 +134,7 @@ def make_bundle(
     _check_window(request.window_s)
     progress = progress or StreamProgress()
     hef = _published_hef(request)
-    decoder = _published_decoder(request)
+    _check_npu_decoder(request, hef)
     if request.hef_file:
         read_hef(request.hef_file)
     own_decoder = _own_decoder(request, hef)
@@ -171,12 +171,12 @@ def make_bundle(
     finally:
         progress.end()
     if hef:
-        file = hailo_store.fetch_hef(hef, staging.folder, Downloader(progress=progress))
+        file = hailo_store.fetch_encoder(hef, staging.folder, Downloader(progress=progress))
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
         _put_hef(file, hef.chip, staging)
-        if decoder:
-            yield f"fetching {decoder.address}, for comparison only: the CPU decodes faster"
-            _put_decoder(decoder, staging, Downloader(progress=progress))
+        if request.npu_decoder:
+            yield f"fetching {hef.decoder[0]}, for comparison only: the CPU decodes faster"
+            _put_decoder(hef, staging, Downloader(progress=progress))
     elif request.hef_file:
         _put_hef(request.hef_file, "", staging)
     elif request.chip:
@@ -264,7 +264,7 @@ def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
     """
     if not request.chip:
         return None
-    found = None if request.folder else hailo_store.encoder_hef(request.chip, request.source)
+    found = None if request.folder else hailo_store.find_hef(request.chip, request.source)
     if found and request.window_s in (None, found.window_s):
         return found
     if request.hef == AUTO:
@@ -273,31 +273,22 @@ def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
     raise ConfigError(f"--hef: {hailo_store.explain_none(request.chip, request.source, window_s)}")
 
 
-def _published_decoder(request: AddRequest) -> hailo_store.DecoderSource | None:
-    """Return Hailo's decoder for the request; None if it is not requested.
-
-    Raises ConfigError if Hailo publishes none, or no encoder for it.
-    """
-    if not request.npu_decoder:
-        return None
-    if not request.chip:
+def _check_npu_decoder(request: AddRequest, hef: hailo_store.HefSource | None) -> None:
+    """Raise ConfigError if Hailo's decoder is wanted, and Hailo publishes none for the request."""
+    if request.npu_decoder and not request.chip:
         found = "no Hailo in this machine" if request.hef == AUTO else f"--hef {request.hef}"
         raise ConfigError(
             f"--npu-decoder: expected a chip, as with --hef {', '.join(CHIP_NAMES)}, found {found}"
         )
-    source = None if request.folder else hailo_store.decoder_hef(request.chip, request.source)
-    if source is None or _published_hef(request) is None:
+    if request.npu_decoder and not hef:
         raise ConfigError(
             f"--npu-decoder: Hailo publishes decoders for {request.chip} with its encoders of "
-            f"{hailo_store.published_decoders(request.chip)} alone, found {request.source}; leave "
-            "it out: the CPU decodes faster"
+            f"{hailo_store.published(str(request.chip))} alone, found {request.source}; leave it "
+            "out: the CPU decodes faster"
         )
-    return source
 
 
-def _put_decoder(
-    source: hailo_store.DecoderSource, staging: StagingFolder, client: Downloader
-) -> None:
+def _put_decoder(source: hailo_store.HefSource, staging: StagingFolder, client: Downloader) -> None:
     """Put Hailo's decoder and its tables into the draft and its manifest. Raises ModelError."""
     fetched = hailo_store.fetch_decoder(source, staging.folder, client)
     with model_errors(staging.draft):

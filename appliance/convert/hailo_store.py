@@ -27,100 +27,62 @@ NPY_MAGIC = b"\x93NUMPY"
 LIMIT = 500_000_000
 """Bytes; far more than an encoder of Whisper base needs."""
 
-_ENCODERS = {
-    ("hailo8", "tiny"): (10.0, "h8/tiny-whisper-encoder-10s_15dB.hef"),
-    ("hailo8", "base"): (5.0, "h8/base-whisper-encoder-5s.hef"),
-    ("hailo8l", "tiny"): (10.0, "h8l/tiny-whisper-encoder-10s_15dB_h8l.hef"),
-    ("hailo8l", "base"): (5.0, "h8l/base-whisper-encoder-5s_h8l.hef"),
-    ("hailo10h", "tiny"): (10.0, "h10h/tiny-whisper-encoder-10s.hef"),
-    ("hailo10h", "tiny.en"): (10.0, "h10h/tiny_en-whisper-encoder-10s.hef"),
-    ("hailo10h", "base"): (10.0, "h10h/base-whisper-encoder-10s.hef"),
+_PUBLISHED = {
+    ("hailo8", "tiny"): (10.0, "h8/tiny", "10s_15dB", "fixed-sequence-matmul-split"),
+    ("hailo8", "base"): (5.0, "h8/base", "5s", "fixed-sequence-matmul-split"),
+    ("hailo8l", "tiny"): (10.0, "h8l/tiny", "10s_15dB_h8l", "fixed-sequence-matmul-split_h8l"),
+    ("hailo8l", "base"): (5.0, "h8l/base", "5s_h8l", "fixed-sequence-matmul-split_h8l"),
+    ("hailo10h", "tiny"): (10.0, "h10h/tiny", "10s", "fixed-sequence"),
+    ("hailo10h", "tiny.en"): (10.0, "h10h/tiny_en", "10s", "fixed-sequence"),
+    ("hailo10h", "base"): (10.0, "h10h/base", "10s", "10s-out-seq-64"),
 }
-"""(chip, checkpoint): window in seconds, file."""
-
-_DECODERS = {
-    ("hailo8", "tiny"): (32, "h8/tiny-whisper-decoder-fixed-sequence-matmul-split.hef"),
-    ("hailo8", "base"): (24, "h8/base-whisper-decoder-fixed-sequence-matmul-split.hef"),
-    ("hailo8l", "tiny"): (32, "h8l/tiny-whisper-decoder-fixed-sequence-matmul-split_h8l.hef"),
-    ("hailo8l", "base"): (24, "h8l/base-whisper-decoder-fixed-sequence-matmul-split_h8l.hef"),
-    ("hailo10h", "tiny"): (32, "h10h/tiny-whisper-decoder-fixed-sequence.hef"),
-    ("hailo10h", "tiny.en"): (32, "h10h/tiny_en-whisper-decoder-fixed-sequence.hef"),
-    ("hailo10h", "base"): (64, "h10h/base-whisper-decoder-10s-out-seq-64.hef"),
-}
-"""(chip, checkpoint): tokens of the fixed sequence, file."""
+"""(chip, checkpoint): window in seconds, files' beginning, the encoder's and the decoder's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class HefSource:
-    """An encoder that Hailo has compiled."""
+    """An encoder and a decoder that Hailo has compiled."""
 
     chip: str
-    checkpoint: str
     window_s: float
     """Must equal the bundle's window."""
     address: str
+    """The encoder's."""
+    decoder: tuple[str, str, str]
+    """Addresses of the decoder's HEF, of the token embedding and of what is added to that, .npy."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderSource:
-    """A decoder that Hailo has compiled, with the tables its host looks tokens up in."""
-
-    chip: str
-    checkpoint: str
-    tokens: int
-    """Length of the sequence that each step computes anew."""
-    address: str
-    embedding: str
-    """Address of the token embedding, .npy."""
-    positions: str
-    """Address of what is added to the embedding, .npy."""
-
-
-def encoder_hef(
+def find_hef(
     chip: str, checkpoint: str, environment: Mapping[str, str] = os.environ
 ) -> HefSource | None:
-    """Return Hailo's encoder for a chip and a checkpoint (name or repository), or None."""
-    name = _short(checkpoint)
-    if (chip, name) not in _ENCODERS:
+    """Return what Hailo has for a chip and a checkpoint (name or repository), or None."""
+    name = next((name for name, each in NAMES.items() if each == checkpoint), checkpoint)
+    if (chip, name) not in _PUBLISHED:
         return None
-    window_s, path = _ENCODERS[chip, name]
-    return HefSource(chip, name, window_s, f"{_store(environment)}/whisper/{path}")
-
-
-def decoder_hef(
-    chip: str, checkpoint: str, environment: Mapping[str, str] = os.environ
-) -> DecoderSource | None:
-    """Return Hailo's decoder for a chip and a checkpoint (name or repository), or None."""
-    name, store = _short(checkpoint), _store(environment)
-    if (chip, name) not in _DECODERS:
-        return None
-    tokens, path = _DECODERS[chip, name]
+    window_s, begin, encoder, decoder = _PUBLISHED[chip, name]
+    store = (environment.get(VARIABLE, "").strip() or STORE).rstrip("/")
     tables = f"{store}/npy%20files/whisper/decoder_assets/{name}/decoder_tokenization"
-    return DecoderSource(
+    return HefSource(
         chip,
-        name,
-        tokens,
-        f"{store}/whisper/{path}",
-        f"{tables}/token_embedding_weight_{name}.npy",
-        f"{tables}/onnx_add_input_{name}.npy",
+        window_s,
+        f"{store}/whisper/{begin}-whisper-encoder-{encoder}.hef",
+        (
+            f"{store}/whisper/{begin}-whisper-decoder-{decoder}.hef",
+            f"{tables}/token_embedding_weight_{name}.npy",
+            f"{tables}/onnx_add_input_{name}.npy",
+        ),
     )
 
 
 def published(chip: str) -> str:
     """Return the encoders for a chip, for messages: "tiny (10 s), base (5 s)"."""
-    found = [(name, size) for (each, name), (size, _) in _ENCODERS.items() if each == chip]
+    found = [(name, size) for (each, name), (size, *_) in _PUBLISHED.items() if each == chip]
     return ", ".join(f"{name} ({window_s:g} s)" for name, window_s in found)
 
 
 def shortest_window_s(checkpoint: str) -> float:
     """Return the shortest window for which Hailo has compiled a checkpoint's encoder."""
-    return min(window_s for (_, each), (window_s, _) in _ENCODERS.items() if each == checkpoint)
-
-
-def published_decoders(chip: str) -> str:
-    """Return the decoders for a chip, for messages: "tiny (32 tokens)"."""
-    found = [(name, size) for (each, name), (size, _) in _DECODERS.items() if each == chip]
-    return ", ".join(f"{name} ({tokens} tokens)" for name, tokens in found)
+    return min(window_s for (_, each), (window_s, *_) in _PUBLISHED.items() if each == checkpoint)
 
 
 def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
@@ -134,25 +96,20 @@ def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
     )
 
 
-def fetch_hef(source: HefSource, folder: Path, client: Downloader) -> Path:
-    """Fetch the HEF into `folder` and return it. Raises ModelError."""
+def fetch_encoder(source: HefSource, folder: Path, client: Downloader) -> Path:
+    """Fetch the encoder into `folder` and return it. Raises ModelError."""
     fix = "give a HEF of yours (--hef FILE), or none (--hef none)"
     return _fetch(client, source.address, MAGIC, folder, fix)
 
 
-def fetch_decoder(
-    source: DecoderSource, folder: Path, client: Downloader
-) -> tuple[Path, Path, Path]:
-    """Fetch the decoder's HEF, token table and table of positions into `folder`, and return them.
-
-    Raises ModelError.
-    """
+def fetch_decoder(source: HefSource, folder: Path, client: Downloader) -> list[Path]:
+    """Fetch the decoder's HEF and tables into `folder`, and return them. Raises ModelError."""
     fix = "leave --npu-decoder out: the CPU decodes faster"
-    return (
-        _fetch(client, source.address, MAGIC, folder, fix),
-        _fetch(client, source.embedding, NPY_MAGIC, folder, fix),
-        _fetch(client, source.positions, NPY_MAGIC, folder, fix),
-    )
+    magics = (MAGIC, NPY_MAGIC, NPY_MAGIC)
+    return [
+        _fetch(client, address, magic, folder, fix)
+        for address, magic in zip(source.decoder, magics, strict=True)
+    ]
 
 
 def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: str) -> Path:
@@ -172,12 +129,3 @@ def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: st
     raise ModelError(
         f"{address}: expected a file that begins with {magic!r}, found {begin!r}; {fix}"
     )
-
-
-def _short(checkpoint: str) -> str:
-    """Return the short name of a known repository."""
-    return next((name for name, each in NAMES.items() if each == checkpoint), checkpoint)
-
-
-def _store(environment: Mapping[str, str]) -> str:
-    return (environment.get(VARIABLE, "").strip() or STORE).rstrip("/")
