@@ -65,24 +65,14 @@ def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
 
 def describe(facts: dict[str, Any]) -> list[str]:
     """Return what was fitted, as lines for people."""
-    figures = facts["fitted"]
-    lines = []
-    for key, name, part in (
-        ("calibration", "confidence", "confidence"),
-        ("phrase_calibration", "expected sentences", "expected_sentences"),
-    ):
-        found = figures[part]
-        verdict = "fitted" if key in facts else "not changed"
-        if "error" in found:
-            errors = f"mean squared error {found['error']:.3f}, before {found['error_before']:.3f}"
-            lines.append(
-                f"{name}: {verdict}; {found['texts']} texts, {found['wrong']} wrong; on those held "
-                f"out {errors}"
-            )
-        else:
-            lines.append(f"{name}: {verdict}; only {found['texts']} found in the recordings")
+    figures = facts["fitted"]["confidence"]
+    lines = [
+        f"confidence: {'fitted' if 'calibration' in facts else 'not changed'}; {figures['texts']} "
+        f"texts, {figures['wrong']} wrong; on those held out mean squared error "
+        f"{figures['error']:.3f}, before {figures['error_before']:.3f}"
+    ]
     if "calibration" in facts:
-        right, wrong = figures["confidence"]["acting"]
+        right, wrong = figures["acting"]
         lines.append(
             f"acting on a text: from a confidence of {facts['calibration']['act']:.2f} on; of the "
             f"{right + wrong} texts held out that reach it, {wrong} are wrong"

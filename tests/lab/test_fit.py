@@ -22,7 +22,6 @@ from appliance.lab.fit.choices import (
     ENOUGH,
     Example,
     choose_act_confidence,
-    fit_sentences,
     fit_texts,
 )
 from appliance.lab.fit.main import FitRequest, fit_model, read_corrections, write_facts
@@ -121,19 +120,6 @@ def test_a_confidence_for_acting_lets_few_wrong_texts_through() -> None:
     assert few >= 0.5, "20 texts prove nothing; the best of them is taken"
 
 
-def test_expected_sentences_are_calibrated_if_there_are_enough() -> None:
-    rng = np.random.default_rng(3)
-    good = [Example(True, (3.5, -0.1, -rng.random()), f"{n}", 0.6) for n in range(30)]
-    bad = [Example(False, (0.0, -2.0, 4 * rng.random()), f"{n}", 0.4) for n in range(30)]
-    fitted, figures = fit_sentences([*good, *bad])
-    assert fitted is not None
-    assert fitted.confidence(0.97, -0.1, -1.0) > 0.9
-    assert fitted.confidence(0.5, -2.0, 4.0) < 0.1
-    assert (figures["texts"], figures["wrong"]) == (60, 30)
-    assert fit_sentences(good) == (None, {"texts": 30, "wrong": 0})
-    assert fit_sentences([]) == (None, {"texts": 0, "wrong": 0})
-
-
 @pytest.mark.parametrize(
     "text",
     ["Set the living-room to 21%, please!", "set the living room to twenty one percent please"],
@@ -143,20 +129,13 @@ def test_texts_are_the_same_however_they_are_spelled(text: str) -> None:
     assert not is_same(text, "set the living room to twenty two percent please")
 
 
-def test_a_recording_is_heard_and_compared_with_what_was_said(tmp_path: Path) -> None:
+def test_a_recording_is_heard_and_compared_with_what_was_said() -> None:
     said = "what is the weather like in chicago"
-    phrases = tmp_path / "phrases.toml"
-    phrases.write_text(f'[phrases]\nweather = ["{said}", "stop the music"]\n')
-    settings = replace(ONE_THREAD, phrases=replace(Settings().phrases, file=str(phrases)))
-    clips = [
-        Clip(SPEECH / "00.flac", said, ""),
-        Clip(SPEECH / "00.flac", "something else was said", ""),
-    ]
+    clips = [Clip(SPEECH / "00.flac", said), Clip(SPEECH / "00.flac", "something else was said")]
     steps: list[tuple[int, int]] = []
-    with open_transcriber(settings, bundle=load_bundle("tiny.en")) as transcriber:
-        texts, sentences = listen(transcriber, settings, clips, lambda *step: steps.append(step))
+    with open_transcriber(ONE_THREAD, bundle=load_bundle("tiny.en")) as transcriber:
+        texts = listen(transcriber, ONE_THREAD, clips, lambda *step: steps.append(step))
     assert [one.right for one in texts] == [True, False]
-    assert [one.right for one in sentences] == [True, False]
     assert [one.group for one in texts] == [clip.text for clip in clips]
     mean, total = texts[0].features
     assert total < mean < 0
@@ -188,8 +167,7 @@ def test_a_fit_writes_what_is_better_and_says_so(added: Path, tmp_path: Path) ->
     assert facts["fitted"]["corrections"] == 300
     lines = describe(facts)
     assert lines[0].startswith("confidence: fitted; 300 texts, ")
-    assert lines[1] == "expected sentences: not changed; only 0 found in the recordings"
-    assert lines[2].startswith("acting on a text: from a confidence of ")
+    assert lines[1].startswith("acting on a text: from a confidence of ")
 
 
 def test_a_fit_that_is_no_better_changes_nothing_and_says_so(added: Path, tmp_path: Path) -> None:
@@ -251,14 +229,6 @@ def test_recordings_without_a_good_list_are_refused(
         (tmp_path / "transcripts.tsv").write_bytes(table)
     with pytest.raises(ConfigError, match=message):
         recorded_clips(tmp_path)
-
-
-def test_a_list_may_name_the_speakers(tmp_path: Path) -> None:
-    (tmp_path / "a.wav").touch()
-    (tmp_path / "b.wav").touch()
-    listed = "file\ttext\tspeaker\na.wav\tHello there\tAda\nb.wav\tGood night\t\n"
-    (tmp_path / "transcripts.tsv").write_text(listed)
-    assert [clip.speaker for clip in recorded_clips(tmp_path)] == ["Ada", ""]
 
 
 def test_corrections_of_this_model_count(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from appliance.errors import ConfigError
 from appliance.lab.fit.statistics import Numbers, Truths, calibration_error, logistic, ranking
-from appliance.model import Calibration, PhraseCalibration
+from appliance.model import Calibration
 
 LOW = 0.5
 """Confidence below which a text is wrong more often than right: it is flagged."""
@@ -19,18 +19,15 @@ ENOUGH = 15
 FOLDS = 5
 WRONG_ACTS = 0.03
 """Share of the texts that may act that may be wrong."""
-TEXT_SIGNS, SENTENCE_SIGNS = (1, 1), (1, 1, -1)
-"""Signs that the coefficients of a text's and of an expected sentence's features may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text or an expected sentence, and whether it is right."""
+    """A text, and whether it is right."""
 
     right: bool
-    features: tuple[float, ...]
-    """Of a text: mean and sum of its natural log-probabilities. Of an expected sentence: see
-    PhraseCalibration."""
+    features: tuple[float, float]
+    """Mean and sum of its natural log-probabilities."""
     group: str
     """Examples of one group are never in both parts of a cross-validation."""
     now: float
@@ -49,27 +46,14 @@ def fit_texts(examples: Sequence[Example]) -> tuple[Calibration | None, dict[str
             f"{len(groups)}. Nothing was changed. Add recordings, also of sentences that the model "
             "gets wrong."
         )
-    expected, figures = _cross_validate(examples, TEXT_SIGNS)
+    expected, figures = _cross_validate(examples)
     act = choose_act_confidence(expected, right)
     acting = expected >= act
     figures["acting"] = [int((acting & right).sum()), int((acting & ~right).sum())]
     if figures["error"] >= figures["error_before"]:
         return None, figures
-    offset, mean, total = _regress(examples, TEXT_SIGNS)
+    offset, mean, total = _regress(examples)
     return Calibration(offset, mean, total, LOW, act), figures
-
-
-def fit_sentences(examples: Sequence[Example]) -> tuple[PhraseCalibration | None, dict[str, Any]]:
-    """Return the calibration of expected sentences, None if there are too few examples or it is no
-    better than the bundle's; and its figures."""
-    right = np.array([one.right for one in examples], bool)
-    enough = min(right.sum(), (~right).sum()) >= ENOUGH
-    if not enough or len({one.group for one in examples}) < FOLDS:
-        return None, {"texts": len(right), "wrong": int((~right).sum())}
-    _, figures = _cross_validate(examples, SENTENCE_SIGNS)
-    if figures["error"] >= figures["error_before"]:
-        return None, figures
-    return PhraseCalibration(*_regress(examples, SENTENCE_SIGNS)), figures
 
 
 def choose_act_confidence(expected: Numbers, right: Truths) -> float:
@@ -89,9 +73,7 @@ def choose_act_confidence(expected: Numbers, right: Truths) -> float:
     return float(limits[enough[0] if len(enough) else np.argmin(shares)])
 
 
-def _cross_validate(
-    examples: Sequence[Example], signs: Sequence[int]
-) -> tuple[Numbers, dict[str, Any]]:
+def _cross_validate(examples: Sequence[Example]) -> tuple[Numbers, dict[str, Any]]:
     """Return the probability of each example by a fit to the other groups, and the figures of those
     probabilities and of the present ones."""
     groups = sorted({one.group for one in examples})
@@ -100,7 +82,7 @@ def _cross_validate(
     expected = np.zeros(len(examples))
     for number in range(FOLDS):
         rest = [one for one, part in zip(examples, fold, strict=True) if part != number]
-        odds = table[fold == number] @ np.array(_regress(rest, signs))
+        odds = table[fold == number] @ np.array(_regress(rest))
         expected[fold == number] = 1 / (1 + np.exp(-np.clip(odds, -500, 500)))
     right = np.array([one.right for one in examples], bool)
     now = np.array([one.now for one in examples])
@@ -115,16 +97,16 @@ def _cross_validate(
     }
 
 
-def _regress(examples: Sequence[Example], signs: Sequence[int]) -> list[float]:
-    """The coefficients of the logistic regression, the offset first; one that would have the wrong
-    sign is 0."""
+def _regress(examples: Sequence[Example]) -> list[float]:
+    """The coefficients of the logistic regression, the offset first; one that would be negative is
+    0."""
     table = _features(examples)
     right = np.array([one.right for one in examples], float)
     columns = list(range(table.shape[1]))
     while True:
         fitted = logistic(table[:, columns], right, np.ones(len(right)))
         found = dict(zip(columns, map(float, fitted), strict=True))
-        wrong = [column for column in columns[1:] if found[column] * signs[column - 1] < 0]
+        wrong = [column for column in columns[1:] if found[column] < 0]
         if not wrong:
             return [round(found.get(column, 0.0), 3) for column in range(table.shape[1])]
         columns.remove(wrong[0])

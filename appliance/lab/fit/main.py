@@ -19,7 +19,7 @@ from appliance import __version__
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import open_transcriber
-from appliance.lab.fit.choices import Example, fit_sentences, fit_texts
+from appliance.lab.fit.choices import Example, fit_texts
 from appliance.lab.fit.recordings import is_same, listen, recorded_clips, words
 from appliance.model import MANIFEST, Bundle, is_packaged, library, load_bundle, read_json
 from appliance.system import write_whole
@@ -46,8 +46,8 @@ def fit_model(
 ) -> dict[str, Any]:
     """Fit a bundle and add the result to its bundle.json; return what was added.
 
-    `fitted` in it has the figures; without `calibration` and `phrase_calibration`, nothing was
-    better, and the bundle is as before. `advance` is called with the recordings that were heard and
+    `fitted` in it has the figures; without `calibration`, nothing was better, and the bundle is as
+    before. `advance` is called with the recordings that were heard and
     their number. Raises RoomscribeError; then the bundle is as before, too.
     """
     folder = request.folder
@@ -59,28 +59,21 @@ def fit_model(
     bundle = load_bundle(folder)
     before = (folder / MANIFEST).read_bytes()
     corrected = read_corrections(request.corrections, bundle) if request.corrections else []
-    texts, sentences = list[Example](), list[Example]()
+    texts = list[Example]()
     if request.recordings:
         clips = recorded_clips(request.recordings)
         with open_transcriber(settings, bundle=bundle) as transcriber:
-            texts, sentences = listen(transcriber, settings, clips, advance)
+            texts = listen(transcriber, settings, clips, advance)
     calibration, of_texts = fit_texts([*texts, *corrected])
-    phrases, of_sentences = fit_sentences(sentences)
-    facts: dict[str, Any] = {
-        "calibration": asdict(calibration) if calibration else None,
-        "phrase_calibration": asdict(phrases) if phrases else None,
-    }
-    facts = {key: value for key, value in facts.items() if value}
-    changed = bool(facts)
+    facts: dict[str, Any] = {"calibration": asdict(calibration)} if calibration else {}
     facts["fitted"] = {
         "version": __version__,
         "date": datetime.now(UTC).date().isoformat(),
         "recordings": len(texts),
         "corrections": len(corrected),
         "confidence": of_texts,
-        "expected_sentences": of_sentences,
     }
-    if changed:
+    if calibration:
         write_facts(folder, before, facts)
     return facts
 

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from appliance.capture import Recording, Segmenter, VoiceDetector
 from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.infer import Transcriber, in_words, judge
 from appliance.lab.fit.choices import Example
-from appliance.lab.recordings import LISTS, listed_texts, read_rows
-from appliance.model import LEADS, log_odds
+from appliance.lab.recordings import listed_texts
 from appliance.records import Window, likelihood
 
 _SHORT = (("what's", "what is"), ("it's", "it is"), ("i'm", "i am"), ("we're", "we are"))
@@ -27,15 +24,13 @@ class Clip:
 
     file: Path
     text: str
-    speaker: str
-    """"" if it is unknown."""
 
 
 def recorded_clips(folder: Path) -> list[Clip]:
-    """Return the sentences of a folder with a list (columns file and text, perhaps speaker). Raises
-    ConfigError, which names the file."""
+    """Return the sentences of a folder with a list (columns file and text). Raises ConfigError,
+    which names the file."""
     try:
-        texts, speakers = listed_texts(folder), _listed_speakers(folder)
+        texts = listed_texts(folder)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{folder}: its list of recordings cannot be read: {error}. Write it as UTF-8."
@@ -45,23 +40,12 @@ def recorded_clips(folder: Path) -> list[Clip]:
             f"{folder}: expected a folder with transcripts.tsv, found none. Write one line per "
             "recording: its file, a tab, its text; the first line is: file, a tab, text."
         )
-    clips = [
-        Clip(folder / name, text, speakers.get(name, ""))
-        for name, text in texts.items()
-        if words(text)
-    ]
+    clips = [Clip(folder / name, text) for name, text in texts.items() if words(text)]
     if not clips:
         raise ConfigError(f"{folder}: its list has no text. Add your recordings to it.")
     if lost := next((clip.file for clip in clips if not clip.file.is_file()), None):
         raise ConfigError(f"{lost}: the list names it, and it does not exist. Correct the list.")
     return clips
-
-
-def _listed_speakers(folder: Path) -> dict[str, str]:
-    """Speakers by the names of their files, if the list has a column for them."""
-    listed = next((folder / name for name in LISTS if (folder / name).is_file()), None)
-    rows = read_rows(listed) if listed else []
-    return {row.get("file") or row.get("path") or "": row.get("speaker") or "" for row in rows}
 
 
 def words(text: str) -> list[str]:
@@ -85,14 +69,13 @@ def listen(
     settings: Settings,
     clips: Sequence[Clip],
     advance: Callable[[int, int], object],
-) -> tuple[list[Example], list[Example]]:
-    """Return the texts that are not discarded, and the expected sentences that were found.
+) -> list[Example]:
+    """Return the texts that are not discarded.
 
-    A recording counts if it gives one window, as a sentence does. Sentences of one speaker, or with
-    one text if speakers are unknown, are one group. Raises RoomscribeError.
+    A recording counts if it gives one window, as a sentence does. Those with one text are one
+    group. Raises RoomscribeError.
     """
-    texts, sentences = [], []
-    known = len({clip.speaker for clip in clips if clip.speaker}) > 1
+    texts = []
     for number, clip in enumerate(clips):
         advance(number, len(clips))
         window = _only_window(clip.file, settings, transcriber.bundle.window_s)
@@ -101,16 +84,10 @@ def listen(
         result = transcriber.transcribe(window)
         if judge(result):
             continue
-        group = clip.speaker if known else clip.text
         right, mean = is_same(result.text, clip.text), result.avg_logprob
         total = mean * (len(result.tokens) + 1)
-        texts.append(Example(right, (mean, total), group, likelihood(result)))
-        found = transcriber.phrases.evidence if transcriber.phrases and result.text else None
-        if found:
-            features = (log_odds(found.share), found.mean, float(np.clip(found.lead, *LEADS)))
-            right = is_same(found.sentence, clip.text)
-            sentences.append(Example(right, features, group, found.confidence))
-    return texts, sentences
+        texts.append(Example(right, (mean, total), clip.text, likelihood(result)))
+    return texts
 
 
 def _only_window(file: Path, settings: Settings, window_s: float) -> Window | None:
