@@ -19,16 +19,20 @@ class Backend(Protocol):
     @property
     def trouble(self) -> str | None:
         """Why it does not run where it should, with the fix; None while it does."""
+        return None
 
     def poll(self, now_s: float) -> None:
         """Begin slow maintenance work, such as a reconnect, without waiting for it. Called about
         once a second while there is no window to encode (`now_s` is time.monotonic())."""
+        return
 
     def facts(self) -> dict[str, Any]:
         """Return the last readings of the chip in use. Does not wait."""
+        return {}
 
     def close(self) -> None:
         """Free the device."""
+        return
 
 
 class Encoder(Backend, Protocol):
@@ -38,12 +42,11 @@ class Encoder(Backend, Protocol):
         """Return states (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P."""
 
 
-class CpuEncoder:
+class CpuEncoder(Encoder):
     """encoder.onnx through ONNX Runtime. Same input and output as the NPU's, but several threads
     may `encode`."""
 
     name = "cpu"
-    trouble: str | None = None
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         """Loads the graph; `threads` 0: one per core. Raises ModelError."""
@@ -55,13 +58,3 @@ class CpuEncoder:
         """Return states (P, d_model) float32 of `mel` (W, n_mels) float32. Raises ModelError."""
         states: States = self._session.run({"mel": mel[None]})[0][0]
         return states
-
-    def poll(self, now_s: float) -> None:
-        """Nothing to do for a CPU."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return nothing: there is no chip."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing to free."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from appliance.infer.encoder import Encoder
     from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
+    from appliance.infer.sentences import WordNetwork
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
     from appliance.model import Bundle
@@ -63,15 +64,8 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
         encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
     else:
         spoken = chosen.languages if chosen.language == "auto" and chosen.languages else (language,)
-        make_phrases = functools.partial(
-            _make_phrases,
-            settings=settings,
-            bundle=bundle,
-            tokenizer=tokenizer,
-            decoder=cpu,
-            languages=spoken,
-        )
-        phrases = _open_phrases(settings, bundle, tokenizer, cpu, spoken)
+        make_phrases = _PhraseMaker(settings, bundle, tokenizer, cpu, spoken)
+        phrases = make_phrases.configured()
         rescorer = _open_rescorer(settings, bundle, tokenizer, cpu)
         if chosen.beam_size > 1:
             search = functools.partial(cpu.search, chosen.beam_size)
@@ -126,53 +120,44 @@ def _open_rescorer(
     return Rescorer(bundle, tokenizer, decoder, vocabulary, boost) if boost else None
 
 
-def _open_phrases(
-    settings: Settings,
-    bundle: Bundle,
-    tokenizer: Tokenizer,
-    decoder: Decoder,
-    languages: Sequence[str],
-) -> Phrases | None:
-    """The expected sentences, with numbers in `languages`; None without any. Raises ConfigError."""
-    from appliance.infer.phrases import Phrases
-    from appliance.infer.sentences import read_phrases
+@dataclass(frozen=True, slots=True)
+class _PhraseMaker:
+    """Makes expected sentences for one decoder, with numbers in `languages`."""
 
-    own = Path(settings.phrases.own_file) if settings.phrases.own_file else None
-    if phrases_file(settings, languages) is None:
-        return None
+    settings: Settings
+    bundle: Bundle
+    tokenizer: Tokenizer
+    decoder: Decoder
+    languages: Sequence[str]
 
-    def read(built_in: Path | None) -> Phrases:
-        network = read_phrases(own, _home(settings), settings.assist.phrase, languages, built_in)
-        return Phrases(network, bundle, tokenizer, decoder)
+    def configured(self) -> Phrases | None:
+        """Return the configuration's; None without any. Raises ConfigError."""
+        from appliance.infer.sentences import read_phrases
 
-    try:
-        return read(built_in_sentences(languages))
-    except ModelError:  # a vocabulary without some letters
-        log.info("%s cannot write the built-in sentences: they are not expected", bundle.name)
-        return read(None) if own else None
+        own = Path(self.settings.phrases.own_file) if self.settings.phrases.own_file else None
+        if phrases_file(self.settings, self.languages) is None:
+            return None
+        home, address = _home(self.settings), self.settings.assist.phrase
+        built_in = built_in_sentences(self.languages)
+        try:
+            return self._made(read_phrases(own, home, address, self.languages, built_in))
+        except ModelError:  # a vocabulary without some letters
+            log.info("%s cannot write the built-in sentences", self.bundle.name)
+            return self._made(read_phrases(own, home, address, self.languages)) if own else None
 
+    def __call__(self, table: Mapping[str, Any], *, alone: bool) -> Phrases:
+        """Return others, `alone`: without the built-in ones, and few. Raises ConfigError."""
+        from appliance.infer.sentences import WORDS_AT_MOST, WORDS_RECEIVED, build_network
 
-def _make_phrases(
-    table: Mapping[str, Any],
-    *,
-    alone: bool,
-    settings: Settings,
-    bundle: Bundle,
-    tokenizer: Tokenizer,
-    decoder: Decoder,
-    languages: Sequence[str],
-) -> Phrases:
-    """Return other expected sentences for the same decoder, `alone`: without the built-in ones, and
-    few. Raises ConfigError."""
-    from appliance.infer.phrases import Phrases
-    from appliance.infer.sentences import WORDS_AT_MOST, WORDS_RECEIVED, build_network
+        built_in = None if alone else built_in_sentences(self.languages)
+        most = WORDS_RECEIVED if alone else WORDS_AT_MOST
+        home, address = _home(self.settings), self.settings.assist.phrase
+        return self._made(build_network(table, address, self.languages, home, built_in, most=most))
 
-    built_in, most = built_in_sentences(languages), WORDS_AT_MOST
-    if alone:
-        built_in, most = None, WORDS_RECEIVED
-    home, address = _home(settings), settings.assist.phrase
-    network = build_network(table, address, languages, home, built_in, most=most)
-    return Phrases(network, bundle, tokenizer, decoder)
+    def _made(self, network: WordNetwork) -> Phrases:
+        from appliance.infer.phrases import Phrases
+
+        return Phrases(network, self.bundle, self.tokenizer, self.decoder)
 
 
 def _home(settings: Settings) -> dict[str, list[str]] | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 from appliance.errors import ModelError
-from appliance.model import VOCABULARY_FILE, Bundle, byte_of_letter
+from appliance.model import VOCABULARY_FILE, Bundle, read_json
 
 SPLIT = re.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+", re.UNICODE
@@ -45,10 +44,9 @@ class Tokenizer:
     def open(cls, bundle: Bundle) -> Tokenizer:
         """Return the bundle's tokenizer. Raises ModelError if its vocabulary cannot be read."""
         file = bundle.folder / VOCABULARY_FILE
-        vocabulary = _read(file)
         try:
-            return cls(vocabulary, bundle.tokens.first_special)
-        except ModelError as error:
+            return cls(read_json(file), bundle.tokens.first_special)
+        except (TypeError, ModelError) as error:
             raise ModelError(f"{file}: {error}") from None
 
     def token_bytes(self, token: int) -> bytes:
@@ -92,28 +90,24 @@ class Tokenizer:
         return "".join(" " if unicodedata.category(letter) == "Cc" else letter for letter in text)
 
 
-def _read(file: Path) -> dict[str, int]:
-    try:
-        vocabulary = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{file}: expected a vocabulary in JSON, found: {error}; "
-            "add the model again, from complete files"
-        ) from error
-    if not isinstance(vocabulary, dict) or not all(isinstance(n, int) for n in vocabulary.values()):
-        raise ModelError(
-            f"{file}: expected a table of tokens and ids, found something else; "
-            "add the model again, from complete files"
-        )
-    return vocabulary
+@cache
+def byte_of_letter() -> dict[str, int]:
+    """Return the byte of each of GPT-2's letters (openai/gpt-2, encoder.py, bytes_to_unicode).
+
+    Printable Latin-1 stands for itself; the other 68 bytes are the letters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 def _to_bytes(token: str, number: int) -> bytes:
     """Return the bytes that a token's letters stand for."""
     try:
         return bytes(byte_of_letter()[letter] for letter in token)
-    except KeyError as error:
+    except KeyError:
         raise ModelError(
             f"vocabulary: expected token {number} in byte letters, found {token!r}; "
             "add the model again, from complete files"
-        ) from error
+        ) from None

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
         unreadable,
     )
     from appliance.model.hef import CHIP_NAMES, MAGIC, Hef, bundled_hef, read_hef, verify_hef
-    from appliance.model.letters import byte_of_letter
     from appliance.model.library import (
         StagingFolder,
         choose,

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rigs.models import SMALL_SHAPE, random_weights, refusal, sized, write_checkpoint
+from rigs.models import random_weights, refusal, sized, write_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from appliance.convert.checkpoint import load_checkpoint
-from appliance.convert.shapes import expected_shapes, sinusoids
+from appliance.convert.shapes import sinusoids
 from appliance.convert.tensors import Weights
 from appliance.errors import ModelError
 
@@ -99,14 +99,6 @@ def assert_same(loaded: Weights, wanted: Weights) -> None:
         assert np.array_equal(array, wanted[name]), name
 
 
-def test_a_checkpoint_has_the_weights_of_whisper() -> None:
-    shapes = expected_shapes(SMALL_SHAPE)
-    assert len(shapes) == 7 + 4 * 15 + 24 + 4
-    assert shapes["model.encoder.layers.3.self_attn_layer_norm.bias"] == (128,)
-    assert shapes["model.decoder.layers.0.encoder_attn.k_proj.weight"] == (128, 128)
-    assert "model.decoder.layers.0.self_attn.k_proj.bias" not in shapes
-
-
 def test_every_number_arrives_and_the_file_is_identified(folder: Path, weights: Weights) -> None:
     checkpoint = load_checkpoint(folder)
     assert checkpoint.config == SMALL
@@ -127,11 +119,6 @@ def test_other_precisions_become_float32(folder: Path, weights: Weights, dtype: 
     wanted = {name: rounded(array) for name, array in weights.items()}
     assert_same(load_checkpoint(folder).weights, wanted)
     assert not dtype.endswith("16") or not np.array_equal(wanted[NORM], weights[NORM])
-
-
-def test_other_types_are_refused_by_name(folder: Path, weights: Weights) -> None:
-    write_safetensors(folder / "model.safetensors", weights, "I64")
-    assert f"{NORM}: expected F32, F16, BF16, F64, found I64" in refusal(folder)
 
 
 def test_weights_are_read_when_asked_for_and_not_kept(folder: Path) -> None:
@@ -228,15 +215,6 @@ def test_a_missing_position_table_is_computed_as_whisper_does(
     assert np.array_equal(table[0], [0, 0, 0, 0, 1, 1, 1, 1])
 
 
-def test_the_position_table_of_tiny_has_known_values() -> None:
-    table = sinusoids(1500, 384)
-    assert table.shape == (1500, 384) and table.dtype == np.float32
-    # transformers 4.57.6, modeling_whisper.sinusoids(1500, 384), in places
-    known = {(1, 0): 0.8414710, (1, 192): 0.5403023, (2, 1): 0.9443943, (700, 100): -0.604121}
-    for place, value in known.items():
-        assert table[place] == pytest.approx(value, abs=2e-4), place
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -258,13 +236,6 @@ def test_a_configuration_that_does_not_fit_is_refused(
 ) -> None:
     edit_config(folder, **changes)
     assert message in refusal(folder)
-
-
-def test_all_missing_keys_are_told_at_once(folder: Path) -> None:
-    values = asdict(SMALL)
-    del values["d_model"], values["vocab_size"]
-    (folder / "config.json").write_text(json.dumps(values))
-    assert refusal(folder).endswith("config.json: d_model: missing; vocab_size: missing")
 
 
 def test_a_configuration_without_model_type_is_taken(folder: Path, weights: Weights) -> None:
@@ -335,9 +306,6 @@ def set_key(name: str, key: str, value: object) -> Callable[[dict[str, Any]], No
             set_key(NORM, "shape", [2**62, 2**62]),
             f"{NORM}: expected 850705917302346158658436518579",
         ),
-        (set_key(NORM, "shape", [1] * 1000), f"{NORM}: expected dtype, shape and two"),
-        (set_key(NORM, "shape", None), f"{NORM}: expected dtype, shape and two"),
-        (set_key(NORM, "shape", [True]), f"{NORM}: expected dtype, shape and two"),
         (set_key(NORM, "dtype", 5), f"{NORM}: expected dtype, shape and two"),
         (set_key(NORM, "dtype", "F8\n"), f"{NORM}: expected F32, F16, BF16, F64, found F8\\n"),
         (lambda header: header.update({NORM: 5}), f"{NORM}: expected dtype, shape and two"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -128,29 +128,17 @@ def test_a_number_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_kernel_finds_the_numbers_with_the_index_and_the_blobs_alone(
-    checkpoint: Checkpoint, pack: Path
-) -> None:
+def test_arrays_are_aligned_and_gaps_are_zeros(pack: Path) -> None:
     index = json.loads((pack / "pack.json").read_text())
     assert index["byte_order"] == "little" and index["alignment"] == ALIGNMENT == 64
-    seen = set()
     for blob in index["blobs"]:
-        data = (pack / blob["file"]).read_bytes()
-        assert len(data) == blob["size"]
-        free = bytearray(data)
+        free = bytearray((pack / blob["file"]).read_bytes())
+        assert len(free) == blob["size"]
         for tensor in blob["tensors"]:
             begin, end = tensor["offset"], tensor["offset"] + tensor["size"]
-            assert tensor["dtype"] == "bfloat16" and begin % ALIGNMENT == 0
-            assert tensor["size"] == 2 * np.prod(tensor["shape"])
-            numbers = np.frombuffer(data[begin:end], "<u2").astype(np.uint32) << 16
-            weight = checkpoint.weights[tensor["name"]]
-            assert np.array_equal(
-                numbers.view(np.float32).reshape(tensor["shape"]), nearest_bfloat16(weight)
-            )
+            assert begin % ALIGNMENT == 0 and tensor["size"] == 2 * np.prod(tensor["shape"])
             free[begin:end] = bytes(end - begin)
-            seen.add(tensor["name"])
-        assert not any(free), "gaps are zeros"
-    assert seen == encoder_names()
+        assert not any(free)
 
 
 def test_a_pack_is_replaced_and_leaves_nothing_beside(checkpoint: Checkpoint, pack: Path) -> None:
@@ -159,27 +147,12 @@ def test_a_pack_is_replaced_and_leaves_nothing_beside(checkpoint: Checkpoint, pa
     assert [file.name for file in pack.parent.iterdir()] == ["pack"]
 
 
-@pytest.mark.parametrize("trouble", ["a file", "a folder", "more in it", "another pack.json"])
-def test_what_is_no_pack_is_never_replaced(
-    checkpoint: Checkpoint, pack: Path, trouble: str
-) -> None:
-    precious = pack / "cat.jpg"
-    if trouble == "more in it":
-        precious.write_text("cat")
-    elif trouble == "a file":
-        precious = pack.parent / "cat.jpg"
-        precious.write_text("cat")
-        pack = precious
-    elif trouble == "a folder":
-        (pack / "pack.json").unlink()
-        precious = pack / "layer_00.bin"
-    else:
-        precious = pack / "pack.json"
-        precious.write_text('{"name": "my things"}')
-    before = precious.read_bytes()
+@pytest.mark.parametrize("name", ["cat.jpg", "pack.json"])
+def test_what_is_no_pack_is_never_replaced(checkpoint: Checkpoint, pack: Path, name: str) -> None:
+    (pack / name).write_text('{"name": "my things"}')
     with pytest.raises(ModelError, match="expected a pack to replace or nothing, found something"):
         write_pack(checkpoint, pack, "bf16")
-    assert precious.read_bytes() == before
+    assert (pack / name).read_text() == '{"name": "my things"}'
 
 
 @contextmanager
@@ -222,28 +195,18 @@ TENSOR = ("blobs", 2, "tensors", 3)
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
-        (("format",), "other"),
         (("schema",), True),
-        (("dtype",), "bf17"),
         (("dtype",), ["bf16"]),
         (("dtype",), "int8"),
-        (("byte_order",), "big"),
         (("checkpoint_sha256",), ...),
         (("config",), 3),
-        (("config", "d_model"), 10**9),
-        (("config", "d_model"), 0),
         (("config", "d_model"), "48"),
         (("config", "encoder_layers"), 4),
         (("config", "more"), 1),
         (("blobs",), "none"),
-        (("blobs", 1), 5),
         (("blobs", 1, "file"), "../../etc/passwd"),
-        (("blobs", 1, "size"), -1),
         (("blobs", 2, "tensors", 14), ...),
-        ((*TENSOR, "shape"), [48.0]),
-        ((*TENSOR, "dtype"), "int8"),
         ((*TENSOR, "offset"), 4863),
-        ((*TENSOR, "size"), 10**12),
     ],
 )
 def test_every_wrong_value_of_the_index_is_refused_in_one_line(
@@ -264,31 +227,25 @@ def test_a_folder_without_an_index_is_no_pack(tmp_path: Path) -> None:
             read_pack(folder)
 
 
-@pytest.mark.parametrize("name", ["stem.bin", "positions.bin", "layer_01.bin"])
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        ("missing", "expected a readable file, found"),
-        ("a folder", "expected a readable file, found"),
-        ("empty", "expected a readable file, found"),
-        ("short", "expected the SHA-256 "),
-        ("long", "expected the SHA-256 "),
-        ("one bit", "expected the SHA-256 "),
+        (None, "expected a readable file, found"),
+        (lambda data: b"", "expected a readable file, found"),
+        (lambda data: data[:-1], "expected the SHA-256 "),
+        (lambda data: data + b"\0", "expected the SHA-256 "),
+        (lambda data: data[:9] + b"x" + data[10:], "expected the SHA-256 "),
     ],
+    ids=["missing", "empty", "short", "long", "changed"],
 )
 def test_every_kind_of_damage_to_a_blob_is_one_line(
-    pack: Path, name: str, damage: str, found: str
+    pack: Path, damage: Callable[[bytes], bytes] | None, found: str
 ) -> None:
-    file = pack / name
-    data = bytearray(file.read_bytes())
+    file = pack / "layer_01.bin"
+    data = file.read_bytes()
     file.unlink()
-    if damage == "a folder":
-        file.mkdir()
-    elif damage != "missing":
-        data[len(data) // 2] ^= 16 if damage == "one bit" else 0
-        file.write_bytes(
-            data + b"\0" if damage == "long" else data[: {"empty": 0, "short": -1}.get(damage)]
-        )
+    if damage:
+        file.write_bytes(damage(data))
     with pytest.raises(ModelError) as caught:
         read_pack(pack)
     text = str(caught.value)
