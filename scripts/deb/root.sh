@@ -4,6 +4,8 @@
 #   $ROOMSCRIBE_BUILD_CACHE   the cache (default: $XDG_CACHE_HOME/roomscribe-build)
 #   $ROOMSCRIBE_MIRROR        a Debian mirror in place of the host's
 
+. "${BASH_SOURCE[0]%/*}/../setup.sh" # say, still_at
+
 SUITE=trixie
 CACHE=${ROOMSCRIBE_BUILD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/roomscribe-build}
 BASE_PACKAGES=systemd-sysv,systemd,dbus,udev,ca-certificates,iproute2
@@ -18,8 +20,6 @@ TEST_PACKAGES=(mosquitto mosquitto-clients nats-server bash-completion man-db su
 # these bring libraries that the package must bring by itself: libsndfile1, numpy
 LATER_PACKAGES=(alsa-utils pulseaudio pulseaudio-utils libasound2-plugins python3-pytest python3-safetensors)
 HOST_PACKAGES=(debootstrap debian-archive-keyring)
-
-. "${BASH_SOURCE[0]%/*}/../setup.sh" # say, still_at
 
 # Says loudly why nothing can be built or tested here, and ends with 77.
 cannot_run() {
