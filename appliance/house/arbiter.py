@@ -225,6 +225,8 @@ class Arbiter:
             case Claim():
                 self._add_claim(message, now_s)
                 self._answer_late_claim(message, now_s)
+            case Act(_, _, by) if by and now_s > self._connected_s + RETURN_S + AGAIN_S:
+                pass  # for a room that was away, which this one was not
             case Act(claim):
                 act = replace(message, claim=self._add_claim(claim, now_s))
                 self.others.acts.append((act, now_s))

@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeVar
 
 from appliance.house.acoustics import Measurement, measure_window
 from appliance.house.arbiter import Arbiter, Decision, Separation
-from appliance.house.claims import Claim, sender
+from appliance.house.claims import Claim, Message, sender
 from appliance.house.clocks import ClockOffsets, shift
-from appliance.house.messages import CLAIM_TOPIC, decode, encode, short_id
+from appliance.house.messages import decode, encode, short_id
 from appliance.house.score import score
 from appliance.records import (
     HEARD_HERE,
@@ -40,7 +40,8 @@ log = logging.getLogger("roomscribe.house")
 Value = TypeVar("Value")
 
 ROOMS_FILE = "rooms.json"
-AVAILABILITY = "roomscribe/+/availability"
+CLAIMS, AVAILABILITY = "roomscribe/+/claim", "roomscribe/+/availability"
+"""A room writes below its own name, which an access list ensures."""
 MOST_ROOMS = 50
 MINUTE_S, MOST_MESSAGES = 60.0, 200
 """A room sends three messages for a sentence, and nobody says 60 in a minute."""
@@ -88,7 +89,7 @@ class Post:
 class House(Listener):
     """Decides with other rooms whether this one acts. See the module for the threads."""
 
-    topics: tuple[str, ...] = (CLAIM_TOPIC, AVAILABILITY)
+    topics: tuple[str, ...] = (CLAIMS, AVAILABILITY)
     """To subscribe to, with what is retained there."""
 
     def __init__(
@@ -179,22 +180,22 @@ class House(Listener):
 
     def take(self, topic: str, payload: bytes, *, retained: bool, now_s: float) -> bool:
         """Take in a message; return False if it is on none of `topics`."""
-        if topic == CLAIM_TOPIC:
-            if not retained and (found := decode(payload)):
-                message, sent_s = found
-                if (node := sender(message)) != self._node:
-                    if not self._listens_to(node, now_s):
-                        return True
-                    offset_s = self._clocks.observe(node, sent_s, now_s)
-                    message = shift(message, offset_s)
-                self._arbiter.receive(message, now_s)
-            return True
         _, node, name = topic.split("/") if topic.count("/") == 2 else ("", "", "")
-        if name != "availability":
-            return False
-        if node != self._node:
+        if name == "claim" and not retained and (found := decode(payload)):
+            self._take_message(node, *found, now_s)
+        elif name == "availability" and node != self._node:
             self._arbiter.set_online(node, payload == b"online", now_s)
-        return True
+        return name in ("claim", "availability")
+
+    def _take_message(self, node: str, message: Message, sent_s: float, now_s: float) -> None:
+        """Take in what a room published, unless another room is named as its sender."""
+        if sender(message) != node:
+            return
+        if node != self._node:
+            if not self._listens_to(node, now_s):
+                return
+            message = shift(message, self._clocks.observe(node, sent_s, now_s))
+        self._arbiter.receive(message, now_s)
 
     def _listens_to(self, node: str, now_s: float) -> bool:
         """Return whether messages of a node count: it is online, and does not send too many."""
@@ -233,7 +234,7 @@ class House(Listener):
             self._obey(self._arbiter.decisions.popleft())
         while self._arbiter.outgoing:
             message = self._arbiter.outgoing.popleft()
-            yield Post(CLAIM_TOPIC, encode(message, now_s), ACT_EXPIRY_S)
+            yield Post(f"roomscribe/{self._node}/claim", encode(message, now_s), ACT_EXPIRY_S)
         while self._posts:
             yield self._posts.popleft()
         self._must_ask = self._arbiter.must_ask

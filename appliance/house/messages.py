@@ -1,4 +1,4 @@
-"""The messages of the topic `roomscribe/house/claim`, as JSON.
+"""The messages of the topics `roomscribe/<node>/claim`, as JSON.
 
 Times are milliseconds before `sent`, which is on the sender's monotonic clock. Nothing in a message
 is trusted: whatever is not exactly as expected is ignored.
@@ -16,7 +16,6 @@ from typing import Any
 from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal
 from appliance.house.sketch import LONGEST_STEPS
 
-CLAIM_TOPIC = "roomscribe/house/claim"
 SCHEMA = 1
 LONGEST = 1024
 """Bytes of a message."""
