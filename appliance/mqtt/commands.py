@@ -153,7 +153,7 @@ def subscriptions(
 
     def turn_mute(message: ReceivedMessage) -> None:
         """Mute, or open the microphone again, unless the message is retained. A wrong end mutes
-        without one: who asks for silence must get it."""
+        without one: who asks for silence must get it. Raises CommandRequestError."""
         if warn.refuse_retained(message):
             return
         text = message.payload.decode("utf-8", "replace").strip().casefold()
@@ -162,15 +162,13 @@ def subscriptions(
         word, _, end = text.partition(" ")
         on = word in MUTING
         expected = "expected ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
-        wrong = f"{expected}; found {preview(message.payload)}"
         if not on and (word not in OPENING or end):
-            warn(message, wrong)
-            return
+            raise CommandRequestError(expected)
         try:
             mute.set(on, "MQTT", end.strip())
         except ValueError:
             mute.set(on, "MQTT", "")
-            warn(message, f"muted without an end: {wrong}")
+            raise CommandRequestError(f"muted without an end: {expected}") from None
 
     wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
     expecting = ExpectCommand(node, expect, send, warn) if expect else None
@@ -306,8 +304,3 @@ class HistoryCommand:
             return False
         self._allowed -= 1
         return True
-
-
-def preview(payload: bytes) -> str:
-    """Return the beginning of a payload, safe for a terminal."""
-    return repr(payload[:24]) + ("..." if len(payload) > 24 else "")

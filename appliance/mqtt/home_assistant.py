@@ -135,6 +135,16 @@ def _switches(node: str) -> dict[str, Any]:
             "entity_category": "diagnostic",
             "payload_on": events.ONLINE.decode(),
             "payload_off": events.OFFLINE.decode(),
+            # a muted microphone is closed, neither connected nor disconnected
+            "availability": [
+                {"topic": events.topic(node, events.AVAILABILITY)},
+                {
+                    "topic": events.topic(node, events.MUTE),
+                    "payload_available": events.OFF.decode(),
+                    "payload_not_available": events.ON.decode(),
+                },
+            ],
+            "availability_mode": "all",
         },
         "mute": {
             **_component(node, "switch", "mute", "Mute", events.MUTE),

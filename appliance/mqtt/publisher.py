@@ -33,6 +33,7 @@ from appliance.mqtt.client import (
     ReceivedMessage,
     matches,
 )
+from appliance.mqtt.commands import CommandRequestError
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
 from appliance.mqtt.home_assistant import (
     available_temperatures,
@@ -410,7 +411,8 @@ class Publisher(Listener):
     ) -> None:
         """Prepare everything; `run` connects and calls the sources, in its thread.
 
-        `subscriptions` maps topics below the node's, such as mute/set, to their handlers.
+        `subscriptions` maps topics below the node's, such as mute/set, to their handlers, which
+        raise CommandRequestError for what they refuse.
 
         Raises ConfigError if the password's file cannot be read, StoreError for the store.
         """
@@ -506,7 +508,7 @@ class Publisher(Listener):
     def reasons(self, *, waits: bool | None = None) -> tuple[str, ...]:
         """Return what is wrong and what to do, in plain words; does not wait.
 
-        With `waits`, only what transcripts wait for (True), or only the other reasons (False).
+        With `waits`, only those that do not degrade the state (True), or only the others (False).
         """
         return self._troubles.reasons(waits=waits)
 
@@ -680,6 +682,13 @@ class Publisher(Listener):
             return
         for pattern, handle in self._subscriptions.items():
             if matches(pattern, message.topic):
-                if reply := handle(message):
+                try:
+                    reply = handle(message)
+                except CommandRequestError as error:
+                    why = f"the last command on {message.topic} was wrong: {error}"
+                    self._troubles.set(message.topic, why)
+                    return
+                self._troubles.clear(message.topic)
+                if reply:
                     self._connection.send(reply)
                 return

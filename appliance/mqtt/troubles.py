@@ -28,7 +28,8 @@ HOME_ASSISTANT_RETURNS = (
 
 
 class Troubles:
-    """The present problems by the part that has them; logs when one begins and ends."""
+    """The present problems by the part that has them, or by the topic of a refused command; logs
+    when one begins and ends."""
 
     def __init__(self) -> None:
         self._present: dict[str, tuple[str, str]] = {}
@@ -48,13 +49,18 @@ class Troubles:
     def reasons(self, *, waits: bool | None = None) -> tuple[str, ...]:
         """Return what is wrong and what to do, a sentence each; problems before WAITS. Any thread.
 
-        With `waits`, only what transcripts wait for (True), or only the others (False).
+        With `waits`, only those that do not degrade the state (True): WAITS, and refused commands;
+        or only the others (False).
         """
         if waits is None:
             return (*self.reasons(waits=False), *self.reasons(waits=True))
         present = list(self._present.items())
-        found = (f"{why}{more}" for part, (why, more) in present if waits is (part in WAITS))
+        found = (f"{why}{more}" for part, (why, more) in present if waits is _is_mild(part))
         return tuple(dict.fromkeys(found))
+
+
+def _is_mild(part: str) -> bool:
+    return part in WAITS or "/" in part
 
 
 def broker_offline(settings: MqttSettings, detail: str) -> tuple[str, str]:

@@ -259,6 +259,9 @@ def test_mute_set_obeys_common_words_mutes_in_doubt_and_takes_nothing_retained(
     # to a client that is subscribed a retained message comes like any other
     told = list(zip(house.switch.turned, house.switch.ends, strict=True))
     assert told == [(True, ""), *obeyed.values()]
+    until(lambda: "muted without an end" in str(house.publisher.reasons(waits=True)))
+    house.asker.publish("mute/set", b"OFF")
+    until(lambda: "mute/set" not in str(house.publisher.reasons()))
 
 
 def test_no_message_ends_the_publisher_whatever_its_handler_raises(store: Store) -> None:

@@ -85,6 +85,17 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     # what was added since: keys that every release knows or drops, and another name
     added: dict[str, dict[str, Any]] = {
         "mute": {"entity_category": "config"},
+        "microphone": {
+            "availability": [
+                {"topic": "roomscribe/kitchen/availability"},
+                {
+                    "topic": "roomscribe/kitchen/mute",
+                    "payload_available": "OFF",
+                    "payload_not_available": "ON",
+                },
+            ],
+            "availability_mode": "all",
+        },
         "outbox": {
             "name": "Unpublished transcripts",
             "icon": "mdi:tray-full",

@@ -45,7 +45,10 @@ class HomeAssistant(MqttClient):
     def is_available(self, component: str = "transcript") -> bool:
         """True when all the component's availability topics say so."""
         wanted = self.components.get(component, {}).get("availability") or self._availability
-        return bool(wanted) and all(self.values.get(e["topic"]) == b"online" for e in wanted)
+        return bool(wanted) and all(
+            self.values.get(e["topic"]) == e.get("payload_available", "online").encode()
+            for e in wanted
+        )
 
     @property
     def fired(self) -> list[str]:
