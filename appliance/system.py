@@ -20,7 +20,6 @@ import fcntl
 import functools
 import io
 import json
-import logging
 import math
 import os
 import pickle
@@ -217,12 +216,6 @@ def require_writable(file: Path, fix: str) -> None:
         )
 
 
-log = logging.getLogger("roomscribe.system")
-
-_open_to_all: set[Path] = set()
-"""Secrets that were reported as readable for everybody."""
-
-
 def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     """Return the only line of `file`, or of the systemd credential, or None without both.
 
@@ -238,10 +231,8 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     try:
         number = os.open(path.expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as opened:
-            status = os.fstat(number)
-            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            if not stat.S_ISREG(os.fstat(number).st_mode):  # a pipe would be waited for
                 raise OSError("no plain file")
-            mode = stat.S_IMODE(status.st_mode)
             text = opened.read(SECRET_AT_MOST + 1).decode("utf-8").rstrip("\r\n")
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         no_text = isinstance(error, UnicodeDecodeError)
@@ -249,9 +240,6 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
         raise ConfigError(
             f"{key}: expected a file holding {what}, found {path}: {found}; {fix}"
         ) from (None if no_text else error)
-    if file and mode & 0o007 and path not in _open_to_all:
-        _open_to_all.add(path)
-        log.warning("%s: every user can read %s (%04o); chmod o= %s", key, path, mode, path)
     if len(text) > SECRET_AT_MOST or "\n" in text:
         raise ConfigError(f"{key}: expected one line in {path}, found more; {fix}")
     if not text:

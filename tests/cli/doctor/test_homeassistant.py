@@ -17,7 +17,7 @@ from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ApplianceSettings, AssistSettings, HomeAssistantSettings, Settings
 from appliance.homeassistant.client import TOKEN_CREDENTIAL
 
-NAMES, ASSIST = home.CHECKS
+(CHECK,) = home.CHECKS
 
 
 @pytest.fixture
@@ -37,31 +37,29 @@ def around(hub: Hub, tmp_path: Path) -> Surroundings:
 
 
 def test_without_an_address_there_is_nothing_to_ask() -> None:
-    assert [check.look(Surroundings(Settings())).found for check in home.CHECKS] == [
-        "homeassistant.url is not set",
-        "assist.phrase is not set",
-    ]
+    assert CHECK.look(Surroundings(Settings())).found == "homeassistant.url is not set"
 
 
 def test_it_reports_the_number_of_words_and_the_assist_pipeline(around: Surroundings) -> None:
-    found = look(NAMES, around)
+    found = look(CHECK, around)
     assert found.status == "ok", found.found
-    assert "version 2025.1.4: 7 names of 2 exposed entities and their places" in found.found
-    found = look(ASSIST, around)
-    assert (found.status, found.found) == (
-        "ok",
-        "pipeline 'Home Assistant'; device Roomscribe kitchen in area Kitchen",
+    names = "version 2025.1.4: 7 names of 2 exposed entities and their places"
+    assert f"{names}; pipeline 'Home Assistant'; device Roomscribe kitchen in area Kitchen" in (
+        found.found
     )
+    without = replace(around.settings, assist=AssistSettings())
+    assert look(CHECK, replace(around, settings=without)).found.endswith(names)
 
 
 def test_what_is_missing_fails_with_a_fix(hub: Hub, around: Surroundings) -> None:
     hub.devices = []
-    assert "Home Assistant has no device Roomscribe" in look(ASSIST, around).found
+    assert "Home Assistant has no device Roomscribe" in look(CHECK, around).found
     error = '{"code": "unauthorized", "message": "Unauthorized"}'
     refusal = f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
-    hub.raw = {"assist_pipeline/pipeline/list": refusal, "config/area_registry/list": refusal}
-    assert look(ASSIST, around).found == "Home Assistant has no Assist pipeline"
-    found = look(NAMES, around)
+    hub.raw = {"assist_pipeline/pipeline/list": refusal}
+    assert look(CHECK, around).found == "Home Assistant has no Assist pipeline"
+    hub.raw["config/area_registry/list"] = refusal
+    found = look(CHECK, around)
     assert found.status == "failed"
     assert "config/area_registry/list: Unauthorized" in found.found
     assert "administrator" in found.fix
@@ -72,7 +70,7 @@ def test_assist_is_not_approved_of_for_a_device_without_an_area(
     hub: Hub, around: Surroundings, area: dict[str, None]
 ) -> None:
     hub.devices = [{key: value for key, value in DEVICE.items() if key != "area_id"} | area]
-    found = look(ASSIST, around)
+    found = look(CHECK, around)
     assert found.status == "failed"
     assert "has no area" in found.found
     assert "Devices, Roomscribe kitchen" in found.fix
@@ -80,19 +78,19 @@ def test_assist_is_not_approved_of_for_a_device_without_an_area(
 
 def test_an_area_with_a_refused_name_is_shown_by_its_id(hub: Hub, around: Surroundings) -> None:
     hub.devices = [DEVICE | {"area_id": "attic_2"}]
-    assert look(ASSIST, around).found.endswith("in area attic_2")
+    assert look(CHECK, around).found.endswith("in area attic_2")
 
 
 def test_a_refused_token_and_a_wrong_address_fail_without_printing_the_token(
     hub: Hub, around: Surroundings
 ) -> None:
     hub.token = "another"
-    found = look(NAMES, around)
+    found = look(CHECK, around)
     assert found.status == "failed"
     assert "refuses the token" in found.found
     assert TOKEN not in found.found + found.fix
     hub.stop()
-    found = look(NAMES, around)
+    found = look(CHECK, around)
     assert "cannot be reached: Connection refused" in found.found
     assert "homeassistant.url" in found.fix
 
