@@ -14,7 +14,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import soundfile
 from numpy.typing import NDArray
 from rigs import recordings
 from rigs.checkout import ROOT
-from rigs.command import PROGRAM, start
+from rigs.command import start
 from rigs.daemon import write_config
 from rigs.sounds import read, to_int16
 from rigs.systemd import Systemd
@@ -67,14 +67,11 @@ def sentences() -> list[Spoken]:
 class Place:
     """A folder with a daemon's configuration, state and spool, gone afterwards."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder` is kept; without one a new one is made in memory and deleted."""
+    def __init__(self) -> None:
         memory = Path("/dev/shm")
-        self._own = folder is None
-        self.folder = folder or Path(
+        self.folder = Path(
             tempfile.mkdtemp(prefix="torture-", dir=memory if memory.is_dir() else None)
         )
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.state, self.log = self.folder / "state", self.folder / "daemon.log"
         self.spool, self.config = self.folder / "spool", self.folder / "roomscribe.toml"
 
@@ -94,18 +91,13 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._own:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Daemon:
-    """A running `roomscribe run`, and the pipe that it hears, unless told otherwise."""
+    """A running `roomscribe run`, and the pipe that it hears as fast as it can."""
 
-    def __init__(
-        self, place: Place, *, fast: bool = True, program: Sequence[str] = (), **more: str
-    ) -> None:
-        """Without `fast` the plain daemon, which hears in real time, or a `program` of ours, which
-        hears what its configuration says; `more` is its environment."""
+    def __init__(self, place: Place) -> None:
         self.begun_s = time.monotonic()
         self.ready_s: float | None = None
         """Seconds from the start to READY."""
@@ -118,12 +110,12 @@ class Daemon:
         }
         with place.log.open("ab") as log:
             self.process = start(
-                *("run", "--config", place.config, *(() if program else ("--recording", "-"))),
+                *("run", "--config", place.config, "--recording", "-"),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                environment=environment | more,
-                program=program or (("-m", "resilience.fast") if fast else PROGRAM),
+                environment=environment,
+                program=("-m", "resilience.fast"),
             )
         assert self.process.stdin is not None
         self._pipe = self.process.stdin.fileno()

@@ -16,6 +16,7 @@ from rigs.waiting import until
 from selenium import webdriver
 from selenium.common.exceptions import (
     ElementNotInteractableException,
+    NoSuchElementException,
     StaleElementReferenceException,
 )
 from selenium.webdriver.chrome.service import Service
@@ -23,6 +24,11 @@ from selenium.webdriver.chrome.service import Service
 needs_browser = program("chromedriver", package="chromium-driver")
 PHONE, DESK = (390, 844), (1280, 800)
 WITHIN_S = 30.0
+NOT_THERE_YET = (
+    ElementNotInteractableException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
 AXE = ROOT / ".venv/axe-playwright-python/0.1.8/axe_playwright_python/axe.min.js"
 """axe-core 4.12.1, in a folder of its own like the clients of tests/wyoming."""
 
@@ -112,7 +118,7 @@ class Browser:
                         self.run("arguments[0].scrollIntoView({block: 'center'})", one)
                         one.click()
                         return True
-            except (ElementNotInteractableException, StaleElementReferenceException):
+            except NOT_THERE_YET:
                 pass  # the page was drawn anew meanwhile, and nothing was pressed
             return False
 
@@ -123,10 +129,18 @@ class Browser:
         from selenium.webdriver.common.by import By
         from selenium.webdriver.common.keys import Keys
 
-        field = self.driver.find_element(By.CSS_SELECTOR, selector)
-        # as a person does: a field that the driver clears is filled again when the page is drawn
-        field.send_keys(Keys.CONTROL, "a")
-        field.send_keys(text or Keys.DELETE)
+        def is_typed() -> bool:
+            try:
+                field = self.driver.find_element(By.CSS_SELECTOR, selector)
+                # as a person does: a field that the driver clears is filled again when the page is
+                # drawn
+                field.send_keys(Keys.CONTROL, "a")
+                field.send_keys(text or Keys.DELETE)
+            except NOT_THERE_YET:
+                return False
+            return True
+
+        until(is_typed, WITHIN_S)
 
     def errors(self) -> list[str]:
         """What the console complained of since the last time, but for requests that failed."""

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.checkout import TESTS, require_model
-from rigs.command import PROGRAM, start
+from rigs.command import PROGRAM, roomscribe, start
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import until
 
@@ -86,6 +86,24 @@ def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[s
             pipe.flush()
 
         yield running, say
+
+
+@contextmanager
+def in_silence(
+    config: Path, *, program: Sequence[str] = PROGRAM
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that hears silence for ever."""
+    with (
+        Path("/dev/zero").open("rb") as silence,
+        daemon(config, "--recording", "-", stdin=silence, program=program) as running,
+    ):
+        yield running
+
+
+def transcripts(config: Path) -> list[dict[str, Any]]:
+    """What the log has, the oldest first, as `roomscribe log --json` prints it."""
+    done = roomscribe("log", "--json", "--config", config)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def log_of(config: Path) -> str:

@@ -12,8 +12,8 @@ import pytest
 import soundfile
 from rigs.broker import Broker
 from rigs.checkout import ROOT, TESTS
-from rigs.command import errors, following, roomscribe
-from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.command import following
+from rigs.daemon import READY_WITHIN_S, daemon, in_silence, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import module, needs_broker
 from rigs.waiting import until
@@ -83,10 +83,9 @@ def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_res
     with (
         Broker(users=users) as broker,
         Subscriber(broker.port, user="watch", password="secret") as heard,
-        Path("/dev/zero").open("rb") as zero,
     ):
         chosen: dict[str, Any] = {"host": broker.host, "port": broker.port, "username": "ear"}
-        with daemon(config, "--recording", "-", stdin=zero):
+        with in_silence(config):
             until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
             with ControlClient([place_of(config)]) as client:
                 wrong = client.call("broker", **chosen, password="not that")["mistakes"]
@@ -95,7 +94,7 @@ def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_res
                 assert "mqtt.enabled" in told["changed"]
             until(lambda: heard.payloads("availability", "kitchen") == [b"online"], 30)
         heard.messages.clear()
-        with daemon(config, "--recording", "-", stdin=zero):
+        with in_silence(config):
             until(lambda: b"online" in heard.payloads("availability", "kitchen"), 30)
     assert "open sesame" not in log_of(config)
 
@@ -103,34 +102,31 @@ def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_res
 def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     place = place_of(config)
-    with Path("/dev/zero").open("rb") as zero:
-        with daemon(config, "--recording", "-", stdin=zero) as first:
-            until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
-            second = roomscribe("run", "--config", config, "--recording", "-")
-            assert (second.returncode, len(errors(second))) == (74, 1)
-            with ControlClient([place]) as client:
-                assert client.call("state")["model"] == "tiny.en"
-            first.send_signal(signal.SIGKILL)
-            first.wait(30)
-        assert place.is_socket()
-        with pytest.raises(DaemonError, match="is not running"):
-            ControlClient([place])
-        before = log_of(config).count("ready after")
-        with daemon(config, "--recording", "-", stdin=zero) as again:
-            until(lambda: log_of(config).count("ready after") > before, READY_WITHIN_S)
-            idle = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
-            for one in idle:
-                one.connect(str(place))
-            with ControlClient([place]) as client:
-                client.subscribe("level", "transcript")
-                assert client.next_event(10)
-                again.terminate()
-                assert again.wait(30) == 0
-                with pytest.raises(DaemonError, match="closed the connection"):
-                    while client.next_event(5):
-                        pass
-            for one in idle:
-                one.close()
+    with in_silence(config) as first:
+        until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+        with ControlClient([place]) as client:
+            assert client.call("state")["model"] == "tiny.en"
+        first.send_signal(signal.SIGKILL)
+        first.wait(30)
+    assert place.is_socket()
+    with pytest.raises(DaemonError, match="is not running"):
+        ControlClient([place])
+    before = log_of(config).count("ready after")
+    with in_silence(config) as again:
+        until(lambda: log_of(config).count("ready after") > before, READY_WITHIN_S)
+        idle = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+        for one in idle:
+            one.connect(str(place))
+        with ControlClient([place]) as client:
+            client.subscribe("level", "transcript")
+            assert client.next_event(10)
+            again.terminate()
+            assert again.wait(30) == 0
+            with pytest.raises(DaemonError, match="closed the connection"):
+                while client.next_event(5):
+                    pass
+        for one in idle:
+            one.close()
     assert not place.exists()
 
 

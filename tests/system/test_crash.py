@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from rigs.checkout import SPEECH
 from rigs.command import PROGRAM
-from rigs.daemon import daemon, log_of, write_config
+from rigs.daemon import daemon, in_silence, log_of, write_config
 from rigs.needs import needs_memory
 from rigs.waiting import until
 from rigs.windows import a_window
@@ -74,12 +74,7 @@ class House:
     @contextmanager
     def daemon(self, *program: str) -> Iterator[subprocess.Popen[bytes]]:
         """`roomscribe run` in silence."""
-        with (
-            Path("/dev/zero").open("rb") as silence,
-            daemon(
-                self.config, "--recording", "-", stdin=silence, program=program or PROGRAM
-            ) as running,
-        ):
+        with in_silence(self.config, program=program or PROGRAM) as running:
             yield running
 
     @property
@@ -173,17 +168,6 @@ def test_a_window_that_kills_every_process_is_set_aside_and_said(
     assert house.stored() == [window.id for window in (*before, *after)]
     assert poison.id not in house.stored()
     assert house.log.count(f"is set aside: {cause}") == 1
-
-
-def test_an_innocent_window_that_met_two_deaths_is_transcribed_in_its_turn(house: House) -> None:
-    heard = house.hears(4)
-    for deaths, file in enumerate(sorted(house.spool.glob("*.window"))):
-        write_attempts(file, deaths)
-    with house.daemon():
-        until(lambda: house.waiting() == 0, WITHIN_S)
-    assert house.stored() == [window.id for window in heard]
-    assert house.log.count("it is tried apart") == 2
-    assert "set aside" not in house.log
 
 
 def test_what_there_is_no_time_for_at_a_stop_is_taken_up_by_the_next_start(house: House) -> None:

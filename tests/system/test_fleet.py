@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from rigs.command import roomscribe
-from rigs.daemon import daemon, hearing, log_of, write_config
+from rigs.daemon import daemon, hearing, log_of, transcripts, write_config
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_memory, needs_nats
@@ -56,12 +55,6 @@ def satellite(folder: Path, server: NatsServer, spool: Path, **fleet: Any) -> Pa
     )
 
 
-def texts(config: Path) -> list[dict[str, Any]]:
-    """What the log has, the oldest first."""
-    done = roomscribe("log", "--json", "--config", config)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def serves(server: NatsServer, number: int = 1) -> None:
     """Waits until so many workers do."""
     with Bus(server.url) as bus:
@@ -81,16 +74,16 @@ def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stay
         with hearing(satellites) as (running, say):
             for name in ("00.flac", "02.flac"):
                 say(name)
-            until(lambda: len(texts(satellites)) == 2, WITHIN_S)
+            until(lambda: len(transcripts(satellites)) == 2, WITHIN_S)
             running.terminate()
             assert running.wait(30) == 0
         other.terminate()
         assert other.wait(30) == 0
-    first, second = texts(satellites)
+    first, second = transcripts(satellites)
     assert same_words(first["text"], "what is the weather like in chicago")
     assert same_words(second["text"], "how much power are we using")
     assert (first["model"], first["encoder"], first["node"]) == ("tiny.en", "cpu", "kitchen")
-    assert texts(workers) == []
+    assert transcripts(workers) == []
     assert "trouble" not in log_of(satellites).lower()
 
 
@@ -119,8 +112,8 @@ def test_what_is_said_while_the_server_and_then_every_worker_is_away_is_written_
         )
         with FakeWorker(server.url) as second:
             second.say = says("second")
-            until(lambda: len(texts(satellites)) == 3, WITHIN_S)
-    found = texts(satellites)
+            until(lambda: len(transcripts(satellites)) == 3, WITHIN_S)
+    found = transcripts(satellites)
     assert [one["text"] for one in found] == ["first", "first", "second"]
     assert sorted(one["start"] for one in found) == [one["start"] for one in found]
     assert not list(spool.glob("*.window"))
@@ -143,7 +136,7 @@ def test_what_was_said_before_the_mute_stays_in_the_room_until_that_is_over(
             )
             assert not holds(lambda: bus.heard, 1.5)
             assert roomscribe("mute", "off", "--config", satellites).returncode == 0
-            until(lambda: len(texts(satellites)) == 1, WITHIN_S)
+            until(lambda: len(transcripts(satellites)) == 1, WITHIN_S)
             assert len(bus.heard) == 1
         running.terminate()
         assert running.wait(30) == 0

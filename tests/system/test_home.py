@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rigs import broker as rig_broker
-from rigs.daemon import daemon, log_of, write_config
+from rigs.daemon import daemon, in_silence, log_of, write_config
 from rigs.home_websocket import DEVICE, TOKEN, Hub
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
@@ -98,10 +98,7 @@ def test_a_home_assistant_that_is_away_is_a_reason_and_the_daemon_runs_and_ends_
     hub.stop()
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         path = written(tmp_path, hub, broker.port)
-        with (
-            Path("/dev/zero").open("rb") as silence,
-            daemon(path, "--recording", "-", stdin=silence) as running,
-        ):
+        with in_silence(path) as running:
 
             def reasons() -> str:
                 return "; ".join(heard.state()["reasons"]) if heard.payloads("state") else ""

@@ -160,30 +160,3 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
             assert later.payloads("microphone") == [b"offline"]
             assert later.state()["status"] == "muted"
     assert "to be opened" not in log_of(config)
-
-
-@needs_broker
-@pytest.mark.parametrize("position", [b"ON", b"OFF"])
-def test_a_disk_that_fails_at_the_start_mutes_nobody_for_good(
-    tmp_path: Path, position: bytes
-) -> None:
-    with quiet_house(tmp_path) as (_, heard, config):
-        heard.publish("roomscribe/kitchen/mute", position, retain=True)
-        file = tmp_path / "state" / "mute"
-        file.parent.mkdir()
-        file.symlink_to("/proc/self/mem")  # opens, and cannot be read: EIO
-        with daemon(config):
-            until(lambda: heard.payloads("availability") == [b"online"], READY_WITHIN_S)
-            until(lambda: heard.payloads("microphone") == [b"offline"])
-            state = heard.state()
-            assert state["status"] == "degraded"
-            assert "Input/output error; the microphone stays closed" in state["reasons"][0]
-            file.unlink()
-            file.write_bytes(position)
-            wanted = b"online" if position == b"OFF" else b"offline"
-            until(lambda: heard.state()["status"] != "degraded")
-            until(lambda: heard.payloads("microphone")[-1] == wanted)
-            until(lambda: heard.payloads("mute")[1:])
-            assert set(heard.payloads("mute")) == {position}, "nobody turned it"
-            status = "running" if position == b"OFF" else "muted"
-            assert (heard.state()["status"], heard.state()["reasons"]) == (status, [])

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rigs.broker import Broker
 from rigs.command import errors, roomscribe
-from rigs.daemon import READY_WITHIN_S, daemon, write_config
+from rigs.daemon import READY_WITHIN_S, in_silence, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
 from rigs.waiting import until
 
 pytestmark = needs_broker
-
-
-@contextmanager
-def in_silence(config: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon that hears silence for ever."""
-    with (
-        Path("/dev/zero").open("rb") as silence,
-        daemon(config, "--recording", "-", stdin=silence) as running,
-    ):
-        yield running
 
 
 @pytest.mark.parametrize("shared", ["log", "node"])

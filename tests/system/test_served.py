@@ -3,7 +3,6 @@ written down when it is back, in order, however often the daemon was stopped or 
 
 from __future__ import annotations
 
-import json
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rigs.command import roomscribe
-from rigs.daemon import hearing, log_of, write_config
+from rigs.daemon import hearing, log_of, transcripts, write_config
 from rigs.stt_server import SpeechServer, says
 from rigs.waiting import until
 
@@ -66,12 +64,6 @@ def wait_for_spooled(spool: Path, number: int) -> None:
     until(lambda: len(spooled(spool)) == number, WITHIN_S)
 
 
-def texts(config: Path) -> list[dict[str, Any]]:
-    """What the log has, the oldest first."""
-    done = roomscribe("log", "--json", "--config", config)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_is_back(
     tmp_path: Path, spool: Path, server: SpeechServer
 ) -> None:
@@ -93,7 +85,7 @@ def test_what_is_said_while_the_server_is_away_is_written_down_in_order_when_it_
         until(lambda: not spooled(spool), WITHIN_S)
         running.terminate()
         assert running.wait(30) == 0
-    found = texts(config)
+    found = transcripts(config)
     assert [one["text"] for one in found] == [f"sentence {number}" for number in (1, 2, 3)]
     assert {(one["encoder"], one["model"]) for one in found} == {("wyoming", "large")}
     assert {one["confidence"] for one in found} == {None}
