@@ -205,8 +205,8 @@ async def _understood(
 def why_not_matched(understood: dict[str, Any]) -> str:
     """Return what Home Assistant does not understand of a text, or ""."""
     unknown = [str(one).strip() for one in as_table(understood.get("unmatched_slots")).values()]
-    if any(unknown):
-        return f"Home Assistant has no {shorten(' and no '.join(filter(None, unknown)), 200)}"
+    if named := [f'"{one}"' for one in unknown if one]:
+        return f"Home Assistant has no {shorten(' and no '.join(named), 200)}"
     return "" if understood.get("match") is True else "Home Assistant does not understand it"
 
 

@@ -222,7 +222,7 @@ def test_what_home_assistant_does_not_understand_whole_is_refused(
         one.say("computer turn off the bathroom lights")
         assert (one.reply().status, one.reply().error) == (
             "failed",
-            "Home Assistant has no bathroom",
+            'Home Assistant has no "bathroom"',
         )
         asked = [one for one in hub.asked if one["type"].endswith("/debug")]
         assert asked[0]["sentences"] == ["turn off the bathroom lights"]
@@ -237,7 +237,7 @@ def test_what_home_assistant_does_not_understand_whole_is_refused(
         assert one.reply(3).status == "action_done", "another agent understands more"
     assert len(hub.runs) == 1
     lines = [one.message for one in caplog.records if "not handed over" in one.message]
-    assert lines[0] == "a sentence for Assist is not handed over: Home Assistant has no bathroom"
+    assert lines[0] == 'a sentence for Assist is not handed over: Home Assistant has no "bathroom"'
 
 
 def test_a_home_assistant_that_does_not_say_what_it_understands_gets_nothing(
