@@ -25,7 +25,7 @@ from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import FLOOR, Phrases
-from appliance.infer.sentences import read_phrases
+from appliance.infer.sentences import START, read_phrases
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.bundle import DEFAULT_PHRASE_CALIBRATION, Bundle, PhraseCalibration
 from appliance.records import Name, States, Tier
@@ -198,6 +198,15 @@ class Counting(Decoder):
     def odds(self, tokens: tuple[int, ...], rows: int = 1) -> LogOdds:
         self.steps += 1
         return super().odds(tokens, rows)
+
+
+def test_ways_to_write_one_word_are_one_path(
+    tmp_path: Path, built_in: Bundle, decoder: Decoder
+) -> None:
+    tokenizer = Tokenizer.open(built_in)
+    found = Phrases(network(tmp_path, "set it"), built_in, tokenizer, decoder)
+    ((_, ways),) = found._follow(frozenset([(START, ())]))[0].items()
+    assert {tokenizer.detokenize([token]) for token in ways} == {" set", " Set"}
 
 
 def test_a_text_that_is_surely_one_of_the_sentences_needs_no_search(
