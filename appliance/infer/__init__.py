@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from appliance.infer.phrases import Phrases
     from appliance.infer.remote import (
+        Model,
         RemoteBackend,
         RemoteModel,
         RemoteTranscriber,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         PATIENT,
         AnyTranscriber,
         Encoded,
-        Model,
         Progress,
         Transcriber,
     )

@@ -29,7 +29,7 @@ from appliance.infer.transcriber import (
     Progress,
     Transcriber,
 )
-from appliance.model import WINDOW_S, library
+from appliance.model import WINDOW_S, Bundle, library
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
 
@@ -71,6 +71,10 @@ class RemoteModel:
     def title(self) -> str:
         """The model's name for people."""
         return library.title_of(self.name)
+
+
+Model = Bundle | RemoteModel
+"""What the rest of the program reads of the model in use: name, title, languages and window_s."""
 
 
 def longest_text(duration_s: float) -> int:

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from appliance.infer.encoder import Backend, Encoder
     from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
+    from appliance.infer.remote import Model
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
     from appliance.model import Bundle
@@ -86,30 +87,8 @@ class _Candidate:
     encoded: Encoded
     decoded: Decoded
     result: Transcription
-
-
-class Model(Protocol):
-    """What the rest of the program reads of the model in use; a bundle has it."""
-
-    @property
-    def name(self) -> str:
-        """The bundle's name."""
-
-    @property
-    def title(self) -> str:
-        """The model's name for people."""
-
-    @property
-    def language(self) -> str:
-        """ISO 639 code of the texts; "" if it varies."""
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """The languages that it may write."""
-
-    @property
-    def window_s(self) -> float:
-        """Longest window."""
+    begun_s: float
+    """When its decoding began, time.perf_counter()."""
 
 
 class AnyTranscriber(ABC):
@@ -257,22 +236,20 @@ class Transcriber(AnyTranscriber):
         before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
         begun_s = time.perf_counter()
         decoded = self.decoder.decode(encoded.states, encoded.duration_s, language=before)
-        result = self.describe(decoded, encoded, 1000 * (time.perf_counter() - begun_s))
+        result = self._describe(decoded, encoded, begun_s)
         self._remember_language(encoded.room, result)
-        return _Candidate(encoded, decoded, result)
+        return _Candidate(encoded, decoded, result, begun_s)
 
     def _search_better(self, best: _Candidate, progress: Progress) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""
         if not self._search or best.decoded.avg_logprob >= DOUBTFUL:
             return best
-        begun_s = time.perf_counter()
         decoded = self._search(
             best.decoded,
             best.encoded.duration_s,
             lambda: progress.should_continue() and progress.has_time(),
         )
-        decode_ms = best.result.decode_ms + 1000 * (time.perf_counter() - begun_s)
-        result = self.describe(decoded, best.encoded, decode_ms)
+        result = self._describe(decoded, best.encoded, best.begun_s)
         return replace(best, decoded=decoded, result=result)
 
     def _look_up(self, best: _Candidate) -> _Candidate:
@@ -291,10 +268,8 @@ class Transcriber(AnyTranscriber):
         """Put words of the vocabulary into the text where that is likelier."""
         if not self._rescorer or not best.result.text:
             return best
-        begun_s = time.perf_counter()
         decoded = self._rescorer.rescore(best.decoded, best.encoded.names)
-        decode_ms = best.result.decode_ms + 1000 * (time.perf_counter() - begun_s)
-        result = self.describe(decoded, best.encoded, decode_ms)
+        result = self._describe(decoded, best.encoded, best.begun_s)
         # as sure as what was heard: a name is put in because no model expects it
         result = replace(
             result, avg_logprob=best.result.avg_logprob, confidence=best.result.confidence
@@ -306,7 +281,6 @@ class Transcriber(AnyTranscriber):
         usual, special = self.phrases, best.encoded.phrases
         if not best.encoded.whole or not best.result.text or not (usual or special):
             return best
-        begun_s = time.perf_counter()
         phrase = usual.find(best.decoded, progress.should_continue) if usual else None
         candidates = usual.candidates if usual else ()
         if special:
@@ -317,7 +291,7 @@ class Transcriber(AnyTranscriber):
             phrase=phrase,
             phrase_continues=not (usual and phrase) or usual.continues(phrase.sentence),
             candidates=candidates,
-            decode_ms=best.result.decode_ms + 1000 * (time.perf_counter() - begun_s),
+            decode_ms=1000 * (time.perf_counter() - best.begun_s),
         )
         return replace(best, result=result)
 
@@ -332,8 +306,8 @@ class Transcriber(AnyTranscriber):
         if len(self._spoken) > ROOMS:
             del self._spoken[next(iter(self._spoken))]
 
-    def describe(self, decoded: Decoded, encoded: Encoded, decode_ms: float) -> Transcription:
-        """Return the transcription of a decode that took `decode_ms`."""
+    def _describe(self, decoded: Decoded, encoded: Encoded, begun_s: float) -> Transcription:
+        """The transcription of a decode that began at `begun_s`."""
         text = self._tokenizer.detokenize(decoded.tokens).strip()
         result = Transcription(
             text=text,
@@ -346,7 +320,7 @@ class Transcriber(AnyTranscriber):
             ended=decoded.ended,
             encoder=encoded.encoder,
             encode_ms=encoded.encode_ms,
-            decode_ms=decode_ms,
+            decode_ms=1000 * (time.perf_counter() - begun_s),
             confidence=self.bundle.calibration.confidence(decoded.logprobs),
             flags=() if decoded.ended else ("token_limit",),
         )

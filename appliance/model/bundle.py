@@ -8,9 +8,7 @@ and SHA-256. `appliance.convert.build` builds bundles, `write_manifest` writes m
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -26,8 +24,6 @@ from appliance.errors import MissingModelError, ModelError, passes
 from appliance.model.files import read_json, sha256, unreadable
 from appliance.records import FRAMES_PER_SECOND
 from appliance.system import shorten
-
-log = logging.getLogger("roomscribe.model")
 
 SCHEMA = 3
 """Version of the format."""
@@ -324,7 +320,7 @@ def chosen_model() -> str:
 def installed_bundles() -> dict[str, Path]:
     """Return the folders of the bundles that load_bundle finds by name, not verified.
 
-    A folder that this user may not read is skipped, with one line in the log.
+    Folders that this user may not read are left out.
     """
     found: dict[str, Path] = {}
     for models in _models_folders():
@@ -333,17 +329,9 @@ def installed_bundles() -> dict[str, Path]:
                 with suppress(PermissionError):
                     if (folder / MANIFEST).is_file():
                         found.setdefault(folder.name, folder)
-        except PermissionError:
-            _warn_unreadable(models)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             pass
     return found
-
-
-@functools.cache
-def _warn_unreadable(folder: Path) -> None:
-    """Log it once in a process."""
-    log.warning("%s: this user may not read it; its models are ignored; run it with sudo", folder)
 
 
 def find_bundle(path_or_name: str | Path) -> Path:
