@@ -208,7 +208,6 @@ def _obtain_checkpoint(
 
 
 def _check_window(window_s: float | None) -> None:
-    """Raise ConfigError for a length that Whisper cannot have."""
     if window_s is not None and not 0.04 <= window_s <= LONGEST_WINDOW_S:
         raise ConfigError(
             f"--window: expected 0.04 to {LONGEST_WINDOW_S:g} seconds, found {window_s:g}"
@@ -351,7 +350,6 @@ def _put_own_decoder(hef: Hef, checkpoint: Path, staging: StagingFolder) -> None
 
 
 def _put_hef(file: Path, chip: str, staging: StagingFolder) -> None:
-    """Copy a HEF into the draft and enter it in the manifest. Raises ModelError."""
     with model_errors(file):
         shutil.copyfile(file, staging.draft / HEF_FILE)
         enter_files(staging.draft, (HEF_FILE,), hef_chip=chip)

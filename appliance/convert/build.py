@@ -143,7 +143,6 @@ def window_positions(config: WhisperConfig, window_s: float) -> int:
 
 
 def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: Path) -> Bundle:
-    """The bundle but for its files. Raises ModelError."""
     config = checkpoint.config
     positions = window_positions(config, recipe.window_s)
     if recipe.quantize not in QUANTIZE:

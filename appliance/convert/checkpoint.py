@@ -208,7 +208,6 @@ def _other(names: Sequence[str], title: str) -> str:
 
 
 def _file_instead(file: Path) -> str:
-    """Return what a file is that was given instead of a folder, and the fix."""
     require_regular(file)
     if other := _other([file.name], file.name):
         return other

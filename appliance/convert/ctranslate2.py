@@ -174,7 +174,6 @@ class _BoundedStream:
 
 
 def _read_content(stream: _BoundedStream, file: Path) -> _Content:
-    """Return the content of `file`, its numbers unread. Raises ValueError."""
     _check_head(stream)
     count = stream.number(4)
     if count > MOST_VARIABLES:
@@ -191,7 +190,6 @@ def _read_content(stream: _BoundedStream, file: Path) -> _Content:
 
 
 def _check_head(stream: _BoundedStream) -> None:
-    """Raise ValueError unless a file begins as a Whisper that can be read."""
     first = stream.take(4)
     if first == b"vers":
         raise ValueError("a pointer of Git LFS in its place: git lfs pull in that folder")
@@ -206,7 +204,6 @@ def _check_head(stream: _BoundedStream) -> None:
 
 
 def _read_variable(stream: _BoundedStream, file: Path, content: _Content) -> None:
-    """Add the next variable to `content`. Raises ValueError."""
     name = stream.text()
     if name in content.variables or name in content.settings:
         raise ValueError(f"{shown(name)} twice")
@@ -247,7 +244,6 @@ def _join_scales(content: _Content) -> dict[str, ReadableTensor]:
 def _read_sizes(
     tensors: Mapping[str, ReadableTensor], settings: Mapping[str, int]
 ) -> WhisperConfig:
-    """Return the sizes that the shapes give. Raises ValueError."""
 
     def shape_of(name: str, rank: int) -> tuple[int, ...]:
         shape = tensors[name].shape if name in tensors else ()
@@ -282,7 +278,6 @@ def _read_sizes(
 
 
 def _count_layers(tensors: Mapping[str, ReadableTensor], half: str) -> int:
-    """Return one more than the highest number of a layer."""
     matches = (re.match(rf"{half}/layer_(\d{{1,5}})/", name) for name in tensors)
     return max((int(match[1]) for match in matches if match), default=-1) + 1
 
@@ -290,7 +285,6 @@ def _count_layers(tensors: Mapping[str, ReadableTensor], half: str) -> int:
 def _named_weights(
     tensors: Mapping[str, ReadableTensor], config: WhisperConfig
 ) -> dict[str, ReadableTensor]:
-    """Return the weights by Hugging Face's names. Raises ValueError."""
     shapes = expected_shapes(config)
     places = {name: _place(name) for name in shapes}
     wanted = {

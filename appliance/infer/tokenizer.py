@@ -64,7 +64,6 @@ class Tokenizer:
         )
 
     def _join(self, piece: bytes) -> list[int]:
-        """Return the token ids of a piece."""
         parts = [piece[index : index + 1] for index in range(len(piece))]
         while len(parts) > 1:
             pairs = [left + right for left, right in pairwise(parts)]
@@ -103,7 +102,6 @@ def byte_of_letter() -> dict[str, int]:
 
 
 def _to_bytes(token: str, number: int) -> bytes:
-    """Return the bytes that a token's letters stand for."""
     try:
         return bytes(byte_of_letter()[letter] for letter in token)
     except KeyError:

@@ -265,7 +265,6 @@ class Transcriber(AnyTranscriber):
         return best
 
     def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
-        """Put words of the vocabulary into the text where that is likelier."""
         if not self._rescorer or not best.result.text:
             return best
         decoded = self._rescorer.rescore(best.decoded, best.encoded.names)
@@ -277,7 +276,6 @@ class Transcriber(AnyTranscriber):
         return replace(best, decoded=decoded, result=result)
 
     def _find_phrase(self, best: _Candidate, progress: Progress) -> _Candidate:
-        """Add the expected sentence that the text is likely to be."""
         usual, special = self.phrases, best.encoded.phrases
         if not best.encoded.whole or not best.result.text or not (usual or special):
             return best
@@ -307,7 +305,6 @@ class Transcriber(AnyTranscriber):
             del self._spoken[next(iter(self._spoken))]
 
     def _describe(self, decoded: Decoded, encoded: Encoded, begun_s: float) -> Transcription:
-        """The transcription of a decode that began at `begun_s`."""
         text = self._tokenizer.detokenize(decoded.tokens).strip()
         result = Transcription(
             text=text,

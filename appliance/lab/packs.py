@@ -95,7 +95,6 @@ def _place(shape: tuple[int, ...], dtype: str, offset: int) -> tuple[Table, int]
 
 
 def _make_index(dtype: str, config: WhisperConfig, checkpoint: str, sums: list[str]) -> Table:
-    """Return the content of pack.json; `sums` are the blobs' SHA-256."""
     blobs = zip(lay_out(config, dtype), sums, strict=True)
     return {
         "format": "roomscribe pack",

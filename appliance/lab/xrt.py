@@ -82,7 +82,6 @@ def check_buffers(pack: Pack, buffers: dict[str, Any]) -> None:
 
 @contextmanager
 def _device_errors(what: str) -> Iterator[None]:
-    """Turn XRT's errors into DeviceError."""
     try:
         yield
     except (ImportError, RuntimeError) as error:

@@ -374,7 +374,6 @@ def is_packaged(folder: Path) -> bool:
 
 
 def _fix(folder: Path) -> str:
-    """What to do about a damaged bundle."""
     if is_packaged(folder):
         return (
             "the built-in model is damaged: reinstall the package roomscribe-model-tiny-en, or, in "

@@ -216,7 +216,6 @@ def _worker(staging: StagingFolder) -> str:
 
 
 def _owner(file: Path) -> str:
-    """Id of the process that holds a lock, from its file."""
     with suppress(OSError):
         return file.read_text(errors="replace").strip() or "unknown"
     return "unknown"
@@ -233,7 +232,6 @@ def _tidy(staging: StagingFolder) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in a folder and below it."""
     return sum(map(_bytes, folder.rglob("*")))
 
 

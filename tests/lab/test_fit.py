@@ -98,7 +98,7 @@ def test_too_few_different_sentences_are_refused() -> None:
 
 
 def test_likelihoods_never_count_against_a_text() -> None:
-    """bundle.json allows no negative coefficient: the reader would refuse the bundle."""
+    """Else a text would be the surer, the less likely its tokens are."""
     texts = [
         replace(one, features=(one.features[0], (-2 if one.right else 1) * one.features[1]))
         for one in drawn(400)

@@ -107,7 +107,6 @@ def _as_text(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _read(folder: Path | None) -> list[Recorded]:
-    """The recordings. Raises ConfigError if there are none."""
     if folder is None and not SHIPPED.is_dir():
         raise ConfigError("benchmark: no sentences come with this installation; give --recordings")
     found = read_recordings(folder or SHIPPED, 0 if folder else DEFAULT_SENTENCES)
@@ -125,7 +124,6 @@ def _check_output(file: Path | None) -> None:
 
 
 def _scratch() -> str | None:
-    """Where the bundles go: $TMPDIR if set, else /var/tmp if it is there."""
     return None if "TMPDIR" in os.environ or not Path(SCRATCH).is_dir() else SCRATCH
 
 

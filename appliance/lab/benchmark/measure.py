@@ -122,6 +122,5 @@ class FasterWhisper:
 
 
 def _peak_mb() -> float:
-    """This process's largest resident memory so far, MB."""
     found = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
     return int(found[1]) * 1024 / 1e6 if found else 0.0
