@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.sessions import Bound, Session
+from appliance.infer.sessions import Session
 from appliance.model import CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
 from appliance.records import States
 
@@ -117,7 +117,7 @@ class _Bound:
     """(b, n, d_model)."""
     feeds: dict[str, NDArray[np.int64]]
     """places (n,), wanted (w,) and started (s,)."""
-    run: Bound
+    run: Callable[[], None]
     step: Step
 
 
@@ -160,7 +160,7 @@ class Network:
         self._states[0, : len(states)] = states
         behind = (positions - len(states)) / max(1, self._bundle.silences)
         self._offsets[len(states) :] = math.log(behind) if behind > 0 else MASKED
-        self._cross.run()
+        self._cross()
         self.length = 0
 
     def advance(
@@ -201,7 +201,7 @@ class Network:
         bound.feeds["places"][:] = range(self.length, self.length + new)
         self.length += new
         self._last[:], self._count[()] = self.length - 1, self.length
-        bound.run.run()
+        bound.run()
         return bound.step
 
     def _bind(self, texts: int, count: int, wanted: int, started: int) -> _Bound:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,37 +121,25 @@ class Session:
 
     def bind(
         self, feeds: Mapping[str, NDArray[np.generic]], results: Mapping[str, NDArray[np.generic]]
-    ) -> Bound:
-        """Return a run with these fixed, C-contiguous arrays; see Bound. Raises ModelError for
-        arrays that the graph does not take."""
-        return Bound(self._file, self._session, feeds, results)
+    ) -> Callable[[], None]:
+        """Return a run that reads and writes these C-contiguous arrays each time, without copies.
 
-
-class Bound:
-    """A run that reads and writes the same arrays each time, without copies. If the graph's
-    operators allow it, an array may be both a feed and a result."""
-
-    def __init__(
-        self,
-        file: Path,
-        session: onnxruntime.InferenceSession,
-        feeds: Mapping[str, NDArray[np.generic]],
-        results: Mapping[str, NDArray[np.generic]],
-    ) -> None:
-        self._file, self._session = file, session
-        self._arrays = (*feeds.values(), *results.values())
-        """onnxruntime has only their addresses: they must live as long as the binding."""
-        self._binding = session.io_binding()
-        with _running(file):
-            for name, array in feeds.items():
-                self._binding.bind_input(name, *_location_of(array))
-            for name, array in results.items():
-                self._binding.bind_output(name, *_location_of(array))
-
-    def run(self) -> None:
-        """Read the feeds and fill the results. Raises ModelError on failure."""
+        If the graph's operators allow it, an array may be both a feed and a result. Raises
+        ModelError for arrays that the graph does not take, as the run does if it fails.
+        """
+        binding = self._session.io_binding()
         with _running(self._file):
-            self._session.run_with_iobinding(self._binding)
+            for name, array in feeds.items():
+                binding.bind_input(name, *_location_of(array))
+            for name, array in results.items():
+                binding.bind_output(name, *_location_of(array))
+        arrays = (*feeds.values(), *results.values())
+        return functools.partial(self._run_bound, binding, arrays)
+
+    def _run_bound(self, binding: Any, _arrays: tuple[NDArray[np.generic], ...]) -> None:
+        """onnxruntime has only the arrays' addresses: they must live as long as the binding."""
+        with _running(self._file):
+            self._session.run_with_iobinding(binding)
 
 
 def _cause(error: Exception) -> Exception:

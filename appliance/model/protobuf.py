@@ -1,7 +1,6 @@
 """Protobuf messages (protobuf.dev, encoding) walked through field by field, without their schema.
 
-For messages that a schema's own reader would take into memory whole, or whose schema is not at
-hand: ONNX files of gigabytes, and the descriptions in HEFs.
+For messages whose schema is not at hand: the descriptions in HEFs.
 """
 
 from __future__ import annotations
