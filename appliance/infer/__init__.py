@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     )
     from appliance.infer.phrases import Phrases
     from appliance.infer.remote import (
-        Model,
         RemoteBackend,
-        RemoteModel,
         RemoteTranscriber,
         UnwantedError,
         clean_text,
@@ -40,7 +38,13 @@ if TYPE_CHECKING:
         join_transcriptions,
         longest_text,
     )
-    from appliance.infer.runtime import lacking_model, lacking_runtime, transcribed_elsewhere
+    from appliance.infer.runtime import (
+        Model,
+        RemoteModel,
+        lacking_model,
+        lacking_runtime,
+        transcribed_elsewhere,
+    )
     from appliance.infer.sentences import parse_phrases
     from appliance.infer.sessions import Session, onnxruntime
     from appliance.infer.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeGuard, TypeVar
 
 import numpy as np
@@ -29,7 +29,6 @@ from appliance.infer.transcriber import (
     Progress,
     Transcriber,
 )
-from appliance.model import WINDOW_S, Bundle, library
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import BackgroundTask
 
@@ -55,26 +54,6 @@ Reply = TypeVar("Reply")
 
 class UnwantedError(ServerError):
     """The answer is not wanted any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteModel:
-    """The facts of a model elsewhere, in place of a bundle."""
-
-    name: str
-    language: str
-    languages: tuple[str, ...]
-    window_s: float = WINDOW_S
-    """As long as the built-in model's where the other machine does not say."""
-
-    @property
-    def title(self) -> str:
-        """The model's name for people."""
-        return library.title_of(self.name)
-
-
-Model = Bundle | RemoteModel
-"""What the rest of the program reads of the model in use: name, title, languages and window_s."""
 
 
 def longest_text(duration_s: float) -> int:

@@ -1,17 +1,45 @@
-"""Whether this machine has a model and can run it: the package roomscribe-satellite has neither."""
+"""The model in use, and whether this machine can run one: roomscribe-satellite has none."""
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 
 from appliance.config import Settings
-from appliance.model import BUILT_IN, chosen_model, installed_bundles
+from appliance.model import (
+    BUILT_IN,
+    WINDOW_S,
+    Bundle,
+    chosen_model,
+    installed_bundles,
+    library,
+)
 
 LACKING = (
     "this machine cannot transcribe: {} is missing; have a worker transcribe "
     "(`sudo roomscribe fleet join CODE`), or install the package that contains it "
     "(`sudo apt install {}`)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """The facts of a model elsewhere, in place of a bundle."""
+
+    name: str
+    language: str
+    languages: tuple[str, ...]
+    window_s: float = WINDOW_S
+    """As long as the built-in model's where the other machine does not say."""
+
+    @property
+    def title(self) -> str:
+        """The model's name for people."""
+        return library.title_of(self.name)
+
+
+Model = Bundle | RemoteModel
+"""What the rest of the program reads of the model in use: name, title, languages and window_s."""
 
 
 def lacking_runtime() -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from appliance.infer.encoder import Backend, Encoder
     from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
-    from appliance.infer.remote import Model
+    from appliance.infer.runtime import Model
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.vocabulary import Rescorer
     from appliance.model import Bundle

@@ -17,7 +17,7 @@ from rigs.waiting import until
 from appliance.config import FleetSettings, GateSettings
 from appliance.fleet.link import Link
 from appliance.fleet.worker import FleetWorker, OwnRoom
-from appliance.infer.remote import Model
+from appliance.infer.runtime import Model
 from appliance.records import Transcription, Window
 
 
