@@ -140,7 +140,7 @@ class Hef(Description):
             raise ModelError(
                 f"{self.file}: expected a HEF that HailoRT {version} reads, found one with a "
                 f"header of version {self.version}, which HailoRT reads from {since} on; "
-                "sudo apt full-upgrade and restart the machine"
+                "install a newer HailoRT"
             )
 
     def check_fit(self, bundle: Bundle) -> None:

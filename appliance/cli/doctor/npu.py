@@ -20,21 +20,18 @@ from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, f
 if TYPE_CHECKING:
     from appliance.system import Holder
 
-PCI_VENDORS, HAILO = "sys/bus/pci/devices/*/vendor", "0x1e60"
 LIBRARIES = (
     "usr/lib/libhailort.so.*",
     "usr/lib/*/libhailort.so.*",
     "usr/local/lib/libhailort.so.*",
 )
 INSTALL = "run `sudo apt install hailo-all` (Hailo-10H: hailo-h10-all) and reboot"
-UPGRADE = "run `sudo apt full-upgrade` and reboot; all versions must be exactly equal"
 SEATING = (
     "check its cable and seat, and whether `lspci` lists a Hailo; to run without one, set "
     "[encoder] backend = auto"
 )
 NEW_HEF = "download the HEF again: `roomscribe model add NAME --hef hailo8` (hailo8l, hailo10h)"
 COOL = "add a heat sink and a fan"
-LARGE_PAGES = "`options hailo_pci force_desc_page_size=4096` in /etc/modprobe.d/hailo.conf"
 ABSENT = "this machine has no Hailo"
 DEVICE, LIBRARY, CHIP, HEF = "device", "HailoRT", "chip", "HEF"
 """Names of checks that others need."""
@@ -49,9 +46,11 @@ def device(around: Surroundings) -> Outcome:
     nodes = errors.nodes()
     driver = errors.driver_version()
     if not nodes:
-        if _is_on_the_bus(around.root):
+        if chip := errors.on_the_bus():
             return failed(
-                "a Hailo is on the PCI bus but has no device node: no driver is loaded", INSTALL
+                "a Hailo is on the PCI bus but has no device node: no driver is loaded",
+                f"run `{chip.install}` and restart the machine; if that changes nothing, "
+                "`dkms status` says whether the driver was built for this kernel",
             )
         if around.settings.encoder.backend == "hailo":
             return failed("[encoder] backend is hailo, but this machine has no Hailo", SEATING)
@@ -60,12 +59,12 @@ def device(around: Surroundings) -> Outcome:
         if not errors.is_accessible(node):
             return failed(
                 f"this user may not open {node}",
-                "install the udev rule of hailo-dkms (mode 0666), and add DeviceAllow= for it to "
-                "the service",
+                "restart the machine: the package's udev rule (70-roomscribe.rules) and its unit "
+                "allow it from then on",
             )
     found = f"{', '.join(map(str, nodes))}, driver {driver or 'version unknown'}"
     if errors.lacks_small_pages():
-        found += f"; with pages of {errors.PAGE_BYTES} bytes it may need {LARGE_PAGES}"
+        found += f"; with pages of {errors.PAGE_BYTES} bytes write {errors.small_pages()}"
     return ok(found)
 
 
@@ -84,8 +83,15 @@ def library(around: Surroundings) -> Outcome:
         if version == versions["Python binding"]:
             break
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    chip = errors.generation()
+    major = machine.version_of(versions["Python binding"])[0]
+    if major in {one.major for one in errors.GENERATIONS if one is not chip}:
+        return failed(
+            f"{found}; this chip needs HailoRT {chip.major}: that of another chip is installed",
+            f"run `{chip.install}` and restart the machine",
+        )
     if len(set(versions.values())) > 1:
-        return failed(found, UPGRADE)
+        return failed(found, f"{chip.upgrade}; all versions must be exactly equal")
     if known := hailo.newest_known(versions["Python binding"]):
         found += (
             f"; newer than {known}, the newest that Roomscribe was compared with: if the self-test "
@@ -96,7 +102,7 @@ def library(around: Surroundings) -> Outcome:
 
 def chip(around: Surroundings) -> Outcome:
     """Check the chip's firmware and temperature, also while a model runs."""
-    from appliance.infer import device as hailo
+    from appliance.infer import device as hailo, errors
     from appliance.model import CHIP_NAMES
 
     if why := _absent(around):
@@ -112,7 +118,10 @@ def chip(around: Surroundings) -> Outcome:
         found.append(f"{readings.power_w:.1f} W")
     line = ", ".join(found)
     if machine.version_of(identity.firmware)[:2] != machine.version_of(binding.__version__)[:2]:
-        return failed(f"{line}; HailoRT is {binding.__version__}", UPGRADE)
+        return failed(
+            f"{line}; HailoRT is {binding.__version__}",
+            f"{errors.generation().upgrade}, or switch it off and on",
+        )
     if readings.throttled or readings.zone == hailo.RED:
         return failed(f"{line}; it is too hot and throttles", COOL)
     return ok(line)
@@ -227,15 +236,6 @@ def _owners() -> list[Holder]:
     from appliance.infer import errors
 
     return [holder for holder in errors.owners() if holder.pid != os.getpid()]
-
-
-def _is_on_the_bus(root: Path) -> bool:
-    """Return True if a Hailo is on the PCI bus, with or without a driver."""
-    for file in root.glob(PCI_VENDORS):
-        with contextlib.suppress(OSError):
-            if file.read_text(encoding="ascii").strip() == HAILO:
-                return True
-    return False
 
 
 def _library_versions(root: Path) -> list[str]:

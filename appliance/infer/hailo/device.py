@@ -31,7 +31,6 @@ writes the outputs into memory that it has freed, and the bound buffers keep tho
 NEWEST = {4: (4, 23, 0), 5: (5, 4, 0)}
 """Of each line, the newest version that this was compared with, 5.4 in part (docs/hailo.md). 4.24
 is published as a package only."""
-PACKAGES = "sudo apt install hailo-all (Hailo-10H: hailo-h10-all)"
 READY_WITHIN_MS = 200
 GREEN, ORANGE, RED = 0, 1, 2
 """The firmware's zones of temperature; in the red one it stops the network by itself."""
@@ -71,14 +70,15 @@ def load_binding() -> Any:
             ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise NpuError(
-            "binding", f"HailoRT's Python binding cannot be used ({reason}); {PACKAGES}"
+            "binding",
+            f"HailoRT's Python binding cannot be used ({reason}); {errors.generation().install}",
         ) from None
     version = str(hailo_platform.__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise NpuError(
             "binding",
             f"expected HailoRT {'.'.join(map(str, OLDEST))} or newer, found {version}; "
-            "sudo apt full-upgrade and restart the machine",
+            f"{errors.generation().upgrade}",
         )
     return hailo_platform
 

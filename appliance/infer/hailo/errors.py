@@ -22,9 +22,6 @@ from appliance.system import Holder, holders, one_line
 
 VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
 """Environment variable: a folder to use in place of / for nodes and modules."""
-NODES = ("dev/hailo0", "dev/h1x-0")
-"""Of HailoRT 4.x's driver, and of 5.x's for the Hailo-10H."""
-MODULES = ("sys/module/hailo_pci", "sys/module/hailo1x_pci")
 PAGE_BYTES, FORCED_PAGE = os.sysconf("SC_PAGE_SIZE"), 4096
 """Of this machine's memory (16384 with a Raspberry Pi 5's usual kernel), and the largest that the
 chip's DMA takes."""
@@ -49,23 +46,81 @@ FAMILY = {
 """Status of the classes whose text does not name it (a failed job's exception has no cause)."""
 NUMPY_2 = (5, 1, 1)
 """HailoRT's Python is built for NumPy 2 since."""
-UPGRADE = "sudo apt full-upgrade and restart the machine"
 SERVICE = "sudo systemctl status hailort, or set [encoder] share = false"
-POWER_CYCLE = "sudo apt full-upgrade, then switch the machine off and on: it gets its firmware then"
 REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
+_PCI, _VENDOR = "sys/bus/pci/devices/*/vendor", "0x1e60"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Chips with one driver. A machine may have both drivers; the node or the chip decides."""
+
+    major: int
+    """Of HailoRT's version."""
+    node: str
+    module: str
+    pci_device: str
+    install: str
+    """Driver, library and binding, with dkms, which builds the driver for the kernel."""
+    packages: str
+    """What to bring up to date, and nothing else: on a machine with a Hailo-10H, a full upgrade
+    has replaced its library by that of the Hailo-8."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """True if the driver is loaded."""
+        return (_root() / "sys/module" / self.module).exists()
+
+    @property
+    def upgrade(self) -> str:
+        """What to run for one version of everything."""
+        update = f"sudo apt update && sudo apt install --only-upgrade {self.packages}"
+        return f"run `{update}` and restart the machine"
+
+    def read(self, file: str) -> str:
+        """The text of a file of the loaded driver; "" without it."""
+        return _read(_root() / "sys/module" / self.module / file)
+
+
+GENERATIONS = (
+    Generation(
+        4, "dev/hailo0", "hailo_pci", "0x2864", "sudo apt install dkms hailo-all",
+        "hailo-all hailo-dkms hailort python3-hailort",
+    ),
+    Generation(
+        5, "dev/h1x-0", "hailo1x_pci", "0x45c4", "sudo apt install dkms hailo-h10-all",
+        "hailo-h10-all h10-hailort-pcie-driver h10-hailort python3-h10-hailort",
+    ),
+)  # fmt: skip
+"""Hailo-8 and 8L; Hailo-10H. Nodes and modules are those of the driver's sources, PCI ids those of
+its table, packages those of Raspberry Pi OS."""
 
 
 def nodes() -> list[Path]:
     """Return the device nodes; none without a chip or a driver."""
-    return [path for node in NODES if (path := _root() / node).exists()]
+    return [path for one in GENERATIONS if (path := _root() / one.node).exists()]
+
+
+def on_the_bus() -> Generation | None:
+    """Return the generation of a chip that is on the PCI bus, with or without a driver."""
+    for vendor in sorted(_root().glob(_PCI)):
+        if _read(vendor) == _VENDOR:
+            device = _read(vendor.with_name("device"))
+            return next((one for one in GENERATIONS if one.pci_device == device), GENERATIONS[0])
+    return None
+
+
+def generation() -> Generation:
+    """Return the generation of this machine's chip: by its node, by the bus, by a loaded driver;
+    without any the first."""
+    of_node = (one for one in GENERATIONS if (_root() / one.node).exists())
+    loaded = (one for one in GENERATIONS if one.is_loaded)
+    return next(of_node, None) or on_the_bus() or next(loaded, GENERATIONS[0])
 
 
 def driver_version() -> str | None:
     """Return the version of the loaded kernel module, like 4.23.0; None without one."""
-    for module in MODULES:
-        if text := _read(_root() / module / "version"):
-            return text
-    return None
+    return generation().read("version") or None
 
 
 def is_installed_for_debian() -> bool:
@@ -81,9 +136,15 @@ def owners() -> list[Holder]:
 def lacks_small_pages(page_bytes: int = PAGE_BYTES) -> bool:
     """True if pages are too large for the chip and the driver is not set to smaller ones, or if
     HailoRT's log says so."""
-    forced = {_read(_root() / module / "parameters/force_desc_page_size") for module in MODULES}
-    unforced = page_bytes > FORCED_PAGE and str(FORCED_PAGE) not in forced
+    forced = generation().read("parameters/force_desc_page_size")
+    unforced = page_bytes > FORCED_PAGE and forced != str(FORCED_PAGE)
     return unforced or "max_desc_page_size" in _log()
+
+
+def small_pages() -> str:
+    """Return the line that sets the driver to pages of FORCED_PAGE, and its file."""
+    option = f"options {generation().module} force_desc_page_size={FORCED_PAGE}"
+    return f"`{option}` into /etc/modprobe.d/hailo.conf"
 
 
 def is_accessible(node: Path) -> bool:
@@ -164,6 +225,7 @@ def explain(error: BaseException, situation: Situation) -> NpuError:
             hef=hef.file if hef else "the HEF",
             made_for=hef.made_for if hef else "another chip",
             compiler=f" (compiler {hef.compiler})" if hef else "",
+            upgrade=generation().upgrade,
         )
     else:
         reason = one_line(error)
@@ -197,7 +259,8 @@ def _driver(situation: Situation) -> tuple[str, str]:
         if not situation.accessible(node):
             return "forbidden", (
                 f"this user may not use {node} (mode {node.stat().st_mode & 0o777:04o}); "
-                "install hailo-dkms's udev rule (0666), and give the service DeviceAllow for it"
+                "restart the machine: the package's udev rule (70-roomscribe.rules) and its "
+                "unit allow it from then on"
             )
     return "driver", f"{situation.doing}: the driver refused; {REPEATED}"
 
@@ -207,8 +270,7 @@ def _internal(situation: Situation) -> tuple[str, str]:
     if lacks_small_pages(situation.page_bytes):
         return "large pages", (
             f"{situation.doing}: expected pages of 4096 bytes, found {situation.page_bytes}; "
-            "put `options hailo_pci force_desc_page_size=4096` into /etc/modprobe.d/hailo.conf "
-            "and restart the machine"
+            f"put {small_pages()} and restart the machine"
         )
     return "internal", f"{situation.doing}: HailoRT failed inside; {REPEATED}"
 
@@ -226,9 +288,9 @@ def _operation(situation: Situation) -> tuple[str, str]:
     if int(np.__version__.split(".")[0]) >= 2 and version < NUMPY_2:
         return "numpy", (
             f"{situation.doing}: HailoRT {situation.library}'s Python binding seems to be built "
-            f"for NumPy 1, found NumPy {np.__version__}; sudo apt update, sudo apt full-upgrade, "
-            "for a python3-hailort that is built for this NumPy (with pybind11 2.12 or newer), and "
-            "until there is one [encoder] backend = cpu"
+            f"for NumPy 1, found NumPy {np.__version__}; {generation().upgrade}, for a "
+            "python3-hailort that is built for this NumPy (with pybind11 2.12 or newer), and "
+            "until there is one set [encoder] backend = cpu"
         )
     return "operation", f"{situation.doing}: HailoRT calls this an invalid operation; {REPEATED}"
 
@@ -244,10 +306,11 @@ BY_SITUATION: dict[int | None, Callable[[Situation], tuple[str, str]]] = {
     6: _operation, 8: _internal, 36: _driver, 73: _busy, 74: _none_or_busy,
 }  # fmt: skip
 """Cause and text of a status that depend on the situation."""
+_POWER_CYCLE = "{upgrade}, or switch it off and on, if only the chip's firmware is old"
 _VERSIONS = (
     "versions differ",
     "expected a driver of HailoRT's version {library}, found driver {driver}; "
-    f"{UPGRADE}: both must be equal to the digit",
+    "{upgrade}: both must be equal to the digit",
 )
 PLAIN: dict[int | None, tuple[str, str]] = {
     2: (
@@ -263,7 +326,7 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     4: ("timeout", f"{{doing}}: the chip did not answer in time; {REPEATED}"),
     7: (
         "not implemented",
-        f"{{doing}}: HailoRT {{library}} cannot do this with this chip; {UPGRADE}, "
+        "{doing}: HailoRT {library} cannot do this with this chip; {upgrade}, "
         "or [encoder] backend = cpu",
     ),
     13: (
@@ -273,12 +336,12 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     15: (
         "firmware differs",
         "expected the chip's firmware to know HailoRT {library}'s commands, found one of another "
-        f"version; {POWER_CYCLE}",
+        f"version; {_POWER_CYCLE}",
     ),
     16: (
         "firmware differs",
         "expected firmware of HailoRT's version {library} on the chip, found another; "
-        f"{POWER_CYCLE}",
+        f"{_POWER_CYCLE}",
     ),
     18: (
         "firmware",
@@ -288,7 +351,7 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     26: (
         "hef refused",
         "{hef}: HailoRT {library} refuses it (up to 4.20 that means another chip, a damaged file "
-        f"or one from a newer compiler); {UPGRADE}, or roomscribe model add NAME --hef auto",
+        "or one from a newer compiler); {upgrade}, or roomscribe model add NAME --hef auto",
     ),
     47: (
         "descriptors",
@@ -305,7 +368,7 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     77: ("service", f"{{doing}}: the hailort service does not answer; {SERVICE}"),
     78: (
         "service",
-        f"{{doing}}: the hailort service has another version than the library; {UPGRADE}",
+        "{doing}: the hailort service has another version than the library; {upgrade}",
     ),
     81: (
         "memory",
@@ -321,7 +384,7 @@ PLAIN: dict[int | None, tuple[str, str]] = {
     92: (
         "hef too new",
         "{hef}: expected a HEF that HailoRT {library} knows, found one of a newer "
-        f"compiler{{compiler}}; {UPGRADE}",
+        "compiler{compiler}; {upgrade}",
     ),
     93: (
         "wrong chip",

@@ -28,7 +28,7 @@ from appliance.infer.hailo.device import (
     situation_of,
     too_hot,
 )
-from appliance.infer.hailo.errors import REPEATED, UPGRADE, NpuError, explain, status_of
+from appliance.infer.hailo.errors import REPEATED, NpuError, explain, generation, status_of
 from appliance.model import Bundle, Hef, verify_hef
 from appliance.records import Mel, States
 from appliance.system import BackgroundTask
@@ -172,7 +172,7 @@ class Npu:
             raise NpuError(
                 "stale",
                 f"{encoder.doing}: different sound gave the states of the window before, bit for "
-                f"bit; {UPGRADE}",
+                f"bit; {generation().upgrade}",
             )
         self._last = states
         return states

@@ -24,6 +24,7 @@ from appliance.cli.doctor.model import word_errors
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, DeviceError, ModelError, RoomscribeError
+from appliance.infer.hailo import errors
 from appliance.infer.hailo.npu import open_npu
 from appliance.model.bundle import Bundle
 
@@ -67,16 +68,20 @@ def test_a_hailo_that_is_wanted_and_not_there_is_a_fault(
     assert "lspci" in found.fix
 
 
-def test_a_hailo_on_the_bus_without_a_driver_is_a_fault(
-    simulator: Simulator, around: Surroundings
+@pytest.mark.parametrize(
+    ("device", "package"), [("0x2864", "hailo-all"), ("0x45c4", "hailo-h10-all")]
+)
+def test_a_hailo_on_the_bus_without_a_driver_is_a_fault_with_its_own_package_as_fix(
+    simulator: Simulator, around: Surroundings, device: str, package: str
 ) -> None:
-    vendor = around.root / "sys/bus/pci/devices/0001:01:00.0/vendor"
+    vendor = simulator.folder / "sys/bus/pci/devices/0001:01:00.0/vendor"
     vendor.parent.mkdir(parents=True)
     vendor.write_text("0x1e60\n", encoding="ascii")
+    vendor.with_name("device").write_text(f"{device}\n", encoding="ascii")
     found = npu.device(around)
     assert found.status == "failed"
     assert "no driver is loaded" in found.found
-    assert "hailo-all" in found.fix
+    assert f"sudo apt install dkms {package}`" in found.fix
 
 
 def test_with_the_cpu_as_backend_the_hailo_is_not_opened(
@@ -115,6 +120,23 @@ def test_versions_that_differ_are_a_fault_with_both(
     assert npu.library(around).found.endswith("libhailort 4.22.0")
     library.with_name("libhailort.so.4.23.0").touch()
     assert npu.library(around).status == "ok"
+
+
+def test_the_library_of_another_chip_is_a_fault_and_nothing_upgrades_the_whole_system(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug()
+    (simulator.folder / "dev/hailo0").rename(simulator.folder / "dev/h1x-0")
+    driver = simulator.folder / "sys/module/hailo1x_pci/version"  # and hailo_pci is loaded, too
+    driver.parent.mkdir()
+    driver.write_text("5.3.0\n", encoding="ascii")
+    found = npu.library(around)
+    assert (found.status, "this chip needs HailoRT 5" in found.found) == ("failed", True)
+    assert found.fix.startswith("run `sudo apt install dkms hailo-h10-all`")
+    assert errors.driver_version() == "5.3.0"
+    assert "options hailo1x_pci force_desc_page_size=4096" in errors.small_pages()
+    assert "h10-hailort" in errors.generation().upgrade
+    assert all("full-upgrade" not in text for _, text in errors.PLAIN.values())
 
 
 def test_a_version_newer_than_the_compared_ones_is_reported(

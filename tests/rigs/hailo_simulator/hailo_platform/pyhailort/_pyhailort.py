@@ -533,6 +533,8 @@ class Network:
 
         if self._graph not in _sessions:
             options = onnxruntime.SessionOptions()
+            # exact 8-bit products on every processor, as the product has them
+            options.add_session_config_entry("session.x64quantprecision", "1")
             options.intra_op_num_threads = 2
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
             _sessions[self._graph] = onnxruntime.InferenceSession(
