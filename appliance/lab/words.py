@@ -92,16 +92,17 @@ class ProductRecogniser:
         transcriber: Transcriber,
         settings: Settings | None = None,
         progress: Progress = IGNORE_PROGRESS,
+        window_s: float = 0.0,
     ) -> None:
-        """`progress`: PATIENT for files."""
+        """`progress`: PATIENT for files. `window_s`: the longest window; 0: the model's."""
+        self._window_s = window_s or transcriber.bundle.window_s
         self._transcriber, self._settings = transcriber, settings or Settings()
         self._progress = progress
 
     def hear(self, samples: Samples) -> Recognised:
         """Transcribe a recording. Raises ModelError."""
         transcriber, settings = self._transcriber, self._settings
-        longest_s = transcriber.bundle.window_s
-        segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, longest_s)
+        segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, self._window_s)
         gates, texts, loops, discarded = Gates(transcriber.gates), list[str](), 0, 0
         encoder_s = decoder_s = 0.0
         begun_s = time.process_time()
