@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import os
+import signal
 import sqlite3
 import tempfile
 from collections import Counter
@@ -18,6 +19,8 @@ from rigs.command import stop_warm_python
 
 pytest_plugins = ["rigs.selection", "rigs.models", "rigs.disks", "rigs.hailo", "rigs.systemd"]
 
+# a shell's background job ignores Ctrl-C, and so would the programs that the tests interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # the tests use the built-in model, whichever one this user has chosen
 os.environ["ROOMSCRIBE_MODELS"] = str(Path(tempfile.gettempdir()) / "roomscribe-tests-no-models")
 

@@ -8,7 +8,9 @@ and SHA-256. `appliance.convert.build` builds bundles, `write_manifest` writes m
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -24,6 +26,8 @@ from appliance.errors import MissingModelError, ModelError, passes
 from appliance.model.files import read_json, sha256, unreadable
 from appliance.records import FRAMES_PER_SECOND
 from appliance.system import shorten
+
+log = logging.getLogger("roomscribe.model")
 
 SCHEMA = 3
 """Version of the format."""
@@ -329,9 +333,16 @@ def installed_bundles() -> dict[str, Path]:
                 with suppress(PermissionError):
                     if (folder / MANIFEST).is_file():
                         found.setdefault(folder.name, folder)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except PermissionError:
+            _warn_unreadable(models)
+        except (FileNotFoundError, NotADirectoryError):
             pass
     return found
+
+
+@functools.cache
+def _warn_unreadable(folder: Path) -> None:
+    log.warning("%s: this user may not read it; its models are ignored; run it with sudo", folder)
 
 
 def find_bundle(path_or_name: str | Path) -> Path:

@@ -34,7 +34,7 @@ SKIPPED = {
     r"ssh ": ANOTHER_MACHINE,
     r"(sudo )?(podman|docker) ": CONTAINERS,
     r"sudo roomscribe fleet join --yes roomscribe-1\.": ANOTHER_MACHINE,
-    r"sudo apt install hailo": HAILO,
+    r"sudo apt install dkms hailo": HAILO,
     r"sudo reboot$": "would end the container",
     r"sudo roomscribe model fit ": "needs recordings of people",
     r"curl http://localhost:8099/v1/": "no curl there: tests/web/test_transcriptions.py runs it",

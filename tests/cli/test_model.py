@@ -162,7 +162,7 @@ def test_ctrl_c_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
     wait_for(DRAFT, desk.models, building)
     building.send_signal(signal.SIGINT)
     told, complaint = building.communicate()
-    assert (building.returncode, complaint) == (130, "")
+    assert (building.returncode, complaint) == (130, ""), complaint
     assert told == f"{LANGUAGE}building home\n"
     assert list((desk.models / ".work").iterdir()) == []
 
