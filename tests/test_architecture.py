@@ -376,10 +376,10 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (47_155, "lines"),
+    "appliance": (47_265, "lines"),
     "appliance without convert, lab and cli": (33_417, "lines"),
-    "tests": (48_688, "lines"),
-    "scripts": (10_857, "lines"),
+    "tests": (48_703, "lines"),
+    "scripts": (10_750, "lines"),
     "documentation": (40_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in

@@ -104,6 +104,21 @@ def test_without_weights_the_model_in_use_is_measured(
     assert rows["cpu-30s-int8"]["absent"] == NEEDS_WEIGHTS
 
 
+def test_windows_are_filled_up_with_nothing_zeros_or_silence(
+    recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "long", LONG, random_weights(LONG, 1))
+    given = ("--checkpoint", checkpoint, "--recordings", recordings, "--padding")
+    assert run_benchmark(options(*given), Settings()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["500", "nothing"], ["700", "zeros"], ["700", "silence"], ["1500", "zeros"],
+        ["1500", "silence"],
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="--padding: expected --checkpoint"):
+        run_benchmark(options("--recordings", recordings, "--padding"), Settings())
+
+
 def test_nothing_measured_is_no_success(recordings: Path, tmp_path: Path) -> None:
     given = ("--recordings", recordings, "--rows", "cpu-30s-int8")
     rows = rows_of(given, Settings(), tmp_path / "out.json", status=1)

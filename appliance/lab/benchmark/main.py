@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from appliance.config import Settings
 from appliance.errors import ConfigError, StoreError
 from appliance.lab.benchmark.measure import Measured, measure
 from appliance.lab.benchmark.options import DEFAULT_SENTENCES
+from appliance.lab.benchmark.padding import padding_table
 from appliance.lab.benchmark.rows import Row, make_rows, wanted_rows
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recorded, count_words, missing_packages, read_recordings
@@ -53,6 +53,8 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         _tell(f"no word errors without {' and '.join(missing)}: pip install '.[benchmark]'")
     with tempfile.TemporaryDirectory(prefix="roomscribe-benchmark.", dir=_scratch()) as scratch:
         _tell("making the rows' models")
+        if options.padding:
+            return _compare_padding(options.checkpoint, recordings, Path(scratch))
         rows = make_rows(keys, options.checkpoint, settings, options.threads, Path(scratch))
         lines = [_measure(row, recordings) for row in rows]
     print(_as_text(lines))
@@ -67,6 +69,14 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
     return int(all("absent" in line for line in lines))
 
 
+def _compare_padding(checkpoint: Path | None, recordings: Sequence[Recorded], scratch: Path) -> int:
+    if checkpoint is None or missing_packages():
+        raise ConfigError("benchmark --padding: expected --checkpoint and jiwer, found one missing")
+    for line in padding_table(checkpoint, recordings, scratch):
+        print(line, flush=True)
+    return 0
+
+
 def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
     """Return a row's figures: times in ms of the processor per recording, memory in MB, errors in
     percent; or why it is `absent`."""
@@ -78,8 +88,7 @@ def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
     if not isinstance(measured, Measured):
         return line | {"absent": measured}
     for name in ("encoder_ms", "decoder_ms", "total_ms"):
-        if not math.isnan(mean := measured.mean(name)):
-            line[name] = round(mean, 2)
+        line[name] = round(measured.mean(name), 2)
     line |= {"wall_ms": round(measured.wall_ms, 2), "peak_mb": round(measured.peak_mb, 1)}
     if not missing_packages():
         words = count_words(measured.heard, recordings)

@@ -32,6 +32,12 @@ def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these rows, by their keys in the table; a wrong one names them all",
     )
     parser.add_argument(
+        "--padding",
+        action="store_true",
+        help="compare what stands behind a window of 10 s: nothing, zeros, or states of silence up "
+        "to 700 and 1500 positions; needs --checkpoint",
+    )
+    parser.add_argument(
         "--threads", type=_count, default=1, metavar="N", help="CPU threads (default 1)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
