@@ -13,11 +13,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paho.mqtt import MQTTException
-from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.client import Client, MQTTMessageInfo, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -292,6 +293,7 @@ class BrokerLink:
         """Events, and messages on subscribed topics, the oldest first; the owner removes them. The
         protocol limits the events: a few per connection, and one per message in flight."""
         self._client = _PahoClient(client_id, box.on_failure)
+        self._last: MQTTMessageInfo | None = None  # published last; answers come in order
         self._client.connect_timeout = CONNECT_S
         if settings.username:
             self._client.username_pw_set(settings.username, password)
@@ -336,9 +338,10 @@ class BrokerLink:
             properties.MessageExpiryInterval = message.expiry_s
         if message.correlation is not None:
             properties.CorrelationData = message.correlation
-        return self._client.publish(
+        self._last = self._client.publish(
             message.topic, message.payload, message.qos, message.retain, properties
-        ).mid
+        )
+        return self._last.mid
 
     def drop(self) -> None:
         """End the connection at once, without waiting for the network."""
@@ -346,10 +349,13 @@ class BrokerLink:
         self._client.disconnect()
 
     def close(self, timeout_s: float) -> None:
-        """End an open connection with a DISCONNECT, after all that was published.
+        """End an open connection with a DISCONNECT, after all that was published and answered.
 
-        Return when it was sent, at the latest after `timeout_s`. The broker does not publish the
-        last will then.
+        Return when it was sent, at the latest after twice `timeout_s`. The broker does not publish
+        the last will then; it would if an answer of its own met a connection that has ended.
         """
+        if self._last:
+            with suppress(ValueError, RuntimeError):  # it was not published
+                self._last.wait_for_publish(timeout_s)
         self._client.disconnect()
         self._mailbox.ended.wait(timeout_s)

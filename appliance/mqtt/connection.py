@@ -250,7 +250,7 @@ class BrokerConnection:
         self._connected_link(f"listen on {topic}").subscribe(topic, retained=True)
 
     def close(self) -> None:
-        """Publish `offline` and end the connection for good; takes at most 0.3 s."""
+        """Publish `offline` and end the connection for good; takes at most 0.6 s."""
         if self._link and self.is_connected:
             self.publish(events.AVAILABILITY, events.OFFLINE, retain=True)
             self._link.close(timeout_s=0.3)
