@@ -92,7 +92,7 @@ def hearing(config: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[s
 def in_silence(
     config: Path, *, program: Sequence[str] = PROGRAM
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon that hears silence for ever."""
+    """A daemon whose microphone delivers nothing but silence."""
     with (
         Path("/dev/zero").open("rb") as silence,
         daemon(config, "--recording", "-", stdin=silence, program=program) as running,

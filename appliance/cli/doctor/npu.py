@@ -25,7 +25,7 @@ LIBRARIES = (
     "usr/lib/*/libhailort.so.*",
     "usr/local/lib/libhailort.so.*",
 )
-INSTALL = "run `sudo apt install hailo-all` (Hailo-10H: hailo-h10-all) and reboot"
+INSTALL = "run `sudo apt install dkms hailo-all` (Hailo-10H: dkms hailo-h10-all) and reboot"
 SEATING = (
     "check its cable and seat, and whether `lspci` lists a Hailo; to run without one, set "
     "[encoder] backend = auto"

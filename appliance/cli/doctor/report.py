@@ -41,10 +41,11 @@ def write_report(file: Path, findings: dict[str, Any], configuration: Path | Non
 
 def machine() -> dict[str, Any]:
     """Return the hardware's model and the versions of the software, without names."""
+    from appliance.infer import errors
+
     memory = re.search(r"MemTotal:\s+(\d+) kB", _read("/proc/meminfo"))
     processor = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
     system = re.search(r'^PRETTY_NAME="?([^"\n]+)', _read("/etc/os-release"), re.MULTILINE)
-    drivers = (_read(f"/sys/module/{name}/version") for name in ("hailo_pci", "hailo1x_pci"))
     return {
         "model": _read("/proc/device-tree/model").strip("\0\n ") or "unknown",
         "processor": processor[1] if processor else platform.machine(),
@@ -54,7 +55,7 @@ def machine() -> dict[str, Any]:
         "system": system[1] if system else "unknown",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "hailo_driver": next(filter(None, (text.strip() for text in drivers)), None),
+        "hailo_driver": errors.driver_version(),
         "packages": _package_versions(),
     }
 

@@ -67,11 +67,6 @@ class Generation:
     has replaced its library by that of the Hailo-8."""
 
     @property
-    def is_loaded(self) -> bool:
-        """True if the driver is loaded."""
-        return (_root() / "sys/module" / self.module).exists()
-
-    @property
     def upgrade(self) -> str:
         """What to run for one version of everything."""
         update = f"sudo apt update && sudo apt install --only-upgrade {self.packages}"
@@ -92,8 +87,8 @@ GENERATIONS = (
         "hailo-h10-all h10-hailort-pcie-driver h10-hailort python3-h10-hailort",
     ),
 )  # fmt: skip
-"""Hailo-8 and 8L; Hailo-10H. Nodes and modules are those of the driver's sources, PCI ids those of
-its table, packages those of Raspberry Pi OS."""
+"""Hailo-8 and 8L; Hailo-10H. Nodes, modules and PCI ids are those of the drivers' sources, packages
+those of Raspberry Pi OS."""
 
 
 def nodes() -> list[Path]:
@@ -111,10 +106,9 @@ def on_the_bus() -> Generation | None:
 
 
 def generation() -> Generation:
-    """Return the generation of this machine's chip: by its node, by the bus, by a loaded driver;
-    without any the first."""
+    """Return the generation of this machine's chip: by node, bus or driver; else the first."""
     of_node = (one for one in GENERATIONS if (_root() / one.node).exists())
-    loaded = (one for one in GENERATIONS if one.is_loaded)
+    loaded = (one for one in GENERATIONS if one.read("version"))
     return next(of_node, None) or on_the_bus() or next(loaded, GENERATIONS[0])
 
 

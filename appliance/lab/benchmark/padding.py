@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from appliance.config import PhrasesSettings, Settings
 from appliance.convert import Recipe, build_bundle
-from appliance.infer import CpuEncoder, Decoder, open_transcriber
+from appliance.infer import CpuEncoder, Decoder, Encoder, open_transcriber
 from appliance.lab.words import ProductRecogniser, Recorded, count_words
 from appliance.model import (
     FRAMES_PER_POSITION,
@@ -32,11 +32,10 @@ WINDOWS = {500: WINDOW_S, 700: 14.0, 1500: LONGEST_WINDOW_S}
 ROWS = ((500, "nothing"), (700, "zeros"), (700, "silence"), (1500, "zeros"), (1500, "silence"))
 
 
-class PaddedEncoder:
+class PaddedEncoder(Encoder):
     """An encoder of 10 s, with states behind. One thread."""
 
     name = "cpu"
-    trouble: str | None = None
 
     def __init__(self, sound: Bundle, behind: States) -> None:
         """`behind`: (n, d_model). Raises ModelError."""
@@ -46,16 +45,6 @@ class PaddedEncoder:
         """Return states (P, d_model) of `mel` (2 P, n_mels), whose end is silent."""
         states = self._inner.encode(mel[: self._computed * FRAMES_PER_POSITION])
         return np.concatenate((states, self._behind))
-
-    def poll(self, now_s: float) -> None:
-        """Nothing to do."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return nothing: there is no chip."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def padding_table(checkpoint: Path, recordings: Sequence[Recorded], scratch: Path) -> Iterator[str]:
@@ -72,7 +61,7 @@ def padding_table(checkpoint: Path, recordings: Sequence[Recorded], scratch: Pat
     settings = replace(Settings(), phrases=PhrasesSettings(file=""))
     yield "positions and what is behind the window  WER  right  loops  discarded"
     for positions, behind in ROWS:
-        padded = silent[500:positions] * (behind == "silence")
+        padded = silent[bundles[500].positions : positions] * (behind == "silence")
         with open_transcriber(settings, bundle=bundles[positions]) as transcriber:
             transcriber.encoder.close()
             transcriber.encoder = PaddedEncoder(bundles[500], padded)
