@@ -29,6 +29,8 @@ TEMPERATURES = {"npu": "NPU temperature", "soc": "Processor temperature"}
 as `<key>_temperature_c`."""
 TEXT_LETTERS = 255
 """Home Assistant's longest state; the attributes have the whole text."""
+_SPOKEN = "value_json.correction | default(value_json.text)"
+"""The text, or what a user says was really said."""
 
 
 def discovery_topic(prefix: str, node: str) -> str:
@@ -101,15 +103,20 @@ def _speech(node: str) -> dict[str, Any]:
             "icon": "mdi:text-recognition",
             "event_types": ["transcript"],
         },
+        "correction": {
+            **_component(node, "event", "correction", "Correction", events.CORRECTION, qos=0),
+            "entity_category": "diagnostic",
+            "icon": "mdi:pencil",
+            "event_types": ["correction"],
+        },
         "text": {
-            **_component(
-                node, "sensor", "text", "Last text", events.TRANSCRIPT, entity="last_text"
-            ),
+            **_component(node, "sensor", "text", "Last text", events.LAST, entity="last_text"),
             "icon": "mdi:text",
-            "value_template": f"{{{{ value_json.text[:{TEXT_LETTERS}] }}}}",
-            "json_attributes_topic": events.topic(node, events.TRANSCRIPT),
+            "value_template": f"{{{{ ({_SPOKEN})[:{TEXT_LETTERS}] }}}}",
+            "json_attributes_topic": events.topic(node, events.LAST),
             "json_attributes_template": (
-                "{{ {'text': value_json.text, 'id': value_json.id, "
+                f"{{{{ {{'text': {_SPOKEN}, 'id': value_json.id, "
+                "'corrected': value_json.correction is defined, "
                 "'late': value_json.late | default(false), "
                 "'language': value_json.language | default(none)} | tojson }}"
             ),
@@ -252,6 +259,16 @@ def _diagnostics(node: str) -> dict[str, Any]:
             "options": ["running", "degraded", "muted", "stopped"],
             "value_template": "{{ value_json.status }}",
             "json_attributes_topic": events.topic(node, events.STATE),
+        },
+        "problem": {
+            **_component(node, "binary_sensor", "problem", "Problem", events.STATE),
+            **diagnostic,
+            "device_class": "problem",
+            # not for reasons alone: some end by themselves, as while transcripts wait
+            "value_template": "{{ 'ON' if value_json.status == 'degraded' "
+            "or value_json.status == 'muted' and value_json.reasons else 'OFF' }}",
+            "json_attributes_topic": events.topic(node, events.STATE),
+            "json_attributes_template": "{{ {'reasons': value_json.reasons} | tojson }}",
         },
     }
 

@@ -216,8 +216,8 @@ class Delivery:
         complete: Callable[[Transcript, dict[str, Any]], None] = lambda *_: None,
         delays: Delays = DELAYS,
     ) -> None:
-        """`set_last` is called with each event that the broker accepted, if that is configured;
-        `complete` with each transcript and its event, to which it may add fields."""
+        """`set_last` is called with each event that the broker accepted; `complete` with each
+        transcript and its event, to which it may add fields."""
         self._settings, self._node = settings, node
         self._outbox, self._connection, self._troubles = outbox, connection, found
         self._set_last, self._complete, self._delays = set_last, complete, delays
@@ -279,8 +279,7 @@ class Delivery:
             payload = events.encode(event)
             expiry_s = max(1, int(self._settings.expiry_s - age_s))
             message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)
-            if self._settings.retain_last:
-                self._events[message] = payload
+            self._events[message] = payload
             self._outbox.mark_sent(message, stored.seq)
 
     def due_s(self, now_s: float) -> float:

@@ -132,8 +132,16 @@ class RoomExchange(Protocol):
 class Publish(Protocol):
     """Sends a payload on one of the node's topics."""
 
-    def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
-        """Raises BrokerError."""
+    def __call__(
+        self,
+        name: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        expiry_s: int | None = None,
+    ) -> object:
+        """The broker discards the message after `expiry_s`. Raises BrokerError."""
 
 
 class LiveTopics:
@@ -142,12 +150,24 @@ class LiveTopics:
     `speech`, `discarded`, `partial`, `assist` and `correction`: any thread.
     """
 
-    def __init__(self, sources: Sources, store: Store, outbox: Outbox, found: Troubles) -> None:
+    def __init__(
+        self,
+        settings: MqttSettings,
+        node: str,
+        sources: Sources,
+        store: Store,
+        *,
+        outbox: Outbox,
+        found: Troubles,
+    ) -> None:
         """The sources are called by the thread of `publish`."""
+        self._settings, self._node = settings, node
         self._sources, self._store, self._outbox = sources, store, outbox
         self._troubles = found
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._answers: deque[OutgoingMessage] = deque(maxlen=100)
+        self._corrected: deque[str] = deque(maxlen=100)
+        """Ids of transcripts that were corrected."""
         self._speech = events.OFF
         self._last: bytes | None = None
         self._retained: dict[str, bytes] = {}
@@ -175,6 +195,7 @@ class LiveTopics:
     def correction(self, made: Correction) -> None:
         """Queue that a user has corrected a transcript."""
         self._queue.append((events.CORRECTION, events.encode(events.correction(made))))
+        self._corrected.append(made.transcript_id)
 
     def answer(self, message: OutgoingMessage) -> None:
         """Queue a late answer to a command."""
@@ -186,7 +207,7 @@ class LiveTopics:
             yield self._answers.popleft()
 
     def set_last(self, event: bytes) -> None:
-        """Set the event to retain as `last`. The thread of `publish`."""
+        """Set the event to publish as `last`. The thread of `publish`."""
         self._last = event
 
     def on_connected(self) -> None:
@@ -229,9 +250,23 @@ class LiveTopics:
             publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s
         self.publish_queued(publish)
+        self._correct_last()
         if self._last is not None:
-            publish(events.LAST, self._last, retain=True)
+            retain = self._settings.retain_last
+            expiry_s = None if retain else self._settings.expiry_s
+            publish(events.LAST, self._last, retain=retain, expiry_s=expiry_s)
             self._last = None
+
+    def _correct_last(self) -> None:
+        """Publish `last` again if the newest transcript was corrected; late, so nothing acts on
+        it. Raises StoreError."""
+        if not self._corrected:
+            return
+        for newest in self._store.query(limit=1):
+            if newest.transcript.id in self._corrected:
+                event = events.transcript(newest, self._node, datetime.now(UTC), late=True)
+                self._last = events.encode(event)
+        self._corrected.clear()
 
     def publish_stop(self, publish: Publish) -> None:
         """Publish as the last state that the appliance has stopped; a muted one stays muted."""
@@ -435,7 +470,9 @@ class Publisher(Listener):
             settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
         self._outbox = Outbox(store, settings.expiry_s)
-        self._live = LiveTopics(sources, store, self._outbox, self._troubles)
+        self._live = LiveTopics(
+            settings, node, sources, store, outbox=self._outbox, found=self._troubles
+        )
         self._delivery = Delivery(
             settings,
             node,

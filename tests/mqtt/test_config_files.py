@@ -27,7 +27,7 @@ from appliance.cli.doctor.mqtt import broker as check_broker
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
 from appliance.mqtt import events, home_assistant
-from appliance.records import AssistReply
+from appliance.records import AssistReply, Correction, new_id
 from appliance.store.store import Store
 
 yaml = module("yaml", "pyyaml")
@@ -35,7 +35,7 @@ jinja2 = module("jinja2")
 
 CONFIG = ROOT / "config"
 CARD = CONFIG / "home-assistant" / "dashboard_card.yaml"
-SENTENCE = "roomscribe_sentence.yaml"
+SENTENCE, REPLY = "roomscribe_sentence.yaml", "roomscribe_reply.yaml"
 LIBRARIES = Path("/usr/lib")
 SENTENCES = ["Turn on the light!", "Gute Nacht"]
 
@@ -110,16 +110,18 @@ def runs(
     return heard(blueprint(), asked, text, before, attributes)[0]
 
 
-def test_the_blueprint_uses_every_input_and_no_other() -> None:
-    plan = blueprint()
+@pytest.mark.parametrize("name", [SENTENCE, REPLY])
+def test_a_blueprint_uses_every_input_and_no_other(name: str) -> None:
+    plan = blueprint(name)
     head = plan.pop("blueprint")
     assert set(inputs(plan)) == set(head["input"])
     assert head["domain"] == "automation"
 
 
-def test_the_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for() -> None:
-    head = blueprint()["blueprint"]
-    assert head["source_url"] == f"{HOMEPAGE}/config/home-assistant/{SENTENCE}"
+@pytest.mark.parametrize("name", [SENTENCE, REPLY])
+def test_a_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for(name: str) -> None:
+    head = blueprint(name)["blueprint"]
+    assert head["source_url"] == f"{HOMEPAGE}/config/home-assistant/{name}"
     assert head["homeassistant"] == {"min_version": "2024.11.0"}
     link = "https://my.home-assistant.io/redirect/blueprint_import/?blueprint_url="
     page = (ROOT / "docs" / "home-assistant.md").read_text("utf-8")
@@ -194,18 +196,31 @@ def test_with_several_appliances_a_blueprint_runs_for_the_one_that_acts(rooms: o
     assert not runs(SENTENCES[0], given=given, **act, acts=False, acts_on=None)
 
 
-def test_the_automation_of_the_manual_speaks_an_answer_and_is_silent_without_one() -> None:
-    page = (ROOT / "docs" / "home-assistant.md").read_text("utf-8")
-    (block,) = re.findall(r"<!-- reply -->\n```yaml\n(.*?)```", page, re.DOTALL)
-    plan = yaml.safe_load(block)
-    assert plan["triggers"] == [
-        {"trigger": "mqtt", "topic": events.topic("kitchen", events.ASSIST_REPLY)}
-    ]
-    for speech, speaks in (("Turned on the light", True), ("", False)):
-        reply = AssistReply("1", "turn on the light", "action_done", speech=speech)
-        known = {"trigger": {"payload_json": events.assist_reply(reply)}}
-        assert render(plan["conditions"][0]["value_template"], known) is speaks
-        assert render(plan["actions"][0]["data"]["message"], known) == speech
+@pytest.mark.parametrize(
+    ("node", "speech", "speaks"),
+    [("kitchen", "Turned on the light", True), ("kitchen", "", False), ("hall", "Done", False)],
+)
+def test_a_blueprint_speaks_the_answers_of_its_room(node: str, speech: str, speaks: bool) -> None:
+    plan = blueprint(REPLY)
+    (trigger,), (action,) = plan["triggers"], plan["actions"]
+    assert trigger == {"trigger": "mqtt", "topic": events.topic("+", events.ASSIST_REPLY)}
+    reply = AssistReply("1", "turn on the light", "action_done", speech=speech)
+    found = {
+        "topic": events.topic(node, events.ASSIST_REPLY),
+        "payload_json": events.assist_reply(reply),
+    }
+    known = {
+        "trigger": found,
+        "room": "device",
+        "device_attr": lambda _, name: home_assistant.discovery_message("kitchen", STATE)["device"][
+            name
+        ],
+    }
+    conditions = [render(one["value_template"], known) for one in plan["conditions"]]
+    assert (conditions == [True, True]) is speaks
+    assert render(action["data"]["message"], known) == speech
+    assert (action["action"], action["target"]) == ("tts.speak", {"entity_id": "voice"})
+    assert (plan["mode"], action["data"]["media_player_entity_id"]) == ("queued", "player")
 
 
 class Entities(dict[str, SimpleNamespace]):
@@ -225,21 +240,36 @@ def card(
     state: str,
     node: str = "",
     transcript: str = "event.roomscribe_kitchen_transcript",
+    last: dict[str, Any] | None = None,
     **event: Any,
 ) -> str:
-    """What the card shows, a line each, for a transcript entity in this state.
+    """What the card shows, a line each, for a transcript entity in this state, and a Last text with
+    the attributes `last`.
 
-    There are also a Roomscribe in the attic and an event entity of another maker.
+    There are also a Roomscribe in the attic, an event entity of another maker and other entities.
     """
     content = yaml.safe_load(CARD.read_text("utf-8"))["content"]
     made_by = {
         "event.doorbell": ("Somebody", None),
         "event.roomscribe_attic_transcript": ("Roomscribe", "attic"),
         transcript: ("Roomscribe", "kitchen"),
+        "event.roomscribe_kitchen_correction": ("Roomscribe", "kitchen"),
+        "sensor.roomscribe_kitchen_last_text": ("Roomscribe", "kitchen"),
         "switch.roomscribe_kitchen_mute": ("Roomscribe", "kitchen"),
     }
     entities = Entities({name: SimpleNamespace(state="off", attributes={}) for name in made_by})
     entities[transcript] = SimpleNamespace(state=state, attributes=event)
+    attributes: dict[str, dict[str, Any]] = {
+        "sensor.roomscribe_kitchen_last_text": last or {},
+        "event.roomscribe_attic_transcript": {"event_types": ["transcript"]},
+        transcript: {"event_types": ["transcript"]},
+        "event.roomscribe_kitchen_correction": {"event_types": ["correction"]},
+    }
+
+    def state_attribute(entity: str, name: str) -> Any:
+        if name == "friendly_name":
+            return f"{name} of {entity}"
+        return attributes.get(entity, {}).get(name)
 
     def attribute(entity: str, name: str) -> str | None:
         return made_by[entity][("manufacturer", "serial_number").index(name)]
@@ -248,7 +278,7 @@ def card(
     environment.tests["match"] = lambda text, find: re.match(find, text) is not None
     functions = {
         "states": entities,
-        "state_attr": lambda name, attribute: f"{attribute} of {name}",
+        "state_attr": state_attribute,
         "has_value": lambda name: entities[name].state != "unavailable",
         "integration_entities": lambda name: list(entities) if name == "mqtt" else [],
         "device_attr": attribute,
@@ -265,9 +295,11 @@ def card(
 
 
 SAID: dict[str, Any] = {
+    "id": "1",
     "text": "stop",
     "end": "2026-11-22T08:55:00.000Z",
     "acts": True,
+    "acts_on": "stop",
 }
 
 
@@ -293,7 +325,14 @@ def test_the_card_needs_no_node_and_takes_only_the_one_it_is_given() -> None:
     assert card("x", "attic", **SAID).startswith("Nothing was heard yet.")
 
 
-def test_the_card_says_why_nothing_acts_on_it() -> None:
+def test_the_card_shows_a_correction_of_this_sentence_and_of_no_other() -> None:
+    assert card("x", "kitchen", last={"id": "1", "text": "step"}, **SAID).startswith("**step**\n")
+    assert card("x", "kitchen", last={"id": "0", "text": "step"}, **SAID).startswith("**stop**\n")
+
+
+def test_the_card_says_what_acts_or_why_nothing_does() -> None:
+    shown = card("x", "kitchen", **SAID | {"acts_on": "stop the music"})
+    assert shown.startswith('**stop**\n300 s ago, acts as "stop the music"\n')
     shown = card("x", "kitchen", **SAID | {"acts": False, "acts_reason": "repetition"})
     assert shown.startswith("*stop*\n300 s ago, nothing acts on it (repetition)\n")
 
@@ -307,8 +346,8 @@ def test_the_card_looks_for_what_the_announcement_says() -> None:
     message = home_assistant.discovery_message("kitchen", STATE)
     device = message["device"]
     assert (device["manufacturer"], device["serial_number"]) == ("Roomscribe", "kitchen")
-    found = [name for name, one in message["components"].items() if one["platform"] == "event"]
-    assert found == ["transcript"], "the card takes the device's only event entity"
+    found = [one["event_types"] for one in message["components"].values() if "event_types" in one]
+    assert found == [["transcript"], ["correction"]], "the card takes the first"
 
 
 @needs_broker
@@ -331,6 +370,8 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: P
             store.append(transcript("allowed"))
             publisher.notify()
             until(lambda: house.payloads("last"))
+            publisher.on_correction(Correction(new_id(), "allowed", datetime.now(UTC)))
+            until(lambda: house.payloads("correction"))
             house.publish("roomscribe/kitchen/mute/set", b"ON")
             until(lambda: commands == [b"ON"])
             assert publisher.status().reasons == ()

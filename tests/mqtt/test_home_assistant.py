@@ -34,7 +34,7 @@ from appliance.mqtt import events, home_assistant
 from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Announcement, HomeAssistantPresence, Publisher
-from appliance.records import ApplianceStats
+from appliance.records import ApplianceStats, Correction
 from appliance.store.store import Store
 
 EXPECTED = GOLDEN / "home_assistant_discovery.json"
@@ -110,8 +110,13 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
         accepted["components"][name] |= more
     found = home_assistant.discovery_message("kitchen", PI, temperatures=["npu"])
     assert found["components"].pop("soc_temperature") == {"platform": "sensor"}
-    for name in ("mute_30_minutes", "mute_until_tomorrow", "muted_until"):  # added since
+    # added since
+    for name in ("mute_30_minutes", "mute_until_tomorrow", "muted_until", "correction", "problem"):
         del found["components"][name]
+    text = "state_topic", "value_template", "json_attributes_topic", "json_attributes_template"
+    for component in (found["components"]["text"], accepted["components"]["text"]):
+        for key in text:  # a correction counts since
+            del component[key]
     for component in found["components"].values():
         del component["default_entity_id"]
     assert found == accepted
@@ -140,6 +145,8 @@ def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> Non
     components = home_assistant.discovery_message("kitchen", PI, area=area)["components"].values()
     assert {one["default_entity_id"] for one in components} == {
         "event.roomscribe_kitchen_transcript",
+        "event.roomscribe_kitchen_correction",
+        "binary_sensor.roomscribe_kitchen_problem",
         "sensor.roomscribe_kitchen_last_text",
         "binary_sensor.roomscribe_kitchen_speech",
         "binary_sensor.roomscribe_kitchen_microphone",
@@ -294,7 +301,8 @@ def test_every_component_has_what_home_assistant_insists_on() -> None:
     )
     assert len({c["unique_id"] for c in components}) == len(components)
     assert all(
-        c.get("qos", 0) == (0 if c["state_topic"].endswith(("speech", "stats")) else 1)
+        c.get("qos", 0)
+        == (0 if c["state_topic"].endswith(("speech", "stats", "correction")) else 1)
         for c in components
         if "state_topic" in c
     )
@@ -315,7 +323,7 @@ def test_the_templates_name_fields_that_the_events_have() -> None:
     muted = replace(STATE, muted=True, muted_until=datetime.now(UTC))
     told = set(events.state(muted, 0)) | set(events.stats(ApplianceStats({}, 1.0), []))
     fields = set(re.findall(r"value_json\.(\w+)", message))
-    heard = {"text", "id", "late", "language", "confidence", "latency_ms"}
+    heard = {"text", "correction", "id", "late", "language", "confidence", "latency_ms"}
     assert fields - heard <= told
     assert heard <= fields
 
@@ -457,10 +465,11 @@ def test_all_topics_are_published_in_order_after_a_connection(store: Store) -> N
     with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
         stats = ApplianceStats({"transcripts": 1, "discarded_no_speech": 2}, 9.6, 51.23)
         with running(settings(broker), store, stats=lambda: stats):
-            until(everybody.events)
+            until(lambda: everybody.payloads("last"))
         order = list(dict.fromkeys(m.topic for m in everybody.messages))
         below = "roomscribe/kitchen/"
-        names = ("availability", "", "state", "mute", "microphone", "stats", "speech", "transcript")
+        first = "availability", "", "state", "mute", "microphone", "stats"
+        names = (*first, "speech", "transcript", "last")
         assert order == [below + name if name else DISCOVERY for name in names]
         found = json.loads(everybody.payloads("stats")[0])
         assert found["discarded"] == {"no_speech": 2}
@@ -490,10 +499,13 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
                 *("transcript", "text", "speech", "microphone", "mute"),
                 *("confidence", "latency", "soc_temperature", "outbox", "status"),
                 *("mute_30_minutes", "mute_until_tomorrow", "muted_until"),
+                *("correction", "problem"),
             }
             assert all(house.is_available(name) for name in house.components)
             topics = {c["state_topic"] for c in house.components.values() if "state_topic" in c}
-            assert topics - set(house.values) == {"roomscribe/kitchen/transcript"}
+            below = "roomscribe/kitchen/"
+            wanted = {f"{below}transcript", f"{below}last", f"{below}correction"}
+            assert topics - set(house.values) == wanted
             ids = say_all(store, p, "turn on the light")
             until(lambda: house.fired == ids)
 
@@ -527,6 +539,70 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
         say_all(store, publisher, "as ever")
         until(lambda: house.events[5:])
         assert not house.events[5]["late"]
+
+
+def test_a_problem_is_on_while_something_is_broken_and_not_while_transcripts_wait() -> None:
+    component = home_assistant.discovery_message("kitchen", PI)["components"]["problem"]
+    state, reasons = (
+        module("jinja2").Template(component[key])
+        for key in ("value_template", "json_attributes_template")
+    )
+    broken = replace(PI, status="degraded", reasons=("no microphone",))
+    for shown, problem in (
+        (events.state(PI, 0), "OFF"),
+        (events.state(PI, 3, (), ("Home Assistant is offline",)), "OFF"),
+        (events.state(broken, 0), "ON"),
+        (events.state(replace(broken, status="muted"), 0), "ON"),
+        (events.state(replace(PI, status="muted"), 0), "OFF"),
+        (events.state(PI, 0, ("the disk is full",)), "ON"),
+    ):
+        assert state.render(value_json=shown) == problem
+    assert json.loads(reasons.render(value_json=events.state(broken, 0))) == {
+        "reasons": ["no microphone"]
+    }
+
+
+def last_text(message: bytes) -> tuple[str, dict[str, Any]]:
+    """What Home Assistant makes of a message on `last`: state and attributes of Last text."""
+    component = home_assistant.discovery_message("kitchen", PI)["components"]["text"]
+    assert component["state_topic"] == component["json_attributes_topic"]
+    assert component["state_topic"] == "roomscribe/kitchen/last"
+    state, attributes = (
+        module("jinja2").Template(component[key]).render(value_json=json.loads(message))
+        for key in ("value_template", "json_attributes_template")
+    )
+    return state, json.loads(attributes)
+
+
+def has_corrections(heard: Subscriber, count: int) -> bool:
+    return len(heard.payloads("correction")) == count
+
+
+@needs_broker
+def test_a_correction_is_an_event_and_corrects_the_last_text_alone(store: Store) -> None:
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as heard,
+        running(settings(broker), store) as publisher,
+    ):
+        older, newest = say_all(store, publisher, "stop", "turn on the lied")
+        until(lambda: len(heard.payloads("last")) == 2)
+        corrections = (older, "stop it"), (newest, "turn on the light"), (newest, None)
+        for count, (id, text) in enumerate(corrections, 1):
+            store.correct(id, text)
+            publisher.on_correction(Correction(id, text, datetime.now(UTC)))
+            until(partial(has_corrections, heard, count))
+        until(lambda: len(heard.payloads("last")) == 4)
+        _, *shown = map(last_text, heard.payloads("last"))
+        assert [state for state, _ in shown] == [
+            "turn on the lied", "turn on the light", "turn on the lied",
+        ]  # fmt: skip
+        assert [one["corrected"] for _, one in shown] == [False, True, False]
+        assert {one["id"] for _, one in shown} == {newest}
+        again = json.loads(heard.payloads("last")[-2])
+        assert again["late"], "nobody acts on a correction"
+        assert not again["acts"]
+        assert len(heard.events()) == 2, "no sentence is published twice"
 
 
 @needs_broker
