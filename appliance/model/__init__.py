@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.model import library, protobuf
+    from appliance.model import library
     from appliance.model.bundle import (
         BUILT_IN,
         CROSS_FILE,

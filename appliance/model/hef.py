@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from appliance.errors import ModelError
 from appliance.model.bundle import HEF_FILE, Bundle
 from appliance.model.files import require_regular
-from appliance.model.protobuf import LENGTH, VARINT, fields
 
 MAGIC = b"\x01HEF"
 LAYOUTS = {0: ">4x16s", 1: ">IQ4x", 2: ">QQ16x", 3: ">QQIQ16x"}
@@ -64,6 +63,9 @@ PREDECESSORS = 5
 NAME, BASE, TRANSPOSED = 1, 2, 6
 HEIGHT, WIDTH, FEATURES = 1, 3, 5
 LONGEST_TEXT = 300
+VARINT, LENGTH = 0, 2
+FIXED = {1: 8, 5: 4}
+"""Protobuf's wire types, the last two with their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +297,9 @@ def _follow(message: memoryview, path: tuple[int, ...]) -> Iterator[memoryview]:
 
 
 def _messages(message: memoryview, number: int) -> Iterator[memoryview]:
-    for field in fields(message, 0, len(message)):
-        if field.number == number and field.wire == LENGTH:
-            yield message[field.begin : field.end]
+    for field, value in _fields(message):
+        if field == number and isinstance(value, memoryview):
+            yield value
 
 
 def _first(message: memoryview, number: int) -> memoryview:
@@ -310,6 +312,41 @@ def _text(content: memoryview) -> str:
 
 def _number(message: memoryview, number: int) -> int:
     """A whole number; 0, protobuf's default, where there is none."""
-    found = fields(message, 0, len(message))
-    wanted = (each for each in found if each.number == number and each.wire == VARINT)
-    return next((each.value for each in wanted), 0)
+    values = (value for field, value in _fields(message) if field == number)
+    return next((value for value in values if isinstance(value, int)), 0)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Numbers and values of a protobuf message's fields, without their schema; those of fixed
+    length are stepped over. Raises ValueError where it breaks off or is no message."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        value, stop = 0, at
+        if key & 7 in (VARINT, LENGTH):
+            value, stop = _varint(message, at)
+        if key & 7 == LENGTH:
+            at, stop = stop, stop + value
+        elif key & 7 in FIXED:
+            stop += FIXED[key & 7]
+        elif key & 7 != VARINT:
+            raise ValueError("bytes that are no message")
+        if stop > len(message):
+            raise ValueError("a file that is cut off")
+        if key & 7 not in FIXED:
+            yield key >> 3, message[at:stop] if key & 7 == LENGTH else value
+        at = stop
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """A whole number of up to 64 bits and the offset behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            raise ValueError("a file that is cut off")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("bytes that are no message")
