@@ -7,6 +7,9 @@ simulator that refuses what they refuse; never run on a real chip.
 from __future__ import annotations
 
 import logging
+import math
+import statistics
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,14 +56,18 @@ class NpuLimits:
     """How long the chip may take for a job before it counts as failed, ms."""
 
     job_ms: int = 400
-    """An encode takes some 31 ms on a Hailo-8. HailoRT may wait twice as long for a job; even
-    then the CPU gets the window within 1 s."""
+    """At least, and six times what the first jobs need. tiny takes some 31 ms on a Hailo-8L, as
+    others measured; of base nobody has published a time."""
+    longest_job_ms: int = 1000
+    """At most. HailoRT may wait twice as long; then the CPU gets the window after 2 s."""
     first_job_ms: int = 2000
-    """The first job also loads the network."""
+    """For those before the limit is known. The very first also loads the network."""
     step_ms: int = STEP_WITHIN_MS
 
 
 LIMITS = NpuLimits()
+TRIAL_JOBS, PATIENCE = 3, 6
+"""Jobs that are timed when the chip is opened, and the limit by the median of their times."""
 
 
 def open_npu(
@@ -128,6 +135,7 @@ class Npu:
         self._states = (1, bundle.positions, bundle.d_model)
         self._device: Any = None
         self._encoder: NpuModel | None = None
+        self._job_ms = limits.first_job_ms
         try:
             guarded(
                 lambda: self._open(share), lambda: situation_of("opening the chip", binding, hef)
@@ -137,8 +145,7 @@ class Npu:
             (encoded,) = self._encoder.outputs.values()
             self._last: States = encoded[0].copy()
             """States of the mel in the input buffer."""
-            ramp = np.linspace(-1, 1, bundle.frames * bundle.n_mels, dtype=np.float32)
-            self.encode(ramp.reshape(self._mel[1:]))
+            self._time_jobs(self._encoder)
             if decoder:
                 self.decoder = NpuDecoder(binding, self._device, *decoder, limits.step_ms)
                 self._first_job(self.decoder.model, "decoding")
@@ -165,7 +172,7 @@ class Npu:
         (encoded,) = encoder.outputs.values()
         is_changed = float(np.abs(buffer[0] - mel).max()) > MEL_CHANGE
         buffer[0] = mel
-        encoder.run(self._limits.job_ms)
+        encoder.run(self._job_ms)
         states: States = encoded[0].copy()
         encoder.check_finite(states)
         if is_changed and np.array_equal(states, self._last):
@@ -227,6 +234,29 @@ class Npu:
                     f"found {', '.join(map(str, edges.values())) or 'none'}; "
                     "it is not this model's encoder",
                 )
+
+    def _time_jobs(self, encoder: NpuModel) -> None:
+        """Run some jobs, and take the limit for all others from their times. Raises NpuError for a
+        chip that never keeps the longest limit."""
+        limits, times_ms = self._limits, []
+        ramp = np.linspace(-1, 1, math.prod(self._mel), dtype=np.float32).reshape(self._mel[1:])
+        for number in range(TRIAL_JOBS):
+            begun_s = time.perf_counter()
+            self.encode(ramp if number % 2 else -ramp)
+            times_ms.append(1000 * (time.perf_counter() - begun_s))
+        needed_ms = statistics.median(times_ms)
+        longest_ms = max(limits.job_ms, limits.longest_job_ms)
+        if needed_ms > longest_ms:
+            raise NpuError(
+                "slow",
+                f"the chip needs {needed_ms:.0f} ms for a window, and {longest_ms} ms are the "
+                "most; stop other programs that use it, use a smaller model, or set [encoder] "
+                "backend = cpu",
+            )
+        self._job_ms = round(min(max(limits.job_ms, PATIENCE * needed_ms), longest_ms))
+        encoder.doing = (
+            f"encoding (the chip needs {needed_ms:.0f} ms and is given {self._job_ms} ms)"
+        )
 
     def _first_job(self, model: NpuModel, next_job: str) -> None:
         model.doing = "the first job"

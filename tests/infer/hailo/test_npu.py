@@ -292,6 +292,23 @@ def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
     again.close()
 
 
+def test_the_limit_for_a_job_comes_from_the_first_ones_and_the_trouble_tells_their_time(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(latency_ms=120)
+    npu = open_here(hef_bundle, limits=NpuLimits())
+    simulator.set(latency_ms=600)
+    assert npu.encode(mel_of(hef_bundle, 1)).any()
+    simulator.set(hang_jobs="all", hang_s=30)
+    needs = r"needs 1\d\d ms and is given ([7-9]\d\d|1000) ms\): the chip did not answer in time"
+    with pytest.raises(NpuError, match=needs):
+        npu.encode(mel_of(hef_bundle, 2))
+    npu.close(20.0)
+    simulator.set(hang_jobs=[], latency_ms=1200)
+    with pytest.raises(NpuError, match=r"needs 12\d\d ms for a window, and 1000 ms are the most"):
+        open_here(hef_bundle, limits=NpuLimits(first_job_ms=5000))
+
+
 def test_a_damaged_hef_is_refused_before_hailort_is_loaded(
     simulator: Simulator, hef_bundle: Bundle, tmp_path: Path
 ) -> None:
