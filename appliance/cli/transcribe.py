@@ -67,7 +67,23 @@ def transcribe(options: argparse.Namespace, settings: Settings) -> int:
             transcriber=replace(settings.transcriber, backend="model"),
         )
     with open_transcriber(settings) as transcriber:
-        return _transcribe_files(options, settings, transcriber)
+        reported = _explain_encoder(options, settings, transcriber)
+        status = _transcribe_files(options, settings, transcriber)
+        _explain_encoder(options, settings, transcriber, reported)
+        return status
+
+
+def _explain_encoder(
+    options: argparse.Namespace, settings: Settings, transcriber: AnyTranscriber, reported: str = ""
+) -> str:
+    """Print why a Hailo does not encode, unless that was `reported`; return it."""
+    from appliance.infer import why_on_cpu
+
+    why = why_on_cpu(settings, transcriber.bundle, transcriber.backend)
+    if why not in {"", reported} and not options.quiet:
+        line = f"the CPU encodes, not the Hailo: {shorten(why, 1000)}"
+        print(f"roomscribe: {line}", file=sys.stderr, flush=True)
+    return why
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
@@ -241,6 +257,7 @@ def _as_json(
             "no_speech_prob": events.rounded(result.no_speech_prob, 4),
             "compression_ratio": round(result.compression_ratio, 3),
             "flags": [*(window.flags if isinstance(window, Window) else ()), *result.flags],
+            "encoder": result.encoder,
             "encode_ms": round(result.encode_ms, 1),
             "decode_ms": round(result.decode_ms, 1),
         }

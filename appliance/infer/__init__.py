@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         open_encoder,
         open_transcriber,
         phrases_file,
+        why_on_cpu,
     )
     from appliance.infer.phrases import Phrases
     from appliance.infer.remote import (

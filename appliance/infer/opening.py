@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from appliance.config import BUILT_IN_SENTENCES, EncoderSettings, GateSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.corrections import Corrections
-from appliance.infer.runtime import lacking_runtime
+from appliance.infer.runtime import Model, lacking_runtime
 from appliance.infer.transcriber import Transcriber
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoder
-    from appliance.infer.encoder import Encoder
+    from appliance.infer.encoder import Backend, Encoder
     from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.sentences import WordNetwork
@@ -211,3 +211,20 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
             if must or cpu is None:
                 raise
     return encoder
+
+
+def why_on_cpu(settings: Settings, bundle: Model, backend: Backend) -> str:
+    """Return why this machine's Hailo does not encode; empty while it does, and without one."""
+    from appliance.infer.hailo import errors
+    from appliance.model import Bundle, bundled_hef
+
+    driven, chip = errors.nodes(), errors.on_the_bus()
+    if backend.name != "cpu" or not (driven or chip):
+        return ""
+    if backend.trouble:
+        return backend.trouble
+    if settings.encoder.backend == "cpu":
+        return "[encoder] backend is cpu"
+    if isinstance(bundle, Bundle) and bundled_hef(bundle) is None:
+        return f"the model {bundle.name} has no encoder for it (docs/hailo.md, step 2)"
+    return "" if driven or not chip else f"its driver is not loaded; run `{chip.install}`"

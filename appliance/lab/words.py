@@ -50,6 +50,8 @@ class Recognised:
     decoder_ms: float
     total_ms: float
     """All, voice detector and segmenter included."""
+    encoder: str = ""
+    """What encoded last: cpu, hailo8 ...; "" where nothing did, and for other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class ProductRecogniser:
         transcriber, settings = self._transcriber, self._settings
         segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, self._window_s)
         gates, texts, loops, discarded = Gates(transcriber.gates), list[str](), 0, 0
+        encoder = ""
         encoder_s = decoder_s = 0.0
         begun_s = time.process_time()
         framer = Framer()
@@ -118,13 +121,16 @@ class ProductRecogniser:
             result = transcriber.decode(encoded, self._progress)
             decoder_s += time.process_time() - encoded_s
             encoder_s += encoded_s - started_s
+            encoder = result.encoder
             loops += is_loop(result.tokens) or not result.ended
             result, reason = gates.apply(window, result)
             discarded += reason is not None
             texts += [] if reason else [result.text]
         total_s = time.process_time() - begun_s
-        times_ms = (1000 * seconds for seconds in (encoder_s, decoder_s, total_s))
-        return Recognised(" ".join(texts), loops, discarded, *times_ms)
+        encoder_ms, decoder_ms, total_ms = (1000 * s for s in (encoder_s, decoder_s, total_s))
+        return Recognised(
+            " ".join(texts), loops, discarded, encoder_ms, decoder_ms, total_ms, encoder
+        )
 
 
 def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:

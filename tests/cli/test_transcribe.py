@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 import soundfile
 from rigs.checkout import SPEECH
 from rigs.command import errors, roomscribe
+from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.word_errors import same_words
 
 from appliance.cli.terminal import ProgressLine
 from appliance.cli.transcribe import _subtitles
+from appliance.model.bundle import Bundle
 
 TALK = (
     "And so, my fellow Americans, ask not what your country can do for you, ask what you can do "
@@ -86,6 +89,28 @@ def test_a_file_without_speech_says_so_and_not_to_programs(tmp_path: Path) -> No
     assert errors(done)[-1] == f"roomscribe: No speech found in {quiet}."
     assert roomscribe("transcribe", "-q", quiet).stderr == ""
     assert "no speech" not in roomscribe("transcribe", "--json", quiet).stderr
+
+
+def test_what_encoded_is_told_and_why_a_hailo_did_not(tmp_path: Path, built_in: Bundle) -> None:
+    machine = Simulator(tmp_path / "machine")
+    machine.plug(latency_ms=1, patience=100)
+    model = with_hef(built_in, tmp_path / "with-hef").folder
+
+    def heard(*options: str | Path) -> tuple[str, str]:
+        file, environment = SPEECH / "02.flac", machine.environment
+        done = roomscribe("transcribe", "--json", *options, file, environment=environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["encoder"], done.stderr
+
+    assert heard("--model", model) == ("hailo8", "")
+    encoder, line = heard()
+    assert (encoder, "the model tiny.en has no encoder for it" in line) == ("cpu", True)
+    machine.set(import_error="no libhailort")
+    encoder, line = heard("--model", model)
+    assert (encoder, line.count("\n")) == ("cpu", 1)
+    assert line.startswith("roomscribe: the CPU encodes, not the Hailo: NPU: HailoRT's Python")
+    (machine.folder / "dev/hailo0").unlink()
+    assert heard("--model", model) == ("cpu", "")
 
 
 def test_a_terminal_sees_how_far_a_long_file_is(

@@ -87,6 +87,9 @@ def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
     measured = measure(row, recordings)
     if not isinstance(measured, Measured):
         return line | {"absent": measured}
+    if used := sorted({one.encoder for one in measured.heard} - {""}):
+        line["encoder"] = ", ".join(used)
+        _tell(f"{row.key}: encoded by {line['encoder']}")
     for name in ("encoder_ms", "decoder_ms", "total_ms"):
         line[name] = round(measured.mean(name), 2)
     line |= {"wall_ms": round(measured.wall_ms, 2), "peak_mb": round(measured.peak_mb, 1)}
