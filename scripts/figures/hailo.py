@@ -1,7 +1,7 @@
 """Measure what NPU faults do to a stream of speech, and what the backend costs: one table.
 
     scripts/measure hailo [--windows 300] [--faults 100] [--bundle tiny.en]
-        [--only overlap|deaf]
+        [--only deaf|words] [--base FOLDER] [--recordings FOLDER] [--write]
 
 No Hailo is needed, and none is used: the simulator of the tests stands in, with the 31 ms that a
 Hailo-8 is said to take. The sentences are those of tests/speech at other places and volumes. Time
@@ -11,21 +11,19 @@ what is given in ms is real time.
 A chip that hangs and takes no notice of being given up (`--only deaf`) is tried with the running
 pipeline, in real time: a sentence every few seconds, while such a chip is closed and tried again.
 
-How encoding and decoding overlap comes last (`--only overlap`): with whisper-tiny's shape and
-random weights, whose decoder takes longer than the encoder. The chip's results are those of an
-earlier round, so that of its time only the waiting is left and a busy processor makes no difference
-to it.
+Wrong words of people's recordings are those of encoders in float32 as the chip: as they are, with
+8 bits at its edges, and with a real chip's noise (`--only words`; --write puts the table into
+docs/figures.md). --base: base's weights, without which its rows are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import queue
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,29 +31,40 @@ from typing import Any
 
 import numpy as np
 import soundfile
+from evening_run.publish import put
+from evening_run.results import about
+from rigs.checkout import ROOT
 from rigs.hailo import looked_after
-from rigs.hailo_simulator.control import Simulator, with_hef
-from rigs.models import TINY, random_weights, write_checkpoint
-from rigs.recordings import sentences
+from rigs.hailo_simulator.control import Simulator, enlist, with_hef
+from rigs.recordings import SHARED_AUDIO, sentences
 from rigs.sources import FakeSource
+from rigs.weights import find_weights
 
 from appliance.config import CaptureSettings, EncoderSettings, Settings, StoreSettings
 from appliance.convert.build import Recipe, build_bundle
-from appliance.daemon.assembly import STATES_WAITING, Factories, build
+from appliance.convert.checkpoint import load_checkpoint
+from appliance.convert.whisper import write_encoder
+from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.opening import open_transcriber
-from appliance.infer.transcriber import Encoded, Transcriber
-from appliance.model.bundle import HEF_FILE, Bundle, load_bundle
+from appliance.infer.transcriber import Transcriber
+from appliance.lab.words import (
+    ProductRecogniser,
+    Recorded,
+    WordCounts,
+    count_words,
+    read_recordings,
+)
+from appliance.model.bundle import HEF_FILE, SILENCE_FILE, Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Frame, Mel, States, Window
 from appliance.store.store import Store
+from appliance.system import write_whole
 
 SEED = 11
 LATENCY_MS = 31.0
-ROUND, ROUNDS = 20, 7
-"""Windows in a round, and rounds, when looking at the overlap."""
 BETWEEN_S = 90.0
 """Mean silence between windows, on the stream's own clock."""
 FAULTS: dict[str, dict[str, Any]] = {
@@ -79,14 +88,29 @@ HEALTHY = {
     "dead": False,
     "busy": False,
 }
+ENCODERS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "8-bit edges": {"round_int8": True},
+    "15 dB, 16-bit steps": {"noise_db": 15.0},
+    "CPU, INT8": {},
+}
+"""What encodes, and what makes the simulated chip so."""
+WORDS = {
+    ("base", 5.0, "zeros"): ("float32", "15 dB, 16-bit steps"),
+    ("base", 5.0, "silence"): ("float32", "8-bit edges", "15 dB, 16-bit steps"),
+    ("base", 10.0, "silence"): ("15 dB, 16-bit steps", "CPU, INT8"),
+    ("tiny.en", 10.0, "zeros"): ("15 dB, 16-bit steps",),
+    ("tiny.en", 10.0, "silence"): tuple(ENCODERS),
+}
+"""Weights, seconds of the window and what is behind it, and the encoders that are measured."""
+MARKS = "<!-- hailo: written by scripts/measure hailo --write -->", "<!-- /hailo -->"
 
 
-def open_for(bundle: Bundle, threads: int = 2) -> Transcriber:
-    """The transcriber of a bundle, encoding on the chip."""
+def open_for(bundle: Bundle, backend: str = "hailo") -> Transcriber:
+    """The transcriber of a bundle, encoding on the chip unless `backend` is cpu."""
     settings = replace(
         Settings(), model=replace(Settings().model, bundle=str(bundle.folder)),
-        encoder=EncoderSettings(backend="hailo"),
-        decoder=replace(Settings().decoder, threads=threads),
+        encoder=EncoderSettings(backend=backend),
     )  # fmt: skip
     return open_transcriber(settings)
 
@@ -116,63 +140,6 @@ def spread(values: list[float]) -> str:
 def row(name: str, value: str) -> None:
     """Print a line of the table."""
     print(f"{name:52} {value}", flush=True)
-
-
-def overlap(simulator: Simulator, folder: Path) -> None:
-    """Windows encoded by one thread while another decodes those before, in a queue of one as the
-    pipeline has it: for encoders of several speeds, so that it can be seen that theirs is hidden.
-    """
-    checkpoint = write_checkpoint(folder / "tiny", TINY, random_weights(TINY, SEED))
-    build_bundle(checkpoint, folder / "plain", Recipe("tiny-shaped", 10.0, quantize="int8"))
-    bundle = with_hef(load_bundle(folder / "plain"), folder / "tiny-shaped")
-    windows = make_windows(bundle, ROUND)
-    transcriber = open_for(bundle, threads=1)
-    tokens = [len(transcriber.transcribe(window).tokens) for window in windows]  # and results
-    row("a round: windows; tokens in each", f"{len(windows)}; {min(tokens)} to {max(tokens)}")
-    found: dict[tuple[float, str], list[float]] = {}
-    for _ in range(ROUNDS):
-        for latency_ms in (1.0, LATENCY_MS, 2 * LATENCY_MS):
-            simulator.set(latency_ms=latency_ms)
-            for name, play in (("in turn", in_turn), ("overlapped", overlapped)):
-                whole_ms, decode_ms = play(transcriber, windows)
-                found.setdefault((latency_ms, name), []).append(whole_ms)
-                found.setdefault((latency_ms, f"decoding {name}"), []).append(decode_ms)
-    transcriber.encoder.close()
-    for (latency_ms, name), values in found.items():
-        if not name.startswith("decoding"):
-            decoding = np.median(found[latency_ms, f"decoding {name}"])
-            row(
-                f"chip of {latency_ms:g} ms, {name}: a window takes",
-                f"{np.median(values):.1f} ms, of which the decoder {decoding:.1f} "
-                f"(medians of {ROUNDS} rounds, from {min(values):.1f} to {max(values):.1f})",
-            )
-    simulator.set(latency_ms=LATENCY_MS)
-
-
-def in_turn(transcriber: Transcriber, windows: list[Window]) -> tuple[float, float]:
-    """Milliseconds of a window, and of its decoding, each decoded before the next is encoded."""
-    begun, decode_ms = time.perf_counter(), 0.0
-    for window in windows:
-        decode_ms += transcriber.transcribe(window).decode_ms
-    return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
-
-
-def overlapped(transcriber: Transcriber, windows: list[Window]) -> tuple[float, float]:
-    """The same, the next being encoded meanwhile."""
-    encoded: queue.Queue[Encoded | None] = queue.Queue(STATES_WAITING)
-
-    def encode() -> None:
-        for window in windows:
-            encoded.put(transcriber.encode(window))
-        encoded.put(None)
-
-    begun, decode_ms = time.perf_counter(), 0.0
-    thread = threading.Thread(target=encode)
-    thread.start()
-    while (item := encoded.get()) is not None:
-        decode_ms += transcriber.decode(item).decode_ms
-    thread.join()
-    return (time.perf_counter() - begun) * 1000 / len(windows), decode_ms / len(windows)
 
 
 class Timed:
@@ -277,7 +244,10 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=300)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--bundle", default="tiny.en")
-    parser.add_argument("--only", choices=("overlap", "deaf"))
+    parser.add_argument("--only", choices=("deaf", "words"))
+    parser.add_argument("--base", type=Path, metavar="FOLDER")
+    parser.add_argument("--recordings", type=Path, default=SHARED_AUDIO, metavar="FOLDER")
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         simulator = Simulator(Path(folder) / "machine")
@@ -285,16 +255,16 @@ def main() -> None:
         simulator.plug(latency_ms=LATENCY_MS)
         if not options.only:
             faults(simulator, options, Path(folder))
-        if options.only != "overlap":
+        if options.only in {None, "deaf"}:
             bundle = with_hef(load_bundle(options.bundle), Path(folder) / "deaf")
             deaf(simulator, bundle, Path(folder))
-        if options.only != "deaf":
-            overlap(simulator, Path(folder))
+        if options.only in {None, "words"}:
+            words(simulator, options, Path(folder))
         simulator.leave()
 
 
 def faults(simulator: Simulator, options: argparse.Namespace, folder: Path) -> None:
-    """What faults do, what the backend costs, and what rounding does."""
+    """What faults do, and what the backend costs."""
     bundle = with_hef(load_bundle(options.bundle), folder / "bundle")
     windows = make_windows(bundle, options.windows)
     transcriber = open_for(bundle)
@@ -302,8 +272,6 @@ def faults(simulator: Simulator, options: argparse.Namespace, folder: Path) -> N
     transcriber.encoder.close()
     Disturbed(simulator, bundle, transcriber, windows, wanted).run(options.faults)
     overhead(simulator, bundle)
-    rounding(simulator, bundle, windows[:40], wanted)
-    simulator.set(round_int8=False)
 
 
 def undisturbed(transcriber: Transcriber, windows: list[Window]) -> list[str]:
@@ -432,16 +400,56 @@ def overhead(simulator: Simulator, bundle: Bundle) -> None:
     row("Python of an encode, beyond the chip's time", f"{spread(over)} ms")
 
 
-def rounding(
-    simulator: Simulator, bundle: Bundle, windows: list[Window], wanted: list[str]
-) -> None:
-    """What 8 bits at the chip's edges do to the text; a real HEF rounds inside, too."""
-    simulator.set(round_int8=True)
-    transcriber = open_for(bundle)
-    texts = [transcriber.transcribe(window).text for window in windows]
-    transcriber.encoder.close()
-    same = sum(a == b for a, b in zip(texts, wanted, strict=False))
-    row("transcripts unchanged by 8-bit edges", f"{same} of {len(texts)}")
+def words(simulator: Simulator, options: argparse.Namespace, folder: Path) -> None:
+    """Print, and with --write publish, the words wrong on the chip and on the processor."""
+    recordings = read_recordings(options.recordings)
+    weights = {"tiny.en": find_weights(), "base": options.base}
+    simulator.set(latency_ms=0.0, patience=100, remember=False)
+    lines = [f"| model, window, behind it | {' | '.join(ENCODERS)} |", "|---|" + "---|" * 4]
+    for (name, window_s, behind), encoders in WORDS.items():
+        if not (checkpoint := weights[name]):
+            print(f"no weights of {name}: its rows are left out", flush=True)
+            continue
+        made = folder / f"{name}-{window_s:g}-{behind}"
+        bundle = chip_bundle(checkpoint, name, window_s, behind, made)
+        cells = dict.fromkeys(ENCODERS, "")
+        for encoder in encoders:
+            found = heard_words(simulator, bundle, encoder, recordings)
+            cells[encoder] = f"{found.wer:.1f} ({found.discarded})"
+            row(f"{name}, {window_s:g} s, {behind}, {encoder}", cells[encoder])
+        lines.append(f"| {name}, {window_s:g} s, {behind} | {' | '.join(cells.values())} |")
+    counted = sum(len(one.text.split()) for one in recordings)
+    seen = about(ROOT, load_bundle("tiny.en").folder)
+    lines += ["", f"Commit {seen['commit']}: {len(recordings)} recordings, {counted} words."]
+    print("\n".join(lines))
+    if options.write:
+        page = ROOT / "docs" / "figures.md"
+        write_whole(page, put(page.read_text(encoding="utf-8"), "\n".join(lines), *MARKS), 0o644)
+
+
+def chip_bundle(checkpoint: Path, name: str, window_s: float, behind: str, folder: Path) -> Bundle:
+    """A bundle with INT8, whose HEF is the encoder in float32."""
+    plain = folder.with_name(f"{folder.name}-plain")
+    build_bundle(checkpoint, plain, Recipe(name, window_s, quantize="int8"))
+    bundle = with_hef(load_bundle(plain), folder, graph="float32.onnx")
+    write_encoder(
+        load_checkpoint(checkpoint), bundle.positions, folder / "float32.onnx", int8=False
+    )
+    if behind == "zeros":
+        (folder / SILENCE_FILE).write_bytes(bytes((folder / SILENCE_FILE).stat().st_size))
+        enlist(folder, folder / SILENCE_FILE)
+    return load_bundle(folder)
+
+
+def heard_words(
+    simulator: Simulator, bundle: Bundle, encoder: str, recordings: Sequence[Recorded]
+) -> WordCounts:
+    """What is wrong of the recordings' words, through the microphone's windows and gates."""
+    simulator.set(round_int8=False, noise_db=0.0)
+    simulator.set(**ENCODERS[encoder])
+    with open_for(bundle, backend="cpu" if encoder == "CPU, INT8" else "hailo") as transcriber:
+        recogniser = ProductRecogniser(transcriber)
+        return count_words([recogniser.hear(one.samples) for one in recordings], recordings)
 
 
 if __name__ == "__main__":

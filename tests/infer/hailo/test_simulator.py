@@ -93,3 +93,21 @@ def test_a_model_that_survives_keeps_the_chip_from_its_own_process(
         first.platform.VDevice()
     first.close()
     first.platform.VDevice().release()
+
+
+def test_a_real_chips_noise_is_as_loud_as_it_should_be_and_the_same_each_time(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug()
+    opened = Opened(hef_bundle)
+    states = []
+    for noise_db in (0.0, 15.0, 15.0):
+        simulator.set(noise_db=noise_db, remember=False)
+        opened.input[:] = np.linspace(-1, 1, opened.input.size).reshape(opened.input.shape)
+        opened.configured.run([opened.bindings], 5000)
+        states.append(opened.output[0].astype(np.float64))
+    clean, noisy, again = states
+    spread, noise = clean.std(axis=0), (noisy - clean).std(axis=0)
+    assert np.median(20 * np.log10(spread / noise)) == pytest.approx(15, abs=0.5)
+    assert np.array_equal(noisy, again)
+    opened.close()

@@ -25,14 +25,16 @@ def write_hef(
     chip: str = "HAILO8",
     *,
     told_output: Shape | None = None,
+    graph: str = "encoder.onnx",
 ) -> Path:
-    """An encoder's HEF. `told_output`: what the description says, where it lies."""
+    """An encoder's HEF. `told_output`: what the description says, where it lies; `graph`: the file
+    beside it that computes it."""
     inputs, outputs = (
         {"encoder/input_layer1": (input_shape, "mel")},
         {"encoder/conv9": (output_shape, "states")},
     )
     told = {"encoder/conv9": (told_output or output_shape, "states")}
-    return write_network(file, inputs, outputs, chip, graph="encoder.onnx", told=told)
+    return write_network(file, inputs, outputs, chip, graph=graph, told=told)
 
 
 def write_network(
