@@ -25,8 +25,8 @@ later (cli/run). The daemon catches:
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
 - ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/satellite):
   this machine's model, or the window waits (daemon/pipeline)
-- StoreError: a fallback in memory (store/fallback), and another try for each transcript
-  (daemon/transcription); BrokerError and StoreError: another try (mqtt/publisher)
+- StoreError: a fallback in memory (store/fallback), and without memory the next start finds the
+  window (daemon/transcription); BrokerError and StoreError: another try (mqtt/publisher)
 
 Commands that process several things (doctor, transcribe, model list, model verify) print each error
 and continue with the next. Every message is one line: what happened, and what to do.

@@ -70,8 +70,10 @@ class Pipeline:
             left_s = max(LEAST_JOIN_S, deadline_s - time.monotonic())
             stage.tell_to_stop(left_s)
             stage.leave(min(left_s, stage.timeout_s))
-        self.parts.tasks.flush()
-        self.parts.close()
+        try:
+            self.parts.tasks.flush()
+        finally:
+            self.parts.close()
 
     def _make_stages(self) -> Iterator[Stage]:
         """Yield the stages in the order in which they start.

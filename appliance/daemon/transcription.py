@@ -1,7 +1,6 @@
 """Tasks to transcriptions, and windows of the microphone to stored transcripts; no threads.
 
-A transcript is committed to the store before any listener is notified. While the store refuses
-(disk full), transcripts wait here in order, up to a limit.
+A transcript is committed to the store before any listener is notified.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ from appliance.wyoming import open_transcriber as open_served
 
 log = logging.getLogger("roomscribe.daemon")
 
-UNSTORED_LIMIT = 1000
-"""Transcripts kept in memory while the store refuses; about a day of commands."""
 EXPIRE_EVERY_S = 3600.0
 """Seconds between two deletions of transcripts that are older than the retention, and between two
 checks whether something acted on any of the last day."""
@@ -82,7 +79,8 @@ class TaskTranscriber:
         speculation, `on_decision` when a speculation's `silence_ms` is known."""
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._listeners = health, listeners
-        self._waiting: deque[tuple[Lease | None, Transcript]] = deque()
+        self._kept: deque[Transcript] = deque()
+        """Of windows that other programs sent."""
         self._on_decision, self.on_speculation = on_decision, on_speculation
         self._expectations = expectations or Expectations()
         self._is_room_busy = is_room_busy
@@ -199,7 +197,7 @@ class TaskTranscriber:
     def _store_result(
         self, lease: Lease, queue_ms: float, result: Transcription | Exception
     ) -> None:
-        """Store a leased window's text; end its lease, or leave that to `flush`."""
+        """Store a leased window's text, and end its lease. Raises DeviceError and StoreError."""
         window = lease.window
         if isinstance(result, Exception):
             if not lacks_memory(result):
@@ -216,47 +214,33 @@ class TaskTranscriber:
             lease.discard(reason)
             return
         transcript = compose(window, result, result.model or self.model, queue_ms)
-        self._waiting.append((lease, self._address.mark(transcript)))
-        if len(self._waiting) > UNSTORED_LIMIT:
-            oldest = self._waiting.popleft()[0]
-            if oldest:
-                oldest.finish()
-            self._health.count("lost_store_refused")
-            log.error("the store has refused for too long: the oldest transcript is lost")
-        self.flush()
+        self._store_transcript(self._address.mark(transcript))
+        lease.finish()
         self.on_stored(window)
         self._expectations.complete(window, result.text, result.candidates)
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
         """Let `flush` store the text of a window that another program sent. Any thread."""
-        if len(self._waiting) >= UNSTORED_LIMIT:
-            self._health.count("lost_store_refused")
-            return
         transcript = compose(window, result, result.model or self.model, queue_ms)
-        self._waiting.append((None, replace(transcript, source="wyoming")))
+        self._kept.append(replace(transcript, source="wyoming"))
 
-    def flush(self) -> int:
-        """Store the waiting transcripts; return how many the store still refuses."""
-        while self._waiting:
-            lease, transcript = self._waiting[0]
-            try:
-                stored = self._store.append(transcript)
-            except StoreError as error:
-                self._health.trouble("store", str(error))
-                return len(self._waiting)
-            self._waiting.popleft()
-            if lease:
-                lease.finish()
-            self._health.count("transcripts")
-            if not why_not_act(transcript):
-                self._health.trouble("acting", None)
-            if transcript.continues and transcript.window == 1:
-                self._health.count("resumed")
-            journal.log_transcript(stored, self._settings.journal)
-            for listener in self._listeners:
-                listener.on_transcript(transcript)
-        self._health.trouble("store", None)
-        return 0
+    def flush(self) -> None:
+        """Store what `keep` got. Raises StoreError."""
+        while self._kept:
+            self._store_transcript(self._kept.popleft())
+
+    def _store_transcript(self, transcript: Transcript) -> None:
+        """Store a transcript, then notify the listeners. Raises StoreError: file and memory refuse,
+        and the next start finds the window."""
+        stored = self._store.append(transcript)
+        self._health.count("transcripts")
+        if not why_not_act(transcript):
+            self._health.trouble("acting", None)
+        if transcript.continues and transcript.window == 1:
+            self._health.count("resumed")
+        journal.log_transcript(stored, self._settings.journal)
+        for listener in self._listeners:
+            listener.on_transcript(transcript)
 
     def is_stored(self, transcript_id: str) -> bool:
         """Return True if the log has that transcript; False if it cannot be read."""
@@ -265,10 +249,11 @@ class TaskTranscriber:
         return False
 
     def tidy(self) -> None:
-        """Store waiting transcripts and delete old ones, while nobody speaks."""
+        """Store what `keep` got and delete old transcripts, while nobody speaks."""
         self._expectations.poll()
         self.on_idle()
-        if self.flush() or time.monotonic() < self._expire_s:
+        self.flush()
+        if time.monotonic() < self._expire_s:
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
         try:

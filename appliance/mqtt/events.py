@@ -33,7 +33,7 @@ TRANSCRIPT, LAST, SPEECH, DISCARDED = "transcript", "last", "speech", "discarded
 MUTE, STATS, PARTIAL = "mute", "stats", "partial"
 ASSIST_REPLY, CORRECTION = "assist/reply", "correction"
 COUNTERS = (
-    "transcripts", "recovered", "frames_dropped", "lost_overload", "lost_store_refused",
+    "transcripts", "recovered", "frames_dropped", "lost_overload",
     "set_aside", "expired", "refused", "guesses", "guesses_used", "closed_early",
     "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
     "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",

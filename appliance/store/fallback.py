@@ -1,8 +1,10 @@
-"""The fallback: a second log in memory, used while the disk refuses the log's file.
+"""The fallback: a log in memory that holds what is new while the disk refuses the log's file.
 
-If a card turns read-only, a disk is full or a folder is missing, transcripts are stored in a folder
-in memory and published from there. When the disk accepts writes again, the fallback is merged into
-the file and deleted. If the process crashes before that, the next start merges it.
+If a card turns read-only, a disk is full, a folder is missing or another program keeps the file
+locked, transcripts are stored in a folder in memory and published from there. When the file can be
+written again, they are appended to it and the fallback is deleted. If the process crashes before
+that, the next start appends them. What the file had is not in the fallback, except what this
+process has not published yet.
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,25 +22,21 @@ from appliance.config import Settings
 from appliance.errors import StoreError
 from appliance.store import files, repair, tables
 from appliance.store.database import AccessMode, Database, Work
-from appliance.store.files import UnwritableError, plain_errors, sibling
+from appliance.store.files import UnwritableError, plain_errors
 from appliance.store.folders import MemoryFolder, runtime_folders
 from appliance.store.repair import Numbering
-from appliance.store.tables import Row
 
 log = logging.getLogger("roomscribe.store")
 T = TypeVar("T")
 
 NAME = "log"
-_COPIED = 32 << 20
-"""Bytes; of a larger file that cannot be written, nothing is read."""
-TAKEN = 1000
-"""Newest transcripts that are copied into the fallback; older unpublished ones wait."""
 TRY_EVERY_S = 10.0
 """Seconds between two attempts to return to the file."""
-_BUSY_S = 1.0
 _LONGEST_PAUSE_S = 600.0
 _SOON_S = 60.0
 """If the file fails again within this time after a return to it, the pauses double."""
+_COPIES = "CREATE TABLE IF NOT EXISTS copied (id TEXT PRIMARY KEY)"
+"""Ids of the unpublished transcripts that the fallback got from the file."""
 
 
 def fallback_folders(settings: Settings) -> list[Path]:
@@ -47,114 +44,57 @@ def fallback_folders(settings: Settings) -> list[Path]:
     return [folder / NAME for folder in runtime_folders(settings)]
 
 
-def read_log(path: Path, scratch: Path) -> tuple[Numbering, list[Row]]:
-    """Return the numbers of a log that cannot be written, and its newest transcripts in order.
-
-    `scratch` names a temporary copy in memory. SQLite maps a file beside the log, and the process
-    would die if the disk failed under it, so the copy is opened instead. If nothing can be read,
-    the numbers continue from the Unix time, which is above all others; unpublished transcripts of
-    the file are then published after the merge. Raises StoreError for the file of another version.
-    """
-    try:
-        if path.stat().st_size > _COPIED:
-            raise OSError
-        files.make(scratch)
-        files.copy(path, scratch)
-        with closing(files.connect(scratch, write=True, busy_s=_BUSY_S)[0]) as source:
-            tables.refuse_other(path, tables.version(source))
-            cursor = tables.number(source, tables.CURSOR)
-            highest = max(tables.number(source, tables.HIGHEST), cursor)
-            rows = []
-            for row in source.execute(f"{tables.SELECT} ORDER BY seq DESC LIMIT ?", (TAKEN,)):
-                with suppress(tables.DamagedRowError):
-                    tables.from_row(row)
-                    rows.append(row)
-            return Numbering(highest, cursor), rows[::-1]
-    except (OSError, sqlite3.Error, UnicodeDecodeError):
-        return Numbering(int(time.time()), int(time.time())), []
-    finally:
-        files.delete(scratch)
-
-
-def fill_fallback(
-    connection: sqlite3.Connection, rows: Sequence[Row], numbering: Numbering
-) -> None:
+def fill_fallback(connection: sqlite3.Connection, numbering: Numbering) -> None:
     """Make the fallback continue the log's numbers, within a transaction.
 
-    A new one gets `rows`, the log's newest transcripts, so that unpublished ones are published. The
-    table `copied` records their ids for the merge.
+    It gets what this process has not published yet, so that the publisher finds that in order.
     """
-    if not _has_table(connection):
-        rows = [*rows, *numbering.fresh()]
-        connection.execute("CREATE TABLE copied (id TEXT PRIMARY KEY)")
-        insert = "INSERT OR IGNORE INTO copied VALUES (?)"
-        connection.executemany(insert, ((row[1],) for row in rows))
-        with tables.indexed_at_once(connection):
-            connection.executemany(tables.INSERT_NUMBERED, rows)
+    connection.execute(_COPIES)
+    for row in numbering.fresh():
+        connection.execute("INSERT OR IGNORE INTO copied VALUES (?)", (row[1],))
+        connection.execute(tables.INSERT_NUMBERED, row)
     repair.continue_numbering(connection, numbering)
 
 
-def merge(
+def append_back(
     target: sqlite3.Connection, source: sqlite3.Connection, numbering: Numbering, published: int
 ) -> tuple[int, int]:
-    """Put the transcripts of the fallback `source` into the log, within a transaction.
+    """Append the transcripts of the fallback `source` to the log, within a transaction.
 
-    Return how many were stored, and how many deleted in the log because they were deleted in
-    memory. `published` is the highest number that the publisher may have
-    reached in the fallback. Transcripts keep their numbers if possible; the others get new ones
-    after all others. An id that the log has is not stored again.
+    Return how many were new, and how many were deleted in the log because they were deleted in
+    memory. `published` is the highest number that the publisher may have reached in the fallback.
+    Transcripts keep their numbers if possible; the others get new ones after all others. An id that
+    the log has is not stored again.
     """
+    source.execute(_COPIES)
+    copied = {id for (id,) in source.execute("SELECT id FROM copied")}
+    kept = {id for (id,) in source.execute("SELECT id FROM transcripts")}
     cursor, own = tables.number(target, tables.CURSOR), tables.number(source, tables.CURSOR)
     last = tables.number(target, tables.HIGHEST)
-    copied = _copied(source)
-    kept = {id for (id,) in source.execute("SELECT id FROM transcripts")}
-    # The publisher's cursor moved on in the fallback, past numbers that only the file had. The
-    # broker never got them: store them again under new numbers, which the cursor has not passed.
+    # The publisher went on in the fallback, past numbers that only the file had. The broker never
+    # got them: store them again under new numbers, which the cursor has not passed.
     beyond = f"{tables.SELECT} WHERE seq > ? AND seq <= ? ORDER BY seq"
     passed = target.execute(beyond, (cursor, max(published, own))).fetchall()
-    unseen = [row for row in passed if row[1] not in kept | copied]
+    again = [row for row in passed if row[1] not in kept | copied]
+    target.executemany("DELETE FROM transcripts WHERE seq = ?", [row[:1] for row in again])
     numbering.raise_to(tables.number(source, tables.HIGHEST), own)
     repair.continue_numbering(target, numbering)
-    for row in unseen:
-        target.execute("DELETE FROM transcripts WHERE seq = ?", (row[0],))
-    count = 0
     for row in source.execute(f"{tables.SELECT} ORDER BY seq"):
         seq, id = row[:2]
-        # Copied from the file when the fallback was opened: if the file lacks it now, somebody
-        # deleted it there, unless the file lost its newest and the broker does not have this one.
-        deleted = id in copied and (seq <= last or seq <= own)
-        if deleted or _has(target, "id", id):
-            continue
-        count += 1
+        if id in copied and seq <= last:
+            continue  # the file has it, unless somebody deleted it there
         # keep the number if it is free, unless this is unpublished and the cursor has passed it
-        if (seq <= own or seq > cursor) and not _has(target, "seq", seq):
-            target.execute(tables.INSERT_NUMBERED, row)
-        else:
-            unseen.append(row)
-    target.executemany(tables.INSERT, [row[1:] for row in unseen])
+        may_keep = seq <= own or seq > cursor
+        if not may_keep or not target.execute(tables.INSERT_NUMBERED, row).rowcount:
+            again.append(row)
+    target.executemany(tables.INSERT, [row[1:] for row in again])
     repair.continue_numbering(target, numbering)
     corrected = "SELECT id, correction FROM transcripts WHERE correction IS NOT NULL"
     for id, text in source.execute(corrected).fetchall():
         tables.correct(target, id, text)
     condition = "id IN (SELECT value FROM json_each(?))"
-    return count, tables.forget(target, condition, (json.dumps([*copied - kept]),))
-
-
-def _copied(source: sqlite3.Connection) -> set[str]:
-    """Return the ids that the fallback got from the file."""
-    if not _has_table(source):
-        return set()
-    return {id for (id,) in source.execute("SELECT id FROM copied")}
-
-
-def _has_table(source: sqlite3.Connection) -> bool:
-    named = "SELECT 1 FROM sqlite_schema WHERE name = 'copied'"
-    return source.execute(named).fetchone() is not None
-
-
-def _has(connection: sqlite3.Connection, column: str, value: object) -> bool:
-    sql = f"SELECT 1 FROM transcripts WHERE {column} = ?"
-    return connection.execute(sql, (value,)).fetchone() is not None
+    gone = tables.forget(target, condition, (json.dumps([*copied - kept]),))
+    return len(kept - copied), gone
 
 
 class DatabaseWithFallback:
@@ -166,16 +106,20 @@ class DatabaseWithFallback:
         memory: MemoryFolder,
         report: Callable[[str | None], object],
         try_every_s: float = TRY_EVERY_S,
+        *,
+        has_subscriber: bool = True,
     ) -> None:
-        """Open the file and merge a fallback that is left over; else open a fallback.
+        """Open the file and append a fallback that is left over; else open a fallback.
 
         `report` is called with the problem when the fallback is opened, and with None when the file
-        is back. Raises StoreError if another attempt would not help, or without memory.
+        is back. Without `has_subscriber` nothing is published.
+
+        Raises StoreError if another attempt would not help, or without memory.
         """
         self.path = path
         self._memory, self._report = memory, report
         self._lock = threading.RLock()
-        self._has_subscriber = False
+        self._has_subscriber = has_subscriber
         self._has_folder = False
         self._back_s = -_SOON_S
         self._least_s = self._every_s = try_every_s
@@ -183,7 +127,7 @@ class DatabaseWithFallback:
         try:
             self._current = self._open_file(None)
         except UnwritableError as error:
-            self._current = self._open_fallback(error, Numbering())
+            self._current = self._open_fallback(error, None)
 
     @property
     def numbering(self) -> Numbering:
@@ -239,7 +183,7 @@ class DatabaseWithFallback:
                 self._return_to_file()
 
     def close(self) -> None:
-        """Close the database; a fallback that cannot be merged stays for the next start."""
+        """Close the database; a fallback that cannot be appended stays for the next start."""
         with self._lock:
             if self.uses_fallback:
                 self._return_to_file()
@@ -272,22 +216,22 @@ class DatabaseWithFallback:
             self._has_folder = False
             self._memory.leave()
 
-    def _open_fallback(self, why: UnwritableError, numbering: Numbering) -> Database:
-        """Open and return the fallback. Raises `why` if that is impossible."""
+    def _open_fallback(self, why: UnwritableError, numbering: Numbering | None) -> Database:
+        """Open and return the fallback; without `numbering`, the file was never open. Raises `why`
+        if that is impossible."""
         if not self._take_folder():
             raise why
-        found, rows = read_log(self.path, sibling(self._fallback_path, ".copy"))
-        if numbering.highest and not rows:
-            found = numbering  # our own count is better than the Unix time
         try:
             fallback = Database(self._fallback_path, AccessMode.OWNER)
-            fallback.numbering.undelivered = numbering.undelivered
-            fallback.numbering.raise_to(numbering.highest, numbering.cursor)
-            fallback.numbering.raise_to(found.highest, found.cursor)
-            fallback.write(
-                "begin a log in memory",
-                lambda connection: fill_fallback(connection, rows, fallback.numbering),
-            )
+            known = fallback.numbering
+            if numbering:
+                known.undelivered = numbering.undelivered
+                known.raise_to(numbering.highest, numbering.cursor)
+            elif not known.highest:
+                # above all numbers of the file: nobody says a sentence every second
+                now = int(time.time())
+                known.raise_to(now, now if self._has_subscriber else 0)
+            fallback.write("begin a log in memory", lambda found: fill_fallback(found, known))
         except StoreError as error:
             log.warning("no log in memory: %s", error)
             self._leave_folder()
@@ -308,29 +252,30 @@ class DatabaseWithFallback:
         return fallback
 
     def _open_file(self, fallback: Database | None) -> Database:
-        """Open the file if it can be written, and merge the fallback. Raises StoreError."""
+        """Open the file if it can be written, and append the fallback. Raises StoreError."""
         with plain_errors(self.path, "open the log"):
             files.make_folder(self.path)
             files.probe(self.path)
         real = Database(self.path, AccessMode.OWNER)
+        real.has_subscriber = self._has_subscriber
         try:
             if fallback:
-                self._merge_back(fallback, real)
+                self._append_back(fallback, real)
             elif self._fallback_path.exists() and self._take_folder():
-                self._merge_back(Database(self._fallback_path, AccessMode.OWNER), real)
+                self._append_back(Database(self._fallback_path, AccessMode.OWNER), real)
         except BaseException:
             real.close()
             raise
         return real
 
-    def _merge_back(self, fallback: Database, real: Database) -> None:
-        """Merge the fallback into the file, then delete it. Raises StoreError."""
+    def _append_back(self, fallback: Database, real: Database) -> None:
+        """Append the fallback to the file, then delete it. Raises StoreError."""
         published = fallback.numbering.highest if self._has_subscriber else 0
         count, deleted = fallback.read(
             "read the log in memory",
             lambda source: real.write(
                 "store what was kept in memory",
-                lambda target: merge(target, source, real.numbering, published),
+                lambda target: append_back(target, source, real.numbering, published),
             ),
         )
         if deleted:
@@ -341,7 +286,7 @@ class DatabaseWithFallback:
             files.delete(self._fallback_path)
         except OSError as error:
             log.warning(
-                "%s: %s: it cannot be deleted and will be merged again",
+                "%s: %s: it cannot be deleted and will be appended again",
                 self._fallback_path,
                 error.strerror,
             )
@@ -354,6 +299,5 @@ class DatabaseWithFallback:
         except StoreError:
             self._try_s = time.monotonic() + self._every_s
             return
-        real.has_subscriber = self._has_subscriber
         self._current, self._back_s = real, time.monotonic()
         self._report(None)

@@ -45,7 +45,10 @@ _FIXES = {
     errno.EDQUOT: "free some space",
     errno.EIO: "check the disk, or replace the card",
 }
-_PASSING = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")
+_PASSING = (
+    *("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR"),
+    "SQLITE_BUSY",
+)
 _MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
 """store.path cannot be a folder; all other errors may be solved while the daemon runs."""
 
@@ -173,9 +176,9 @@ def _connection(path: Path, how: str, busy_s: float) -> sqlite3.Connection:
 
 
 class UnwritableError(StoreError):
-    """The disk refuses for now: full, read-only, missing, not permitted, failing.
+    """The disk refuses for now: full, read-only, missing, not permitted, failing, locked.
 
-    Not for a file that is locked, damaged, or written by a newer version.
+    Not for a file that is damaged, or written by another version.
     """
 
     def __init__(self, message: str, found: str, fix: str) -> None:

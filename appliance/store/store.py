@@ -82,7 +82,9 @@ class Store:
         """
         path = store_folder(settings.store) / FILE_NAME
         memory = MemoryFolder(fallback_folders(settings)[0])
-        return cls(DatabaseWithFallback(path, memory, report, try_every_s), settings.store)
+        published = settings.mqtt.enabled
+        database = DatabaseWithFallback(path, memory, report, try_every_s, has_subscriber=published)
+        return cls(database, settings.store)
 
     @classmethod
     def open(
@@ -354,28 +356,18 @@ def open_fallback(settings: Settings) -> Iterator[Store | None]:
 def read_newest(settings: Settings, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
     """Yield the newest `limit` (0: all) of `wanted`, the oldest first; few in memory at a time.
 
-    They come from the file, then from the daemon's fallback. Raises StoreError if there is neither.
+    While the daemon uses its fallback, they come from there only. Raises StoreError.
     """
     with open_fallback(settings) as fallback:
-        try:
-            file = Store.open(settings.store, read_only=True)
-        except StoreError as error:
-            if fallback is None:
-                raise
-            print(f"roomscribe: {error}; showing what is kept in memory", file=sys.stderr)
+        if fallback:
+            print(
+                "roomscribe: the log cannot be written; showing what is kept in memory",
+                file=sys.stderr,
+            )
             yield from _newest(fallback, wanted, limit)
             return
-        with file:
-            last = file.highest()
-            found = (
-                fallback.query(wanted.since, wanted.grep, limit or -1, wanted.until)
-                if fallback
-                else ()
-            )
-            later = [stored for stored in found if stored.seq > last]
-            if not limit or limit > len(later):
-                yield from _newest(file, wanted, limit - len(later) if limit else 0)
-            yield from later
+        with Store.open(settings.store, read_only=True) as file:
+            yield from _newest(file, wanted, limit)
 
 
 def _newest(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:

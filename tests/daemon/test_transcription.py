@@ -1,4 +1,4 @@
-"""`TaskTranscriber` without threads: what it stores, discards, and keeps while the disk is full."""
+"""`TaskTranscriber` without threads: what it stores and discards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from appliance.store.tables import StoredTranscript
 
 
 class FullDisk(Store):
-    """A real store whose disk is full while `full`."""
+    """A real store whose disk and memory are full while `full`."""
 
     full = False
 
@@ -178,18 +178,6 @@ def test_a_few_unsure_sentences_are_no_problem(rig: Rig) -> None:
     assert not rig.health.troubles()
 
 
-def test_what_is_heard_while_the_disk_is_full_is_stored_later_in_order(rig: Rig) -> None:
-    rig.store.full = True
-    for text in ("one", "two", "three"):
-        rig.say(replace(HEARD, text=text))
-    assert rig.texts() == []
-    assert list(rig.health.troubles().values()) == ["the disk is full: make room"]
-    rig.store.full = False
-    rig.tasks.tidy()
-    assert rig.texts() == ["one", "two", "three"]
-    assert not rig.health.troubles()
-
-
 def test_several_windows_failing_in_a_row_are_a_broken_device(rig: Rig) -> None:
     for _ in range(FAILURES_IN_A_ROW - 1):
         rig.say(RuntimeError("graph"))
@@ -198,6 +186,20 @@ def test_several_windows_failing_in_a_row_are_a_broken_device(rig: Rig) -> None:
         rig.say(RuntimeError("graph"))
     with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
         rig.say(RuntimeError("graph"))
+
+
+@needs_memory
+def test_a_window_whose_text_nothing_stores_is_kept_for_the_next_start(
+    rig: Rig, memory: Path
+) -> None:
+    rig = Rig(rig.store, SpoolSettings(path=str(memory)))
+    rig.store.full = True
+    with pytest.raises(StoreError, match="the disk is full"):
+        rig.say()
+    assert rig.listener.seen == []
+    rig.backlog.close()
+    with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), Health()) as spool:
+        assert [kept.attempts for kept in spool.windows()] == [0], "no death is the window's fault"
 
 
 @needs_memory

@@ -204,6 +204,8 @@ class Broker:
         return [one.event for one in self.wire if one.event]
 
     def tell(self, topic: str, payload: bytes) -> None:
-        """Send a message to the appliance, if it is connected."""
+        """Send a message to the appliance, if it is connected, behind the answers on their way."""
+        while self.acks and self.link:
+            self.answer()
         if self.link and not self.deaf:
             self.link.received.append(ReceivedMessage(topic, payload, False))

@@ -121,11 +121,6 @@ class Appliance:
         self.mute = Mute(house.state)
         self.lease: Lease | None = None
 
-    @property
-    def unstored(self) -> list[str]:
-        """Ids of the transcripts that wait for the store."""
-        return [transcript.id for _, transcript in self.transcriber._waiting]
-
 
 class House:
     """The appliance and what outlives its process."""
@@ -208,7 +203,7 @@ class House:
     @property
     def in_memory_only(self) -> bool:
         """True while a power cut loses transcripts: they are in the fallback, or the disk lies."""
-        fallback = self.appliance and getattr(self.up.store._database, "uses_fallback", False)
+        fallback = self.appliance and self.uses_fallback
         left = (runtime_folder(self.settings) / "log" / FILE_NAME).exists()
         return bool(fallback or left or self._on_disk is not None)
 
@@ -315,11 +310,6 @@ class House:
         with self.crashing(crash):
             up.transcriber.decode(task)
 
-    def flush(self, *, crash: str = "") -> None:
-        """Store what waits."""
-        with self.crashing(crash):
-            self.up.transcriber.flush()
-
     def crashing(self, crash: str) -> Any:
         return _Crashing(self, crash)
 
@@ -327,9 +317,23 @@ class House:
         """Delete a transcript, as a person does."""
         self.up.store.delete(Wanted(ids=[transcript_id]))
 
+    @property
+    def uses_fallback(self) -> bool:
+        """True while the log is in memory."""
+        return bool(getattr(self.up.store._database, "uses_fallback", False))
+
+    def current(self) -> dict[str, int]:
+        """Ids and numbers in the open log."""
+        return {one.transcript.id: one.seq for one in self.up.store.read_after(0, 10_000)}
+
     def rows(self) -> list[tuple[int, str]]:
-        """Numbers and ids in the store."""
-        return [(one.seq, one.transcript.id) for one in self.up.store.read_after(0, 10_000)]
+        """Numbers and ids in the log, the file that refuses included."""
+        found = self.current()
+        if self.uses_fallback and (self.state / FILE_NAME).exists():
+            with Store.open(self.settings.store, read_only=True) as file:
+                known = {one.transcript.id: one.seq for one in file.read_after(0, 10_000)}
+            found = known | found
+        return sorted((seq, one) for one, seq in found.items())
 
     def now(self) -> datetime:
         """Return the wall clock's time."""

@@ -160,7 +160,6 @@ class BrokerMachine(SpeechMachine):
                 self.ledger.without_text |= set(names[: len(house.discarded) - before])
             if house.up.lease:
                 self.transcribe_leased()
-            house.flush()
             while house.broker.wire:
                 house.broker.read()
             while house.broker.acks and house.broker.link:
@@ -182,7 +181,6 @@ class BrokerMachine(SpeechMachine):
         up = self.house.up
         return {
             "spool": self.house.spooled(),
-            "unstored": up.unstored,
             "depth": up.store.depth(),
             "missing": [one for one in self._alive() if one not in self.ledger.received],
         }

@@ -8,7 +8,7 @@ import re
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from protocol.follow import NOTHING, STORE_AND_PUBLISH, WINDOWS, Follower
+from protocol.follow import NOTHING, WINDOWS, Follower
 
 
 class SpeechMachine(Follower):
@@ -63,14 +63,6 @@ class SpeechMachine(Follower):
         self.house.tick()
         self.follow(r"window \d+ is (leased|set aside)")
 
-    @precondition(lambda self: self.up and self.house.up.unstored)
-    @rule()
-    def flush(self) -> None:
-        """The texts that wait are stored, if the disk lets them."""
-        self.house.flush()
-        self.house.tick()
-        self.follow(free=STORE_AND_PUBLISH)
-
     # rules: faults of the process and the disk
 
     @rule()
@@ -117,6 +109,7 @@ class SpeechMachine(Follower):
             self._step_blindly("the power fails")
         house.start()
         self.on_up()
+        self._note_passed()
         if loses:
             self._count_losses()
         house.clock.advance(0.001)
@@ -184,11 +177,15 @@ class SpeechMachine(Follower):
     def _start(self, step: str = "the appliance starts") -> None:
         self.house.start()
         self.on_up()
-        cursor = self.house.up.store._number("SELECT cursor FROM outbox")
-        if self.house.disk.refuses:
-            self.states = {one._replace(cursor=min(cursor, one.cursor)) for one in self.states}
+        self._note_passed()
         self.house.clock.advance(0.001)
         self.follow(*filter(None, [step]), free=NOTHING)
+
+    def _note_passed(self) -> None:
+        """Leave the model if the process began without the file: its numbers are others then."""
+        if self.house.disk.refuses:
+            self.states.clear()
+            self.ledger.passed |= {*self.ledger.stored}
 
     @precondition(lambda self: self.up and not self.house.disk.refuses)
     @rule(late=st.booleans())
@@ -208,11 +205,11 @@ class SpeechMachine(Follower):
         self.states = {one._replace(refusing=False) for one in self.states}
         self.follow()
 
-    @precondition(lambda self: self.up and not self.house.disk.refuses and self._alive())
+    @precondition(lambda self: self.up and not self.house.disk.refuses and self.house.current())
     @rule(which=st.integers(0, WINDOWS))
     def delete(self, which: int) -> None:
         """Somebody deletes a transcript."""
-        alive = self._alive()
+        alive = [*self.house.current()]
         chosen = alive[which % len(alive)]
         self.ledger.deleted.add(chosen)
         self.house.delete(chosen)

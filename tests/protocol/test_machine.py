@@ -54,7 +54,6 @@ STEP: dict[str, Callable[[Any], None]] = {
     "lease": lambda machine: machine.lease(),
     "write": lambda machine: machine.transcribe(speech=True),
     "nothing": lambda machine: machine.transcribe(speech=False),
-    "flush": lambda machine: machine.flush(),
     "crash": lambda machine: machine.crash(),
     "crash after the commit": lambda machine: machine.crash_while_storing(tear=None),
     "crash before the commit": lambda machine: machine.crash_while_storing(tear=0.0),
@@ -123,7 +122,7 @@ STORIES = {
     "a window that was stored when the process died is not stored again after its deletion":
         "hear, lease, crash after the commit, delete",
     "a transcript that is deleted from the fallback does not come back with the file":
-        "hear, lease, write, refuse, crash, accept, delete, restart",
+        "hear, lease, refuse, write, crash, accept, delete, restart",
     "what may have arrived is repeated as late when the broker says that nobody subscribes":
         LOST_ACK,
 }  # fmt: skip

@@ -38,7 +38,7 @@ STATE = {
 }  # fmt: skip
 STATS = {
     "uptime_s": 95_000, "transcripts": 112, "recovered": 0, "frames_dropped": 0,
-    "lost_overload": 0, "lost_store_refused": 0, "set_aside": 0, "expired": 0,
+    "lost_overload": 0, "set_aside": 0, "expired": 0,
     "guesses": 141, "guesses_used": 138, "discarded": {"no_speech": 31, "too_short": 9},
     "latency_ms_p50": 430, "latency_ms_p95": 880, "npu_temperature_c": 51.2,
     "soc_temperature_c": 58.9, "throttling": [],
