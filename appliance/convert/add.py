@@ -133,7 +133,7 @@ def make_bundle(
     """
     _check_window(request.window_s)
     progress = progress or StreamProgress()
-    hef = _published_hef(request)
+    hef, without = _published_hef(request)
     _check_npu_decoder(request, hef)
     if request.hef_file:
         read_hef(request.hef_file)
@@ -164,6 +164,11 @@ def make_bundle(
         language=request.language,
         quantize=request.quantize,
     )
+    if config.max_source_positions < LONGEST_WINDOW_S * POSITIONS_PER_SECOND:
+        yield (
+            f"its table has {config.max_source_positions} positions, not Whisper's 1500: the "
+            "decoder finds less silence behind a window, or none"
+        )
     yield f"building {staging.name}"
     progress.begin(f"building {staging.name}", 0, 4 * parameters(config))
     try:
@@ -173,15 +178,16 @@ def make_bundle(
     if hef:
         file = hailo_store.fetch_encoder(hef, staging.folder, Downloader(progress=progress))
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
+        if request.folder:
+            yield "it is of OpenAI's weights; if yours are others, `roomscribe doctor` finds it"
         _put_hef(file, hef.chip, staging)
         if request.npu_decoder:
             yield f"fetching {hef.decoder[0]}, for comparison only: the CPU decodes faster"
             _put_decoder(hef, staging, Downloader(progress=progress))
     elif request.hef_file:
         _put_hef(request.hef_file, "", staging)
-    elif request.chip:
-        reason = hailo_store.explain_none(request.chip, request.source, recipe.window_s)
-        yield f"without a HEF: {reason}"
+    elif without:
+        yield f"without a HEF: {without}"
     if own_decoder:
         _put_own_decoder(own_decoder, checkpoint, staging)
 
@@ -256,20 +262,30 @@ def compiled_window_of(config: WhisperConfig) -> float:
     return hailo_store.shortest_window_s("base") if is_base else window_of(config)
 
 
-def _published_hef(request: AddRequest) -> hailo_store.HefSource | None:
-    """Return Hailo's encoder for the request; None if none is published or requested.
+def _published_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, str]:
+    """Return Hailo's encoder for the request, or why it is not taken; neither without a chip.
 
-    Raises ConfigError if the user named a chip without one.
+    A folder's is found by its sizes. Raises ConfigError if the user named a chip and none fits, and
+    ModelError for the folder.
     """
-    if not request.chip:
-        return None
-    found = None if request.folder else hailo_store.find_hef(request.chip, request.source)
-    if found and request.window_s in (None, found.window_s):
-        return found
-    if request.hef == AUTO:
-        return None
-    window_s = request.window_s or WINDOW_S
-    raise ConfigError(f"--hef: {hailo_store.explain_none(request.chip, request.source, window_s)}")
+    chip, name = request.chip, request.source
+    if not chip:
+        return None, ""
+    if request.folder:
+        require_checkpoint(request.folder)
+        name = hailo_store.name_of(read_sizes(request.folder)[0]) or request.bundle_name
+    found = hailo_store.find_hef(chip, name)
+    if not found or request.window_s not in (None, found.window_s):
+        reason = hailo_store.explain_none(chip, name, request.window_s or WINDOW_S)
+        if request.hef != AUTO:
+            raise ConfigError(f"--hef: {reason}")
+        return None, reason
+    if request.hef != AUTO:
+        return found, ""
+    if request.folder:
+        return None, f"if it has OpenAI's weights of {name}, --hef {chip} takes Hailo's encoder"
+    reason = hailo_store.why_worse(chip, name)
+    return (None, reason) if reason else (found, "")
 
 
 def _check_npu_decoder(request: AddRequest, hef: hailo_store.HefSource | None) -> None:

@@ -26,10 +26,10 @@ from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
 from rigs.waiting import until
 
+from appliance import convert
 from appliance.cli.dialog import Dialog, open_console
 from appliance.cli.doctor import main as doctor_main, microphone as doctor
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed
-from appliance.cli.setup import suggestion
 from appliance.cli.setup.answers import Answers, Context
 from appliance.cli.setup.broker import parse_address
 from appliance.cli.setup.meter import Meter, loudest
@@ -266,7 +266,7 @@ def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
 def test_the_model_with_the_fewest_wrong_words_that_is_quick_enough_is_proposed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(suggestion, "WRONG_WORDS", {"tiny.en": 11.0, "base": 10.0, "small": 7.0})
+    monkeypatch.setattr(convert, "WRONG_WORDS", {"tiny.en": 11.0, "base": 10.0, "small": 7.0})
     quick, slow, large = Estimate(0.2, 0.3, True), Estimate(1.5, 0.5, True), Estimate(0.3, 9, False)
     here = {"tiny": quick, "tiny.en": quick, "base": quick, "small": slow}
     propose = functools.partial(suggest, "tiny.en", ["tiny.en"], within_s=0.6)
@@ -275,10 +275,25 @@ def test_the_model_with_the_fewest_wrong_words_that_is_quick_enough_is_proposed(
     assert propose(here | {"base": slow}, reachable=True) == "tiny.en"
     assert propose(here | {"base": large}, reachable=True) == "tiny.en"
     assert propose({}, reachable=True) == "tiny.en"
-    assert propose(here, reachable=True, chip=True) == "tiny"
-    assert propose(here, reachable=False, chip=True) == "tiny.en"
+    assert propose(dict.fromkeys(here, slow), reachable=True) == "tiny.en"
     assert suggest("mine", ["tiny.en", "mine"], here, reachable=True, within_s=0.6) == "mine"
     assert suggest("tiny.en", [], here, reachable=True, within_s=0.1) == "tiny.en", "to be added"
+
+
+def test_a_hailo_is_used_where_it_makes_no_word_worse_or_nothing_else_is_quick_enough() -> None:
+    quick, slow = Estimate(0.2, 0.3, True), Estimate(1.5, 0.5, True)
+    fast = dict.fromkeys(("tiny", "tiny.en", "base", "small"), quick)
+    propose = functools.partial(suggest, "tiny.en", ["tiny.en"], within_s=0.6)
+    for chip in ("hailo8", "hailo8l"):
+        assert propose(fast, reachable=True, chip=chip) == "base"
+        assert propose(fast | {"base": slow}, reachable=True, chip=chip) == "tiny.en"
+        assert "The Hailo stays free" in explain("tiny.en", "tiny.en", 0.2, 0.6, chip)
+        assert propose(dict.fromkeys(fast, slow), reachable=True, chip=chip) == "tiny"
+        assert propose(dict.fromkeys(fast, slow), reachable=False, chip=chip) == "tiny.en"
+    for estimates in (fast, dict.fromkeys(fast, slow)):
+        assert propose(estimates, reachable=True, chip="hailo10h") == "base"
+    assert "encoder on the Hailo" in explain("base", "tiny.en", 0.2, 0.6, "hailo10h")
+    assert propose(fast, reachable=False, chip="hailo10h") == "tiny.en"
 
 
 def test_this_machine_is_timed_with_the_built_in_model() -> None:

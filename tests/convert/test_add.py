@@ -11,12 +11,13 @@ import pytest
 from rigs.hub import LocalHub, local_hub
 from rigs.models import SMALL_SHAPE, random_weights, sized, write_checkpoint
 
-from appliance.convert.add import AddRequest, make_bundle, memory_needed
+from appliance.convert.add import AddRequest, _published_hef, make_bundle, memory_needed
 from appliance.convert.shapes import WhisperConfig, parameters
-from appliance.errors import ModelError
+from appliance.errors import ConfigError, ModelError
 from appliance.model.library import work_on
 
 TINY = sized(384, (4, 4), 6, 51865, 1500, 448)
+BASE = sized(512, (6, 6), 8, 51865, 1500, 448)
 LARGE = sized(1280, (32, 32), 20, 51866, 1500, 448, n_mels=128)
 
 
@@ -54,6 +55,26 @@ def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]
         hub.add_folder("somebody/home", checkpoint)
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
+
+
+@pytest.mark.parametrize(
+    ("chip", "window_s", "words"),
+    [("hailo8", 5.0, "of 5 s gets 16 %"), ("hailo8l", 5.0, "CPU 13 %"), ("hailo10h", 10.0, "")],
+)
+def test_hailos_encoder_is_taken_where_it_loses_no_words_and_for_a_folder_by_its_size(
+    tmp_path: Path, chip: str, window_s: float, words: str
+) -> None:
+    encoder, why = _published_hef(AddRequest("base", hef="auto", chip_present=chip))
+    assert (encoder is None, words in why) == (bool(words), True)
+    folder = str(write_checkpoint(tmp_path / "mine", BASE, {}))
+    encoder, why = _published_hef(AddRequest(folder, hef=chip))
+    assert encoder and (encoder.window_s, why) == (window_s, "")
+    assert "base-whisper-encoder" in encoder.address
+    encoder, why = _published_hef(AddRequest(folder, hef="auto", chip_present=chip))
+    assert encoder is None and f"OpenAI's weights of base, --hef {chip} takes" in why
+    other = str(write_checkpoint(tmp_path / "other", SMALL_SHAPE, {}))
+    with pytest.raises(ConfigError, match=r"other with a window of 10 s.*publishes no such enc"):
+        _published_hef(AddRequest(other, hef=chip))
 
 
 def make(source: str | Path, watcher: Watcher, free: float = 64e9) -> list[str]:
