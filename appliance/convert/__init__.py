@@ -16,7 +16,13 @@ if TYPE_CHECKING:
         require_checkpoint,
     )
     from appliance.convert.download import Downloader, UnreachableError
-    from appliance.convert.graph import LAYER_NORM_EPSILON, Dimensions, Graph, to_int8
+    from appliance.convert.graph import (
+        LAYER_NORM_EPSILON,
+        Dimensions,
+        Graph,
+        RuntimeGraph,
+        to_int8,
+    )
     from appliance.convert.hailo_store import words_on_chip
     from appliance.convert.known import CHANCE, WRONG_WORDS
     from appliance.convert.progress import ProgressDisplay

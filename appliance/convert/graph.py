@@ -7,7 +7,7 @@ numbers where asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +35,10 @@ SMALL = 1024
 ALIGNMENT = 64
 """Bytes at a multiple of which a constant begins in a file of constants."""
 COLUMNS_AT_ONCE = 4096
-UNEVEN = 4.0
-"""Largest gain of a neuron over the median, from which on the product behind it is not one of 8
-bits: beside 175, numbers around 0.2 would be 0 or one step of their common scale. base has such a
-neuron in its encoder and one in its decoder, tiny.en one in its encoder."""
+UNEVEN = 2.0
+"""Gain of a neuron over the median, from which on it is multiplied apart from the others: beside
+175, numbers around 0.2 would be 0 or one step of their common 8-bit scale. tiny.en has 4 such
+neurons in its encoder and a few in its decoder, base 14 and some 25."""
 
 Dimensions = Sequence[int | str]
 """Sizes of a tensor; a name where the size may vary."""
@@ -320,15 +320,39 @@ class RuntimeGraph(Graph):
             return product
         return self.node("Add", product, self.constant(f"{name}.offset", offset))
 
-    def feed_back(self, inner: str, name: str, offset: Floats | None = None) -> str:
-        """fc2 of a block's inner numbers, plus `offset`; of float16 weights where fc1 makes one of
-        them far larger than the others."""
+    def feed_forward_part(
+        self, normed: str, name: str, offset: NDArray[np.float32] | None = None
+    ) -> str:
+        """fc2(gelu(fc1(normed))), plus `offset` in place of fc2's bias.
+
+        Neurons that get far larger than the others would leave those only a few steps of a common
+        8-bit scale, so they are multiplied apart, in float32.
+        """
+        first, bias = (self._weights[f"{name}.fc1.{part}"] for part in ("weight", "bias"))
+        second = self._weights[f"{name}.fc2.weight"]
         gain = self._weights[f"{name}.final_layer_norm.weight"]
-        sizes = np.linalg.norm(self._weights[f"{name}.fc1.weight"] * gain, axis=1)
-        matrix = self._weights[f"{name}.fc2.weight"].T
-        if sizes.max() < UNEVEN * np.median(sizes):
-            return self.project(inner, f"{name}.fc2", matrix, offset)
-        return self._project_floats(inner, f"{name}.fc2", matrix, offset)
+        sizes = np.linalg.norm(first * gain, axis=1)
+        loud = sizes >= UNEVEN * np.median(sizes)
+        if not self.int8 or not loud.any():
+            return self._feed(self.project, normed, name, (first.T, bias, second.T), offset)
+        rest = np.where(loud, 0, first.T), np.where(loud, 0, bias), np.where(loud, 0, second).T
+        part = self._feed(self.project, normed, name, rest, offset)
+        few = first[loud].T, bias[loud], second[:, loud].T
+        return self.node(
+            "Sum", part, self._feed(self._project_floats, normed, f"{name}.loud", few, None)
+        )
+
+    def _feed(
+        self,
+        project: Callable[[str, str, Floats, Floats | None], str],
+        normed: str,
+        name: str,
+        weights: tuple[Floats, Floats, Floats],
+        offset: Floats | None,
+    ) -> str:
+        """gelu(normed W1 + b) W2, plus `offset`, for weights W1 (in, n), b (n,) and W2 (n, in)."""
+        inner = self.gelu(project(normed, f"{name}.fc1", *weights[:2]))
+        return project(inner, f"{name}.fc2", weights[2], offset)
 
     def _project_row(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, the columns' scales applied afterwards: onnxruntime 1.21's product
@@ -391,8 +415,3 @@ class RuntimeGraph(Graph):
             epsilon=LAYER_NORM_EPSILON,
         )
         return total, normed
-
-    def feed_forward_part(self, normed: str, name: str) -> tuple[str, NDArray[np.float32]]:
-        """fc2(gelu(fc1(normed))) but for its bias, and the bias."""
-        inner = self.gelu(self.linear(normed, f"{name}.fc1"))
-        return self.feed_back(inner, name), self._weights[f"{name}.fc2.bias"]

@@ -57,9 +57,8 @@ def write_encoder(
         part = _attend_to_itself(graph, normed, f"{name}.self_attn", config)
         x = graph.node("Sum", x, part)
         normed = graph.layer_norm(x, f"{name}.final_layer_norm")
-        inner = graph.gelu(graph.linear(normed, f"{name}.fc1"))
         offset = weights[f"{name}.fc2.bias"]
-        x = graph.node("Sum", x, graph.feed_back(inner, name, offset))
+        x = graph.node("Sum", x, graph.feed_forward_part(normed, name, offset))
         last = layer + 1 == config.encoder_layers
         after = f"{ENCODER}.layers.{layer + 1}.self_attn_layer_norm"
         normed = graph.layer_norm(x, f"{ENCODER}.layer_norm" if last else after)
@@ -171,7 +170,7 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
 
 def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, attended: int) -> str:
     """The states (b, n, d) after the last layer norm."""
-    config = checkpoint.config
+    config, weights = checkpoint.config, checkpoint.weights
     embedded = graph.input("embedded", ("texts", "new", config.d_model))
     places = graph.input("places", ("new",), TensorProto.INT64)
     graph.input("last", ("texts",), TensorProto.INT32)
@@ -186,7 +185,7 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, attended: int) -> str:
         x, normed = graph.add_and_norm(x, *part, f"{name}.encoder_attn_layer_norm")
         part = _attend_to_sound(graph, normed, layer, attended, checkpoint)
         x, normed = graph.add_and_norm(x, *part, f"{name}.final_layer_norm")
-        part = graph.feed_forward_part(normed, name)
+        part = graph.feed_forward_part(normed, name), weights[f"{name}.fc2.bias"]
         last = layer + 1 == config.decoder_layers
         after = f"{DECODER}.layers.{layer + 1}.self_attn_layer_norm"
         x, normed = graph.add_and_norm(x, *part, f"{DECODER}.layer_norm" if last else after)

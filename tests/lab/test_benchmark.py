@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from argparse import ArgumentParser, Namespace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import soundfile
 from rigs.models import random_weights, sized, write_checkpoint
@@ -20,6 +22,7 @@ from rigs.needs import module
 from appliance.config import ModelSettings, Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.opening import open_transcriber
+from appliance.lab.benchmark.limits import multiply_adds
 from appliance.lab.benchmark.main import run_benchmark
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
@@ -94,6 +97,15 @@ def test_every_row_is_measured_or_says_what_it_needs(
     shown = capsys.readouterr().out
     assert "Roomscribe, CPU, 10 s, INT8 (as configured)" in shown
     assert "left out: faster-whisper" in shown
+    for part in ("limits of this machine: ", "\nencoder: ", "\ndecoder: "):
+        assert part in shown
+
+
+def test_the_encoders_work_is_that_of_its_graph(bundle: Bundle) -> None:
+    products, _ = multiply_adds(bundle)
+    graph = onnx.load(bundle.folder / "encoder.onnx").graph
+    matrices = [each for each in graph.initializer if each.name.endswith(".matrix")]
+    assert products == bundle.positions * sum(math.prod(each.dims) for each in matrices)
 
 
 def test_without_weights_the_model_in_use_is_measured(

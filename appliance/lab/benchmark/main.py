@@ -15,12 +15,14 @@ from typing import Any
 
 from appliance.config import Settings
 from appliance.errors import ConfigError, StoreError
+from appliance.lab.benchmark.limits import describe_limits
 from appliance.lab.benchmark.measure import Measured, measure
 from appliance.lab.benchmark.options import DEFAULT_SENTENCES
 from appliance.lab.benchmark.padding import padding_table
 from appliance.lab.benchmark.rows import Row, make_rows, wanted_rows
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recorded, count_words, missing_packages, read_recordings
+from appliance.model import load_bundle
 from appliance.system import writing
 
 SCRATCH = "/var/tmp"
@@ -57,7 +59,11 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
             return _compare_padding(options.checkpoint, recordings, Path(scratch))
         rows = make_rows(keys, options.checkpoint, settings, options.threads, Path(scratch))
         lines = [_measure(row, recordings) for row in rows]
-    print(_as_text(lines))
+        print(_as_text(lines))
+        for row in rows:
+            if row.key == "cpu" and row.folder:
+                _tell("measuring the limits of this machine")
+                print(*describe_limits(load_bundle(row.folder)), sep="\n")
     if options.json:
         packages = {name: found for name in PACKAGES if (found := _version(name))}
         content = {"schema": SCHEMA, "threads": options.threads, "packages": packages}

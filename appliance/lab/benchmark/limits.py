@@ -1,0 +1,101 @@
+"""How far the encoder and the decoder are from what this machine can do at most.
+
+The encoder computes: its multiply-adds take at least as long as in a large product of matrices. The
+decoder reads: the bytes of its weights, once a token, at the speed of this memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from appliance.convert import RuntimeGraph
+from appliance.infer import CpuEncoder, Network, Session
+from appliance.model import EMBEDDING_FILE, STEP_FILE, Bundle
+
+REPEATS = 9
+SIZE = 1024
+"""Rows and columns of the measured product."""
+READ_BYTES = 256_000_000
+"""More than a processor's cache holds."""
+
+
+def describe_limits(bundle: Bundle) -> Iterator[str]:
+    """Yield a line each for the machine, the encoder and the decoder, on one thread. Raises
+    ModelError."""
+    whole, wide = (SIZE**3 / _product_s(int8=int8) for int8 in (True, False))
+    memory = np.ones(READ_BYTES // 8, np.int64)
+    read = READ_BYTES / _seconds(memory.max)
+    del memory
+    yield (
+        f"limits of this machine: {whole / 1e9:.0f} billion 8-bit multiply-adds a second, "
+        f"{wide / 1e9:.0f} in float32, {read / 1e9:.1f} GB/s read (one thread)"
+    )
+    weights, others = multiply_adds(bundle)
+    encoder, mel = CpuEncoder(bundle, 1), np.zeros((bundle.frames, bundle.n_mels), np.float32)
+    states = encoder.encode(mel)
+    least_s = weights / (whole if bundle.quantize == "int8" else wide) + others / wide
+    work = f"{(weights + others) / 1e9:.2f} billion multiply-adds a window"
+    yield _compare(f"encoder: {work}", least_s, _seconds(lambda: encoder.encode(mel)))
+    network = Network(bundle, 1)
+    network.begin(states, bundle.positions)
+    size = token_bytes(bundle)
+
+    def step() -> None:
+        network.rewind(0)
+        network.advance([bundle.tokens.start], [0])
+
+    yield _compare(f"decoder: {size / 1e6:.1f} MB of weights a token", size / read, _seconds(step))
+
+
+def multiply_adds(bundle: Bundle) -> tuple[int, int]:
+    """Return the multiply-adds of the encoder for a whole window: with matrices of weights, and the
+    others, which are float32 in every model: convolutions and attention."""
+    width, places = bundle.d_model, bundle.positions
+    weights = bundle.encoder_layers * places * 12 * width**2
+    convolved = places * 3 * width * (2 * bundle.n_mels + width)
+    return weights, convolved + bundle.encoder_layers * 2 * places**2 * width
+
+
+def token_bytes(bundle: Bundle) -> int:
+    """Return the bytes of weights that a token needs: the decoder's, and the embedding as the
+    matrix of the logits."""
+    item = 1 if bundle.quantize == "int8" else 4
+    embedded = min(
+        len(bundle.kept) * bundle.d_model * item, (bundle.folder / EMBEDDING_FILE).stat().st_size
+    )
+    return embedded + (bundle.folder / STEP_FILE).stat().st_size
+
+
+def _compare(what: str, least_s: float, found_s: float) -> str:
+    times = f"at least {1000 * least_s:.1f} ms, measured {1000 * found_s:.1f}"
+    return f"{what}: {times} ({found_s / least_s:.1f} times)"
+
+
+def _product_s(*, int8: bool) -> float:
+    """Return the seconds of a product of two matrices of SIZE by SIZE, as the encoder's are."""
+    matrix = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "product.onnx"
+        graph = RuntimeGraph({}, int8=int8, many_rows=True)
+        product = graph.project(graph.input("left", (SIZE, SIZE)), "right", matrix)
+        graph.output(product, "product", (SIZE, SIZE))
+        graph.save(file, "product")
+        session = Session(file, 1)
+    return _seconds(lambda: session.run({"left": matrix}))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return the median processor time of `work` on all threads, after one run to warm up."""
+    work()
+    times = []
+    for _ in range(REPEATS):
+        begun_s = time.process_time()
+        work()
+        times.append(time.process_time() - begun_s)
+    return statistics.median(times)
