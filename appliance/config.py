@@ -586,6 +586,11 @@ class MqttSettings:
         group=MQTT, label="Broker",
     )  # fmt: skip
     port: int = key(1883, "TCP port of the broker.", low=1, high=65535, group=MQTT, label="Port")
+    prefix: str = key(
+        "roomscribe",
+        "Beginning of all topics, before the node; the same for all rooms that work together.",
+        form=_TOPIC,
+    )
     username: str = key("", "User name at the broker. Empty: none.", group=MQTT, label="User name")
     password_file: str = key(
         "", "File with the password. Empty: the credential `roomscribe.mqtt-password`, if any."
@@ -626,6 +631,10 @@ class MqttSettings:
         group=MQTT, label="Publish partial results while someone speaks",
         help="Takes one extra transcription per second of speech.",
     )  # fmt: skip
+
+    def topic(self, node: str, name: str) -> str:
+        """Return the topic `name` of the appliance `node`."""
+        return f"{self.prefix}/{node}/{name}"
 
 
 @dataclass(frozen=True, slots=True)

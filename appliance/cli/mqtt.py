@@ -56,7 +56,8 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
 
     settings = with_password(options, settings)
     node = _present_node(settings)
-    topics = "roomscribe/+/#" if options.all else f"roomscribe/{node}/#"
+    prefix = f"{settings.mqtt.prefix}/"
+    topics = settings.mqtt.topic("+" if options.all else node, "#")
     while True:
         with BrokerProbe(settings.mqtt, node) as probe:
             if probe.subscribe([topics]):
@@ -67,7 +68,8 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
             while not probe.ended:
                 for message in probe.receive(1.0, count=1):
                     now = datetime.now().astimezone()
-                    print(line(now, message.topic, message.payload, message.retained), flush=True)
+                    topic = message.topic.removeprefix(prefix)
+                    print(line(now, topic, message.payload, message.retained), flush=True)
         print(f"connection lost ({probe.ended}); reconnecting", file=sys.stderr)
         time.sleep(AGAIN_S)
 
@@ -85,7 +87,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
         hint = f"; did you mean {slug(node)}?" if slug(node) else ""
         raise ConfigError(f"--node: expected a name of a-z, 0-9 and _, found {node!r}{hint}")
     discovery = f"{settings.homeassistant.prefix}/device/{node}/config"
-    own = f"roomscribe/{node}/"
+    own = settings.mqtt.topic(node, "")
     with BrokerProbe(settings.mqtt, node) as probe:
         if probe.subscribe([discovery, f"{own}#"]):
             raise BrokerError(
@@ -141,8 +143,11 @@ def _present_node(settings: Settings) -> str:
 
 
 def line(time_of_day: datetime, topic: str, payload: bytes, retained: bool) -> str:
-    """Return a message as one line that is safe for a terminal: time, appliance, topic, content."""
-    _, node, name = topic.split("/", 2) if topic.count("/") > 1 else ("", topic, "")
+    """Return a message as one line that is safe for a terminal: time, appliance, topic, content.
+
+    `topic` is without the prefix: kitchen/state.
+    """
+    node, _, name = topic.partition("/")
     text = payload[:8192].decode(errors="replace")
     if show := _SHOWN.get(name):
         # messages of another form are shown unchanged

@@ -296,6 +296,7 @@ class _Assembly:
         return House(
             self.node,
             folder=store_folder(self.settings.store),
+            prefix=self.settings.mqtt.prefix,
             report=self.report_rooms,
             muted=lambda: self.mute.on,
             wake=wake,

@@ -37,7 +37,7 @@ def lock_instance(settings: Settings) -> Iterator[None]:
     Raises StoreError or BrokerError, which name the process that owns them.
     """
     folder, broker = store_folder(settings.store), settings.mqtt
-    client = client_id(node_name(settings))
+    client = client_id(broker, node_name(settings))
     with ExitStack() as locks:
         try:
             locks.enter_context(acquire(f"log {os.path.realpath(folder)}"))

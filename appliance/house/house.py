@@ -40,8 +40,6 @@ log = logging.getLogger("roomscribe.house")
 Value = TypeVar("Value")
 
 ROOMS_FILE = "rooms.json"
-CLAIMS, AVAILABILITY = "roomscribe/+/claim", "roomscribe/+/availability"
-"""A room writes below its own name, which an access list ensures."""
 MOST_ROOMS = 50
 MINUTE_S, MOST_MESSAGES = 60.0, 200
 """A room sends three messages for a sentence, and nobody says 60 in a minute."""
@@ -89,23 +87,24 @@ class Post:
 class House(Listener):
     """Decides with other rooms whether this one acts. See the module for the threads."""
 
-    topics: tuple[str, ...] = (CLAIMS, AVAILABILITY)
-    """To subscribe to, with what is retained there."""
-
     def __init__(
         self,
         node: str,
         *,
         folder: Path,
+        prefix: str = "roomscribe",
         report: Callable[[HeardIn], object] = lambda _: None,
         muted: Callable[[], bool] = lambda: False,
         wake: Callable[[], object] = lambda: None,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        """`folder` keeps which rooms there are. `wake` wakes the publisher's thread, in which
-        `report` is called when it is known who else heard a sentence, and `on_change` when `rooms`
-        has changed."""
-        self._node, self._file = node, folder / ROOMS_FILE
+        """`folder` keeps which rooms there are, `prefix` begins all topics. `wake` wakes the
+        publisher's thread, in which `report` is called when it is known who else heard a sentence,
+        and `on_change` when `rooms` has changed."""
+        self._node, self._prefix, self._file = node, prefix, folder / ROOMS_FILE
+        self.topics: tuple[str, ...] = (f"{prefix}/+/claim", f"{prefix}/+/availability")
+        """To subscribe to, with what is retained there. A room writes below its own name, which an
+        access list ensures."""
         self._report, self._muted = report, muted
         self._wake, self._on_change = wake, on_change
         self.assistant: Assistant | None = None
@@ -180,7 +179,8 @@ class House(Listener):
 
     def take(self, topic: str, payload: bytes, *, retained: bool, now_s: float) -> bool:
         """Take in a message; return False if it is on none of `topics`."""
-        _, node, name = topic.split("/") if topic.count("/") == 2 else ("", "", "")
+        below = topic.removeprefix(f"{self._prefix}/").split("/")
+        node, name = below if len(below) == 2 else ("", "")
         if name == "claim" and not retained and (found := decode(payload)):
             self._take_message(node, *found, now_s)
         elif name == "availability" and node != self._node:
@@ -234,7 +234,7 @@ class House(Listener):
             self._obey(self._arbiter.decisions.popleft())
         while self._arbiter.outgoing:
             message = self._arbiter.outgoing.popleft()
-            yield Post(f"roomscribe/{self._node}/claim", encode(message, now_s), ACT_EXPIRY_S)
+            yield Post(f"{self._prefix}/{self._node}/claim", encode(message, now_s), ACT_EXPIRY_S)
         while self._posts:
             yield self._posts.popleft()
         self._must_ask = self._arbiter.must_ask
@@ -307,7 +307,7 @@ class House(Listener):
         fields = {name: value for name, value in event.items() if name != "arbitrated"}
         fields |= {"event_type": "act", "heard_also": list(decision.others)}
         payload = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-        self._posts.append(Post(f"roomscribe/{self._node}/act", payload, ACT_EXPIRY_S))
+        self._posts.append(Post(f"{self._prefix}/{self._node}/act", payload, ACT_EXPIRY_S))
 
     def _set_rooms(self, rooms: tuple[str, ...]) -> None:
         """Note which rooms are online; report each one the first time."""

@@ -301,7 +301,7 @@ class BrokerLink:
             self._client.tls_set_context(secure)
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         if node:
-            will = events.topic(node, events.AVAILABILITY)
+            will = settings.topic(node, events.AVAILABILITY)
             self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
             limits.MaximumPacketSize = PACKET_BYTES
         self._client.on_connect, self._client.on_connect_fail = box.on_connect, box.on_connect_fail

@@ -179,7 +179,7 @@ def subscriptions(
 
         def obey(message: ReceivedMessage) -> OutgoingMessage | None:
             """Pass a command on; one subscription, because two would receive it twice."""
-            if expecting and message.topic == events.topic(node, EXPECT):
+            if expecting and message.topic.endswith(f"/{EXPECT}"):
                 return expecting(message)
             return history(message)
 
@@ -229,9 +229,9 @@ class ExpectCommand:
         """Begin to expect, and return None; or return a refusal."""
         if self._warn.refuse_retained(message):
             return None
-        topic = events.topic(self._node, RESPONSE)
+        topic = default_response_topic(message)
         try:
-            topic = choose_response_topic(self._node, message)
+            topic = choose_response_topic(message)
             request = _parse_object(message.payload, EXPECT_BYTES, '{"sentences": ["yes", "no"]}')
             self._expect(request, functools.partial(self._answer, topic, message.correlation))
         except ValueError as error:
@@ -246,9 +246,14 @@ class ExpectCommand:
         self._send(OutgoingMessage(topic, payload, correlation=correlation))
 
 
-def choose_response_topic(node: str, message: ReceivedMessage) -> str:
+def default_response_topic(message: ReceivedMessage) -> str:
+    """Return the topic for the answer to a message that names none."""
+    return f"{message.topic.rpartition('/command/')[0]}/{RESPONSE}"
+
+
+def choose_response_topic(message: ReceivedMessage) -> str:
     """Return the topic for the answer to a message. Raises CommandRequestError."""
-    default = events.topic(node, RESPONSE)
+    default = default_response_topic(message)
     topic = message.response_topic or default
     if not re.fullmatch(rf"{re.escape(default)}(/[A-Za-z0-9_-]{{1,64}}){{0,3}}", topic):
         raise CommandRequestError(f"expected a response topic below {default}")
@@ -270,7 +275,6 @@ class HistoryCommand:
     ) -> None:
         self._settings, self._node, self._store = settings, node, store
         self._warn = warn
-        self._response = events.topic(node, RESPONSE)
         self._burst, self._answers_per_s = burst, answers_per_s
         self._allowed, self._counted_s = burst, time.monotonic()
 
@@ -281,10 +285,10 @@ class HistoryCommand:
         if not self._may_answer(time.monotonic()):
             self._warn(message, f"more than {self._answers_per_s:g} requests in a second")
             return None
-        topic = self._response
+        topic = default_response_topic(message)
         try:
-            topic = choose_response_topic(self._node, message)
-            if message.topic != events.topic(self._node, HISTORY):
+            topic = choose_response_topic(message)
+            if not message.topic.endswith(f"/{HISTORY}"):
                 raise CommandRequestError(f"unknown command; expected {HISTORY}")
             request = parse_request(message.payload, self._settings.limit)
             payload = answer_request(self._store, self._node, request)

@@ -93,9 +93,9 @@ class ConnectionState(enum.Enum):
     """Closed for good by `close`."""
 
 
-def client_id(node: str) -> str:
+def client_id(settings: MqttSettings, node: str) -> str:
     """Return the MQTT client id, which is the same at every start."""
-    return f"roomscribe-{node}"
+    return f"{settings.prefix.replace('/', '-')}-{node}"
 
 
 def ping_s(settings: MqttSettings, delays: Delays = DELAYS) -> int:
@@ -126,7 +126,7 @@ class BrokerConnection:
         credentials.read_password(settings)
         credentials.tls_context(settings)
         self._settings, self._node, self._delays = settings, node, delays
-        self._client_id = client_id(node)
+        self._client_id = client_id(settings, node)
         self._wake, self._troubles, self._topics = wake, found, topics
         self.state = ConnectionState.WAITING
         self.connected_s = 0.0
@@ -223,7 +223,7 @@ class BrokerConnection:
 
         Raises BrokerError without a connection.
         """
-        topic = events.topic(self._node, name)
+        topic = self._settings.topic(self._node, name)
         return self.send(OutgoingMessage(topic, payload, qos, retain, expiry_s))
 
     def send(self, message: OutgoingMessage) -> int:

@@ -45,11 +45,6 @@ ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
 
 
-def topic(node: str, name: str) -> str:
-    """Return the topic `name` of the appliance `node`."""
-    return f"roomscribe/{node}/{name}"
-
-
 def transcript(
     stored: StoredTranscript, node: str, published: datetime, late: bool
 ) -> dict[str, Any]:

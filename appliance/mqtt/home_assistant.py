@@ -39,18 +39,19 @@ def discovery_topic(prefix: str, node: str) -> str:
 
 
 def discovery_message(
-    node: str,
+    base: str,
     state: ApplianceState,
     *,
     area: str = "",
     page: str = "",
     temperatures: Collection[str] = TEMPERATURES,
 ) -> dict[str, Any]:
-    """Return the message.
+    """Return the message of the appliance whose topics begin with `base`: "roomscribe/kitchen/".
 
     It removes the sensors of TEMPERATURES that are not among `temperatures`. A new device gets the
     room `area`. `page` is an address that the device's page links to.
     """
+    node = _node(base)
     absent = {f"{one}_temperature": "sensor" for one in TEMPERATURES if one not in temperatures}
     return {
         "device": {
@@ -64,15 +65,15 @@ def discovery_message(
             **({"configuration_url": page} if page else {}),
         },
         "origin": {"name": "roomscribe", "sw_version": state.version, "support_url": HOMEPAGE},
-        "availability": [{"topic": events.topic(node, events.AVAILABILITY)}],
+        "availability": [{"topic": base + events.AVAILABILITY}],
         "availability_mode": "all",
         "components": {
             **{name: {"platform": platform} for name, platform in absent.items()},
-            **_speech(node),
-            **_switches(node),
-            **_measurements(node),
-            **_temperatures(node, temperatures),
-            **_diagnostics(node),
+            **_speech(base),
+            **_switches(base),
+            **_measurements(base),
+            **_temperatures(base, temperatures),
+            **_diagnostics(base),
         },
     }
 
@@ -92,28 +93,28 @@ def available_temperatures(state: ApplianceState, stats: ApplianceStats | None) 
     return frozenset({"npu"} if state.encoder in NPUS else ()) | ({"soc"} if has_soc else set())
 
 
-def _speech(node: str) -> dict[str, Any]:
+def _speech(base: str) -> dict[str, Any]:
     """Return the entities of transcripts and speech.
 
     Transcripts stay available without the microphone, which may be lost before its last sentence.
     """
     return {
         "transcript": {
-            **_component(node, "event", "transcript", "Transcript", events.TRANSCRIPT),
+            **_component(base, "event", "transcript", "Transcript", events.TRANSCRIPT),
             "icon": "mdi:text-recognition",
             "event_types": ["transcript"],
         },
         "correction": {
-            **_component(node, "event", "correction", "Correction", events.CORRECTION, qos=0),
+            **_component(base, "event", "correction", "Correction", events.CORRECTION, qos=0),
             "entity_category": "diagnostic",
             "icon": "mdi:pencil",
             "event_types": ["correction"],
         },
         "text": {
-            **_component(node, "sensor", "text", "Last text", events.LAST, entity="last_text"),
+            **_component(base, "sensor", "text", "Last text", events.LAST, entity="last_text"),
             "icon": "mdi:text",
             "value_template": f"{{{{ ({_SPOKEN})[:{TEXT_LETTERS}] }}}}",
-            "json_attributes_topic": events.topic(node, events.LAST),
+            "json_attributes_topic": base + events.LAST,
             "json_attributes_template": (
                 f"{{{{ {{'text': {_SPOKEN}, 'id': value_json.id, "
                 "'corrected': value_json.correction is defined, "
@@ -123,30 +124,30 @@ def _speech(node: str) -> dict[str, Any]:
             "force_update": True,
         },
         "speech": {
-            **_component(node, "binary_sensor", "speech", "Speech", events.SPEECH, qos=0),
+            **_component(base, "binary_sensor", "speech", "Speech", events.SPEECH, qos=0),
             "device_class": "sound",
             "availability": [
-                {"topic": events.topic(node, events.AVAILABILITY)},
-                {"topic": events.topic(node, events.MICROPHONE)},
+                {"topic": base + events.AVAILABILITY},
+                {"topic": base + events.MICROPHONE},
             ],
             "availability_mode": "all",
         },
     }
 
 
-def _switches(node: str) -> dict[str, Any]:
+def _switches(base: str) -> dict[str, Any]:
     return {
         "microphone": {
-            **_component(node, "binary_sensor", "microphone", "Microphone", events.MICROPHONE),
+            **_component(base, "binary_sensor", "microphone", "Microphone", events.MICROPHONE),
             "device_class": "connectivity",
             "entity_category": "diagnostic",
             "payload_on": events.ONLINE.decode(),
             "payload_off": events.OFFLINE.decode(),
             # a muted microphone is closed, neither connected nor disconnected
             "availability": [
-                {"topic": events.topic(node, events.AVAILABILITY)},
+                {"topic": base + events.AVAILABILITY},
                 {
-                    "topic": events.topic(node, events.MUTE),
+                    "topic": base + events.MUTE,
                     "payload_available": events.OFF.decode(),
                     "payload_not_available": events.ON.decode(),
                 },
@@ -154,18 +155,18 @@ def _switches(node: str) -> dict[str, Any]:
             "availability_mode": "all",
         },
         "mute": {
-            **_component(node, "switch", "mute", "Mute", events.MUTE),
+            **_component(base, "switch", "mute", "Mute", events.MUTE),
             "icon": "mdi:microphone-off",
             # Home Assistant does not expose it to Assist by itself: nobody unmutes it by voice
             "entity_category": "config",
-            "command_topic": events.topic(node, f"{events.MUTE}/set"),
+            "command_topic": f"{base}{events.MUTE}/set",
         },
-        "mute_30_minutes": _mute_button(node, "mute_30_minutes", "Mute for 30 minutes", "30m"),
+        "mute_30_minutes": _mute_button(base, "mute_30_minutes", "Mute for 30 minutes", "30m"),
         "mute_until_tomorrow": _mute_button(
-            node, "mute_until_tomorrow", "Mute until tomorrow", "tomorrow"
+            base, "mute_until_tomorrow", "Mute until tomorrow", "tomorrow"
         ),
         "muted_until": {
-            **_component(node, "sensor", "muted_until", "Muted until", events.STATE),
+            **_component(base, "sensor", "muted_until", "Muted until", events.STATE),
             "entity_category": "diagnostic",
             "icon": "mdi:timer-off-outline",
             "device_class": "timestamp",
@@ -174,23 +175,23 @@ def _switches(node: str) -> dict[str, Any]:
     }
 
 
-def _mute_button(node: str, name: str, shown: str, end: str) -> dict[str, Any]:
+def _mute_button(base: str, name: str, shown: str, end: str) -> dict[str, Any]:
     """Return a button that mutes until `end`; it has no state."""
-    button = _component(node, "button", name, shown, events.MUTE)
+    button = _component(base, "button", name, shown, events.MUTE)
     del button["state_topic"]
     return button | {
         "icon": "mdi:microphone-off",
         "entity_category": "config",
-        "command_topic": events.topic(node, f"{events.MUTE}/set"),
+        "command_topic": f"{base}{events.MUTE}/set",
         "payload_press": f"{events.ON.decode()} {end}",
     }
 
 
-def _measurements(node: str) -> dict[str, Any]:
+def _measurements(base: str) -> dict[str, Any]:
     measured = {"state_class": "measurement"}
     return {
         "confidence": {
-            **_component(node, "sensor", "confidence", "Confidence", events.TRANSCRIPT),
+            **_component(base, "sensor", "confidence", "Confidence", events.TRANSCRIPT),
             "icon": "mdi:gauge",
             **measured,
             "unit_of_measurement": "%",
@@ -199,7 +200,7 @@ def _measurements(node: str) -> dict[str, Any]:
             "if value_json.confidence is number else none }}",
         },
         "latency": {
-            **_component(node, "sensor", "latency", "Latency", events.TRANSCRIPT),
+            **_component(base, "sensor", "latency", "Latency", events.TRANSCRIPT),
             "entity_category": "diagnostic",
             "device_class": "duration",
             **measured,
@@ -209,12 +210,12 @@ def _measurements(node: str) -> dict[str, Any]:
     }
 
 
-def _temperatures(node: str, present: Collection[str]) -> dict[str, Any]:
+def _temperatures(base: str, present: Collection[str]) -> dict[str, Any]:
     """Return the sensors of `present`, keys of TEMPERATURES."""
     return {
         f"{key}_temperature": {
             **_component(
-                node,
+                base,
                 "sensor",
                 f"{key}_temperature",
                 shown,
@@ -233,12 +234,12 @@ def _temperatures(node: str, present: Collection[str]) -> dict[str, Any]:
     }
 
 
-def _diagnostics(node: str) -> dict[str, Any]:
+def _diagnostics(base: str) -> dict[str, Any]:
     diagnostic = {"entity_category": "diagnostic"}
     return {
         "outbox": {
             **_component(
-                node,
+                base,
                 "sensor",
                 "outbox",
                 "Unpublished transcripts",
@@ -252,40 +253,45 @@ def _diagnostics(node: str) -> dict[str, Any]:
             "value_template": "{{ value_json.outbox_depth | default(none) }}",
         },
         "status": {
-            **_component(node, "sensor", "status", "Status", events.STATE),
+            **_component(base, "sensor", "status", "Status", events.STATE),
             **diagnostic,
             "icon": "mdi:heart-pulse",
             "device_class": "enum",
             "options": ["running", "degraded", "muted", "stopped"],
             "value_template": "{{ value_json.status }}",
-            "json_attributes_topic": events.topic(node, events.STATE),
+            "json_attributes_topic": base + events.STATE,
         },
         "problem": {
-            **_component(node, "binary_sensor", "problem", "Problem", events.STATE),
+            **_component(base, "binary_sensor", "problem", "Problem", events.STATE),
             **diagnostic,
             "device_class": "problem",
             # not for reasons alone: some end by themselves, as while transcripts wait
             "value_template": "{{ 'ON' if value_json.status == 'degraded' "
             "or value_json.status == 'muted' and value_json.reasons else 'OFF' }}",
-            "json_attributes_topic": events.topic(node, events.STATE),
+            "json_attributes_topic": base + events.STATE,
             "json_attributes_template": "{{ {'reasons': value_json.reasons} | tojson }}",
         },
     }
 
 
 def _component(
-    node: str, platform: str, name: str, shown: str, source: str, *, qos: int = 1, entity: str = ""
+    base: str, platform: str, name: str, shown: str, source: str, *, qos: int = 1, entity: str = ""
 ) -> dict[str, Any]:
     """Return the keys that every component begins with.
 
     `source` is the node's topic of its state. `entity` ends the entity id, if `name` does not: the
     id is the same with and without an area, which Home Assistant 2026.11 else puts into it.
     """
+    node = _node(base)
     begin = {
         "platform": platform,
         "unique_id": f"roomscribe_{node}_{name}",
         "default_entity_id": f"{platform}.roomscribe_{node}_{entity or name}",
         "name": shown,
-        "state_topic": events.topic(node, source),
+        "state_topic": base + source,
     }
     return begin | {"qos": qos} if qos else begin
+
+
+def _node(base: str) -> str:
+    return base.split("/")[-2]

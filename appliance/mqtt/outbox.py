@@ -251,7 +251,8 @@ class Delivery:
         elif code == NOBODY_SUBSCRIBES and self._settings.hold:
             if self._outbox.mark_unsubscribed(message):
                 self._hold(now_s + SUBSCRIBER_DELAY_S)
-                self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(self._node))
+                topic = self._settings.topic(self._node, events.TRANSCRIPT)
+                self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(topic))
         elif self._outbox.mark_acknowledged(message, now_s):
             self._limit = self._window
             self._troubles.clear(troubles.NOBODY)

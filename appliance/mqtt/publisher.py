@@ -132,16 +132,8 @@ class RoomExchange(Protocol):
 class Publish(Protocol):
     """Sends a payload on one of the node's topics."""
 
-    def __call__(
-        self,
-        name: str,
-        payload: bytes,
-        *,
-        qos: int = 1,
-        retain: bool = False,
-        expiry_s: int | None = None,
-    ) -> object:
-        """The broker discards the message after `expiry_s`. Raises BrokerError."""
+    def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
+        """Raises BrokerError."""
 
 
 class LiveTopics:
@@ -253,8 +245,7 @@ class LiveTopics:
         self._correct_last()
         if self._last is not None:
             retain = self._settings.retain_last
-            expiry_s = None if retain else self._settings.expiry_s
-            publish(events.LAST, self._last, retain=retain, expiry_s=expiry_s)
+            publish(events.LAST, self._last, qos=int(retain), retain=retain)
             self._last = None
 
     def _correct_last(self) -> None:
@@ -451,7 +442,8 @@ class Publisher(Listener):
 
         Raises ConfigError if the password's file cannot be read, StoreError for the store.
         """
-        self._node, self._store, self._sources, self._rooms = node, store, sources, rooms
+        self._settings, self._node, self._rooms = settings, node, rooms
+        self._store, self._sources = store, sources
         self._partials = settings.partials
         self._delays, self._announcement = delays, announcement
         self._temperatures = frozenset[str]()
@@ -461,7 +453,7 @@ class Publisher(Listener):
         self._wake = threading.Event()
         self._troubles = Troubles()
         self._subscriptions = {
-            events.topic(node, name): handle for name, handle in (subscriptions or {}).items()
+            settings.topic(node, name): handle for name, handle in (subscriptions or {}).items()
         }
         topics = list(self._subscriptions)
         if self._home_assistant.enabled:
@@ -685,7 +677,7 @@ class Publisher(Listener):
         stats = self._sources.stats() if self._sources.stats else None
         self._temperatures |= available_temperatures(state, stats)
         message = discovery_message(
-            self._node,
+            self._settings.topic(self._node, ""),
             state,
             area=self._home_assistant.area,
             page=self._announcement.page,

@@ -125,6 +125,6 @@ def denied(settings: MqttSettings, doing: str, code: int, reason: str) -> str:
     )
 
 
-def nobody_subscribes(node: str) -> str:
+def nobody_subscribes(topic: str) -> str:
     """Return the reason if nobody subscribes to transcripts (PUBACK 16)."""
-    return f"nobody subscribes to roomscribe/{node}/transcript; transcripts wait in the log for it"
+    return f"nobody subscribes to {topic}; transcripts wait in the log for it"

@@ -51,6 +51,23 @@ def test_forget_leaves_an_appliance_alone_that_is_online(tmp_path: Path) -> None
     assert "kitchen is online" in errors(done)[0]
 
 
+@needs_broker
+def test_watch_and_forget_use_the_prefix_of_the_configuration(tmp_path: Path) -> None:
+    with rig_broker.Broker() as broker, Subscriber(broker.port, topics=("homes/#",)) as other:
+        there = write_config(tmp_path, broker.port)
+        there.write_text(there.read_text().replace("[mqtt]", '[mqtt]\nprefix = "homes/2"'))
+        publish_once(broker.port, "roomscribe/kitchen/state", b"{}", retain=True)
+        publish_once(broker.port, "homes/2/kitchen/state", b"{}", retain=True)
+        with start("mqtt", "watch", "--config", there, stdout=subprocess.PIPE) as watcher:
+            assert watcher.stdout
+            assert watcher.stdout.readline().startswith(b"watching homes/2/kitchen/#")
+            assert watcher.stdout.readline().split()[1:3] == [b"kitchen", b"state"]
+            watcher.terminate()
+        done = roomscribe("mqtt", "forget", "--config", there)
+        assert done.stdout == "cleared homes/2/kitchen/state\n"
+        until(lambda: other.messages[-1].payload == b"")
+
+
 def test_forget_takes_no_wildcard_for_a_node(tmp_path: Path) -> None:
     done = roomscribe("mqtt", "forget", "--node", "+", "--config", write_config(tmp_path, 1))
     assert done.returncode == 78
@@ -74,11 +91,11 @@ def test_watch_shows_what_comes(tmp_path: Path) -> None:
 
 def test_a_state_is_shown_for_people_and_garbage_as_it_is() -> None:
     told = json.dumps(events.state(STATE, 2)).encode()
-    shown = line(AT, "roomscribe/kitchen/state", told, True)
+    shown = line(AT, "kitchen/state", told, True)
     assert shown.startswith("08:14:06  kitchen      state")
     assert "running, Whisper tiny.en on cpu, Null Output, 2 unpublished (retained)" in shown
     for garbage in (b"[1]", b"{}", b'{"status": 1}', b"\xff\x00", b"[" * 5000):
-        assert line(AT, "roomscribe/kitchen/state", garbage, False).isprintable()
+        assert line(AT, "kitchen/state", garbage, False).isprintable()
     assert line(AT, "odd", b"x", False).isprintable()
 
 

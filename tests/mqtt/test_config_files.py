@@ -130,7 +130,7 @@ def test_a_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for(name: 
 
 def test_the_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes() -> None:
     trigger, act = blueprint()["triggers"]
-    assert act == {"trigger": "mqtt", "topic": "roomscribe/+/act"}
+    assert act == {"trigger": "mqtt", "topic": "{{ prefix }}/+/act"}
     assert trigger["not_from"] == ["unavailable"]
     assert trigger["not_to"] == ["unavailable", "unknown"]
 
@@ -203,18 +203,18 @@ def test_with_several_appliances_a_blueprint_runs_for_the_one_that_acts(rooms: o
 def test_a_blueprint_speaks_the_answers_of_its_room(node: str, speech: str, speaks: bool) -> None:
     plan = blueprint(REPLY)
     (trigger,), (action,) = plan["triggers"], plan["actions"]
-    assert trigger == {"trigger": "mqtt", "topic": events.topic("+", events.ASSIST_REPLY)}
+    assert trigger == {"trigger": "mqtt", "topic": "{{ prefix }}/+/assist/reply"}
     reply = AssistReply("1", "turn on the light", "action_done", speech=speech)
     found = {
-        "topic": events.topic(node, events.ASSIST_REPLY),
+        "topic": f"roomscribe/{node}/assist/reply",
         "payload_json": events.assist_reply(reply),
     }
     known = {
         "trigger": found,
         "room": "device",
-        "device_attr": lambda _, name: home_assistant.discovery_message("kitchen", STATE)["device"][
-            name
-        ],
+        "device_attr": lambda _, name: home_assistant.discovery_message(
+            "roomscribe/kitchen/", STATE
+        )["device"][name],
     }
     conditions = [render(one["value_template"], known) for one in plan["conditions"]]
     assert (conditions == [True, True]) is speaks
@@ -343,7 +343,7 @@ def test_the_card_distinguishes_offline_from_nothing_heard() -> None:
 
 
 def test_the_card_looks_for_what_the_announcement_says() -> None:
-    message = home_assistant.discovery_message("kitchen", STATE)
+    message = home_assistant.discovery_message("roomscribe/kitchen/", STATE)
     device = message["device"]
     assert (device["manufacturer"], device["serial_number"]) == ("Roomscribe", "kitchen")
     found = [one["event_types"] for one in message["components"].values() if "event_types" in one]
@@ -351,38 +351,54 @@ def test_the_card_looks_for_what_the_announcement_says() -> None:
 
 
 @needs_broker
-def test_the_access_list_gives_an_appliance_its_topics_and_no_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["roomscribe", "homes/flat-2"])
+def test_the_access_list_gives_an_appliance_its_topics_and_no_others(
+    prefix: str, tmp_path: Path
+) -> None:
     users = {"roomscribe_kitchen": "a", "homeassistant": "b"}
-    secret = tmp_path / "password"
+    secret, acl = tmp_path / "password", tmp_path / "acl"
     secret.write_text("a")
+    shipped = (CONFIG / "mosquitto" / "acl").read_text("utf-8")
+    acl.write_text(shipped.replace(" roomscribe/", f" {prefix}/"))
     commands = []
     with (
-        Broker(users=users, config=f"acl_file {CONFIG / 'mosquitto' / 'acl'}") as broker,
+        Broker(users=users, config=f"acl_file {acl}") as broker,
         Store.open(StoreSettings(path=str(tmp_path / "state"))) as store,
-        Subscriber(broker.port, "homeassistant", "b") as house,
+        Subscriber(
+            broker.port, "homeassistant", "b", topics=(f"{prefix}/#", "homeassistant/#")
+        ) as house,
     ):
+
+        def payloads(name: str) -> list[bytes]:
+            topic = f"{prefix}/kitchen/{name}"
+            return [bytes(one.payload) for one in list(house.messages) if one.topic == topic]
+
         settings = MqttSettings(
             host=broker.host, port=broker.port, username="roomscribe_kitchen",
-            password_file=str(secret), retain_last=True,
+            password_file=str(secret), retain_last=True, prefix=prefix,
         )  # fmt: skip
         asked = {"mute/set": lambda message: commands.append(message.payload)}
         with running(settings, store, subscriptions=asked) as publisher:
             store.append(transcript("allowed"))
             publisher.notify()
-            until(lambda: house.payloads("last"))
+            until(lambda: payloads("last"))
             publisher.on_correction(Correction(new_id(), "allowed", datetime.now(UTC)))
-            until(lambda: house.payloads("correction"))
-            house.publish("roomscribe/kitchen/mute/set", b"ON")
+            until(lambda: payloads("correction"))
+            house.publish(f"{prefix}/kitchen/mute/set", b"ON")
             until(lambda: commands == [b"ON"])
             assert publisher.status().reasons == ()
+        until(lambda: payloads("availability")[-1:] == [b"offline"])
+        announced = [one for one in house.messages if one.topic.startswith("homeassistant/")]
+        named = re.findall(rb'topic": "([^"]*)"', announced[0].payload)
+        assert {one.rpartition(b"/kitchen/")[0].decode() for one in named} == {prefix}
         here = Settings(appliance=ApplianceSettings(node="kitchen"), mqtt=settings)
         assert check_broker(Surroundings(here)).status == "ok"
         other = MqttSettings(
             host=broker.host, port=broker.port, username="roomscribe_kitchen",
-            password_file=str(secret),
+            password_file=str(secret), prefix=prefix,
         )  # fmt: skip
         with running(other, store, node="bedroom") as publisher:
-            until(lambda: "roomscribe/bedroom/state" in "".join(publisher.status().reasons))
+            until(lambda: f"{prefix}/bedroom/state" in "".join(publisher.status().reasons))
             assert "does not let us write" in "".join(publisher.status().reasons)
             time.sleep(0.2)
         assert not [m for m in house.messages if "bedroom" in m.topic]

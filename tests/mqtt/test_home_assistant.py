@@ -71,7 +71,7 @@ def say_all(store: Store, publisher: Publisher, *texts: str) -> list[str]:
 
 
 def test_the_discovery_message_is_the_golden_one() -> None:
-    assert home_assistant.discovery_message("kitchen", PI) == json.loads(
+    assert home_assistant.discovery_message("roomscribe/kitchen/", PI) == json.loads(
         EXPECTED.read_text("utf-8")
     )
 
@@ -108,7 +108,7 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     }
     for name, more in added.items():
         accepted["components"][name] |= more
-    found = home_assistant.discovery_message("kitchen", PI, temperatures=["npu"])
+    found = home_assistant.discovery_message("roomscribe/kitchen/", PI, temperatures=["npu"])
     assert found["components"].pop("soc_temperature") == {"platform": "sensor"}
     # added since
     for name in ("mute_30_minutes", "mute_until_tomorrow", "muted_until", "correction", "problem"):
@@ -123,7 +123,7 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
 
 
 def test_buttons_mute_for_a_while_and_a_sensor_says_until_when() -> None:
-    components = home_assistant.discovery_message("kitchen", PI)["components"]
+    components = home_assistant.discovery_message("roomscribe/kitchen/", PI)["components"]
     buttons = [one for one in components.values() if one["platform"] == "button"]
     assert [one["payload_press"] for one in buttons] == ["ON 30m", "ON tomorrow"]
     known = {"platform", "unique_id", "default_entity_id", "name", "qos", "icon"}
@@ -142,7 +142,9 @@ def test_buttons_mute_for_a_while_and_a_sensor_says_until_when() -> None:
 @pytest.mark.parametrize("area", ["", "Kitchen"])
 def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> None:
     """Without `default_entity_id` Home Assistant 2026.11 puts the area of the device into them."""
-    components = home_assistant.discovery_message("kitchen", PI, area=area)["components"].values()
+    components = home_assistant.discovery_message("roomscribe/kitchen/", PI, area=area)[
+        "components"
+    ].values()
     assert {one["default_entity_id"] for one in components} == {
         "event.roomscribe_kitchen_transcript",
         "event.roomscribe_kitchen_correction",
@@ -181,7 +183,7 @@ def test_only_temperatures_that_the_machine_has_get_a_sensor(
         state, ApplianceStats({}, 1.0, soc_temperature_c=soc_c)
     )
     assert found == there
-    components = home_assistant.discovery_message("kitchen", state, temperatures=found)[
+    components = home_assistant.discovery_message("roomscribe/kitchen/", state, temperatures=found)[
         "components"
     ]
     for one in home_assistant.TEMPERATURES:
@@ -238,9 +240,9 @@ def test_the_birth_message_is_reported_but_no_will_and_no_retained_one(
 def test_the_devices_page_links_to_the_appliances_own_where_others_can_reach_that(
     store: Store,
 ) -> None:
-    plain = home_assistant.discovery_message("kitchen", PI)["device"]
+    plain = home_assistant.discovery_message("roomscribe/kitchen/", PI)["device"]
     at = page_url(WebSettings(enabled=True, listen="192.168.1.7", port=8100))
-    linked = home_assistant.discovery_message("kitchen", PI, page=at)["device"]
+    linked = home_assistant.discovery_message("roomscribe/kitchen/", PI, page=at)["device"]
     assert linked == plain | {"configuration_url": "http://192.168.1.7:8100/"}
     told = ("homeassistant/#",)
     with (
@@ -275,8 +277,8 @@ def test_there_is_no_link_to_a_page_that_others_cannot_open(web: WebSettings, ad
 
 @needs_broker
 def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) -> None:
-    plain = home_assistant.discovery_message("kitchen", PI)["device"]
-    roomy = home_assistant.discovery_message("kitchen", PI, area="Küche")["device"]
+    plain = home_assistant.discovery_message("roomscribe/kitchen/", PI)["device"]
+    roomy = home_assistant.discovery_message("roomscribe/kitchen/", PI, area="Küche")["device"]
     assert roomy == plain | {"suggested_area": "Küche"}
     typed = home_assistant.discovery_message("kuche", PI, area="Küche")["device"]
     assert typed["name"] == "Roomscribe Küche"
@@ -293,7 +295,7 @@ def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) 
 
 
 def test_every_component_has_what_home_assistant_insists_on() -> None:
-    message = home_assistant.discovery_message("kitchen", STATE)
+    message = home_assistant.discovery_message("roomscribe/kitchen/", STATE)
     assert set(message) == {"device", "origin", "availability", "availability_mode", "components"}
     components = message["components"].values()
     assert all(
@@ -319,7 +321,7 @@ def test_the_device_is_called_after_what_it_runs_on() -> None:
 
 
 def test_the_templates_name_fields_that_the_events_have() -> None:
-    message = json.dumps(home_assistant.discovery_message("kitchen", STATE))
+    message = json.dumps(home_assistant.discovery_message("roomscribe/kitchen/", STATE))
     muted = replace(STATE, muted=True, muted_until=datetime.now(UTC))
     told = set(events.state(muted, 0)) | set(events.stats(ApplianceStats({}, 1.0), []))
     fields = set(re.findall(r"value_json\.(\w+)", message))
@@ -542,7 +544,7 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
 
 
 def test_a_problem_is_on_while_something_is_broken_and_not_while_transcripts_wait() -> None:
-    component = home_assistant.discovery_message("kitchen", PI)["components"]["problem"]
+    component = home_assistant.discovery_message("roomscribe/kitchen/", PI)["components"]["problem"]
     state, reasons = (
         module("jinja2").Template(component[key])
         for key in ("value_template", "json_attributes_template")
@@ -564,7 +566,7 @@ def test_a_problem_is_on_while_something_is_broken_and_not_while_transcripts_wai
 
 def last_text(message: bytes) -> tuple[str, dict[str, Any]]:
     """What Home Assistant makes of a message on `last`: state and attributes of Last text."""
-    component = home_assistant.discovery_message("kitchen", PI)["components"]["text"]
+    component = home_assistant.discovery_message("roomscribe/kitchen/", PI)["components"]["text"]
     assert component["state_topic"] == component["json_attributes_topic"]
     assert component["state_topic"] == "roomscribe/kitchen/last"
     state, attributes = (

@@ -60,6 +60,7 @@ class RealRoom:
         self.house = house(
             node,
             folder=folder,
+            prefix=mqtt.get("prefix", MqttSettings().prefix),
             report=self._report,
             muted=lambda: self.muted,
             wake=self._wake,

@@ -13,7 +13,7 @@ from typing import Any
 from appliance.cli.doctor.daemon import UNIT, daemon_state, is_hidden
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import node_name
-from appliance.mqtt import PASSWORD_CREDENTIAL, BrokerProbe, events
+from appliance.mqtt import PASSWORD_CREDENTIAL, BrokerProbe
 
 ASK_S = 5.0
 """Longest wait for systemctl, which normally answers at once."""
@@ -26,7 +26,7 @@ def broker(around: Surroundings, connect_s: float = 5.0) -> Outcome:
         return skipped("mqtt.enabled is false")
     if mqtt.username and is_hidden(mqtt.password_file, PASSWORD_CREDENTIAL, around.daemon):
         return skipped("this user cannot read the broker's password: run `sudo roomscribe doctor`")
-    topic, message = events.topic(node, "doctor"), secrets.token_hex(4).encode()
+    topic, message = mqtt.topic(node, "doctor"), secrets.token_hex(4).encode()
     who = repr(mqtt.username) if mqtt.username else "clients without a user name"
     fix = f"allow {who} to read and write {topic} in the broker's access list"
     around.doing(f"connecting to the broker {mqtt.host}:{mqtt.port}")

@@ -178,7 +178,7 @@ def look_around(context: Context, answers: Answers, probe: BrokerProbe) -> None:
                 "integration."
             )
     if answers.node != node_name(context.settings):
-        probe.subscribe([f"roomscribe/{answers.node}/availability"])
+        probe.subscribe([answers.mqtt.topic(answers.node, "availability")])
         if any(message.payload == b"online" for message in probe.receive(1.0, count=1)):
             context.dialog.say(
                 f"Another appliance is already called {answers.node}. Run setup again and choose "

@@ -23,7 +23,7 @@ def ask_room(context: Context, answers: Answers) -> Answers:
         context.dialog.report(problem)
         name = None
     named = with_room(answers, name)
-    context.dialog.say(f"Its MQTT topics begin with roomscribe/{named.node}/")
+    context.dialog.say(f"Its MQTT topics begin with {named.mqtt.topic(named.node, '')}")
     return named
 
 

@@ -82,7 +82,7 @@ def open_subscriber(context: Context, opened: ExitStack) -> BrokerProbe | None:
     with suppress(RoomscribeError):
         chosen = with_credentials(now.mqtt) if context.file == DEFAULT_PATH else now.mqtt
         probe = opened.enter_context(BrokerProbe(chosen, node_name(now)))
-        probe.subscribe([f"roomscribe/{node_name(now)}/transcript"])
+        probe.subscribe([now.mqtt.topic(node_name(now), "transcript")])
         return probe
     return None
 
@@ -112,7 +112,7 @@ def show_transcript(context: Context, event: dict[str, Any], probe: BrokerProbe 
     latency_s = event["latency_ms"] / 1000
     dialog.say(f"The text was ready {latency_s:.2f} s after you stopped speaking.")
     line = f"It is transcript {event['seq']} in the log"
-    topic = f"roomscribe/{event['node']}/transcript"
+    topic = context.settings.mqtt.topic(event["node"], "transcript")
     if probe is None:
         dialog.say(f"{line}.")
     elif is_published(probe, event["id"]):
