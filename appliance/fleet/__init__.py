@@ -9,7 +9,7 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.fleet import messages
     from appliance.fleet.link import Link, read_credential
-    from appliance.fleet.probe import Probe, QueueState
+    from appliance.fleet.probe import Probe
     from appliance.fleet.provisioning import (
         CONFIG,
         MEMORY_MB,

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from appliance.config import FleetSettings
@@ -38,16 +37,6 @@ NOBODY = "503"
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """The queue of windows at the server."""
-
-    windows: int
-    storage: str
-    retention: str
-    max_per_subject: int
-
-
 class Probe:
     """A context manager: connects as a node, to the first server that accepts us."""
 
@@ -59,17 +48,14 @@ class Probe:
         self._link.refused = self._record_refusal
         self.node = self._link.node
         """Our name at the server."""
-        self.connect_ms = 0.0
         self._refusals: list[str] = []
         self.misfits: list[str] = []
         """Workers of another version that `find_workers` last found, with the fix."""
 
     def __enter__(self) -> Self:
         """Connect. Raises ServerError if no server accepts us."""
-        begun_s = time.monotonic()
         self._link.start()
         self._link.settle(CONNECT_S)
-        self.connect_ms = 1000 * (time.monotonic() - begun_s)
         if self._link.client is None:
             self._link.close()
             raise ServerError(
@@ -91,24 +77,17 @@ class Probe:
         """Version of nats-server."""
         return str(self._client()._server_info.get("version", "of unknown version"))
 
-    @property
-    def max_payload(self) -> int:
-        """Size limit of the server's messages, in bytes."""
-        return int(self._client().max_payload)
-
-    @property
-    def may_see_queue(self) -> bool:
-        """False for a satellite with a credential: it must not see when other rooms speak."""
-        return self._settings.role != "satellite" or read_credential(self._settings) is None
-
     def find_workers(self, within_s: float = PRESENT_S) -> list[Presence]:
         """Return the workers of this version, by name; others are in `misfits`. Raises
         ServerError."""
         return self._call(lambda: self._find_workers(within_s), within_s + API_S)
 
-    def read_queue(self) -> QueueState | None:
-        """Return the queue; None if no worker has created it yet. Raises ServerError."""
-        return self._call(self._read_queue, API_S)
+    def count_waiting(self) -> int | None:
+        """Return how many windows wait at the server; None for a satellite with a credential, which
+        must not see when other rooms speak. Raises ServerError."""
+        if self._settings.role == "satellite" and read_credential(self._settings):
+            return None
+        return self._call(self._count_waiting, API_S)
 
     def may_read(self, subject: str) -> bool:
         """Return True if we may subscribe to `subject`. Raises ServerError."""
@@ -177,20 +156,14 @@ class Probe:
         await subscription.unsubscribe()
         return [found[node] for node in sorted(found)]
 
-    async def _read_queue(self) -> QueueState | None:
+    async def _count_waiting(self) -> int:
         from nats.js.errors import NotFoundError
 
         try:
             info = await self._client().jetstream(timeout=API_S).stream_info(STREAM)
-        except NotFoundError:
-            return None
-        config = info.config
-        return QueueState(
-            windows=info.state.messages,
-            storage=str(config.storage or ""),
-            retention=str(config.retention or ""),
-            max_per_subject=config.max_msgs_per_subject or -1,
-        )
+        except NotFoundError:  # no worker has made it yet
+            return 0
+        return int(info.state.messages)
 
     async def _transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
         client, subjects = self._client(), Subjects(self.node, self._settings.model)

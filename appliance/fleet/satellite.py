@@ -83,7 +83,7 @@ ROUND_TRIPS = 100
 FULL = 10077
 """nats-server's number for: maximum messages per subject exceeded."""
 PROBED = "doctor-"
-"""Prefix of the ids of windows that `roomscribe fleet check` sends under our name."""
+"""Prefix of the ids of windows that `roomscribe doctor` sends under our name."""
 STATUS = "see `roomscribe fleet status`"
 
 

@@ -186,7 +186,7 @@ class FleetWorker:
             raise ServerError(
                 f"refused: the fleet's server {self._link.server} refuses the stream {STREAM}: "
                 f"{shorten(str(error) or type(error).__name__, 120)}; see that its JetStream is on "
-                "(`roomscribe fleet check`)",
+                "(`roomscribe doctor`)",
                 kind=ServerError.REFUSED,
             ) from error
         return [consumer_name(name) for name in names]

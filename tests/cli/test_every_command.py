@@ -52,7 +52,6 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "fleet status": lambda _folder: (),
     "fleet join": lambda _folder: ("--yes", "no-code"),
     "fleet invite": lambda _folder: ("kitchen",),
-    "fleet check": lambda _folder: (),
     "container run": lambda _folder: ("--no-such-option",),
     "container check": lambda _folder: (),
     "benchmark": lambda folder: ("--checkpoint", folder / "nothing"),

@@ -157,27 +157,24 @@ def satellite_subject() -> str:
 
 
 def made(probe: Probe, storage: str = "memory") -> bool:
-    """True once a stream is there."""
-    there = probe.read_queue()
-    if there is None:
+    """Makes the stream; True if it is in memory."""
 
-        async def make() -> None:
-            from nats.js.api import RetentionPolicy, StorageType
+    async def make() -> bool:
+        from nats.js.api import RetentionPolicy, StorageType
 
-            await (
-                probe._client()
-                .jetstream(timeout=2)
-                .add_stream(
-                    name="ROOMSCRIBE",
-                    subjects=["roomscribe.window.*.*"],
-                    storage=StorageType(storage),
-                    retention=RetentionPolicy.WORK_QUEUE,
-                )
+        made = (
+            await probe._client()
+            .jetstream(timeout=2)
+            .add_stream(
+                name="ROOMSCRIBE",
+                subjects=["roomscribe.window.*.*"],
+                storage=StorageType(storage),
+                retention=RetentionPolicy.WORK_QUEUE,
             )
+        )
+        return bool(made.config.storage == StorageType.MEMORY)
 
-        probe._call(make, 3.0)
-        there = probe.read_queue()
-    return there is not None and there.storage == "memory"
+    return probe._call(make, 3.0)
 
 
 def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several rooms together: the server, who we are to it, its queue, and who transcribes."""
+"""Several rooms together: the server, what it lets this node do, and who transcribes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from appliance.cli.doctor.daemon import ENCRYPTED, PLAIN
 from appliance.cli.doctor.model import compare_text, spoken_window, words
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings, fleet_server, is_loopback, node_name
-from appliance.errors import ServerError
 from appliance.fleet import Probe, messages
-from appliance.system import shorten
-
-if TYPE_CHECKING:
-    pass
 
 SERVER = "fleet's server"
 APART_S = 2.0
@@ -30,92 +24,32 @@ CREDENTIAL = "roomscribe.fleet"
 LONGEST_S = 10.0
 WITHIN_S = 20.0
 """For a sentence of two seconds at a worker that has its own room first."""
-MEMORY, WORK = "memory", "workqueue"
-MOST_BYTES = 1_000_000
-AGAIN = "sudo roomscribe fleet serve on the server's machine sets it up again"
 
 
 def server(around: Surroundings) -> Outcome:
-    """One of the servers that are configured lets us in; the others are named."""
-    if why := _none(around):
-        return skipped(why)
-    fleet, found, away = around.settings.fleet, list[str](), list[ServerError]()
-    for one in fleet.server:
-        around.doing(f"connecting to {one}")
-        try:
-            with Probe(replace(fleet, server=(one,)), node_name(around.settings)) as probe:
-                found.append(f"{one} lets in {probe.node}, {probe.connect_ms:.0f} ms")
-                version = probe.version
-        except ServerError as error:
-            away.append(error)
-    if not found:
-        raise next((one for one in away if one.kind == ServerError.REFUSED), away[-1])
-    others = "".join(f"; not used: {shorten(str(one), 120)}" for one in away)
-    return ok(f"{', '.join(found)}; nats-server {version}{others}")
-
-
-def encryption(around: Surroundings) -> Outcome:
-    """What is said leaves this machine encrypted."""
-    if why := _none(around):
-        return skipped(why)
-    plain = [one for one in around.settings.fleet.server if fleet_server(one)[0] != "tls"]
-    if not plain:
-        whose = around.settings.fleet.ca or "an authority that the system knows"
-        return ok(f"TLS, certificate and name checked against {whose}")
-    if all(is_loopback(fleet_server(one)[1]) for one in plain):
-        return skipped(f"{plain[0]}: none, and it does not leave this machine")
-    return failed(f"{plain[0]}: none", "let it begin with tls://")
-
-
-def rights(around: Surroundings) -> Outcome:
-    """We may read and send what is ours, and nothing else."""
+    """A server lets us in, encrypted, to what is ours, and to nothing else."""
     if why := _none(around):
         return skipped(why)
     fleet = around.settings.fleet
-    around.doing("asking what we may")
+    around.doing("connecting to the fleet's server")
     with Probe(fleet, node_name(around.settings)) as probe:
+        scheme, host, _ = fleet_server(probe.address)
+        found = f"{probe.address} lets in {probe.node}; nats-server {probe.version}"
         own = messages.Subjects(probe.node)
-        allowed = [own.answer] if fleet.role == "satellite" else [messages.WORKERS]
-        lacking = [one for one in allowed if not probe.may_read(one)]
+        wanted = own.answer if fleet.role == "satellite" else messages.WORKERS
+        around.doing("trying what it allows")
+        lacks = not probe.may_read(wanted)
         everything = probe.may_read("roomscribe.>") or probe.may_send(FOREIGN)
     fix = f"`sudo roomscribe fleet invite {own.node} --role {fleet.role}` on the server's machine"
-    if lacking:
-        return failed(f"{own.node} may not read {', '.join(lacking)}", fix)
-    if not everything:
-        return ok(f"{own.node} reads {', '.join(allowed)}; what is others' is refused")
-    if all(is_loopback(fleet_server(one)[1]) for one in fleet.server):
-        return skipped(f"{own.node} may read what others say, at a server on this machine")
-    return failed(f"{own.node} may read what is said in other rooms", fix)
-
-
-def queue(around: Surroundings) -> Outcome:
-    """What waits at the server waits in memory, for one worker each."""
-    if why := _none(around):
-        return skipped(why)
-    fleet = around.settings.fleet
-    around.doing("asking for the queue")
-    with Probe(fleet, node_name(around.settings)) as probe:
-        found = probe.read_queue() if probe.may_see_queue else None
-        payload = probe.max_payload
-    if payload < MOST_BYTES:
-        return failed(
-            f"the server takes {payload} bytes at once, a window may have {MOST_BYTES}",
-            f"let it have max_payload: 1MB; {AGAIN}",
-        )
-    if not probe.may_see_queue:
-        return skipped(f"{probe.node} is a satellite: only workers may look at the queue")
-    if found is None:
-        return failed("there is none: a worker makes it", "start a worker's daemon")
-    line = (
-        f"{found.windows} windows wait, {found.storage}, {found.retention}, "
-        f"{found.max_per_subject} for each satellite"
-    )
-    if found.storage != MEMORY or found.retention != WORK or found.max_per_subject < 1:
-        return failed(
-            f"{line}; expected {MEMORY}, {WORK} and a limit",
-            f"delete the stream {messages.STREAM}: a worker makes it anew",
-        )
-    return ok(f"{line}; {payload} bytes at once")
+    if lacks:
+        return failed(f"{found}; {own.node} may not read {wanted}", fix)
+    if scheme != "tls" and not is_loopback(host):
+        return failed(f"{found}; the connection is not encrypted", "let it begin with tls://")
+    if everything and not is_loopback(host):
+        return failed(f"{found}; {own.node} may read what is said in other rooms", fix)
+    encrypted = ["encrypted"] if scheme == "tls" else []
+    limited = [] if everything else ["what is others' is refused"]
+    return ok("; ".join([found, *encrypted, *limited]))
 
 
 def workers(around: Surroundings) -> Outcome:
@@ -201,10 +135,7 @@ def hidden(
 
 NEEDS = ("[fleet]", "[appliance]")
 CHECKS = (
-    Check(SERVER, server, "see fleet.server", within_s=25, needs=NEEDS),
-    Check("encryption", encryption, "see fleet.server", needs=NEEDS),
-    Check("rights", rights, "see fleet.credential", within_s=15, needs=(*NEEDS, SERVER)),
-    Check("queue", queue, AGAIN, within_s=20, needs=(*NEEDS, SERVER)),
+    Check(SERVER, server, "see fleet.server and fleet.credential", within_s=30, needs=NEEDS),
     Check("workers", workers, "see fleet.server", within_s=15, needs=(*NEEDS, SERVER)),
     Check(
         "a sentence from afar",

@@ -37,8 +37,6 @@ FOLDER = "fleet"
 """Folder beside the configuration with the files of the server, and of a node."""
 CREDENTIAL, TRUSTED = "credential", "trusted.crt"
 UNIT, USER = "roomscribe.service", "roomscribe"
-RECONNECT_S = 20.0
-"""Seconds that the daemon may take until it is connected."""
 
 
 def join_fleet(options: argparse.Namespace, settings: Settings) -> int:
@@ -166,38 +164,14 @@ def _try_code(settings: Settings, node: str, within_s: float) -> str:
 
 
 def _reload_daemon(settings: Settings, file: Path) -> str:
-    """Have the daemon read the configuration, and wait for it; return the outcome."""
-    from appliance.control import SOCKET_NAME, ControlClient
+    """Have the daemon read the configuration; return the outcome."""
+    from appliance.control import SOCKET_NAME
     from appliance.store import runtime_folders
 
-    sockets = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
     try:
-        reload_daemon(sockets)
+        reload_daemon([folder / SOCKET_NAME for folder in runtime_folders(settings)])
     except DaemonError as error:
         if not has_systemd(file):
             return f"written; {error}"
         systemctl("restart", UNIT)
-    until_s = time.monotonic() + RECONNECT_S
-    state: dict[str, Any] = {}
-    while time.monotonic() < until_s:  # it starts again, and ends every connection
-        with suppress(DaemonError), ControlClient(sockets) as daemon:
-            state = daemon.call("state")
-            fleet = state.get("fleet") or {}
-            if fleet.get("role") == settings.fleet.role and fleet.get("server"):
-                return f"written, and the daemon has read it: {_describe_state(state)}"
-        time.sleep(0.1)
-    if (state.get("fleet") or {}).get("role") == settings.fleet.role:
-        return (
-            f"written, and the daemon has read it, but is not connected after {RECONNECT_S:.0f} s: "
-            f"{_describe_state(state)}. Run `roomscribe fleet check`"
-        )
-    if state:
-        return (
-            f"written, but the daemon that runs has not taken the role {settings.fleet.role}. "
-            f"Perhaps it uses another configuration: start the one that uses {file}"
-        )
-    return f"written, but no daemon answers. Start it with `roomscribe run --config {file}`"
-
-
-def _describe_state(state: dict[str, Any]) -> str:
-    return "; ".join((str(state.get("status", "")), *state.get("reasons", ())))
+    return "written, and the daemon reads it; see `roomscribe fleet status`"

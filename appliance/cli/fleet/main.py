@@ -7,13 +7,13 @@ import functools
 
 from appliance.cli.fleet.join import join_fleet
 from appliance.cli.fleet.serve import invite_nodes, serve_fleet
-from appliance.cli.fleet.status import check_fleet, show_status
+from appliance.cli.fleet.status import show_status
 
 
 def add_fleet(
     names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
-    """`roomscribe fleet serve`, `invite`, `join`, `status` and `check`"""
+    """Add `roomscribe fleet serve`, `invite`, `join` and `status` to the command line."""
     fleet = names.add_parser("fleet", help="several rooms: share the machines that transcribe")
     words = fleet.add_subparsers(metavar="WHAT", required=True)
     add = functools.partial(words.add_parser, parents=[common])
@@ -74,17 +74,8 @@ def add_fleet(
     status = add(
         "status",
         help="show the workers, and how many windows wait",
-        description="Shows the workers, their activity, how many windows wait at the server, "
-        "and this machine's counters. The exit status is 1 if there is no worker.",
+        description="Shows the workers, their activity, and how many windows wait at the server. "
+        "The exit status is 1 if there is no worker. `roomscribe doctor` finds what is wrong.",
     )
     status.add_argument("--json", action="store_true", help="one JSON object, for programs")
     status.set_defaults(command=show_status)
-    check = add(
-        "check",
-        help="check everything that the fleet needs, and name the fix for each problem",
-        description="Checks the server, encryption, permissions, the queue and the clocks, and "
-        "has a sentence transcribed. `roomscribe doctor` includes it. The exit status is the "
-        "number of checks that failed.",
-    )
-    check.add_argument("--json", action="store_true", help="one JSON object, for programs")
-    check.set_defaults(command=check_fleet, lenient=True, recordings=None, report=None)

@@ -6,8 +6,8 @@ import argparse
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from appliance.cli.config_file import read_text, systemctl
 from appliance.cli.fleet.join import FOLDER, has_systemd, join, require_answer
 from appliance.config import DEFAULT_PATH, Settings, is_loopback, node_name
 from appliance.errors import ConfigError, ServerError, StoreError
-from appliance.system import lock, require_writable, shorten, write_whole
+from appliance.system import require_writable, shorten, write_whole
 
 if TYPE_CHECKING:
     from appliance.fleet import FleetServer
@@ -65,15 +65,14 @@ def serve_fleet(options: argparse.Namespace, settings: Settings) -> int:
     find_nats_server()
     _require_unused_server(file)
     folder, node = file.absolute().parent / FOLDER, node_name(settings)
-    with _lock_server(folder):
-        server = _change_server(options, FleetServer.load(folder))
-        usual = "satellite" if lacking_model(settings) else "worker"
-        role = options.role or (server.nodes[node].role if node in server.nodes else usual)
-        if role != "none":
-            server = server.invite(node, role)
-        server = server.with_certificate()
-        anew = server.write(folder, _store_dir(file, server))
-        started = _start_server(server, folder, file, anew=anew)
+    server = _change_server(options, FleetServer.load(folder))
+    usual = "satellite" if lacking_model(settings) else "worker"
+    role = options.role or (server.nodes[node].role if node in server.nodes else usual)
+    if role != "none":
+        server = server.invite(node, role)
+    server = server.with_certificate()
+    anew = server.write(folder, _store_dir(file, server))
+    started = _start_server(server, folder, file, anew=anew)
     print(f"the server: {', '.join(server.names)}, port {server.port}; its files are in {folder}")
     print(started)
     status = 0 if role == "none" else _join_itself(server, options, settings, file)
@@ -88,18 +87,13 @@ def _join_itself(
     node = node_name(settings)
     # does not depend on names in the network
     code = replace(server.code(node), servers=(f"tls://127.0.0.1:{server.port}",))
+    if has_systemd(file):
+        return join(code, options, settings, file, START_S)
     try:
-        return join(code, options, settings, file, START_S if has_systemd(file) else 0.0)
+        return join(code, options, settings, file)
     except ServerError:
-        if not has_systemd(file):
-            role = server.nodes[node].role
-            print(
-                "once it runs, let this machine join: run the command that `roomscribe fleet "
-                f"invite {node} --role {role}` prints"
-            )
-            return 0
-    systemctl("restart", SERVER_UNIT)  # an interrupted run may not have done that
-    return join(code, options, settings, file, START_S)
+        print(f"once it runs, run this here: sudo roomscribe fleet join --yes {code.text()}")
+        return 0
 
 
 def _change_server(options: argparse.Namespace, before: FleetServer | None) -> FleetServer:
@@ -147,19 +141,18 @@ def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
     file = options.config or DEFAULT_PATH
     require_writable(file, "run this with sudo")
     folder = file.absolute().parent / FOLDER
-    with _lock_server(folder):
-        server = FleetServer.load(folder)
-        if server is None:
-            raise ConfigError(
-                f"{folder}: no fleet's server is set up on this machine. Run `sudo roomscribe "
-                "fleet serve`, or this command on the server's machine"
-            )
-        for node in options.nodes:
-            known = server.nodes.get(node)
-            role = options.role or (known.role if known else "satellite")
-            server = server.remove(node) if options.remove else server.invite(node, role)
-        anew = server.write(folder, _store_dir(file, server))
-        started = _start_server(server, folder, file, anew=anew)
+    server = FleetServer.load(folder)
+    if server is None:
+        raise ConfigError(
+            f"{folder}: no fleet's server is set up on this machine. Run `sudo roomscribe "
+            "fleet serve`, or this command on the server's machine"
+        )
+    for node in options.nodes:
+        known = server.nodes.get(node)
+        role = options.role or (known.role if known else "satellite")
+        server = server.remove(node) if options.remove else server.invite(node, role)
+    anew = server.write(folder, _store_dir(file, server))
+    started = _start_server(server, folder, file, anew=anew)
     if not has_systemd(file):
         print(started)
     for node in options.nodes:
@@ -233,21 +226,3 @@ def _store_dir(file: Path, server: FleetServer) -> Path:
     if has_systemd(file):
         return Path("/run", STORE_NAME)
     return Path("/dev/shm", f"{STORE_NAME}-{server.port}")
-
-
-@contextmanager
-def _lock_server(folder: Path) -> Iterator[None]:
-    """Let only one run at a time change the server. Raises StoreError."""
-    from appliance.fleet import make_folder, unwritable
-
-    try:
-        make_folder(folder)
-        held = lock(folder / ".lock")
-    except BlockingIOError:
-        raise StoreError(
-            f"{folder}: another `roomscribe fleet` changes it now; wait for it"
-        ) from None
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    with held:
-        yield
