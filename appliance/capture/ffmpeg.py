@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import select
 import shutil
 import struct
 import subprocess
+from contextlib import suppress
 from typing import BinaryIO, cast
 
 from appliance.capture.formats import Layout
@@ -25,8 +27,9 @@ FORMATS = (
     "mov,matroska,aac,ogg,mp3,flac,wav,caf,aiff,asf,amr,avi,flv,mpegts,mpeg,wv,ape,ac3,eac3,tta"
 )
 """Of ffmpeg's readers those that hold sound or films in one file (`ffmpeg -demuxers`)."""
-LARGEST = 256 << 20
-"""Bytes that ffmpeg may ask for at once, whatever a header says."""
+LARGEST, MOST_BYTES, MOST_CPU_S = 64 << 20, 256 << 20, 600
+"""Bytes that ffmpeg may ask for at once and in all, and seconds that it may compute, whatever a
+header says. An hour of sound takes 20 MB and 10 s."""
 HEADER = struct.Struct(">4s5I")
 """Of an AU file, as ffmpeg writes it into a pipe: magic, offset of the sound, its length, encoding,
 rate, channels (the order of the channels is WAV's)."""
@@ -76,10 +79,17 @@ class Ffmpeg:
         )
         self._stdout = cast(BinaryIO, self._process.stdout)
         try:
+            self._limit()
             self.layout = self._read_header()
         except BaseException:
             self.close()
             raise
+
+    def _limit(self) -> None:
+        limits = {resource.RLIMIT_DATA: MOST_BYTES, resource.RLIMIT_CPU: MOST_CPU_S}
+        for kind, most in limits.items():
+            with suppress(ProcessLookupError):  # it has ended
+                resource.prlimit(self._process.pid, kind, (most, most))
 
     @property
     def output(self) -> int:

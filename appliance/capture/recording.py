@@ -70,15 +70,15 @@ class Recording:
     memory at a time. One thread reads; any thread may call `stop`.
     """
 
-    def __init__(self, path: str, *, real_time: bool) -> None:
-        """Open the file; only `frames` reads a pipe. Raises AudioError, and DeviceError without
-        libsndfile."""
+    def __init__(self, path: str, *, real_time: bool, name: str = "") -> None:
+        """Open the file; only `frames` reads a pipe. `name` replaces its path in messages. Raises
+        AudioError, and DeviceError without libsndfile."""
         self.warnings: list[str] = []
         """Faults of the recording that do not make it useless."""
         self._real_time, self._max_late_s = real_time, LATE_S if path == "-" else BUSY_S
         self._stopped = threading.Event()
-        self._sound = _open(path, self)
-        self.name = path
+        self.name = name or path
+        self._sound = _open(path, self.name, self)
         self.description = legible(self._sound.description)
 
     silence = trouble = ""
@@ -172,10 +172,11 @@ class _File:
         muted = _mpg123_muted if "MPEG" in self._file.subtype else nullcontext
         found = 0
         trouble = ""
+        size = max(1, min(int(rate_hz * BLOCK_S), READ_BYTES // (4 * self._file.channels)))
         while not stopped.is_set():
             try:
                 with muted():
-                    sound = self._file.read(int(rate_hz * BLOCK_S), dtype="float32", always_2d=True)
+                    sound = self._file.read(size, dtype="float32", always_2d=True)
             except RuntimeError as error:  # LibsndfileError is one
                 trouble = f" ({_reason(error)})"
                 break
@@ -347,8 +348,8 @@ class _Pipe:
             self._owner.warn(f"{self._name} ended inside a sample; that sample is left out")
 
 
-def _open(path: str, owner: Recording) -> _Sound:
-    """Open a recording. Raises AudioError, and DeviceError without libsndfile."""
+def _open(path: str, name: str, owner: Recording) -> _Sound:
+    """Open a recording; `name` is for messages. Raises as Recording does."""
     if path == "-":
         return _Pipe(sys.stdin.fileno(), "standard input", owner, raw=True)
     try:
@@ -365,8 +366,8 @@ def _open(path: str, owner: Recording) -> _Sound:
             f"{path}: cannot be read ({error.strerror}): check its permissions"
         ) from None
     if not head:
-        raise AudioError(f"{path} is an empty file: record or copy it again")
-    return _open_file(path, path, head, owner)
+        raise AudioError(f"{name} is an empty file: record or copy it again")
+    return _open_file(path, name, head, owner)
 
 
 def _open_file(file: str, name: str, head: bytes, owner: Recording) -> _Sound:

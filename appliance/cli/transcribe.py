@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import html
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,9 +19,6 @@ from appliance.system import legible, shorten, writing
 if TYPE_CHECKING:
     from appliance.infer import AnyTranscriber
     from appliance.records import Discarded, Transcription, Window
-
-LINE, LINES = 42, 2
-"""Letters per line and lines per subtitle (guidelines of BBC and Netflix: 37 to 42, and 2)."""
 
 
 def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -103,6 +98,7 @@ def _transcribe_files(
 ) -> int:
     """Print the text of each file; return the status of the last one that failed."""
     from appliance.records import Window
+    from appliance.web import make_subtitles
 
     status = 0
     for file in options.files:
@@ -119,9 +115,8 @@ def _transcribe_files(
                         continue
                     elif options.srt or options.vtt:
                         begin_s, end_s = window.start_s + window.overlap_s, window.speech_end_s
-                        shown = list(
-                            _subtitles(result.text, begin_s, end_s, number + 1, vtt=options.vtt)
-                        )
+                        segment = {"text": result.text, "start_s": begin_s, "end_s": end_s}
+                        shown = make_subtitles(segment, number + 1, vtt=options.vtt)
                         number += len(shown)
                     else:
                         shown = [_as_text(file, result, options)]
@@ -206,28 +201,6 @@ def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> s
     return f"{file}: {result.text}" if named else result.text
 
 
-def _subtitles(
-    text: str, begin_s: float, end_s: float, number: int, *, vtt: bool = False
-) -> Iterator[str]:
-    """Yield a window's SubRip or WebVTT entries, numbered from `number`.
-
-    Each entry fits on the screen and takes its share of the time by its number of letters.
-    """
-    lines = textwrap.wrap(text, LINE)
-    per_letter_s = max(0.0, end_s - begin_s) / max(1, sum(map(len, lines)))
-    for i in range(0, len(lines), LINES):
-        entry = lines[i : i + LINES]
-        entry_end_s = begin_s + per_letter_s * sum(map(len, entry))
-        times = f"{_srt_time(begin_s)} --> {_srt_time(entry_end_s)}"
-        if vtt:
-            times, entry = (
-                times.replace(",", "."),
-                [html.escape(line, quote=False) for line in entry],
-            )
-        yield "\n".join((str(number + i // LINES), times, *entry, ""))
-        begin_s = entry_end_s
-
-
 def _as_json(
     file: str, window: Window | Discarded, result: Transcription | None, reason: str | None
 ) -> dict[str, object]:
@@ -264,10 +237,3 @@ def _as_json(
         if result.phrase and isinstance(window, Window) and window.last and window.index == 1:
             shown |= events.phrase(result.phrase)
     return shown
-
-
-def _srt_time(seconds: float) -> str:
-    """Return hh:mm:ss,mmm."""
-    millis = round(max(0.0, seconds) * 1000)
-    minutes, millis = divmod(millis, 60_000)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{millis // 1000:02d},{millis % 1000:03d}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.config import LANGUAGES
 from appliance.convert.shapes import (
     ADDED_FILE,
     CONFIG_FILE,
@@ -42,25 +43,15 @@ LEAST_MULTILINGUAL = 51_865
 SUPPRESSED_FIRST = (220, 50_256)
 """A space, and the end of English-only texts: transformers' WhisperConfig by default."""
 
-_NAMES = """
-afrikaans=af albanian=sq amharic=am arabic=ar armenian=hy assamese=as azerbaijani=az
-bashkir=ba basque=eu belarusian=be bengali=bn bosnian=bs breton=br bulgarian=bg
-burmese=my cantonese=yue castilian=es catalan=ca chinese=zh croatian=hr czech=cs
-danish=da dutch=nl english=en estonian=et faroese=fo finnish=fi flemish=nl french=fr
-galician=gl georgian=ka german=de greek=el gujarati=gu haitian=ht hausa=ha hawaiian=haw
-hebrew=he hindi=hi hungarian=hu icelandic=is indonesian=id italian=it japanese=ja
-javanese=jw kannada=kn kazakh=kk khmer=km korean=ko lao=lo latin=la latvian=lv
-letzeburgesch=lb lingala=ln lithuanian=lt luxembourgish=lb macedonian=mk malagasy=mg
-malay=ms malayalam=ml maltese=mt mandarin=zh maori=mi marathi=mr moldavian=ro
-moldovan=ro mongolian=mn myanmar=my nepali=ne norwegian=no nynorsk=nn occitan=oc
-panjabi=pa pashto=ps persian=fa polish=pl portuguese=pt punjabi=pa pushto=ps romanian=ro
-russian=ru sanskrit=sa serbian=sr shona=sn sindhi=sd sinhala=si sinhalese=si slovak=sk
-slovenian=sl somali=so spanish=es sundanese=su swahili=sw swedish=sv tagalog=tl tajik=tg
-tamil=ta tatar=tt telugu=te thai=th tibetan=bo turkish=tr turkmen=tk ukrainian=uk urdu=ur
-uzbek=uz valencian=ca vietnamese=vi welsh=cy yiddish=yi yoruba=yo
+_ALSO = """
+burmese=my valencian=ca flemish=nl haitian=ht letzeburgesch=lb pushto=ps panjabi=pa moldavian=ro
+moldovan=ro sinhalese=si castilian=es mandarin=zh
 """
-NAMES = dict(entry.split("=") for entry in _NAMES.split()) | {"haitian creole": "ht"}
-"""Whisper's languages by their English names (openai/whisper, tokenizer.py, TO_LANGUAGE_CODE)."""
+NAMES = {name: code for code, name in LANGUAGES.items()} | dict(
+    entry.split("=") for entry in _ALSO.split()
+)
+"""Whisper's languages by all their English names (openai/whisper, tokenizer.py,
+TO_LANGUAGE_CODE)."""
 
 
 @dataclass(frozen=True, slots=True)

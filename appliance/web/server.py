@@ -35,7 +35,7 @@ from appliance.web.access import SESSION_S, Access, is_local, password_missing
 from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
 from appliance.web.labels import fields, file_only
-from appliance.web.transcriptions import Models, Transcriptions
+from appliance.web.transcriptions import Api, Models, Transcriptions, Translations
 
 log = logging.getLogger("roomscribe.web")
 
@@ -110,7 +110,7 @@ class Page:
         self.packed = {name: gzip.compress(data, mtime=0) for name, data in self.files.items()}
         self.streams = 0
         self.attempts = self.uploads = 0
-        """Passwords that are being checked or wait for it."""
+        """Passwords that are being checked or wait for it, and sounds that are transcribed."""
         self.hashing = asyncio.Lock()
         self.connections = SeenConnections()
         self.last_request_s = 0.0
@@ -129,7 +129,10 @@ class Page:
                 (r"/api/keys", _Keys),
                 (r"/api/command", _Command),
                 (r"/v1/audio/transcriptions", Transcriptions),
+                (r"/v1/audio/translations", Translations),
                 (r"/v1/models", Models),
+                (r"/v1/models/(.+)", Models),
+                (r"/v1/.*", Api),
                 (r"/metrics", _Metrics),
             ],
             default_handler_class=_NotFound,
@@ -543,7 +546,7 @@ async def _run(page: Page, sockets: list[socket.socket], idle_s: float) -> None:
     log.info("the page is at %s", ", ".join(map(address_of, sockets)))
     while not stopped.is_set():
         left_s = page.last_request_s + idle_s - loop.time()
-        if page.streams:
+        if page.streams or page.uploads:
             left_s = idle_s
         elif left_s <= 0:
             log.info("no request for %.0f s: ending", idle_s)

@@ -1,43 +1,51 @@
-"""`POST /v1/audio/transcriptions`, in the form of OpenAI's API, for programs with a token.
+"""`/v1`: OpenAI's speech-to-text interface, for programs with a token.
 
-The sound is decoded here, in the page's sandboxed process, and transcribed by the daemon's Wyoming
-server over a UNIX socket, after the microphone. Fields: developers.openai.com/api/reference,
-transcriptions.
+A sound is decoded here, in the page's sandboxed process, and transcribed by the daemon's Wyoming
+server over a UNIX socket, after the microphone. It is in memory only, once, whatever its size.
+Fields and errors: developers.openai.com/api/reference, transcriptions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from itertools import islice
 from typing import Any, Protocol
 
-from tornado.httputil import HTTPFile, HTTPInputError, parse_body_arguments
+from tornado.iostream import StreamClosedError
 from tornado.web import RequestHandler, stream_request_body
 
-from appliance.config import WYOMING_SOCKET, WebSettings
+from appliance.config import LANGUAGES, WYOMING_SOCKET, WebSettings
+from appliance.errors import AudioError, DeviceError
 from appliance.web.access import Access
+from appliance.web.connections import SeenConnections
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
+from appliance.web.form import FormError, read_form
+from appliance.web.subtitles import Segment, make_subtitles
 from appliance.wyoming import Event, ProtocolError, pack, read_event
 
-BODY_BYTES = 12_000_000
-"""A minute of 16-bit stereo at 48 kHz. A request holds its body four times while it is decoded."""
+FILE_BYTES = 25 << 20
+"""OpenAI's limit."""
+BODY_BYTES = FILE_BYTES + (64 << 10)
+"""With the form around the file."""
+DISCARDED_BYTES = 1 << 40
+"""A refused body is read all the same: many clients read an answer only after they have sent it."""
 REQUESTS = 2
-"""Requests at once: each may hold its sound in memory."""
-LONGEST_S = 60
-CHANNELS = 8
-"""A file of 16 kB with 255 channels took 900 MB."""
-PART_SAMPLES = 20_000
-"""Samples in one event, which has at most 64 kB."""
-TEXT_S = 120.0
-"""Longest wait for the text of a sound: the microphone goes first."""
+"""Requests at once: each holds its file in memory."""
+BATCH, FRAME_S = 33, 0.03
+"""Frames in one event, and their length."""
 UPLOAD_S = 120.0
+MODEL = "whisper-1"
+"""The name that OpenAI's clients know."""
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-STATUSES = {"bad_sound": 400, "busy": 429}
-
-Segment = Mapping[str, Any]
+GRANULARITIES = ("segment",)
+STATUSES = {"bad_sound": 400, "bad_language": 400, "busy": 429}
+NAME = re.compile(r"[^\W_][\w'-]*")
+SOUND_FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
 
 
 class Shared(Protocol):
@@ -46,6 +54,7 @@ class Shared(Protocol):
     settings: WebSettings
     access: Access
     daemon: DaemonClient
+    connections: SeenConnections
     last_request_s: float
     uploads: int
 
@@ -53,13 +62,21 @@ class Shared(Protocol):
 class ApiError(Exception):
     """A refused request."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.param = status, param
+        self.status, self.param, self.code = status, param, code
 
 
-class _Api(RequestHandler):
-    """A request with a token. Errors have OpenAI's form."""
+@stream_request_body
+class Api(RequestHandler):
+    """A request with a token to a path where nothing is. Errors have OpenAI's form."""
+
+    method = ""
+    """The only one that is answered; "": none."""
+    _refusal: ApiError | None = None
+    _work: asyncio.Task[None] | None = None
 
     @property
     def page(self) -> Shared:
@@ -68,21 +85,85 @@ class _Api(RequestHandler):
         return found
 
     def set_default_headers(self) -> None:
-        """Set the headers of every answer."""
+        """Set the headers of every answer, errors included."""
         self.set_header("Server", "roomscribe")
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Content-Type-Options", "nosniff")
+        origin, allowed = self.request.headers.get("Origin"), self.page.settings.cors.split()
+        if allowed:
+            self.set_header("Vary", "Origin")
+        if origin and (origin in allowed or "*" in allowed):
+            self.set_header("Access-Control-Allow-Origin", origin)
+            self.set_header("Access-Control-Allow-Methods", "GET, POST")
+            wanted = self.request.headers.get("Access-Control-Request-Headers", "")
+            self.set_header("Access-Control-Allow-Headers", wanted)
+
+    def prepare(self) -> None:
+        """Decide whether the request is refused; the answer follows its body."""
+        connection: Any = self.request.connection
+        connection.set_max_body_size(DISCARDED_BYTES)
+        connection.set_body_timeout(UPLOAD_S)
+        self.page.last_request_s = asyncio.get_running_loop().time()
+        self.page.connections.requested.add(connection.stream)
+        try:
+            self.check()
+            self.page.connections.logged_in.add(connection.stream)
+        except ApiError as error:
+            self._refusal = error
 
     def check(self) -> None:
-        """Raise ApiError without a valid token."""
-        self.page.last_request_s = asyncio.get_running_loop().time()
+        """Raise ApiError for a request that must not be answered."""
         if not self.page.settings.api:
             raise ApiError(404, "This interface is off. Set `api = true` under [web].")
         if not self.page.access.is_own_host(self.request.headers.get("Host", "")):
             raise ApiError(421, "This host name is not accepted. Add it to `hosts` under [web].")
+        if self.request.method == "OPTIONS" and self.page.settings.cors:
+            return  # browsers ask without a token
         kind, _, token = self.request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer" or not self.page.access.is_api_token(token.strip()):
-            raise ApiError(401, "Wrong token. `sudo roomscribe web token` makes a new one.")
+            raise ApiError(
+                401,
+                "Wrong token. `sudo roomscribe web token` makes a new one.",
+                code="invalid_api_key",
+            )
+        if not self.method:
+            raise ApiError(404, f"Unknown path {self.request.path}.", code="unknown_url")
+        if self.request.method != self.method:
+            raise ApiError(405, f"Expected {self.method}.", code="method_not_supported")
+
+    def data_received(self, chunk: bytes) -> None:
+        """Discard a part of the body."""
+
+    async def _answer_or_refuse(self, *path: str) -> None:
+        """Answer; stop working on it when the client leaves."""
+        self._work = asyncio.ensure_future(self._answered(*path))
+        with suppress(asyncio.CancelledError):
+            await self._work
+
+    get = head = post = put = patch = delete = options = _answer_or_refuse
+
+    def on_connection_close(self) -> None:
+        """Stop."""
+        if self._work:
+            self._work.cancel()
+
+    async def _answered(self, *path: str) -> None:
+        try:
+            if self._refusal:
+                raise self._refusal
+            if self.request.method == "OPTIONS":
+                self.set_status(204)
+                self.finish()
+                return
+            await self.answer(*path)
+        except (ApiError, OfflineError, CommandRefusedError) as error:
+            self.refuse(error)
+        except StreamClosedError:
+            pass  # the client has left
+
+    async def answer(self, *path: str) -> None:
+        """Answer a request that is not refused. Raises ApiError, OfflineError,
+        CommandRefusedError."""
 
     def refuse(self, error: Exception) -> None:
         """Answer with an error and close the connection."""
@@ -91,55 +172,89 @@ class _Api(RequestHandler):
             status = STATUSES.get(error.code, 503)
         if status in (429, 503):
             self.set_header("Retry-After", "5")
-        self.set_status(status)
         self.set_header("Connection", "close")
+        param, code = getattr(error, "param", None), getattr(error, "code", None)
+        self._finish_refused(status, str(error), param, code)
+
+    def write_error(self, status_code: int, **_: Any) -> None:
+        """Answer an unexpected error in the same form."""
+        self._finish_refused(status_code, self._reason)
+
+    def _finish_refused(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
+        self.set_status(status)
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        param = error.param if isinstance(error, ApiError) else None
-        self.finish({"error": {"message": str(error), "type": kind, "param": param, "code": None}})
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.finish({"error": error})
 
 
-class Models(_Api):
-    """`GET /v1/models`: clients may ask for the models before they send a sound."""
+class Models(Api):
+    """`GET /v1/models` and `/v1/models/{id}`: clients may ask before they send a sound."""
 
-    def get(self) -> None:
-        """Send the only model, whose name OpenAI's clients know."""
-        try:
-            self.check()
-        except ApiError as error:
-            self.refuse(error)
-            return
-        model = {"id": "whisper-1", "object": "model", "created": 0, "owned_by": "roomscribe"}
-        self.finish({"object": "list", "data": [model]})
+    method = "GET"
+
+    async def answer(self, *path: str) -> None:
+        """Send the only model, whatever it is: OpenAI's clients know its name."""
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "roomscribe"}
+        if not path:
+            self.finish({"object": "list", "data": [model]})
+        elif path[0] == MODEL:
+            self.finish(model)
+        else:
+            message = f"The only model here is {MODEL}."
+            raise ApiError(404, message, "model", "model_not_found")
 
 
-@stream_request_body
-class Transcriptions(_Api):
+class Translations(Api):
+    """`POST /v1/audio/translations`."""
+
+    method = "POST"
+
+    async def answer(self, *path: str) -> None:
+        """Refuse: the decoder has no other task than to transcribe."""
+        message = (
+            f"{MODEL} writes what is said and does not translate. Use /v1/audio/transcriptions."
+        )
+        raise ApiError(400, message, "model", "model_not_supported")
+
+
+class Transcriptions(Api):
     """`POST /v1/audio/transcriptions`."""
 
-    _counted = False
+    method = "POST"
+    _body: int | None = None
+    """The descriptor of the memory with the body, then with its file alone."""
+    _size = 0
 
     def prepare(self) -> None:
-        """Refuse a request before its body is read; else allow a long body."""
-        self._body = bytearray()
-        try:
-            self.check()
-            if self.request.method != "POST":
-                raise ApiError(405, "Expected POST.")
-            if self.page.uploads >= REQUESTS:
-                raise ApiError(429, f"{REQUESTS} sounds are being transcribed. Try again later.")
-        except ApiError as error:
-            self.refuse(error)
-            return
-        self.page.uploads += 1
-        self._counted = True
-        connection: Any = self.request.connection
-        connection.set_max_body_size(BODY_BYTES)
-        connection.set_body_timeout(UPLOAD_S)
+        """Make room for the body, unless the request is refused."""
+        super().prepare()
+        if not self._refusal and self.request.method == self.method:
+            self.page.uploads += 1
+            self._body = os.memfd_create("sound")
+
+    def check(self) -> None:
+        """Raise ApiError for a request that must not be answered."""
+        super().check()
+        if self.request.method == self.method and self.page.uploads >= REQUESTS:
+            raise ApiError(
+                429,
+                f"{REQUESTS} sounds are being transcribed. Try again later.",
+                code="rate_limit_exceeded",
+            )
 
     def data_received(self, chunk: bytes) -> None:
         """Take in a part of the body."""
-        if self._counted:
-            self._body += chunk
+        if self._body is None:
+            return
+        self._size += len(chunk)
+        if self._size > BODY_BYTES:
+            message = f"Expected a file of at most {FILE_BYTES >> 20} MB, found more."
+            self._refusal = ApiError(413, message, "file")
+            self._release()
+            return
+        os.write(self._body, chunk)
 
     def on_finish(self) -> None:
         """Make room for the next request."""
@@ -147,64 +262,65 @@ class Transcriptions(_Api):
 
     def on_connection_close(self) -> None:
         """Make room for the next request."""
-        self._release()
-
-    async def post(self) -> None:
-        """Send the text in the requested form."""
-        if not self._counted:
-            return
-        try:
-            fields, file = self._parse()
-            form = fields.get("response_format", "json")
-            if form not in FORMATS:
-                raise ApiError(400, f"expected one of {', '.join(FORMATS)}", "response_format")
-            samples, rate_hz = await asyncio.to_thread(decode, file.body)
-            pieces = self._transcribe(samples, rate_hz)
-            if fields.get("stream", "").lower() in ("true", "1"):
-                await self._stream(pieces)
-                return
-            self._send(form, [piece async for piece in pieces], len(samples) / rate_hz)
-        except (ApiError, OfflineError, CommandRefusedError) as error:
-            self.refuse(error)
+        super().on_connection_close()
+        if not self._work:
+            self._release()
 
     def _release(self) -> None:
-        if self._counted:
-            self._counted = False
+        if self._body is not None:
             self.page.uploads -= 1
+            self.page.last_request_s = asyncio.get_running_loop().time()
+            os.close(self._body)
+            self._body = None
 
-    def _parse(self) -> tuple[dict[str, str], HTTPFile]:
-        """Return the form's fields and its file. Raises ApiError."""
-        arguments: dict[str, list[bytes]] = {}
-        files: dict[str, list[HTTPFile]] = {}
-        kind = self.request.headers.get("Content-Type", "")
-        if not kind.startswith("multipart/form-data"):
-            raise ApiError(415, "Expected multipart/form-data.")
+    async def answer(self, *path: str) -> None:
+        """Send the text in the requested form."""
         try:
-            parse_body_arguments(kind, bytes(self._body), arguments, files)
-            self._body.clear()
-        except HTTPInputError:
-            raise ApiError(400, "The form cannot be read.") from None
-        if not files.get("file"):
-            raise ApiError(400, "Expected a sound file in the field `file`.", "file")
-        fields = {name: values[-1].decode("utf-8", "replace") for name, values in arguments.items()}
-        return fields, files["file"][0]
+            fields = self._parse()
+            form = fields.get("response_format", ["json"])[-1]
+            if form not in FORMATS:
+                expected = ", ".join(FORMATS)
+                raise ApiError(400, f"Expected one of {expected}.", "response_format")
+            for wanted in fields.get("timestamp_granularities", ()):
+                if wanted not in GRANULARITIES:
+                    expected = " or ".join(GRANULARITIES)
+                    raise ApiError(400, f"Expected {expected}.", "timestamp_granularities[]")
+            sound = Sound(self._body or 0)
+            async with aclosing(self._transcribe(sound, _daemon_request(fields))) as pieces:
+                if fields.get("stream", [""])[-1].lower() in ("true", "1"):
+                    await self._stream(pieces)
+                else:
+                    self._send(form, [piece async for piece in pieces], sound)
+        finally:
+            self._release()
 
-    async def _transcribe(self, samples: Any, rate_hz: int) -> AsyncIterator[Segment]:
+    def _parse(self) -> dict[str, list[str]]:
+        """Return the form's fields, and leave its file alone in the memory. Raises ApiError."""
+        try:
+            return read_form(self._body or 0, self.request.headers.get("Content-Type", ""))
+        except FormError as error:
+            raise ApiError(error.status, str(error), error.param) from None
+
+    async def _transcribe(
+        self, sound: Sound, wanted: Mapping[str, Any]
+    ) -> AsyncGenerator[Segment, None]:
         """Yield the pieces of the text, as they are ready; `text` joined is the text."""
         async with self.page.daemon.connected(WYOMING_SOCKET) as (reader, writer):
-            sending = asyncio.ensure_future(_send(writer, samples, rate_hz))
+            sending = asyncio.ensure_future(sound.send(writer, wanted))
             try:
-                async with asyncio.timeout(TEXT_S):
-                    while (event := await read_event(reader)).type != "transcript":
-                        if event.type == "error":
-                            text, code = (str(event.data.get(name)) for name in ("text", "code"))
-                            raise CommandRefusedError(text, code)
-                        if event.type == "transcript-chunk":
-                            yield event.data
-            except (OSError, EOFError, ProtocolError, TimeoutError) as error:
+                while (event := await read_event(reader)).type != "transcript":
+                    if event.type == "error":
+                        text, code = (str(event.data.get(name)) for name in ("text", "code"))
+                        raise CommandRefusedError(text, code)
+                    if event.type == "transcript-chunk":
+                        yield event.data
+            except (OSError, EOFError, ProtocolError) as error:
+                if sound.trouble:
+                    raise sound.trouble from None
                 raise OfflineError("Roomscribe does not answer. It may be restarting.") from error
             finally:
-                sending.cancel()
+                writer.close()
+                await asyncio.wait([sending])
 
     async def _stream(self, pieces: AsyncIterator[Segment]) -> None:
         """Send the text as events, a piece at a time."""
@@ -220,64 +336,85 @@ class Transcriptions(_Api):
         self.write(f"data: {json.dumps(data, ensure_ascii=False)}\n\n")
         await self.flush()
 
-    def _send(self, form: str, segments: list[Segment], duration_s: float) -> None:
+    def _send(self, form: str, segments: list[Segment], sound: Sound) -> None:
         text = "".join(str(one["text"]) for one in segments)
         if form == "json":
             self.finish({"text": text})
         elif form == "verbose_json":
-            self.finish(_verbose(text, segments, duration_s))
+            self.finish(_verbose(text, segments, sound.duration_s))
         else:
             kind = "text/vtt" if form == "vtt" else "text/plain"
             self.set_header("Content-Type", f"{kind}; charset=utf-8")
-            self.finish(f"{text}\n" if form == "text" else subtitles(segments, form))
+            self.finish(f"{text}\n" if form == "text" else _all_subtitles(segments, form))
 
 
-async def _send(writer: asyncio.StreamWriter, samples: Any, rate_hz: int) -> None:
-    """Send (n,) int16 mono."""
-    form = {"rate": rate_hz, "width": 2, "channels": 1}
-    writer.write(pack(Event("audio-start", form)))
-    for at in range(0, len(samples), PART_SAMPLES):
-        part = samples[at : at + PART_SAMPLES].tobytes()
-        writer.write(pack(Event("audio-chunk", form, part)))
-        await writer.drain()
-    writer.write(pack(Event("audio-stop")))
+class Sound:
+    """A sound file in memory, on its way to the daemon."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._path = f"/proc/self/fd/{descriptor}"
+        self.duration_s = 0.0
+        """Length of what was sent."""
+        self.trouble: ApiError | None = None
+        """Why it cannot be decoded."""
 
-def decode(data: bytes) -> tuple[Any, int]:
-    """Return a sound file as (n,) int16 mono, and its rate in Hz. Raises ApiError."""
-    import numpy as np
-    import soundfile
+    async def send(self, writer: asyncio.StreamWriter, wanted: Mapping[str, Any]) -> None:
+        """Decode and send it, as fast as it is taken; at a fault close the connection."""
+        loop = asyncio.get_running_loop()
 
-    descriptor = os.memfd_create("sound")  # never a file; and libsndfile needs no callbacks then
-    with os.fdopen(descriptor, "w+b") as stream:
-        stream.write(data)
-        stream.seek(0)
+        async def write(*events: Event) -> None:
+            writer.write(b"".join(map(pack, events)))
+            await writer.drain()
+
+        def decode() -> None:
+            """Run in a thread, which alone uses the file, and ends when nobody takes the sound."""
+            # not in memory while nobody sends sound
+            from appliance.capture import Recording
+            from appliance.wyoming import LONGEST_FILE_S
+
+            with Recording(self._path, real_time=False, name="the file") as recording:
+                if (found_s := recording.duration_s) > LONGEST_FILE_S:
+                    raise AudioError(
+                        f"expected at most {LONGEST_FILE_S:g} s of sound, found {found_s:.0f} s"
+                    )
+                frames = recording.frames()
+                while batch := [frame.samples.tobytes() for frame in islice(frames, BATCH)]:
+                    self.duration_s += len(batch) * FRAME_S
+                    event = Event("audio-chunk", SOUND_FORMAT, b"".join(batch))
+                    asyncio.run_coroutine_threadsafe(write(event), loop).result()
+
         try:
-            with soundfile.SoundFile(os.dup(descriptor)) as file:
-                rate_hz = file.samplerate
-                if not 4000 <= rate_hz <= 192_000:
-                    raise ApiError(400, "Expected a sound of 4 to 192 kHz.", "file")
-                if file.channels > CHANNELS:
-                    raise ApiError(400, f"Expected at most {CHANNELS} channels.", "file")
-                blocks = file.blocks(rate_hz, dtype="float32", always_2d=True)
-                parts = [_mix(block) for block in itertools.islice(blocks, LONGEST_S + 1)]
-        except (soundfile.SoundFileError, RuntimeError):
-            raise ApiError(
-                400, "Expected a sound file as WAV, FLAC, OGG or MP3, found another.", "file"
-            ) from None
-    samples = np.concatenate(parts) if parts else np.zeros(0, "<i2")
-    if not len(samples):
-        raise ApiError(400, "Expected a sound, found a file without one.", "file")
-    if len(samples) > LONGEST_S * rate_hz:
-        raise ApiError(400, f"Expected at most {LONGEST_S} s of sound, found more.", "file")
-    return samples, rate_hz
+            await write(Event("transcribe", wanted), Event("audio-start", SOUND_FORMAT))
+            await asyncio.to_thread(decode)
+            await write(Event("audio-stop"))
+        except AudioError as error:
+            self.trouble = ApiError(400, str(error), "file")
+        except DeviceError as error:
+            self.trouble = ApiError(503, str(error))
+        except OSError:
+            pass  # the daemon or the client has left
+        if self.trouble:
+            writer.close()
 
 
-def _mix(sound: Any) -> Any:
-    """Return (n, channels) float32 as (n,) int16."""
-    import numpy as np  # not in the memory of a page that nobody sends sound to
+def _daemon_request(fields: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return what the daemon is told of a request: its language, and the names in its prompt."""
+    prompt = fields.get("prompt", [""])[-1]
+    names = [word for word in NAME.findall(prompt) if word != word.lower()]
+    language = fields.get("language", [""])[-1].strip().lower()
+    codes = {name: code for code, name in LANGUAGES.items()}
+    return {
+        "language": codes.get(language, language) or None,
+        "transcript_names": list(dict.fromkeys(names)),
+    }
 
-    return (np.clip(np.nan_to_num(sound).mean(axis=1), -1.0, 1.0) * 32767).astype("<i2")
+
+def _all_subtitles(segments: list[Segment], form: str) -> str:
+    vtt = form == "vtt"
+    parts = ["WEBVTT\n"] * vtt
+    for one in segments:
+        parts += make_subtitles(one, len(parts) + 1 - vtt, vtt=vtt)
+    return "\n".join(parts)
 
 
 def _verbose(text: str, segments: list[Segment], duration_s: float) -> dict[str, Any]:
@@ -296,23 +433,6 @@ def _verbose(text: str, segments: list[Segment], duration_s: float) -> dict[str,
         }
         for number, one in enumerate(segments)
     ]
-    language = segments[-1]["language"] if segments else ""
-    duration = round(duration_s, 3)
-    head = {"task": "transcribe", "language": language, "duration": duration, "text": text}
-    return head | {"segments": shown}
-
-
-def subtitles(segments: Sequence[Segment], form: str) -> str:
-    """Return the segments as SRT or WebVTT."""
-    mark = "," if form == "srt" else "."
-    lines = ["WEBVTT\n"] if form == "vtt" else []
-    for number, one in enumerate(segments, 1):
-        times = f"{_clock(one['start_s'], mark)} --> {_clock(one['end_s'], mark)}"
-        head = f"{number}\n" if form == "srt" else ""
-        lines.append(f"{head}{times}\n{one['text'].strip()}\n")
-    return "\n".join(lines)
-
-
-def _clock(seconds: float, mark: str) -> str:
-    whole_s, ms = divmod(round(max(0.0, seconds) * 1000), 1000)
-    return f"{whole_s // 3600:02}:{whole_s // 60 % 60:02}:{whole_s % 60:02}{mark}{ms:03}"
+    code = segments[-1]["language"] if segments else ""
+    head = {"task": "transcribe", "language": LANGUAGES.get(code, code)}
+    return head | {"duration": round(duration_s, 3), "text": text, "segments": shown}

@@ -25,8 +25,8 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Wind
 
 log = logging.getLogger("roomscribe.wyoming")
 
-LONGEST_S = 60.0
-"""Longest sound of a request."""
+LONGEST_S, LONGEST_FILE_S = 60.0, 3600.0
+"""Longest sound of a request, and of one that the page sends."""
 WAITING = 2
 """Windows of one request that wait at most; further sound waits in the network."""
 FRAMES_AT_ONCE = 8
@@ -40,7 +40,8 @@ RATES, WIDTHS, CHANNELS = (4000, 192_000), {1: "i1", 2: "<i2", 3: "<i4", 4: "<i4
 
 
 class RequestError(Exception):
-    """Why a request gets no text: `code` for programs (busy, bad_sound or failed), and a text."""
+    """Why a request gets no text: `code` for programs (busy, bad_sound, bad_language or failed),
+    and a text."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -159,11 +160,13 @@ class TranscriptionRequest:
         *,
         confidence: float = -1.0,
         names: tuple[str, ...] = (),
+        longest_s: float = LONGEST_S,
     ) -> None:
         """`names` are words that are likely in it, `confidence` is WyomingSettings's."""
         self.form = form
         self._hooks, self._gates = hooks, Gates(hooks.gates)
         self._names, self._least_confidence = names, confidence
+        self._longest_s = longest_s
         self._segmenter = Segmenter(detector, segmenter, hooks.model().window_s)
         self._speculate = segmenter.speculate
         self._resampler, self._framer = Resampler(form.rate), Framer()
@@ -193,9 +196,9 @@ class TranscriptionRequest:
         whole = len(sound) - len(sound) % size
         self._rest = sound[whole:]
         self._received += whole // size
-        if self._received > LONGEST_S * self.form.rate:
+        if self._received > self._longest_s * self.form.rate:
             raise RequestError(
-                "bad_sound", f"expected at most {LONGEST_S:g} s of sound, found more"
+                "bad_sound", f"expected at most {self._longest_s:g} s of sound, found more"
             )
         await self._resample(self.form.read(sound[:whole]))
 

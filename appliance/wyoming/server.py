@@ -31,7 +31,14 @@ from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
 from appliance.system import one_line
 from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read_event
-from appliance.wyoming.request import Hooks, RequestError, SoundFormat, TranscriptionRequest
+from appliance.wyoming.request import (
+    LONGEST_FILE_S,
+    LONGEST_S,
+    Hooks,
+    RequestError,
+    SoundFormat,
+    TranscriptionRequest,
+)
 
 log = logging.getLogger("roomscribe.wyoming")
 
@@ -42,8 +49,9 @@ CONNECTIONS = 16
 `describe`, as Home Assistant does every 30 s: without an answer, it treats the service as gone."""
 CROWDED_EVERY_S = 60.0
 """Least time between two log lines about too many connections."""
-SEGMENTED_AT_ONCE = 3
-"""A voice detector takes 2.5 MB; the sound of further requests waits in the network."""
+SEGMENTED_AT_ONCE = 5
+"""A voice detector takes 2.5 MB; the sound of further requests waits in the network. Two files of
+the page may take an hour."""
 LINGER_S = 1.0
 """Before a connection is closed, incoming data is read for this long: if it stayed unread, the
 kernel would reset the connection and drop our last answer."""
@@ -65,6 +73,8 @@ class Timeouts:
     """A connection is closed if no whole event arrives, or none is taken, for this long."""
     request_s: float = 120.0
     """Longest time for a request's sound, and again for its text: the microphone goes first."""
+    file_s: float = 3 * LONGEST_FILE_S
+    """Longest time for the sound of the page."""
     listen_again_s: float = 5.0
     """Pause after the port could not be opened."""
 
@@ -347,6 +357,7 @@ class ClientConnection:
                 await self._send(pack(Event("pong", {"text": text})))
             case "transcribe":
                 self._end()
+                self._check_language(event.data.get("language"))
                 self._names = _read_names(event.data)
             case "audio-start":
                 self._end()
@@ -364,7 +375,8 @@ class ClientConnection:
         self._begun = True
         async with _in_time(server.timeouts.request_s):
             self._detector = await server.acquire_detector()
-        self._until_s = asyncio.get_running_loop().time() + server.timeouts.request_s
+        within_s = server.timeouts.file_s if self.is_local else server.timeouts.request_s
+        self._until_s = asyncio.get_running_loop().time() + within_s
         self._request = TranscriptionRequest(
             form,
             self._detector,
@@ -372,8 +384,17 @@ class ClientConnection:
             server.settings.segmenter,
             confidence=0.0 if self.is_local else server.settings.wyoming.confidence,
             names=self._names,
+            longest_s=LONGEST_FILE_S if self.is_local else LONGEST_S,
         )
         return self._request
+
+    def _check_language(self, language: object) -> None:
+        """Raise RequestError for a language of the page's request that the model does not write.
+        Others are told the languages before (`describe`)."""
+        known = _languages(self._server.hooks.model())
+        if self.is_local and language and language not in known:
+            expected = ", ".join(known[:8]) + " ..." * (len(known) > 8)
+            raise RequestError("bad_language", f"expected a language of the model ({expected})")
 
     async def _add_sound(self, event: Event) -> None:
         """Add sound to the request; send the new parts of its text."""
@@ -457,8 +478,7 @@ def info(node: str, model: Model) -> dict[str, Any]:
         "attribution": made_by,
         "installed": True,
         "version": None,
-        # what else the model knows does not matter: its bundle fixes the language that it writes
-        "languages": [model.language] if model.language else list(model.languages),
+        "languages": _languages(model),
     }
     # Home Assistant names its entity after the program; we want the sound unprocessed
     program = {
@@ -475,6 +495,11 @@ def info(node: str, model: Model) -> dict[str, Any]:
     }
     others = ("tts", "handle", "intent", "wake", "mic", "snd")
     return {"asr": [program], **{name: [] for name in others}}
+
+
+def _languages(model: Model) -> list[str]:
+    """Return the languages that are written: one, if the bundle or the settings fix it."""
+    return [model.language] if model.language else list(model.languages)
 
 
 @asynccontextmanager
