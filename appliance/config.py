@@ -247,9 +247,9 @@ class CaptureSettings:
     )  # fmt: skip
     silence_s: float = key(
         10.0,
-        "If every sample of a microphone is the same for this long, it counts as off (muted by a "
-        "switch or in the mixer) until it delivers sound. 0: never, for a microphone that removes "
-        "all noise itself.",
+        "If a microphone delivers no sound for this long (at most the last bit changes), it counts "
+        "as off (muted by a switch or in the mixer) until it does. 0: never, for a microphone that "
+        "removes all noise itself.",
         unit="s", low=0.0, high=3600.0,
         group=HEARING, label="Report the microphone as off after", blank=(0, "never"),
     )  # fmt: skip

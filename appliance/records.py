@@ -439,7 +439,7 @@ class ApplianceState:
     microphone: str
     """Name of the device, or of the recording."""
     microphone_online: bool
-    """True if it delivers samples that are not digital silence."""
+    """True if it delivers sound."""
     queue_depth: int
     """Windows that wait for transcription."""
     uptime_s: float

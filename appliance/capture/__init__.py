@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from appliance.capture.devices import is_stream, names_to_configure, public_name
     from appliance.capture.frames import (
         CLIPPED_SHARE,
-        QUIET_PEAK_DB,
+        QUIET_DBFS,
         Framer,
         Loudness,
         Resampler,
         frame_powers,
+        has_sound,
         measure_loudness,
         measure_speech,
     )

@@ -1,7 +1,7 @@
 """Where sound comes from: a microphone, or a recording in its place.
 
 The recorder's process gives what PortAudio reads; here it is resampled, dated and cut into frames,
-and watched for digital silence and distortion.
+and watched for a dead microphone and for distortion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, is_stream, stable_name
-from appliance.capture.frames import Arrival, Framer, Resampler, SampleClock, is_clipped
+from appliance.capture.frames import Arrival, Framer, Resampler, SampleClock, has_sound, is_clipped
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
@@ -35,30 +35,28 @@ class Levels:
     """Follows the sound of one microphone. One thread pushes, any thread looks."""
 
     def __init__(self, silence_s: float, channel: int = 0) -> None:
-        """If samples do not change for `silence_s`, that is a trouble; 0: never. `channel` is the
-        chosen one, from 1, or 0."""
+        """No sound for `silence_s` is a trouble; 0: never. `channel` is the chosen one, from 1, or
+        0."""
         self._silence_s, self._channel = silence_s, channel
         self.alive = 0
         """The channel with the most sound, from 1; 0: none has any."""
         self._clipped_s = 0.0
         self.silent_s = 0.0
-        """For so long no channel has changed: muted, or not plugged in."""
+        """For so long no channel has had a sound: muted, or not plugged in."""
         self.distorted = False
         """For seconds a good part of the sound has been at full scale."""
 
     @property
     def silent(self) -> bool:
-        """True while nothing has changed for long; false again with the first sound."""
+        """True while there has been no sound for long; false again with the first one."""
         return 0 < self._silence_s <= self.silent_s
 
     def push(self, sound: NDArray[np.int16], duration_s: float) -> None:
         """Takes note of the next samples as the device gave them, (n, channels)."""
-        ranges = np.ptp(sound.astype(np.int32), axis=0)
-        heard = (
-            ranges if not self._channel and len(ranges) < 3 else ranges[max(self._channel - 1, 0)]
-        )
+        alive = has_sound(sound)
+        heard = alive if not self._channel and len(alive) < 3 else alive[max(self._channel - 1, 0)]
         self.silent_s = 0.0 if np.any(heard) else self.silent_s + duration_s
-        self.alive = int(ranges.argmax()) + 1 if ranges.any() else 0
+        self.alive = int(sound.std(axis=0).argmax()) + 1 if alive.any() else 0
         balance_s = duration_s if is_clipped(sound) else -duration_s
         self._clipped_s = min(max(self._clipped_s + balance_s, 0.0), CLIPPED_AT_MOST_S)
         if not 0.0 < self._clipped_s < CLIPPED_AFTER_S:
@@ -119,8 +117,8 @@ class Microphone:
                 f"that is heard: set capture.channel = {self._levels.alive}, which has sound"
             )
         return (
-            f"microphone {self.name!r}: expected sound, found digital silence (every sample is "
-            "the same): turn it on at its own switch, or unmute it and turn it up (`alsamixer`, "
+            f"microphone {self.name!r}: expected sound, found digital silence (at most the last "
+            "bit changes): turn it on at its own switch, or unmute it and turn it up (`alsamixer`, "
             "F4, space)"
         )
 

@@ -219,7 +219,7 @@ class CaptureSupervisor:
         with self._lock:
             self._source = None
         self._is_silent = True
-        for kind in ("sound", "reference"):
+        for kind in ("sound", "level", "reference"):
             self._health.trouble(kind, None)
         self._lose()
 

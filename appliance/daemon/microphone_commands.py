@@ -12,10 +12,12 @@ import numpy as np
 
 from appliance.capture import (
     CLIPPED_SHARE,
-    QUIET_PEAK_DB,
+    QUIET_DBFS,
     Loudness,
+    has_sound,
     list_microphones,
     measure_loudness,
+    measure_speech,
     names_to_configure,
 )
 from appliance.config import GateSettings
@@ -173,13 +175,13 @@ class MicrophoneCommands(CommandGroup):
         """Judge a complete recording, and request its text."""
         sound = np.concatenate(test.frames)[: test.samples_wanted]
         test.frames.clear()
-        level, silent = measure_loudness(sound), not sound.any()
+        level, silent = measure_loudness(sound), not has_sound(sound)
         test.result = {
             "rms_db": level.rms_db,
             "peak_db": level.peak_db,
             "clipped_share": round(level.clipped_share, 5),
-            "digital_silence": silent,
-            "verdict": _verdict(level),
+            "digital_silence": bool(silent),
+            "verdict": "digital_silence" if silent else _verdict(level, sound),
         }
         sound = sound[-self._window_samples :]
         length_s = len(sound) / SAMPLE_RATE
@@ -203,9 +205,8 @@ class MicrophoneCommands(CommandGroup):
             test.answer.set_result({**test.result, "words": text, "candidates": candidates})
 
 
-def _verdict(level: Loudness) -> str:
-    if level.peak_db is None:
-        return "digital_silence"
+def _verdict(level: Loudness, sound: Samples) -> str:
     if level.clipped_share > CLIPPED_SHARE:
         return "clipped"
-    return "too_quiet" if level.peak_db < QUIET_PEAK_DB else "good"
+    speech_dbfs, _ = measure_speech(sound)
+    return "good" if speech_dbfs is None or speech_dbfs >= QUIET_DBFS else "too_quiet"

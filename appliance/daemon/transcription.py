@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from appliance.capture import measure_speech
+from appliance.capture import QUIET_DBFS, measure_speech
 from appliance.config import Settings
 from appliance.daemon import journal
 from appliance.daemon.backlog import Kind, Lease, Task
@@ -47,6 +47,8 @@ EXPIRE_EVERY_S = 3600.0
 checks whether something acted on any of the last day."""
 DAY_AT_MOST, UNSURE_FROM = 1000, 20
 """Most transcripts of that check; sentences of which nothing may act on any that are a problem."""
+QUIET_FROM = 5
+"""So many sentences in a row that are too quiet are a problem."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
 """Pauses before a window is tried again if memory was short; their sum is less than the watchdog
 allows a stage (service.STUCK_S)."""
@@ -90,6 +92,8 @@ class TaskTranscriber:
         """Called about once a second while nothing is to be transcribed."""
         self._gates = Gates(transcriber.gates)
         self._address = AddressPhrase(settings.assist.phrase)
+        self._quiet_dbfs: list[float] = []
+        """Levels of the last sentences, all of them too quiet."""
         self._expire_s = 0.0
 
     def leased_task(self, lease: Lease) -> Task:
@@ -209,6 +213,8 @@ class TaskTranscriber:
                 "restarting, what waits to be transcribed is kept"
             ) from result
         lease.mark_transcribed()
+        if result.text:
+            self._judge_level(window)
         result, reason = self._gates.apply(window, result, lambda: self._text_before(window))
         if reason:
             lease.discard(reason)
@@ -218,6 +224,23 @@ class TaskTranscriber:
         lease.finish()
         self.on_stored(window)
         self._expectations.complete(window, result.text, result.candidates)
+
+    def _judge_level(self, window: Window) -> None:
+        """Note whether speech is too quiet, sentence after sentence; a louder one clears it."""
+        level_dbfs, _ = measure_speech(window.samples)
+        if level_dbfs is None or level_dbfs >= QUIET_DBFS:
+            self._quiet_dbfs.clear()
+            self._health.trouble("level", None)
+            return
+        self._quiet_dbfs = [*self._quiet_dbfs[1 - QUIET_FROM :], level_dbfs]
+        if len(self._quiet_dbfs) == QUIET_FROM:
+            trouble = (
+                f"speech is too quiet, {max(self._quiet_dbfs):.0f} dBFS in the last {QUIET_FROM} "
+                f"sentences; below {QUIET_DBFS:.0f} dBFS words are lost: turn the microphone up "
+                "(`alsamixer`, F4), or put it closer"
+            )
+            if self._health.trouble("level", trouble):
+                log.warning("%s", trouble)
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
         """Let `flush` store the text of a window that another program sent. Any thread."""

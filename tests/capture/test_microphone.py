@@ -202,7 +202,10 @@ def listen(
 
 ZEROS = np.zeros((480, 1), np.int16)
 STILL = np.full((480, 2), (5000, -1), np.int16)
-SOFT = np.eye(480, 1, dtype=np.int16)
+DITHER = np.resize(np.array([0, 1, 0, -1], np.int16), (480, 1))
+"""As much as PortAudio's dither puts into zeros."""
+SOFT = np.resize(np.array([2, -1, 1, -2], np.int16), (480, 1))
+"""As soft as the softest pauses of people's recordings."""
 LOUD = np.repeat(np.array([[32767], [-32768]], np.int16), 240, axis=0)
 
 
@@ -211,8 +214,10 @@ def push(levels: Levels, sound: NDArray[np.int16], seconds: float) -> None:
         levels.push(sound, 0.03)
 
 
-@pytest.mark.parametrize("still", [ZEROS, STILL], ids=["zeros", "an offset"])
-def test_samples_that_never_change_are_silence_until_the_first_sound(
+@pytest.mark.parametrize(
+    "still", [ZEROS, STILL, DITHER, DITHER + 900], ids=["zeros", "an offset", "dither", "both"]
+)
+def test_samples_of_which_at_most_the_last_bit_changes_are_silence_until_the_first_sound(
     still: NDArray[np.int16],
 ) -> None:
     levels = Levels(5.0)
@@ -234,7 +239,7 @@ def test_a_channel_with_sound_is_named_if_the_one_that_is_heard_has_none(
     push(levels, sound, 6)
     assert levels.silent
     assert levels.alive == alive
-    sound[::2, max(chosen - 1, 0)] = 1
+    sound[::2, max(chosen - 1, 0)] = 3
     push(levels, sound, 0.03)
     assert not levels.silent
 

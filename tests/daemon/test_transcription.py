@@ -19,12 +19,22 @@ from appliance.daemon import transcription
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Task
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
-from appliance.daemon.transcription import UNSURE_FROM, TaskTranscriber
+from appliance.daemon.transcription import QUIET_FROM, UNSURE_FROM, TaskTranscriber
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
-from appliance.records import Discarded, Listener, Phrase, Transcript, Transcription, Window
+from appliance.records import (
+    Discarded,
+    Listener,
+    Phrase,
+    Samples,
+    Transcript,
+    Transcription,
+    Window,
+)
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
+
+SILENCE = np.zeros(32_000, np.int16)
 
 
 class FullDisk(Store):
@@ -65,11 +75,10 @@ class Rig:
         used = cast(Transcriber, transcriber)
         self.tasks = TaskTranscriber(Settings(), used, self.store, self.health, (self.listener,))
 
-    def say(self, answer: Transcription | Exception = HEARD) -> str:
+    def say(self, answer: Transcription | Exception = HEARD, samples: Samples = SILENCE) -> str:
         """A window of which the model makes `answer`; its id."""
         self.transcriber.answer = answer
         now_s = time.monotonic()
-        samples = np.zeros(32_000, np.int16)
         window = Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5)
         self.backlog.push(window)
         lease = self.backlog.take_window(0)
@@ -175,6 +184,22 @@ def test_a_few_unsure_sentences_are_no_problem(rig: Rig) -> None:
     for _ in range(UNSURE_FROM - 1):
         rig.say(replace(HEARD, confidence=0.1))
     rig.tasks.tidy()
+    assert not rig.health.troubles()
+
+
+def test_speech_that_stays_too_quiet_is_a_problem_with_its_level_until_it_is_louder(
+    rig: Rig,
+) -> None:
+    quiet = np.resize(np.array([20, -20], np.int16), 32_000)  # -64 dBFS
+    for _ in range(QUIET_FROM - 1):
+        rig.say(samples=quiet)
+    assert not rig.health.troubles()
+    rig.say(replace(HEARD, text=""), samples=quiet)
+    assert not rig.health.troubles(), "that was no speech"
+    rig.say(samples=quiet)
+    (why,) = rig.health.troubles().values()
+    assert why.startswith("speech is too quiet, -64 dBFS in the last 5 sentences; below -55 dBFS")
+    rig.say(samples=quiet * 10)
     assert not rig.health.troubles()
 
 

@@ -63,6 +63,10 @@ def _used_by_daemon(state: dict[str, Any], use: str) -> Outcome:
             f"{use}, which reports it as offline",
             "plug it in again, unmute it (`alsamixer`), and see `journalctl -u roomscribe`",
         )
+    for reason in state.get("reasons", ()):
+        if reason.startswith(("microphone ", "speech ")):
+            found, _, fix = reason.rpartition(": ")
+            return failed(f"{use}, which reports: {found}", fix)
     return ok(f"{use}, which receives sound" if state else f"{use}; its level is unknown")
 
 
@@ -95,13 +99,13 @@ def _samples(frames: Iterable[Frame], skip_s: float, length_s: float) -> Samples
 
 def judge_sound(which: str, sound: Samples) -> Outcome:
     """Return the outcome for (n,) samples from the microphone `which`."""
-    from appliance.capture import CLIPPED_SHARE, measure_loudness
+    from appliance.capture import CLIPPED_SHARE, has_sound, measure_loudness
 
     if not len(sound):
         return failed(f"{which} delivered no sound", "plug it in again")
-    if np.ptp(sound) == 0:
+    if not has_sound(sound):
         return failed(
-            f"{which}: digital silence (every sample is the same)",
+            f"{which}: digital silence (at most the last bit changes)",
             "unmute it and turn it up (`alsamixer`, F4, space); check its own switch and its plug",
         )
     rms_db, peak_db, clipped_share = measure_loudness(sound)

@@ -116,7 +116,7 @@ def test_a_daemon_with_the_same_microphone_is_not_disturbed(
         running = running_daemon(config)
         assert running is not None
         assert (running.pid, running.service) == (started.pid, False)
-        assert look(rig).found.endswith("digital silence (every sample is the same)")
+        assert look(rig).found.endswith("digital silence (at most the last bit changes)")
         assert started.poll() is None
         started.terminate()
         assert started.wait(30) == 0
@@ -207,6 +207,15 @@ def test_a_daemon_is_known_by_its_configuration(tmp_path: Path) -> None:
     other = running_daemon(Path("/etc/other.toml"), tmp_path)
     assert other is not None
     assert other.pid == 13
+
+
+def test_what_a_daemon_reports_of_the_sound_is_a_fault_with_its_fix() -> None:
+    quiet = "speech is too quiet, -61 dBFS; words are lost: turn the microphone up"
+    state = {"microphone": "USB", "reasons": ["no broker: look there", quiet]}
+    found = hearing._used_by_daemon(state, "used by it")
+    assert (found.status, found.fix) == ("failed", "turn the microphone up")
+    assert "too quiet, -61 dBFS" in found.found
+    assert hearing._used_by_daemon({**state, "reasons": []}, "used by it").status == "ok"
 
 
 def test_sound_is_judged_by_its_level() -> None:
