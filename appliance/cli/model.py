@@ -38,6 +38,9 @@ examples:
 """
 
 Add = Callable[..., argparse.ArgumentParser]
+VERIFYING = "verifying it with a test decode"
+VERIFYING_BYTES = 10_000_000
+"""Time that this takes, as a download of 6 MB/s."""
 
 
 def add_model(
@@ -274,7 +277,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         npu_decoder=options.npu_decoder,
         decoder_hef=options.decoder_hef,
     )
-    build_model(request, _say)
+    _build_with_bar(request, _say)
     _choose_new(request.bundle_name, options, settings)
     return 0
 
@@ -299,12 +302,23 @@ def add_source(source: str, settings: Settings, say: Callable[[str], object]) ->
     local = settings.model.sources
     request = AddRequest(source, local=local, hef=AUTO, chip_present=find_chip())
     with changing_models():
-        build_model(request, say)
+        _build_with_bar(request, say)
     return request.bundle_name
 
 
+def _build_with_bar(request: AddRequest, say: Callable[[str], object]) -> None:
+    """Build a model, with one bar for all its steps on a terminal; remarks come above it."""
+    from appliance.convert import StreamProgress
+
+    progress = StreamProgress()
+    try:
+        build_model(request, progress.above(say), progress)
+    finally:
+        progress.close()
+
+
 def build_model(
-    request: AddRequest, say: Callable[[str], object], progress: ProgressDisplay | None = None
+    request: AddRequest, say: Callable[[str], object], progress: ProgressDisplay
 ) -> None:
     """Download, build, verify and install a model. Raises RoomscribeError."""
     from appliance.convert import make_bundle
@@ -313,10 +327,12 @@ def build_model(
     begun = time.monotonic()
     with work_on(request.bundle_name) as staging:
         try:
+            progress.expect(VERIFYING, VERIFYING_BYTES)
             for remark in make_bundle(request, staging, progress=progress):
                 say(remark)
-            say("verifying it with a test decode")
+            progress.begin(VERIFYING, 0, None)
             load_s = _verify(staging.draft)
+            progress.advance(VERIFYING_BYTES)
             size = folder_bytes(staging.draft)
             install(staging)
         except BaseException:
@@ -354,7 +370,7 @@ def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -
 
 def fetch(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe model fetch`. Until all has come, it lies in the folder .fetch there."""
-    from appliance.convert import Downloader, Search, find_token, obtain
+    from appliance.convert import Downloader, Search, StreamProgress, find_token, obtain
 
     folder, part = options.folder, options.folder / ".fetch"
     try:
@@ -367,12 +383,14 @@ def fetch(options: argparse.Namespace, settings: Settings) -> int:
         part.rmdir()
         raise ConfigError(f"{folder} is not empty. Choose another folder.")
     search = Search(options.source, options.revision, options.only, settings.model.sources)
-    client, unpacked = Downloader(find_token()[0]), part / "unpacked"
+    progress, unpacked = StreamProgress(), part / "unpacked"
+    client = Downloader(find_token()[0], progress)
     try:
         found = obtain(search, part, unpacked, client, lambda _: None)
         for each in list(found.folder.iterdir()) if found.folder in {part, unpacked} else ():
             each.rename(folder / each.name)
     finally:
+        progress.close()
         if not any(part.rglob("*.part")):
             shutil.rmtree(part)
             with suppress(OSError):  # it is not empty

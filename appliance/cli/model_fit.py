@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,13 @@ def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
             "or your corrections with --corrections FILE."
         )
     folder = find_bundle(options.name or in_use)
-    show = _show if sys.stdout.isatty() else lambda _done, _total: None
-    with acting_as_owner(folder):
-        facts = fit_model(
-            FitRequest(folder, options.recordings, options.corrections), settings, show
-        )
+    request = FitRequest(folder, options.recordings, options.corrections)
+    try:
+        with acting_as_owner(folder):
+            facts = fit_model(request, settings, _Listening().show)
+    except KeyboardInterrupt:
+        print("\nThe model is as it was. The next run begins anew.")
+        raise
     for line in describe(facts):
         print(line)
     if len(facts) > 1 and options.name in (None, in_use):
@@ -80,7 +83,21 @@ def describe(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _show(done: int, total: int) -> None:
-    """Show the progress in one line that changes."""
-    end = "\n" if done + 1 == total else ""
-    print(f"\rlistening: {done + 1} of {total}", end=end, flush=True)
+class _Listening:
+    """Shows how many recordings were transcribed: in one line that changes, if there is a terminal
+    for it, and how long all of them take."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+
+    def show(self, done: int, total: int) -> None:
+        """Show that recording `done`, counted from 0, begins."""
+        if not sys.stdout.isatty():
+            if not done:
+                print(f"listening to {total} recordings", flush=True)
+            return
+        whole = ""
+        if done:
+            whole = f", about {(time.monotonic() - self._begun_s) * total / done:.0f} s in all"
+        end = "\n" if done + 1 == total else ""
+        print(f"\rlistening: {done + 1} of {total}{whole}", end=end, flush=True)

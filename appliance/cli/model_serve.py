@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from appliance.config import Settings
+from appliance.convert import WorkInSteps
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.system import Child, ChildDiedError, ChildFailedError, shorten
 
@@ -93,32 +94,29 @@ def _end_with(page: socket.socket) -> None:
         raise SystemExit(CANCELLED)
 
 
-class _Progress:
-    """A ProgressDisplay that sends a line for each percent of the current step."""
+class _Progress(WorkInSteps):
+    """A ProgressDisplay that sends a line for each percent of the whole work."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._doing, self._done, self._total, self._share = "", 0, 0, -1
+        super().__init__()
+        self._connection, self._shown = connection, ("", -1)
 
     def begin(self, name: str, done: int, total: int | None) -> None:
         """Begin a step, such as a download, of which `done` is done already."""
-        self._doing, self._done, self._total, self._share = name, done, total or 0, -1
+        super().begin(name, done, total)
         self.advance(0)
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: float) -> None:
         """Add `count` to what is done."""
-        self._done += count
-        share = 100 * self._done // self._total if self._total else 0
-        if share != self._share:
-            self._share = share
-            line = {"doing": self._doing, "done": self._done, "total": self._total}
+        super().advance(count)
+        shown = self.step, int(100 * self.done / self.total) if self.total else 0
+        if shown != self._shown:
+            self._shown = shown
+            line = {"doing": self.step, "done": int(self.done), "total": int(self.total)}
             self._connection.send(line)
 
-    def end(self) -> None:
-        """End the step."""
-
     def note(self, line: str) -> None:
-        """Begin a step of unknown length."""
+        """Show a line before the next step."""
         self._connection.send({"doing": line, "done": 0, "total": 0})
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from appliance.convert.hailo_store import words_on_chip
     from appliance.convert.known import CHANCE, WRONG_WORDS
-    from appliance.convert.progress import ProgressDisplay
+    from appliance.convert.progress import StreamProgress
     from appliance.convert.shapes import (
         DECODER,
         EMBEDDING,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         expected_shapes,
     )
     from appliance.convert.sources import Search, can_download, find_token, obtain
+    from appliance.convert.steps import ProgressDisplay, WorkInSteps
     from appliance.convert.tensors import Weights
 
 __getattr__ = lazily(__name__, __file__)

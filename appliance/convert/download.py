@@ -10,7 +10,8 @@ from typing import NamedTuple
 import requests
 from requests.exceptions import ChunkedEncodingError as BrokenOffError
 
-from appliance.convert.progress import ProgressDisplay, StreamProgress
+from appliance.convert.progress import StreamProgress
+from appliance.convert.steps import ProgressDisplay
 from appliance.errors import ModelError
 from appliance.model import model_errors
 from appliance.system import shorten
@@ -102,8 +103,6 @@ class Downloader:
             if not isinstance(error, UnreachableError | RefusalError):
                 part.unlink(missing_ok=True)
             raise
-        finally:
-            self.progress.end()
 
     def _receive(self, source: RemoteFile, part: Path) -> None:
         """Receive the missing rest of a part, over as many connections as that takes."""

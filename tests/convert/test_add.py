@@ -13,6 +13,7 @@ from rigs.models import SMALL_SHAPE, random_weights, sized, write_checkpoint
 
 from appliance.convert.add import AddRequest, _published_hef, make_bundle, memory_needed
 from appliance.convert.shapes import WhisperConfig, parameters
+from appliance.convert.steps import ProgressDisplay, WorkInSteps
 from appliance.errors import ConfigError, ModelError
 from appliance.model.library import work_on
 
@@ -25,19 +26,19 @@ LARGE = sized(1280, (32, 32), 20, 51866, 1500, 448, n_mels=128)
 class Watcher:
     """A ProgressDisplay that records its calls."""
 
+    expected: dict[str, int] = field(default_factory=dict)
     begun: list[tuple[str, int | None]] = field(default_factory=list)
-    came: list[int] = field(default_factory=list)
-    ended: int = 0
+    came: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def expect(self, name: str, total: int) -> None:
+        self.expected[name] = total
 
     def begin(self, name: str, done: int, total: int | None) -> None:
         self.begun.append((name, total))
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: float) -> None:
         self.came.append(count)
-
-    def end(self) -> None:
-        self.ended += 1
 
     def note(self, line: str) -> None:
         self.notes.append(line)
@@ -77,7 +78,7 @@ def test_hailos_encoder_is_taken_where_it_loses_no_words_and_for_a_folder_by_its
         _published_hef(AddRequest(other, hef=chip))
 
 
-def make(source: str | Path, watcher: Watcher, free: float = 64e9) -> list[str]:
+def make(source: str | Path, watcher: ProgressDisplay, free: float = 64e9) -> list[str]:
     """The remarks on the way."""
     request = AddRequest(str(source), quantize="none")
     with work_on("home") as place:
@@ -85,11 +86,30 @@ def make(source: str | Path, watcher: Watcher, free: float = 64e9) -> list[str]:
 
 
 def test_a_build_tells_how_far_it_is(checkpoint: Path) -> None:
-    watcher, size = Watcher(), 4 * parameters(SMALL_SHAPE)
+    watcher, size = Watcher(), parameters(SMALL_SHAPE) / 2
     assert make(checkpoint, watcher)[-1] == "building home"
-    assert watcher.begun == [("building home", size)] and watcher.ended == 1
+    assert watcher.begun == [("building home", None)]
+    assert watcher.expected == {"building home": int(size)}
     assert sum(watcher.came) == size and len(watcher.came) > 50
-    assert watcher.notes == []
+    assert watcher.notes == [
+        f"{checkpoint}: building and verifying it takes about 1 s on a PC, more on a small board"
+    ]
+
+
+def test_a_download_and_its_build_have_one_total_from_the_weights_on(hub: LocalHub) -> None:
+    shares = list[float]()
+
+    class Shown(WorkInSteps):
+        def advance(self, count: float) -> None:
+            super().advance(count)
+            if self.step in ("model.safetensors", "building home"):
+                shares.append(self.done / self.total)
+
+        def note(self, line: str) -> None: ...
+
+    make("somebody/home", Shown())
+    assert shares == sorted(shares), "it never goes back"
+    assert shares[-1] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_too_little_memory_is_refused_before_the_weights_come(hub: LocalHub) -> None:
@@ -118,7 +138,8 @@ def test_what_a_large_model_takes_is_told_once_and_before_the_weights_come(hub: 
     with pytest.raises(ModelError, match="missing"):
         make("somebody/wide", watcher)
     assert watcher.notes == [
-        "somebody/wide: takes about 2.5 GB of memory to build and to verify it, 64.0 GB are free"
+        "somebody/wide: takes about 2.5 GB of memory to build and to verify it, 64.0 GB are free",
+        "somebody/wide: building and verifying it takes about 23 s on a PC, more on a small board",
     ]
 
 

@@ -195,7 +195,7 @@ def test_without_a_terminal_a_large_file_is_a_line_and_a_small_one_nothing() -> 
     for name, size in (("config.json", 5000), ("model.safetensors", 20_000_000)):
         lines.begin(name, 0, size)
         lines.advance(size)
-        lines.end()
+    lines.close()
     assert out.getvalue() == "model.safetensors: 20.0 MB\n"
 
 
@@ -205,10 +205,16 @@ def test_a_terminal_with_a_size_gets_a_bar(width: int, bar: bool) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     with os.fdopen(terminal, "w") as stream, os.fdopen(controller, "rb", buffering=0) as shown:
         progress = StreamProgress(stream)
+        progress.expect("building it", 20_000_000)
         progress.begin("model.safetensors", 5_000_000, 20_000_000)
         progress.advance(5_000_000)
-        progress.end()
+        progress.begin("building it", 0, None)
+        progress.note("a remark")
+        progress.advance(20_000_000)
+        progress.close()
         stream.flush()
         text = shown.read(4096).decode()
-    assert ("%" in text) == bar
+    assert (("25%" in text), ("of about" in text)) == (bar, bar)
+    assert text.count("\n") == 1 + 1, "the remark, and one bar or one large step"
+    assert "a remark\r\n" in text
     assert ("model.safetensors: 20.0 MB, from 5.0 MB on" in text) != bar

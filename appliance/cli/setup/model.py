@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.cli import model as models
@@ -156,8 +155,7 @@ def take_model(context: Context, answers: Answers, source: str) -> Answers:
     name, added = source, False
     pinned = source == context.settings.model.bundle and "/" in source
     if source not in installed_bundles() and not pinned:
-        first = "This" if Path(source).exists() else "After the download, this"
-        context.dialog.say(f"Adding {source}. {first} takes about a minute.")
+        context.dialog.say(f"Adding {source}.")
         name, added = models.add_source(source, context.settings, context.dialog.say), True
     works, found = try_model(context, name)
     if not works and name != answers.model:

@@ -79,7 +79,7 @@ export class Models {
     setText(this.#title, `Adding ${title}`);
     if (total) this.#progress.value = done / total;
     else this.#progress.removeAttribute("value");
-    setText(this.#step, total ? `${doing}: ${megabytes(done / 1e6)} of ${megabytes(total / 1e6)}` : doing);
+    setText(this.#step, total ? `${doing}: ${Math.floor((100 * done) / total)} % of all` : doing);
   }
 
   #offerNodes(offered, failed, possible) {
