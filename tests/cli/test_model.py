@@ -164,7 +164,7 @@ def test_ctrl_c_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
     told, complaint = building.communicate()
     assert (building.returncode, complaint.count("\n")) == (130, 1), complaint
     assert "home: building and verifying it takes about 1 s on a PC" in complaint
-    assert told == f"{LANGUAGE}building home\n"
+    assert told.startswith(LANGUAGE) and told.endswith("building home\n")
     assert list((desk.models / ".work").iterdir()) == []
 
     size = (desk.checkpoint / "model.safetensors").stat().st_size
