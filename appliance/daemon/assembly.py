@@ -1,4 +1,4 @@
-"""Builds the parts of the appliance and connects them, without starting anything."""
+"""The parts of the appliance: built and connected, not started; and what they report."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Full
 from typing import Any
 
+from appliance import __version__, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import (
     WYOMING_SOCKET,
@@ -28,13 +29,12 @@ from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
 from appliance.daemon.controls import ApplianceCommands, Controls
 from appliance.daemon.correction_commands import CorrectionCommands
-from appliance.daemon.health import Day, Health
+from appliance.daemon.health import Day, Health, report_backend
 from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
-from appliance.daemon.parts import Parts, report_backend
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.playback import Playback
 from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
@@ -49,7 +49,6 @@ from appliance.house import House
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
 from appliance.mqtt import (
     Announcement,
-    OutgoingMessage,
     Publisher,
     Sources,
     subscriptions,
@@ -75,6 +74,9 @@ FRAMES_WAITING = 1000
 """30 s of sound: longer than any window takes. Frames beyond it are dropped and counted."""
 STATES_WAITING = 1
 """One window is encoded ahead while another is decoded; more would only cost memory."""
+
+
+read_machine = functools.cache(system.machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,141 +106,165 @@ def build(
     RoomscribeError, leaving nothing open.
     """
     with contextlib.ExitStack() as opened:
-        assembly = _Assembly(settings, factories or Factories(), opened)
-        return assembly.build(
-            read or (lambda _: Reading(settings)), installer or ModelInstaller(), day or Day()
+        parts = Parts(
+            settings,
+            factories or Factories(),
+            opened,
+            read or (lambda _: Reading(settings)),
+            installer or ModelInstaller(),
+            day or Day(),
         )
+        parts.close = opened.pop_all().close
+        return parts
 
 
-@dataclass(eq=False)
-class _Assembly:
-    """The parts while they are being built; its methods connect them."""
+class Parts:
+    """The parts of an appliance, connected; None for one that is not configured."""
 
-    settings: Settings
-    factories: Factories
-    opened: contextlib.ExitStack
-    health: Health = field(default_factory=Health)
-    frames: StageQueue[Frame] = field(default_factory=lambda: StageQueue(FRAMES_WAITING))
-    states: StageQueue[Task] = field(default_factory=lambda: StageQueue(STATES_WAITING))
-    sounding: threading.Event = field(default_factory=threading.Event)
-    reload: threading.Event = field(default_factory=threading.Event)
-    notices: dict[str, str] = field(default_factory=lambda: {"announcement": ""})
-    expectations: Expectations = field(default_factory=Expectations)
-    listeners: tuple[Listener, ...] = ()
+    close: Callable[[], None]
+    """Closes all parts."""
 
-    def build(self, read: ReadConfiguration, installer: ModelInstaller, day: Day) -> Parts:
-        """Build the parts in an order in which each finds those that it needs at once."""
-        settings, factories, opened = self.settings, self.factories, self.opened
+    def __init__(  # noqa: PLR0917
+        self,
+        settings: Settings,
+        factories: Factories,
+        opened: contextlib.ExitStack,
+        read: ReadConfiguration,
+        installer: ModelInstaller,
+        day: Day,
+    ) -> None:
+        """Build the parts in an order in which each finds those that it needs at once. `opened`
+        closes them; see `build`."""
+        self.settings, self._factories, self._opened = settings, factories, opened
+        self.idle_s, self.day, self.health = factories.idle_s, day, Health()
+        self.frames = StageQueue[Frame](FRAMES_WAITING)
+        self.states = StageQueue[Task](STATES_WAITING)
+        self.sounding = threading.Event()
+        """Set once sound has come from the source."""
+        self.reload = threading.Event()
+        """Set when the configuration is to be read again."""
+        self.notices = {"announcement": ""}
+        """What the state says although it is no problem of the appliance."""
+        self._expectations = Expectations()
+        self.listeners: tuple[Listener, ...] = ()
+        self.transcribe_apart = functools.partial(
+            transcribe_apart,
+            settings=settings,
+            within_s=factories.retry_within_s,
+            transcriber=factories.transcriber,
+        )
         opened.enter_context(lock_instance(settings))
-        self.node, self.mute, self.day = (
-            node_name(settings),
-            Mute(store_folder(settings.store)),
-            day,
-        )
+        self.node, self.mute = node_name(settings), Mute(store_folder(settings.store))
         report = functools.partial(self.health.trouble, "log")
         self.store = opened.enter_context(factories.store(settings, report))
-        self.model = opened.enter_context(factories.transcriber(settings))
-        self.model.warm_up()
-        report_backend(self.health, self.model)
+        self.transcriber = opened.enter_context(factories.transcriber(settings))
+        self.transcriber.warm_up()
+        report_backend(self.health, self.transcriber)
         self.segmenter = factories.segmenter(
-            VoiceDetector(settings.voice), settings.segmenter, self.model.bundle.window_s
+            VoiceDetector(settings.voice), settings.segmenter, self.transcriber.bundle.window_s
         )
-        self.house = self.make_house() if settings.mqtt.enabled else None
-        self.publisher = self.make_publisher() if settings.mqtt.enabled else None
-        self.controls = self.make_controls(read, installer)
+        self.house = self._make_house() if settings.mqtt.enabled else None
+        self.publisher = self._make_publisher() if settings.mqtt.enabled else None
+        self._playback = Playback(
+            self.store, enabled=settings.web.playback, is_muted=lambda: self.mute.on
+        )
+        self.controls = self._make_controls(read, installer)
         opened.callback(self.controls.close)
-        self.home = self.make_home()
+        self.home = self._make_home()
         # the house hands sentences to Home Assistant once it is decided which room acts
         acting = self.house or self.home
         self.listeners = tuple(filter(None, (self.publisher, self.controls, acting)))
         if self.house:
             self.house.assistant = self.home
-        self.make_stages()
+        self._make_stages()
         sends = settings.wyoming.enabled or settings.web.api
-        self.wyoming = self.make_wyoming() if sends else None
-        self.fleet = self.make_fleet() if settings.fleet.role == "worker" else None
-        if isinstance(self.model, SatelliteTranscriber):
-            self.model.satellite.muted = lambda: self.mute.on
-        lose = functools.partial(self.frames.mark, Sentinel.LOST)
+        self.wyoming = self._make_wyoming() if sends else None
+        self.fleet = self._make_fleet() if settings.fleet.role == "worker" else None
+        if isinstance(self.transcriber, SatelliteTranscriber):
+            self.transcriber.satellite.muted = lambda: self.mute.on
         self.supervisor = CaptureSupervisor(
-            settings.capture, self.health, self.mute, self.put, lose, source=factories.source
+            settings.capture,
+            self.health,
+            self.mute,
+            self._put,
+            functools.partial(self.frames.mark, Sentinel.LOST),
+            source=factories.source,
         )
-        self.mute.on_change = self.apply_mute
-        self.open_control()
-        self.health.on_change = self.report_change
-        self.parts = self.finish()
-        return self.parts
-
-    def apply_mute(self) -> None:
-        """Close or open the microphone, and discard what could be played."""
-        self.playback.discard()
-        self.supervisor.apply_mute()
-
-    def finish(self) -> Parts:
-        """Return the parts, which then have to be closed."""
-        apart = functools.partial(
-            transcribe_apart,
-            settings=self.settings,
-            within_s=self.factories.retry_within_s,
-            transcriber=self.factories.transcriber,
-        )
-        return Parts(
-            settings=self.settings,
-            idle_s=self.factories.idle_s,
-            health=self.health,
-            mute=self.mute,
-            day=self.day,
-            store=self.store,
-            transcriber=self.model,
-            supervisor=self.supervisor,
-            segmenter=self.segmenter,
-            backlog=self.backlog,
-            tasks=self.tasks,
-            partials=self.partials,
-            publisher=self.publisher,
-            controls=self.controls,
-            home=self.home,
-            house=self.house,
-            wyoming=self.wyoming,
-            fleet=self.fleet,
-            listeners=self.listeners,
-            frames=self.frames,
-            states=self.states,
-            sounding=self.sounding,
-            reload=self.reload,
-            notices=self.notices,
-            is_room_busy=self.is_room_busy,
-            transcribe_apart=apart,
-            close=self.opened.pop_all().close,
-        )
+        self.mute.on_change = self._apply_mute
+        self._open_control()
+        self.health.on_change = self._report_change
 
     def state(self) -> ApplianceState:
-        """Return the appliance's state. Any thread, once the parts are built."""
-        return self.parts.state()
+        """Return how the appliance is, for the `state` topic. Any thread; does not wait."""
+        mute, home, wyoming = self.mute, self.home, self.wyoming
+        microphone = self.supervisor.description
+        closed, health = self.supervisor.muted, self.health.snapshot()
+        known = mute.is_known
+        muted = closed and (True if known and mute.on else None)
+        return ApplianceState(
+            status="muted" if muted else "degraded" if health.troubles or not known else "running",
+            reasons=(
+                *health.troubles.values(),
+                *filter(None, (mute.unread, mute.unsaved, *self.notices.values())),
+                *filter(None, [home.trouble if home else ""]),
+            ),
+            encoder=health.encoder,
+            model=health.model,
+            model_title=health.model_title,
+            microphone=microphone or "none",
+            microphone_online=microphone is not None and "microphone" not in health.troubles,
+            queue_depth=len(self.backlog) + self.states.qsize(),
+            uptime_s=self.health.uptime_s,
+            version=__version__,
+            muted=muted,
+            muted_until=mute.until if muted else None,
+            machine=read_machine(),
+            wyoming=wyoming.address or None if wyoming and self.settings.wyoming.enabled else "",
+            rooms=self.house.rooms if self.house else (),
+            fleet=self._fleet_state(),
+            listens=self.supervisor.listens,
+            echo=self.supervisor.echo,
+            stream=self.supervisor.stream,
+        )
 
     def stats(self) -> ApplianceStats:
-        """Return the appliance's statistics. Any thread, once the parts are built."""
-        return self.parts.stats()
+        """Return counters and readings, for the `stats` topic. Any thread; does not wait."""
+        facts = self.transcriber.backend.facts()
+        return ApplianceStats(
+            counters={**self.health.counters(), **facts.get("counters", {})},
+            uptime_s=self.health.uptime_s,
+            npu_temperature_c=facts.get("temperature_c"),
+            soc_temperature_c=system.soc_temperature_c(),
+            throttling=system.throttling(),
+            round_trips_ms=facts.get("round_trips_ms", ()),
+        )
 
-    def submit(self, task: Task) -> bool:
-        """Queue a request. Return False if too many wait. Any thread; does not wait."""
-        return self.backlog.submit(task)
+    def _fleet_state(self) -> tuple[str, str] | None:
+        """Return the role in the fleet and the connected server; None without a role."""
+        satellite = self.transcriber if isinstance(self.transcriber, SatelliteTranscriber) else None
+        link = satellite.link if satellite else self.fleet
+        return (self.settings.fleet.role, link.server) if link else None
+
+    def _apply_mute(self) -> None:
+        """Close or open the microphone, and discard what could be played."""
+        self._playback.discard()
+        self.supervisor.apply_mute()
 
     def is_room_busy(self) -> bool:
         """Return True while somebody speaks to the microphone, or that is being transcribed."""
         return self.segmenter.speaking or self.backlog.is_busy
 
-    def report_change(self) -> None:
+    def _report_change(self) -> None:
         """Tell the listeners that the state has changed."""
         for listener in self.listeners:
             listener.on_change()
 
-    def report_correction(self, correction: Correction) -> None:
+    def _report_correction(self, correction: Correction) -> None:
         """Tell the listeners that a transcript was corrected."""
         for listener in self.listeners:
             listener.on_correction(correction)
 
-    def put(self, frame: Frame) -> None:
+    def _put(self, frame: Frame) -> None:
         """Queue a frame, or drop and count it: sound never waits."""
         self.sounding.set()
         if self.controls.listens:
@@ -248,10 +274,10 @@ class _Assembly:
         except Full:
             self.health.count("frames_dropped")
 
-    def make_publisher(self) -> Publisher:
+    def _make_publisher(self) -> Publisher:
         """Return what publishes to the broker."""
         settings = self.settings
-        return self.factories.publisher(
+        return self._factories.publisher(
             settings.mqtt,
             self.node,
             self.store,
@@ -266,44 +292,34 @@ class _Assembly:
                 self.node,
                 self.store,
                 self.mute,
-                expect=self.expect,
-                send=self.send_answer,
+                expect=self._expect,
+                send=lambda answer: self.publisher.send(answer) if self.publisher else None,
             ),
             rooms=self.house,
         )
 
-    def expect(
+    def _expect(
         self, request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]
     ) -> None:
         """Expect sentences for a client of the broker. Raises ValueError."""
         try:
-            self.phrases.expect(request, answer)
+            self._phrases.expect(request, answer)
         except ControlError as error:
             raise ValueError(str(error)) from None
 
-    def send_answer(self, message: OutgoingMessage) -> None:
-        """Publish a late answer to a command. Any thread."""
-        if self.publisher:
-            self.publisher.send(message)
-
-    def make_house(self) -> House:
+    def _make_house(self) -> House:
         """Return what decides with other rooms which one acts on a sentence."""
-
-        def wake() -> None:
-            if self.publisher:
-                self.publisher.notify()
-
         return House(
             self.node,
             folder=store_folder(self.settings.store),
             prefix=self.settings.mqtt.prefix,
-            report=self.report_rooms,
+            report=self._report_rooms,
             muted=lambda: self.mute.on,
-            wake=wake,
-            on_change=self.report_change,
+            wake=lambda: self.publisher.notify() if self.publisher else None,
+            on_change=self._report_change,
         )
 
-    def report_rooms(self, heard: HeardIn) -> None:
+    def _report_rooms(self, heard: HeardIn) -> None:
         """Store which other rooms heard a sentence, and tell the listeners."""
         try:
             self.store.set_rooms(heard)
@@ -312,14 +328,11 @@ class _Assembly:
         for listener in self.listeners:
             listener.on_heard_in(heard)
 
-    def make_controls(self, read: ReadConfiguration, installer: ModelInstaller) -> Controls:
+    def _make_controls(self, read: ReadConfiguration, installer: ModelInstaller) -> Controls:
         """Return what the control socket serves."""
         setting_commands = SettingCommands(self.settings, read, self.reload.set)
-        model = self.model
-        self.playback = Playback(
-            self.store, enabled=self.settings.web.playback, is_muted=lambda: self.mute.on
-        )
-        self.phrases = PhraseCommands(setting_commands, model, self.expectations)
+        model = self.transcriber
+        self._phrases = PhraseCommands(setting_commands, model, self._expectations)
         return Controls(
             self.node,
             room_name(self.node, self.settings.homeassistant.area),
@@ -328,29 +341,37 @@ class _Assembly:
             state=self.state,
             stats=self.stats,
             microphone=MicrophoneCommands(
-                self.state, self.submit, model.gates, model.bundle.window_s, self.phrases.make
+                self.state,
+                lambda task: self.backlog.submit(task),  # noqa: PLW0108 - it is made later
+                model.gates,
+                model.bundle.window_s,
+                self._phrases.make,
             ),
             groups=(
-                LogCommands(self.store, self.node, self.playback.poll),
-                self.playback,
+                LogCommands(self.store, self.node, self._playback.poll),
+                self._playback,
                 CorrectionCommands(
                     self.store,
                     self.node,
                     setting_commands,
-                    self.report_correction,
+                    self._report_correction,
                     model.is_common if isinstance(model, Transcriber) else lambda _: False,
                 ),
                 ApplianceCommands(self.mute, self.day),
                 setting_commands,
-                self.phrases,
+                self._phrases,
                 BrokerCommands(setting_commands),
                 ModelCommands(installer),
             ),
         )
 
-    def make_home(self) -> HomeAssistantClient | None:
+    def _make_home(self) -> HomeAssistantClient | None:
         """Return what talks to Home Assistant, if that is configured."""
-        state, model, publisher = store_folder(self.settings.store), self.model, self.publisher
+        model, state, publisher = (
+            self.transcriber,
+            store_folder(self.settings.store),
+            self.publisher,
+        )
         if not self.settings.homeassistant.url:
             with contextlib.suppress(OSError):
                 (state / NAMES_FILE).unlink(missing_ok=True)
@@ -363,31 +384,31 @@ class _Assembly:
             callbacks=Callbacks(
                 on_names=model.set_names if isinstance(model, Transcriber) else lambda _: None,
                 on_reply=publisher.assist if publisher else lambda _: None,
-                on_change=self.report_change,
+                on_change=self._report_change,
             ),
         )
 
-    def make_stages(self) -> None:
-        """Make the parts that transcribe."""
+    def _make_stages(self) -> None:
+        """Make the parts that transcribe, and store the texts."""
         self.tasks = TaskTranscriber(
             self.settings,
-            self.model,
+            self.transcriber,
             self.store,
             self.health,
             self.listeners,
             on_decision=functools.partial(self.frames.mark, Sentinel.DECIDED),
-            on_speculation=self.end_speculation,
-            expectations=self.expectations,
+            on_speculation=self._end_speculation,
+            on_stored=self._playback.keep,
+            on_idle=self._playback.poll,
+            expectations=self._expectations,
             is_room_busy=self.is_room_busy,
         )
-        self.tasks.on_stored, self.tasks.on_idle = self.playback.keep, self.playback.poll
-        in_process = self.model.in_process
-        self.backlog = self.opened.enter_context(
+        self.backlog = self._opened.enter_context(
             Backlog(
                 self.settings,
                 self.health,
                 self.tasks.discard,
-                in_process=in_process,
+                in_process=self.transcriber.in_process,
                 is_stored=self.tasks.is_stored,
             )
         )
@@ -396,20 +417,20 @@ class _Assembly:
         submit = self.backlog.submit if here else lambda _: False
         self.partials = Partials(submit, self.tasks.preview, self.listeners)
 
-    def end_speculation(self, task: Task) -> None:
+    def _end_speculation(self, task: Task) -> None:
         """Publish a speculation's text, and let it wait for its utterance to end."""
         self.partials.publish_eager(task)
         self.backlog.end_speculation(task)
 
-    def make_wyoming(self) -> WyomingServer:
+    def _make_wyoming(self) -> WyomingServer:
         """Return the server that transcribes for other programs."""
 
         async def announce(port: int) -> None:
-            await advertise(f"roomscribe-{self.node}"[:63], port, self.report_announcement)
+            await advertise(f"roomscribe-{self.node}"[:63], port, self._report_announcement)
 
         def ask(window: Window, answer: Answer, names: tuple[str, ...]) -> Task | None:
             task = Task(window, answer, names=names, search=True)
-            return task if self.submit(task) else None
+            return task if self.backlog.submit(task) else None
 
         def keep(window: Window, result: Transcription, queue_ms: float) -> None:
             self.tasks.keep(window, result, queue_ms)
@@ -420,8 +441,8 @@ class _Assembly:
             self.settings,
             self.node,
             Hooks(
-                lambda: self.model.bundle,
-                self.model.gates,
+                lambda: self.transcriber.bundle,
+                self.transcriber.gates,
                 ask,
                 keep=keep if wyoming.log else None,
                 count=self.health.count,
@@ -432,19 +453,19 @@ class _Assembly:
             socket_path=runtime_folder(self.settings) / WYOMING_SOCKET if api else None,
         )
 
-    def report_announcement(self, trouble: str) -> None:
+    def _report_announcement(self, trouble: str) -> None:
         """Note why the network does not know of the Wyoming server, "" if it does."""
         if trouble != self.notices["announcement"]:
             self.notices["announcement"] = trouble
             log.info("%s", trouble or "the Wyoming server is announced to the network")
-            self.report_change()
+            self._report_change()
 
-    def make_fleet(self) -> Link:
+    def _make_fleet(self) -> Link:
         """Return the connection over which the windows of satellites come."""
 
         def ask(window: Window, ahead: bool, answer: Answer) -> Task | None:
             task = Task(window, answer, ask_completeness=ahead)
-            return task if self.submit(task) else None
+            return task if self.backlog.submit(task) else None
 
         def report(trouble: str | None) -> None:
             if self.health.trouble("fleet", trouble) and trouble:
@@ -452,17 +473,17 @@ class _Assembly:
 
         link = Link(self.settings.fleet, self.node)
         room = OwnRoom(
-            model=lambda: self.model.bundle,
+            model=lambda: self.transcriber.bundle,
             submit=ask,
             count_waiting=lambda: len(self.backlog),
             count=self.health.count,
             report_trouble=report,
         )
-        FleetWorker(link, room, self.model.gates)
-        self.opened.callback(link.close)
+        FleetWorker(link, room, self.transcriber.gates)
+        self._opened.callback(link.close)
         return link
 
-    def open_control(self) -> None:
+    def _open_control(self) -> None:
         """Open the control socket. Without it everything else goes on, and the log says so."""
         folder = runtime_folder(self.settings)
         path = folder / SOCKET_NAME
@@ -470,9 +491,9 @@ class _Assembly:
             for above in (*reversed(folder.parents), folder):
                 if not above.exists():
                     above.mkdir(mode=0o700, exist_ok=True)
-            self.opened.callback(remove_empty, folder)
-            self.controls.server = self.opened.enter_context(
-                ControlServer(path, self.controls, idle_s=self.factories.idle_s)
+            self._opened.callback(remove_empty, folder)
+            self.controls.server = self._opened.enter_context(
+                ControlServer(path, self.controls, idle_s=self._factories.idle_s)
             )
         except OSError as error:
             reason = error.strerror or str(error)

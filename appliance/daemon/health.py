@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.infer import AnyTranscriber
 from appliance.system import write_whole
 
 log = logging.getLogger("roomscribe.daemon")
@@ -106,6 +107,17 @@ class Health:
     def uptime_s(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._started_s
+
+
+def report_backend(health: Health, transcriber: AnyTranscriber) -> None:
+    """Note what transcribes and its trouble; log the trouble, and its end. The encoder's thread."""
+    backend, trouble = transcriber.backend, transcriber.backend.trouble
+    model = transcriber.bundle
+    if health.set_encoder(backend.name, model.name, model.title, trouble):
+        if trouble:
+            log.warning("%s", trouble)
+        else:
+            log.info("%s: the encoder runs on %s", model.title, backend.name)
 
 
 class Day:

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from queue import Full
 
+from appliance.daemon.assembly import Parts
 from appliance.daemon.backlog import Kind, Lease, Task
-from appliance.daemon.parts import Parts, report_backend
+from appliance.daemon.health import report_backend
 from appliance.daemon.stages import Sentinel, Stage
 from appliance.errors import RefusedError, ServerError
 from appliance.records import ApplianceState, ApplianceStats, Discarded, Frame, Window

@@ -74,11 +74,15 @@ class TaskTranscriber:
         *,
         on_decision: Callable[[], object] = lambda: None,
         on_speculation: Callable[[Task], object] = lambda _: None,
+        on_stored: Callable[[Window], object] = lambda _: None,
+        on_idle: Callable[[], object] = lambda: None,
         expectations: Expectations | None = None,
         is_room_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """`expectations` are what clients expect; `on_speculation` is called with each transcribed
-        speculation, `on_decision` when a speculation's `silence_ms` is known."""
+        speculation, `on_decision` when a speculation's `silence_ms` is known, `on_stored` with each
+        window of the microphone whose transcript is stored, and `on_idle` about once a second while
+        nothing is to be transcribed."""
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._listeners = health, listeners
         self._kept: deque[Transcript] = deque()
@@ -86,10 +90,7 @@ class TaskTranscriber:
         self._on_decision, self.on_speculation = on_decision, on_speculation
         self._expectations = expectations or Expectations()
         self._is_room_busy = is_room_busy
-        self.on_stored: Callable[[Window], object] = lambda _: None
-        """Called with each window of the microphone whose transcript is stored."""
-        self.on_idle: Callable[[], object] = lambda: None
-        """Called about once a second while nothing is to be transcribed."""
+        self._on_stored, self._on_idle = on_stored, on_idle
         self._gates = Gates(transcriber.gates)
         self._address = AddressPhrase(settings.assist.phrase)
         self._quiet_dbfs: list[float] = []
@@ -222,7 +223,7 @@ class TaskTranscriber:
         transcript = compose(window, result, result.model or self.model, queue_ms)
         self._store_transcript(self._address.mark(transcript))
         lease.finish()
-        self.on_stored(window)
+        self._on_stored(window)
         self._expectations.complete(window, result.text, result.candidates)
 
     def _judge_level(self, window: Window) -> None:
@@ -274,7 +275,7 @@ class TaskTranscriber:
     def tidy(self) -> None:
         """Store what `keep` got and delete old transcripts, while nobody speaks."""
         self._expectations.poll()
-        self.on_idle()
+        self._on_idle()
         self.flush()
         if time.monotonic() < self._expire_s:
             return
