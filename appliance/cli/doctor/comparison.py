@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 LEAST_COSINE = 0.9
 """Between the states of a window. Hailo's INT8 encoders promise a signal-to-noise ratio of 15 dB,
 which gives 0.98; states of another network are near 0. Never compared on a real chip."""
+MORE, POINTS, MOST = 1.5, 0.10, 2
+"""The NPU may get these times as many words wrong as the CPU, or that part of all words more, or so
+many words more. In the shipped sentences a simulated chip's noise of 15 to 6 dB makes 1 to 2.5 %
+of the CPU's words others, at most 2 in a sentence."""
 SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".opus", ".mp3")
 BASE_D_MODEL = 512
 """Width of whisper-base."""
@@ -55,10 +59,10 @@ class Compared:
     """Ratio of the CPU's states to the difference; more is better."""
     same_text: bool
     cpu_errors: int
-    """Wrong words in the text; 0 if the right text is unknown."""
+    """Wrong words in the text; 0 if the right text is unknown: then the CPU's stands for it."""
     npu_errors: int
     words: int
-    """Words of the right text; 0 if it is unknown."""
+    """Words of the right text."""
     cpu_ms: float
     npu_ms: float
     is_empty: bool = False
@@ -117,6 +121,7 @@ def summarize(found: Sequence[Compared]) -> dict[str, Any]:
         "windows": len(found),
         "cosine_mean": round(statistics.mean(cosines), 4),
         "cosine_min": round(min(cosines), 4),
+        "noise_db_mean": round(statistics.mean(window.noise_db for window in found), 1),
         "noise_db_min": round(min(window.noise_db for window in found), 1),
         "texts_equal": sum(window.same_text for window in found),
         "texts_empty_on_npu": sum(window.is_empty for window in found),
@@ -134,6 +139,10 @@ def summarize(found: Sequence[Compared]) -> dict[str, Any]:
 def judge(found: list[Compared], figures: dict[str, Any] | None = None, known: str = "") -> Outcome:
     """Return the outcome for the compared windows. `known`: a defect of this model on this chip."""
     figures = figures or summarize(found)
+    word_count, cpu, npu = (
+        sum(getattr(window, name) for window in found)
+        for name in ("words", "cpu_errors", "npu_errors")
+    )
     line = (
         f"{len(found)} windows: cosine {figures['cosine_mean']:.4f} (min "
         f"{figures['cosine_min']:.4f}), at least {figures['noise_db_min']:.0f} dB above the "
@@ -151,8 +160,8 @@ def judge(found: list[Compared], figures: dict[str, Any] | None = None, known: s
     empty, wrong = figures["texts_empty_on_npu"], ""
     if 2 * empty >= len(found):
         wrong = f"{empty} texts are empty with the NPU's encoder only"
-    elif known and 2 * figures["texts_equal"] < len(found):
-        wrong = f"only {figures['texts_equal']} texts are equal"
+    elif npu - cpu > max((MORE - 1) * cpu, POINTS * word_count, MOST):
+        wrong = f"the NPU gets {npu - cpu} of {word_count} words more wrong"
     elif figures["cosine_min"] < LEAST_COSINE:
         wrong = f"the cosine should be {LEAST_COSINE} or more"
     if not wrong:
@@ -189,8 +198,8 @@ def _compare_one(
         ),
         same_text=cpu_text == npu_text,
         cpu_errors=word_errors(right, cpu_text) if right else 0,
-        npu_errors=word_errors(right, npu_text) if right else 0,
-        words=len(right),
+        npu_errors=word_errors(right or cpu_text, npu_text),
+        words=len(right or cpu_text),
         cpu_ms=cpu.encode_ms,
         npu_ms=npu_ms,
         is_empty=bool(cpu_text) and not npu_text,
