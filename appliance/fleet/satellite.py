@@ -453,9 +453,11 @@ class FleetBackend(RemoteBackend[Presence, Transcription]):
 
     def facts(self) -> dict[str, Any]:
         """Return `counters` and `round_trips_ms`, and what is known of the chip here."""
-        counters = {**self._satellite.counts, "fleet_own_cpu": self.own_cpu}
+        local = super().facts()
+        counters = {**local.get("counters", {}), **self._satellite.counts}
+        counters["fleet_own_cpu"] = self.own_cpu
         mine = {"counters": counters, "round_trips_ms": tuple(self._satellite.round_trips_ms)}
-        return {**super().facts(), **mine}
+        return {**local, **mine}
 
     def count_local(self) -> None:
         """Count a window that this machine's model encoded; it does not wait for a worker."""

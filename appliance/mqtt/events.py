@@ -37,6 +37,7 @@ COUNTERS = (
     "set_aside", "expired", "refused", "guesses", "guesses_used", "closed_early",
     "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
     "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",
+    "npu_failovers",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ANSWER_BYTES = 60_000

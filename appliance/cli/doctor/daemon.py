@@ -171,12 +171,12 @@ def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> DaemonPro
     return None
 
 
-def daemon_state(settings: Settings) -> dict[str, Any]:
-    """Return the running daemon's state; empty if it does not answer this user."""
+def ask_daemon(settings: Settings, command: str) -> dict[str, Any]:
+    """Return the running daemon's `state` or `stats`; empty if it does not answer this user."""
     places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
     with suppress(DaemonError), ControlClient(places, ANSWER_S) as daemon:
-        state: dict[str, Any] = daemon.call("state")
-        return state
+        found: dict[str, Any] = daemon.call(command)
+        return found
     return {}
 
 

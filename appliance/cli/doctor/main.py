@@ -94,7 +94,7 @@ def run(
         try:
             with writing(options.report) as file:
                 findings = print_findings(around, checks)
-                write_report(file, as_json(findings), options.config)
+                write_report(file, as_json(findings), options.config, around.settings)
         except OSError as error:
             raise ConfigError(
                 f"{options.report} cannot be written: {error.strerror}; choose another file"

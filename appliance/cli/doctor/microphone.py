@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from appliance.cli.doctor.daemon import daemon_state
+from appliance.cli.doctor.daemon import ask_daemon
 from appliance.cli.doctor.machine import INSTALL
 from appliance.cli.doctor.model import TEXT, spoken_frames
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
@@ -32,11 +32,11 @@ def microphone(around: Surroundings) -> Outcome:
     users = recording_processes(around.root)
     daemon = around.daemon
     if daemon and any(daemon.pid in (holder.pid, _parent(holder.pid)) for holder in users):
-        return _used_by_daemon(daemon_state(around.settings), f"used by {daemon}")
+        return _used_by_daemon(ask_daemon(around.settings, "state"), f"used by {daemon}")
     try:
         return _listen(around)
     except DeviceError as error:
-        if daemon and (state := daemon_state(around.settings)):
+        if daemon and (state := ask_daemon(around.settings, "state")):
             return _used_by_daemon(state, f"cannot be opened while {daemon} runs")
         used_by = f"used by {', '.join(map(str, users))}; " if users else ""
         raise DeviceError(f"{used_by}{error}") from error

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.doctor.daemon import UNIT, daemon_state, is_hidden
+from appliance.cli.doctor.daemon import UNIT, ask_daemon, is_hidden
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import node_name
 from appliance.mqtt import PASSWORD_CREDENTIAL, BrokerProbe
@@ -106,7 +106,7 @@ def state(around: Surroundings) -> Outcome:
     """Check the daemon's state."""
     if around.daemon is None:
         return skipped("the daemon does not run")
-    found = daemon_state(around.settings)
+    found = ask_daemon(around.settings, "state")
     return judge_state(found) if found else skipped("it does not answer this user")
 
 

@@ -16,12 +16,18 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from appliance.config import DEFAULT_PATH, slug
+from appliance.cli.doctor.daemon import ask_daemon
+from appliance.config import DEFAULT_PATH, Settings, slug
 
 PACKAGES = (
     "roomscribe", "hailo-all", "hailo-h10-all", "hailort", "hailo-dkms", "python3-hailort",
     "python3-numpy", "python3-onnxruntime", "libportaudio2",
 )  # fmt: skip
+OF_DAEMON = (
+    "status", "reasons", "encoder", "model", "uptime_s", "transcripts", "npu_failovers",
+    "latency_ms_p50", "latency_ms_p95", "npu_temperature_c", "soc_temperature_c", "throttling",
+)  # fmt: skip
+"""What is reported of its state and stats."""
 PRIVATE = ("appliance", "capture", "mqtt", "store")
 """Sections of the configuration whose texts may identify this machine or its owner."""
 HARMLESS = {"", "localhost", "127.0.0.1", "/", "~", "pi", "root", "default"}
@@ -33,9 +39,15 @@ ADDRESSES = (
 )
 
 
-def write_report(file: Path, findings: dict[str, Any], configuration: Path | None) -> None:
-    """Write the doctor's findings (`as_json`) without names. Raises OSError."""
-    found = redact({"machine": machine()} | findings, private_texts(configuration))
+def write_report(
+    file: Path, findings: dict[str, Any], configuration: Path | None, settings: Settings
+) -> None:
+    """Write the doctor's findings (`as_json`), and what the running daemon has counted, without
+    names. Raises OSError."""
+    answer = ask_daemon(settings, "state") | ask_daemon(settings, "stats")
+    running = {name: answer[name] for name in OF_DAEMON if name in answer}
+    findings = {"machine": machine(), "daemon": running} | findings
+    found = redact(findings, private_texts(configuration))
     file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 

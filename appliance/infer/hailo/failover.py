@@ -95,6 +95,8 @@ class FailoverEncoder:
         """Windows since the NPU was opened."""
         self._watch_s = self._failed_s = 0.0
         self._facts: dict[str, Any] = {}
+        self._failovers = 0
+        """Times that a chip in use was dropped."""
         self._lock, self._closed = threading.Lock(), False
 
     def open(self) -> None:
@@ -162,8 +164,10 @@ class FailoverEncoder:
         return self._collect()
 
     def facts(self) -> dict[str, Any]:
-        """Return the last facts read of the chip in use; empty without one."""
-        return dict(self._facts)
+        """Return the last facts read of the chip in use, none without one, and the counter of how
+        often the CPU has taken over, if ever."""
+        counters = {"counters": {"npu_failovers": self._failovers}} if self._failovers else {}
+        return {**self._facts, **counters}
 
     def close(self) -> None:
         """Free the chip; wait a second or two at most if it hangs."""
@@ -210,6 +214,7 @@ class FailoverEncoder:
     def _drop(self, npu: Npu, error: NpuError) -> None:
         """Stop using an NPU, without waiting until it is closed."""
         self._npu = None
+        self._failovers += 1
         self._fail(error)
         npu.close(0.0)
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from rigs.checkout import SPEECH
 from rigs.command import errors, roomscribe
-from rigs.daemon import write_config
-from rigs.hailo_simulator.control import Simulator
+from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.hailo_simulator.control import Simulator, with_hef
+from rigs.waiting import until
 
 from appliance.cli.doctor import report
 from appliance.model.bundle import Bundle
@@ -71,6 +72,26 @@ def test_with_a_hailo_the_report_compares_npu_and_cpu(tmp_path: Path, hef_bundle
     assert two["texts_equal"] == 2 and two["cosine_mean"] == pytest.approx(1.0, abs=1e-4)
     assert {"mel_ms", "npu_ms", "cpu_ms", "npu_decode_ms", "memory_mb"} <= two.keys()
     assert "HLDDLBB" not in text, "the chip's serial number"
+
+
+def test_the_report_has_what_the_running_daemon_counted(tmp_path: Path, built_in: Bundle) -> None:
+    simulator = Simulator(tmp_path / "machine")
+    simulator.plug(latency_ms=1, patience=100)
+    model = with_hef(built_in, tmp_path / "with-hef").folder
+    config = write_config(tmp_path, model={"bundle": model})
+    out = tmp_path / "report.json"
+    environment = simulator.environment
+    silence = Path("/dev/zero").open("rb")
+    with silence, daemon(config, "--recording", "-", stdin=silence, environment=environment):
+        until(lambda: "on hailo8" in log_of(config), READY_WITHIN_S)
+        arguments = ("doctor", "--config", config, "--report", out, "--recordings", SPEECH)
+        roomscribe(*arguments, environment=environment)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    running = found["daemon"]
+    assert (running["encoder"], running["npu_failovers"]) == ("hailo8", 0)
+    assert running["npu_temperature_c"] == 51.5 and running["uptime_s"] > 0
+    checks = {one["name"]: one for one in found["checks"]}
+    assert checks["self-test on the NPU"]["status"] == "skipped", "the daemon uses the chip"
 
 
 def test_an_output_that_cannot_be_written_fails_before_anything_is_measured(
