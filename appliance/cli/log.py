@@ -1,7 +1,4 @@
-"""`roomscribe log`: show, follow, export, correct and delete transcripts of the local log.
-
-Over 500 lines because these are actions of one command, with the same selection and output.
-"""
+"""`roomscribe log`: show, follow, export, correct and delete transcripts of the local log."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ EPILOG = """\
 examples:
   roomscribe run                          listen with /etc/roomscribe/roomscribe.toml
   roomscribe transcribe --srt talk.flac   write subtitles for a recording
-  roomscribe model add tiny               replace the built-in model by a real one
+  roomscribe model add base               download a larger Whisper
   roomscribe log --since 1h --grep light  show what was said about a light in the last hour
 """
 
