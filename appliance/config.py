@@ -888,15 +888,6 @@ class FleetSettings:
     ca: str = key(
         "", "The authority that signed the server's certificate (PEM); empty: those of the system."
     )
-    model: str = key(
-        "",
-        "A satellite asks only workers with this model; empty: any.",
-        form=TextForm(
-            "the name of a model, of a-z, A-Z, 0-9, _ and -",
-            pattern=r"[0-9A-Za-z_-]{0,100}",
-            suggest=lambda text: re.sub(r"[^0-9A-Za-z_-]+", "-", text)[:100],
-        ),
-    )
     patience_s: float = key(
         5.0,
         "How long a satellite waits for a text. Then its own model is used, or the window waits.",

@@ -29,7 +29,8 @@ VERSION = 1
 STREAM = "ROOMSCRIBE"
 WORKERS = "roomscribe.workers"
 """Every worker answers requests on this subject with its presence."""
-ANY = "any"
+CONSUMER, WINDOWS = "workers", "roomscribe.window.*"
+"""The stream's consumer, which all workers share, and the subjects of all satellites' windows."""
 WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
 INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
 LARGEST = 1_000_000
@@ -112,8 +113,6 @@ class Presence:
     language: str
     languages: tuple[str, ...]
     window_s: float
-    clock_s: float = math.nan
-    """Time by its clock when it answered, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +120,11 @@ class Subjects:
     """The subjects of a node."""
 
     node: str
-    model: str = ""
 
     @property
     def window(self) -> str:
         """Subject for a satellite's windows."""
-        return f"roomscribe.window.{self.model or ANY}.{self.node}"
+        return f"roomscribe.window.{self.node}"
 
     @property
     def answer(self) -> str:
@@ -147,16 +145,6 @@ def is_inbox(subject: str) -> bool:
 def token(name: str) -> str:
     """Return `name` as a part of a subject; never empty."""
     return re.sub(r"[^0-9A-Za-z_-]+", "-", name)[:100] or "-"
-
-
-def consumer_name(model: str) -> str:
-    """Return the name of the consumer of the workers with a model; "": of all workers."""
-    return f"workers-{model or ANY}"
-
-
-def consumer_filter(model: str) -> str:
-    """Return the subjects of that consumer."""
-    return f"roomscribe.window.{model or ANY}.*"
 
 
 def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
@@ -322,7 +310,6 @@ def pack_presence(worker: Presence) -> bytes:
             "language": worker.language,
             "languages": list(worker.languages)[:200],
             "window_s": worker.window_s,
-            "clock_s": time.time(),
         }
     )
 
@@ -352,7 +339,6 @@ def read_presence(data: bytes) -> Presence:
         if isinstance(languages, list)
         else (),
         window_s=window_s if math.isfinite(window_s) else 10.0,
-        clock_s=_read_number(fields.get("clock_s"), 0.0, 1e11),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from appliance.config import FleetSettings
@@ -14,13 +13,8 @@ from appliance.fleet.link import Link, read_credential
 from appliance.fleet.messages import (
     STREAM,
     WORKERS,
-    Answer,
-    Job,
     MessageError,
     Presence,
-    Subjects,
-    pack_window,
-    read_answer,
     read_presence,
 )
 from appliance.system import one_line
@@ -98,10 +92,6 @@ class Probe:
         ServerError."""
         return self._allowed(lambda: self._client().publish(subject, b""))
 
-    def transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
-        """Return a worker's answer, and after how many milliseconds it came. Raises ServerError."""
-        return self._call(lambda: self._transcribe(job, within_s), within_s + API_S)
-
     def _client(self) -> Any:
         """Return the connected client. Raises ServerError if the connection is lost."""
         if self._link.client is None:
@@ -164,24 +154,3 @@ class Probe:
         except NotFoundError:  # no worker has made it yet
             return 0
         return int(info.state.messages)
-
-    async def _transcribe(self, job: Job, within_s: float) -> tuple[Answer, float]:
-        client, subjects = self._client(), Subjects(self.node, self._settings.model)
-        headers, payload = pack_window(job)
-        subscription = await client.subscribe(subjects.answer)
-        begun_s = time.monotonic()
-        await client.jetstream(timeout=API_S).publish(
-            subjects.window, payload, stream=STREAM, headers=headers
-        )
-        try:
-            while True:
-                left_s = begun_s + within_s - time.monotonic()
-                message = await subscription.next_msg(max(0.001, left_s))
-                with suppress(MessageError):
-                    answer = read_answer(message.data, lambda _text: 1.0)
-                    if answer.id == job.window.id:
-                        return answer, 1000 * (time.monotonic() - begun_s)
-        except TimeoutError:
-            raise ServerError(
-                f"no worker answered within {within_s:g} s; see `roomscribe fleet status`"
-            ) from None

@@ -236,7 +236,7 @@ def unwritable(path: Path, error: OSError) -> StoreError:
 
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:
     """Return the subjects that a node may publish to, and those that it may read."""
-    own, everybody = Subjects(node, model="*"), Subjects("*")
+    own, everybody = Subjects(node), Subjects("*")
     if role == "satellite":
         return [WORKERS, own.window], [f"{own.inbox}.>", own.answer]
     publish = [

@@ -37,7 +37,6 @@ from appliance.fleet.messages import (
     pack_sound,
     read_answer,
     read_presence,
-    token,
     window_headers,
 )
 from appliance.infer import (
@@ -82,8 +81,6 @@ REMEMBERED = 64
 ROUND_TRIPS = 100
 FULL = 10077
 """nats-server's number for: maximum messages per subject exceeded."""
-PROBED = "doctor-"
-"""Prefix of the ids of windows that `roomscribe doctor` sends under our name."""
 STATUS = "see `roomscribe fleet status`"
 
 
@@ -118,8 +115,8 @@ class Satellite:
         self.counts: Counter[str] = Counter()
         """fleet_sent, fleet_redone (sent again), fleet_late."""
         self.round_trips_ms: deque[float] = deque(maxlen=ROUND_TRIPS)
-        self._link, self._model, self._patience_s = link, settings.model, settings.patience_s
-        self._subjects = Subjects(link.node, settings.model)
+        self._link, self._patience_s = link, settings.patience_s
+        self._subjects = Subjects(link.node)
         self._awaited: dict[str, asyncio.Future[Answer]] = {}
         """Futures of awaited answers, by the window's id."""
         self._attempts: OrderedDict[str, Attempt] = OrderedDict()
@@ -134,7 +131,7 @@ class Satellite:
         link.refused = self._record_refusal
 
     def find_worker(self) -> Presence:
-        """Return a connected worker with a suitable model. Any thread."""
+        """Return a connected worker. Any thread."""
         self._link.settle(CONNECT_S)
 
         async def ask() -> Presence:
@@ -195,8 +192,6 @@ class Satellite:
         awaited = self._awaited.get(answer.id)
         if awaited and not awaited.done():
             awaited.set_result(answer)
-            return
-        if answer.id.startswith(PROBED):
             return
         self.counts["fleet_late"] += 1
         if answer.id in self._abandoned and not isinstance(answer.result, Refusal):
@@ -326,12 +321,12 @@ class Satellite:
         return True
 
     async def _find_worker(self, client: Client) -> Presence:
-        """Return a worker with a suitable model. Raises ServerError."""
+        """Return a worker. Raises ServerError."""
         from nats.errors import Error
 
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + PRESENCE_S
-        others = trouble = ""
+        trouble = ""
         heard = await client.subscribe(inbox := client.new_inbox())
         try:
             await client.publish(WORKERS, b"", reply=inbox)
@@ -340,24 +335,14 @@ class Satellite:
                 if reply.headers and reply.headers.get("Status") == "503":
                     raise self._no_worker(ServerError.NO_WORKER)
                 try:
-                    found = read_presence(reply.data)
+                    return read_presence(reply.data)
                 except MessageError as error:
                     trouble = f"refused: the worker {error}; upgrade the older of the two"
-                    continue
-                if not self._model or token(found.name) == self._model:
-                    return found
-                others = found.name
         except Error:
             pass  # no other worker answers, or the connection is lost
         finally:
             with suppress(Error):
                 await heard.unsubscribe()
-        if others:
-            raise ServerError(
-                f"no worker: none has the model {self._model}, but {others}; see fleet.model",
-                busy=True,
-                kind=ServerError.NO_WORKER,
-            )
         raise ServerError(trouble or f"worker lost: no worker answers; {STATUS}", busy=True)
 
     def _no_worker(self, kind: str) -> ServerError:

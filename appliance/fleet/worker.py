@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,9 +23,11 @@ from appliance.config import GateSettings
 from appliance.errors import ServerError
 from appliance.fleet.link import Link
 from appliance.fleet.messages import (
+    CONSUMER,
     LARGEST,
     RECOMMENDED,
     STREAM,
+    WINDOWS,
     WORKERS,
     Answer,
     Job,
@@ -34,15 +35,12 @@ from appliance.fleet.messages import (
     Presence,
     Refusal,
     Subjects,
-    consumer_filter,
-    consumer_name,
     is_inbox,
     pack_answer,
     pack_presence,
     read_identity,
     read_window,
     read_window_header,
-    token,
 )
 from appliance.infer import Model, join_transcriptions
 from appliance.records import SAMPLE_RATE, Transcription, Window
@@ -73,11 +71,6 @@ REMEMBERED = 32
 """Texts kept for windows that are sent again."""
 API_S = 1.5
 """Limit for a JetStream request."""
-MODEL_SUBJECT = re.compile(r"roomscribe\.window\.[0-9A-Za-z_-]+\.\*")
-MOST_SUBJECTS = 8
-"""Models whose windows the server accepts, `any` among them. A satellite may leave WAITING windows
-for each, so that no satellite can fill the server's memory alone."""
-ADJUSTMENTS = 3
 
 
 class RequestHandle(Protocol):
@@ -131,30 +124,28 @@ class FleetWorker:
 
     async def _serve(self, client: Client) -> None:
         """Serve a connection until it ends. Raises ServerError."""
-        consumers = await self._prepare(client)
+        await self._prepare(client)
         self._link.confirm_service()
         subscription = await client.subscribe(WORKERS, cb=self._announce)
         try:
             while True:
                 while self._room.count_waiting():
                     await asyncio.sleep(QUIET_S)
-                messages = await _fetch(client, consumers, self._pull_s)
-                for message in messages:
+                if message := await _fetch(client, self._pull_s):
                     await self._process(client, message)
         finally:
             with suppress(Exception):
                 await subscription.unsubscribe()
 
-    async def _prepare(self, client: Client) -> list[str]:
-        """Create or update stream and consumers; return the latter's names. Raises ServerError."""
+    async def _prepare(self, client: Client) -> None:
+        """Create or update stream and consumer. Raises ServerError."""
         from nats.errors import Error
         from nats.js import api
         from nats.js.errors import BadRequestError
 
-        names = list(dict.fromkeys(["", token(self._room.model().name)]))
         stream = api.StreamConfig(
             name=STREAM,
-            subjects=[consumer_filter(name) for name in names],
+            subjects=[WINDOWS],
             retention=api.RetentionPolicy.WORK_QUEUE,
             storage=api.StorageType.MEMORY,
             discard=api.DiscardPolicy.NEW,
@@ -173,15 +164,14 @@ class FleetWorker:
                 await server.add_stream(stream)
             except BadRequestError:  # it exists with other values
                 await self._update_stream(server, stream)
-            for name in names:
-                wanted = api.ConsumerConfig(
-                    durable_name=consumer_name(name),
-                    filter_subject=consumer_filter(name),
-                    ack_policy=api.AckPolicy.EXPLICIT,
-                    ack_wait=ACK_WAIT_S,
-                    max_deliver=DELIVERIES,
-                )
-                await server.add_consumer(STREAM, wanted)
+            wanted = api.ConsumerConfig(
+                durable_name=CONSUMER,
+                filter_subject=WINDOWS,
+                ack_policy=api.AckPolicy.EXPLICIT,
+                ack_wait=ACK_WAIT_S,
+                max_deliver=DELIVERIES,
+            )
+            await server.add_consumer(STREAM, wanted)
         except Error as error:
             raise ServerError(
                 f"refused: the fleet's server {self._link.server} refuses the stream {STREAM}: "
@@ -189,24 +179,16 @@ class FleetWorker:
                 "(`roomscribe doctor`)",
                 kind=ServerError.REFUSED,
             ) from error
-        return [consumer_name(name) for name in names]
 
     async def _update_stream(self, server: Any, stream: Any) -> None:
         """Update the stream, as far as the server allows it."""
         from nats.js.errors import APIError
 
-        for _ in range(ADJUSTMENTS):
-            found = (await server.stream_info(STREAM)).config
-            others = filter(MODEL_SUBJECT.fullmatch, found.subjects or ())
-            subjects = list(dict.fromkeys((*stream.subjects, *others)))[:MOST_SUBJECTS]
-            wanted = stream.evolve(num_replicas=found.num_replicas or 1, subjects=subjects)
-            try:
-                await server.update_stream(wanted)
-            except APIError as error:
-                log.warning("the stream %s stays as it is: %s", STREAM, error)
-            subjects_now = (await server.stream_info(STREAM)).config.subjects or ()
-            if set(stream.subjects) <= set(subjects_now):  # no other worker wrote its own meanwhile
-                return
+        found = (await server.stream_info(STREAM)).config
+        try:
+            await server.update_stream(stream.evolve(num_replicas=found.num_replicas or 1))
+        except APIError as error:
+            log.warning("the stream %s stays as it is: %s", STREAM, error)
 
     async def _announce(self, message: Msg) -> None:
         """Send our presence to the inbox of a request for workers.
@@ -349,39 +331,27 @@ class FleetWorker:
         )
 
 
-async def _fetch(client: Client, consumers: list[str], within_s: float) -> list[Msg]:
-    """Return the next window of any consumer: usually one, two if two came at once; none after
-    `within_s`.
-
-    Raises ServerError if the stream or consumer is gone.
-    """
+async def _fetch(client: Client, within_s: float) -> Msg | None:
+    """Return the next window; None after `within_s`. Raises ServerError if the stream or consumer
+    is gone."""
     from nats.errors import TimeoutError as NothingError
 
     heard: Subscription = await client.subscribe(inbox := client.new_inbox())
     wanted = b'{"batch":1,"expires":%d}' % int(within_s * 1e9)
-    found: list[Msg] = []
     try:
-        for name in consumers:
-            await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name}", wanted, reply=inbox)
-        ends_s = time.monotonic() + within_s
-        with suppress(NothingError):
-            while not found and (left_s := ends_s - time.monotonic()) > 0:
-                _collect(await heard.next_msg(timeout=left_s), found)
-        await heard.unsubscribe()
-        with suppress(NothingError):
-            while heard.pending_msgs:
-                _collect(await heard.next_msg(timeout=AT_WORK_S), found)
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", wanted, reply=inbox)
+        with suppress(NothingError):  # the server says itself that no window came in time
+            message = await heard.next_msg(timeout=within_s + API_S)
+            headers = message.headers or {}
+            status = headers.get("Status", "")
+            if not status:
+                return message
+            if status not in ("404", "408"):
+                raise ServerError(
+                    f"worker lost: the fleet's stream {STREAM} is gone: {status} "
+                    f"{headers.get('Description', 'no responders')}"
+                )
     finally:
         with suppress(Exception):
             await heard.unsubscribe()
-    return found
-
-
-def _collect(message: Msg, found: list[Msg]) -> None:
-    """Append a window to `found`; ignore that there is none. Raises ServerError."""
-    status = (message.headers or {}).get("Status", "")
-    if not status:
-        found.append(message)
-    elif status not in ("404", "408"):
-        reason = (message.headers or {}).get("Description", "no responders")
-        raise ServerError(f"worker lost: the fleet's stream {STREAM} is gone: {status} {reason}")
+    return None

@@ -47,22 +47,22 @@ def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: P
     with served(tmp_path / "s", engine.port):
         with Probe(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
             assert satellite.may_read("roomscribe.answer.kitchen")
-            assert satellite.may_send("roomscribe.window.any.kitchen")
+            assert satellite.may_send("roomscribe.window.kitchen")
             for subject in ("roomscribe.answer.attic", "roomscribe.>", "_INBOX.>", "$JS.>"):
                 assert not satellite.may_read(subject), subject
             for subject in (
-                "roomscribe.window.any.attic",
+                "roomscribe.window.attic",
                 "roomscribe.answer.kitchen",
                 "$JS.API.STREAM.DELETE.ROOMSCRIBE",
-                "$JS.API.CONSUMER.MSG.NEXT.ROOMSCRIBE.workers-any",
+                "$JS.API.CONSUMER.MSG.NEXT.ROOMSCRIBE.workers",
                 "$JS.API.STREAM.MSG.GET.ROOMSCRIBE",
             ):
                 assert not satellite.may_send(subject), subject
         with Probe(settings_for(engine, "attic", tmp_path), "attic") as worker:
             assert worker.may_read("roomscribe.workers")
             assert worker.may_send("roomscribe.answer.kitchen")
-            assert not worker.may_read("roomscribe.window.any.kitchen")
-            assert not worker.may_send("roomscribe.window.any.attic")
+            assert not worker.may_read("roomscribe.window.kitchen")
+            assert not worker.may_send("roomscribe.window.attic")
             assert not worker.may_send("$JS.API.STREAM.MSG.GET.ROOMSCRIBE")
 
 
@@ -153,7 +153,7 @@ def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
 
 
 def satellite_subject() -> str:
-    return "roomscribe.window.any.kitchen"
+    return "roomscribe.window.kitchen"
 
 
 def made(probe: Probe, storage: str = "memory") -> bool:
@@ -167,7 +167,7 @@ def made(probe: Probe, storage: str = "memory") -> bool:
             .jetstream(timeout=2)
             .add_stream(
                 name="ROOMSCRIBE",
-                subjects=["roomscribe.window.*.*"],
+                subjects=["roomscribe.window.*"],
                 storage=StorageType(storage),
                 retention=RetentionPolicy.WORK_QUEUE,
             )

@@ -23,7 +23,7 @@ from appliance.fleet.messages import STREAM, Job, pack_window
 from appliance.records import Window
 
 pytestmark = needs_nats
-SUBJECT = "roomscribe.window.any.kitchen"
+SUBJECT = "roomscribe.window.kitchen"
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def test_the_stream_lies_in_memory_and_holds_little(server: NatsServer, worker: 
     assert (config["discard"], config["discard_new_per_subject"]) == ("new", True)
     assert (config["max_msgs_per_subject"], config["max_msg_size"]) == (4, 1_000_000)
     assert config["max_age"] == 60_000_000_000
-    until(lambda: len(server.stream()["consumer_detail"]) == 2)
+    until(lambda: len(server.stream()["consumer_detail"]) == 1)
     consumers = {one["name"]: one["config"] for one in server.stream()["consumer_detail"]}
-    assert set(consumers) == {"workers-any", "workers-fake"}
-    assert consumers["workers-any"]["filter_subject"] == "roomscribe.window.any.*"
-    assert consumers["workers-any"]["ack_wait"] == 3_000_000_000
+    assert set(consumers) == {"workers"}
+    assert consumers["workers"]["filter_subject"] == "roomscribe.window.*"
+    assert consumers["workers"]["ack_wait"] == 3_000_000_000
 
 
 def test_a_window_is_done_once_and_gone(server: NatsServer, worker: FakeWorker, bus: Bus) -> None:
@@ -164,7 +164,7 @@ def test_a_satellite_that_knows_the_id_of_anothers_window_does_not_get_its_text(
     until(lambda: bus.heard)
     bus.listen("roomscribe.answer.bedroom")
     headers, payload = pack_window(Job(window, "bedroom", 1))
-    bus.publish("roomscribe.window.any.bedroom", payload, headers)
+    bus.publish("roomscribe.window.bedroom", payload, headers)
     until(lambda: len(bus.heard) == 2)
     assert answers(bus)[1]["transcription"]["text"] == "the bedroom's own"
 

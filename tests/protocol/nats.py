@@ -22,7 +22,7 @@ from appliance.infer import compression_ratio
 Handler = Callable[[Any], Coroutine[Any, Any, None]]
 
 NODE = "kitchen"
-PRESENT = Presence("pi5", "fake", "0", False, 0, 0, "en", ("en",), 10.0, True)
+PRESENT = Presence("pi5", "fake", "0", False, 0, 0, "en", ("en",), 10.0)
 
 
 PASS_S = 1e-6

@@ -59,7 +59,7 @@ def has_systemd(file: Path) -> bool:
 
 
 def _read_code(options: argparse.Namespace) -> Code:
-    """Return the code of the command line or standard input; from a terminal, once it is whole.
+    """Return the code of the command line or standard input; which may be several lines.
 
     Raises ConfigError.
     """
@@ -67,18 +67,9 @@ def _read_code(options: argparse.Namespace) -> Code:
 
     if options.code is not None:
         return Code.read(options.code)
-    if not sys.stdin.isatty():
-        return Code.read(sys.stdin.read())
-    print("The code that the server printed: ", end="", flush=True)
-    text = ""
-    while True:  # a messenger may have broken it into lines
-        line = sys.stdin.readline()
-        text += line
-        try:
-            return Code.read(text)
-        except ConfigError:
-            if not line.strip():
-                raise
+    if sys.stdin.isatty():
+        print("Paste the code that the server printed, then press Enter and Ctrl-D:", flush=True)
+    return Code.read(sys.stdin.read())
 
 
 def join(

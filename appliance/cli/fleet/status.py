@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 
 from appliance.config import Settings, node_name
@@ -53,11 +52,12 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
 
 def _require_joined(settings: Settings) -> None:
     """Raise ConfigError without a fleet, and for a user who may not read the credential."""
-    from appliance.cli.doctor.fleet import hidden
+    from appliance.cli.doctor.daemon import is_hidden
+    from appliance.cli.doctor.fleet import CREDENTIAL
 
     if settings.fleet.role == "alone":
         raise ConfigError(
             "fleet.role: this machine is in no fleet. Run `sudo roomscribe fleet join`"
         )
-    if hidden(settings, os.geteuid()):
+    if is_hidden(settings.fleet.credential, CREDENTIAL, None):
         raise ConfigError("fleet.credential: only the daemon may read it; run this with sudo")
