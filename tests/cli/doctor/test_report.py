@@ -81,8 +81,10 @@ def test_the_report_has_what_the_running_daemon_counted(tmp_path: Path, built_in
     config = write_config(tmp_path, model={"bundle": model})
     out = tmp_path / "report.json"
     environment = simulator.environment
-    silence = Path("/dev/zero").open("rb")
-    with silence, daemon(config, "--recording", "-", stdin=silence, environment=environment):
+    with (
+        Path("/dev/zero").open("rb") as silence,
+        daemon(config, "--recording", "-", stdin=silence, environment=environment),
+    ):
         until(lambda: "on hailo8" in log_of(config), READY_WITHIN_S)
         arguments = ("doctor", "--config", config, "--report", out, "--recordings", SPEECH)
         roomscribe(*arguments, environment=environment)
