@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,15 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from rigs.checkout import SPEECH
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
+from rigs.weights import find_weights
 
 from appliance.convert.checkpoint import Checkpoint
 from appliance.convert.whisper import write_encoder
 from appliance.errors import AudioError, ModelError
+from appliance.lab.hailo import export
+from appliance.lab.hailo.calibration import recorded_mels
 from appliance.lab.hailo.export import Report, check_for_hailo, export_for_hailo
 
 WINDOW_S, FRAMES, POSITIONS, LENGTH, WIDTH = 0.6, 60, 30, 32, ODD.d_model
@@ -152,7 +157,7 @@ def test_the_checkpoint_itself_transcribes_the_recordings_for_the_decoders_set(
         heard, written = arrays["odd_decoder/input_layer1"], arrays["odd_decoder/input_layer2"]
     for states, embeddings, mel in zip(heard, written, mels(2), strict=True):
         expected = run(out / "encoder.onnx", mel.T[None, :, None])[0]
-        assert np.abs(states - expected).max() < 1e-4
+        assert np.abs(states - expected).max() < 1e-4 * np.ptp(expected)
         rows = embeddings[:, 0] - places
         tokens = [int(np.abs(embedding - row).sum(axis=1).argmin()) for row in rows]
         assert np.allclose(embedding[tokens], rows, atol=1e-5)
@@ -160,6 +165,24 @@ def test_the_checkpoint_itself_transcribes_the_recordings_for_the_decoders_set(
         assert [start, language, task, no_timestamps] == [1001, 1002, 1004, 1008]
         assert text[0] not in (0, *range(1000, 1009))
     assert [file.name for file in out.iterdir() if file.is_dir()] == ["decoder_assets"]
+
+
+def test_real_weights_are_compared_on_recordings_by_the_range_of_their_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (weights := find_weights()) is None:
+        pytest.skip("no weights of tiny.en: run scripts/setup.sh")
+    mels = recorded_mels([str(SPEECH / "00.flac")], 4.0, 80)
+    report = export_for_hailo(weights, tmp_path / "out", window_s=4.0, mels=mels)
+    fact = re.search(
+        r"the product's within (\S+) of their range", report.checks["encoder.onnx"][-1]
+    )
+    assert fact and float(fact[1]) < 1e-4
+    monkeypatch.setattr(export, "RANGE_TOLERANCE", 1e-9)
+    mels = recorded_mels([str(SPEECH / "00.flac")], 4.0, 80)
+    with pytest.raises(ModelError, match="of their range, found"):
+        export_for_hailo(weights, tmp_path / "other", window_s=4.0, mels=mels)
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_encoders_script_calls_the_three_steps_in_order(
