@@ -62,7 +62,7 @@ class Database:
         """Open the file; refuse a newer one, and a missing one unless for the OWNER."""
         self.path, self.numbering = path, repair.Numbering()
         self._busy_s = busy_s
-        self.has_subscriber = False
+        self.has_subscriber = access is AccessMode.OWNER
         """True if transcripts are published: unpublished ones survive the file's deletion then."""
         self.connection: sqlite3.Connection | None = None
         self._access = access

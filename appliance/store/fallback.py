@@ -32,9 +32,6 @@ T = TypeVar("T")
 NAME = "log"
 TRY_EVERY_S = 10.0
 """Seconds between two attempts to return to the file."""
-_LONGEST_PAUSE_S = 600.0
-_SOON_S = 60.0
-"""If the file fails again within this time after a return to it, the pauses double."""
 _COPIES = "CREATE TABLE IF NOT EXISTS copied (id TEXT PRIMARY KEY)"
 """Ids of the unpublished transcripts that the fallback got from the file."""
 
@@ -119,11 +116,9 @@ class DatabaseWithFallback:
         self.path = path
         self._memory, self._report = memory, report
         self._lock = threading.RLock()
-        self._has_subscriber = has_subscriber
+        self.has_subscriber = has_subscriber
         self._has_folder = False
-        self._back_s = -_SOON_S
-        self._least_s = self._every_s = try_every_s
-        self._try_s = 0.0
+        self._try_every_s, self._try_s = try_every_s, 0.0
         try:
             self._current = self._open_file(None)
         except UnwritableError as error:
@@ -133,16 +128,6 @@ class DatabaseWithFallback:
     def numbering(self) -> Numbering:
         """The numbers of the current database."""
         return self._current.numbering
-
-    @property
-    def has_subscriber(self) -> bool:
-        """True if transcripts are published."""
-        return self._has_subscriber
-
-    @has_subscriber.setter
-    def has_subscriber(self, value: bool) -> None:
-        with self._lock:
-            self._has_subscriber = self._current.has_subscriber = value
 
     @property
     def uses_fallback(self) -> bool:
@@ -223,6 +208,7 @@ class DatabaseWithFallback:
             raise why
         try:
             fallback = Database(self._fallback_path, AccessMode.OWNER)
+            fallback.has_subscriber = self.has_subscriber
             known = fallback.numbering
             if numbering:
                 known.undelivered = numbering.undelivered
@@ -230,19 +216,13 @@ class DatabaseWithFallback:
             elif not known.highest:
                 # above all numbers of the file: nobody says a sentence every second
                 now = int(time.time())
-                known.raise_to(now, now if self._has_subscriber else 0)
+                known.raise_to(now, now if self.has_subscriber else 0)
             fallback.write("begin a log in memory", lambda found: fill_fallback(found, known))
         except StoreError as error:
             log.warning("no log in memory: %s", error)
             self._leave_folder()
             raise why from error
-        fallback.has_subscriber = self._has_subscriber
-        now_s = time.monotonic()
-        if now_s - self._back_s < _SOON_S:
-            self._every_s = min(self._every_s * 2, _LONGEST_PAUSE_S)
-        else:
-            self._every_s = self._least_s
-        self._try_s = now_s + self._every_s
+        self._try_s = time.monotonic() + self._try_every_s
         trouble = (
             f"{self.path} cannot be written: {why.found}. Until it can, transcripts are kept in "
             f"memory only and a power cut loses them; {why.fix}"
@@ -257,20 +237,21 @@ class DatabaseWithFallback:
             files.make_folder(self.path)
             files.probe(self.path)
         real = Database(self.path, AccessMode.OWNER)
-        real.has_subscriber = self._has_subscriber
+        real.has_subscriber = self.has_subscriber
         try:
             if fallback:
-                self._append_back(fallback, real)
+                # the publisher may have reached all of it
+                reached = fallback.numbering.highest if self.has_subscriber else 0
+                self._append_back(fallback, real, reached)
             elif self._fallback_path.exists() and self._take_folder():
-                self._append_back(Database(self._fallback_path, AccessMode.OWNER), real)
+                self._append_back(Database(self._fallback_path, AccessMode.OWNER), real, 0)
         except BaseException:
             real.close()
             raise
         return real
 
-    def _append_back(self, fallback: Database, real: Database) -> None:
+    def _append_back(self, fallback: Database, real: Database, published: int) -> None:
         """Append the fallback to the file, then delete it. Raises StoreError."""
-        published = fallback.numbering.highest if self._has_subscriber else 0
         count, deleted = fallback.read(
             "read the log in memory",
             lambda source: real.write(
@@ -297,7 +278,7 @@ class DatabaseWithFallback:
         try:
             real = self._open_file(self._current)
         except StoreError:
-            self._try_s = time.monotonic() + self._every_s
+            self._try_s = time.monotonic() + self._try_every_s
             return
-        self._current, self._back_s = real, time.monotonic()
+        self._current = real
         self._report(None)

@@ -236,9 +236,8 @@ class Store:
     def cursor(self) -> int:
         """Return the number of the last transcript that the broker has, 0 at first.
 
-        From now on the store counts as published. Raises StoreError.
+        Raises StoreError.
         """
-        self._database.has_subscriber = True
         return self._number(tables.CURSOR)
 
     def move_cursor(self, seq: int, *, back: bool = False) -> None:
