@@ -8,13 +8,13 @@ import functools
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
 import termios
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ import soundfile
 from numpy.typing import NDArray
 from rigs import recordings
 from rigs.checkout import ROOT
-from rigs.command import start
-from rigs.daemon import write_config
+from rigs.daemon import daemon, write_config
 from rigs.sounds import read, to_int16
 from rigs.systemd import Systemd
 from rigs.word_errors import words
@@ -64,15 +63,14 @@ def sentences() -> list[Spoken]:
     ]
 
 
-class Place:
+class Place(ExitStack):
     """A folder with a daemon's configuration, state and spool, gone afterwards."""
 
     def __init__(self) -> None:
-        memory = Path("/dev/shm")
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="torture-", dir=memory if memory.is_dir() else None)
-        )
-        self.state, self.log = self.folder / "state", self.folder / "daemon.log"
+        super().__init__()
+        memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory("-torture", dir=memory)))
+        self.state, self.log = self.folder / "state", self.folder / "log"
         self.spool, self.config = self.folder / "spool", self.folder / "roomscribe.toml"
 
     def configure(self, port: int, **sections: Mapping[str, Any]) -> None:
@@ -87,36 +85,30 @@ class Place:
             own[name] = own.get(name, {}) | dict(keys)
         write_config(self.folder, port, **own)
 
-    def __enter__(self) -> Place:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Daemon:
+class Daemon(ExitStack):
     """A running `roomscribe run`, and the pipe that it hears as fast as it can."""
 
     def __init__(self, place: Place) -> None:
+        super().__init__()
         self.begun_s = time.monotonic()
         self.ready_s: float | None = None
         """Seconds from the start to READY."""
         self.written = 0
         """Bytes of sound put into the pipe."""
         self._systemd = Systemd(place.folder)
-        environment = {
-            "NOTIFY_SOCKET": self._systemd.address,
-            "ROOMSCRIBE_MODELS": str(place.folder / "no"),
-        }
-        with place.log.open("ab") as log:
-            self.process = start(
-                *("run", "--config", place.config, "--recording", "-"),
+        self.callback(self._systemd.close)
+        self.process = self.enter_context(
+            daemon(
+                *(place.config, "--recording", "-"),
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                environment=environment,
+                environment={
+                    "NOTIFY_SOCKET": self._systemd.address,
+                    "ROOMSCRIBE_MODELS": str(place.folder / "no"),
+                },
                 program=("-m", "resilience.fast"),
             )
+        )
         assert self.process.stdin is not None
         self._pipe = self.process.stdin.fileno()
         fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 4096)
@@ -162,20 +154,6 @@ class Daemon:
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(timeout_s)
-
-    def close(self) -> None:
-        """Whatever happened: no process and no socket stays."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdin:
-            self.process.stdin.close()
-        self._systemd.close()
-
-    def __enter__(self) -> Daemon:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @functools.cache
