@@ -73,7 +73,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ('[encoder]\nbackend = "npu"', "found 'npu'; did you mean hailo?"),
         ('[decoder]\nbackend = "NPU"', "found 'NPU'; did you mean hailo?"),
         ('[encoder]\nbackend = "Hailo8"', "found 'Hailo8'; did you mean hailo?"),
-        ("[fleet]\ncredential = 5", 'expected a text, found 5; write it in quotes: "5"'),
+        ("[appliance]\nnode = 5", 'expected a text, found 5; write it in quotes: "5"'),
         ("[encoder]\nenabled = true", "unknown key enabled; known: backend, share, threads"),
         ('[mqtt]\nport = "1883"', "found '1883'; write it without quotes: 1883"),
         ('[mqtt]\ntls = "True"', "found 'True'; write it without quotes: true"),
