@@ -6,19 +6,17 @@ The password is in a file beside the log, readable by the daemon's user only, an
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 from appliance import config
 from appliance.config import MqttSettings, node_name
 from appliance.control import ControlError
-from appliance.daemon.command_group import CommandGroup, take_arguments, unavailable
+from appliance.daemon.command_group import CommandGroup, take_arguments
 from appliance.daemon.setting_commands import (
     LOGIN_FIELDS,
     SettingCommands,
@@ -29,7 +27,7 @@ from appliance.daemon.setting_commands import (
 )
 from appliance.errors import BrokerError, ConfigError, RoomscribeError, StoreError
 from appliance.mqtt import BrokerProbe
-from appliance.system import Child, ChildDiedError, ChildFailedError, shorten, write_whole
+from appliance.system import BackgroundTask, shorten, write_whole
 
 TRIAL_S = 15.0
 """Longest trial. A broker answers, or is known to be out of reach, within CONNECT_S."""
@@ -40,7 +38,7 @@ PASSWORD_LETTERS = 1000
 
 @dataclass(slots=True, eq=False)
 class Trial:
-    """One login at a broker, in a process of its own, because looking up a name may hang."""
+    """One login at a broker, which nothing waits for: looking up a name may hang."""
 
     mqtt: MqttSettings
     """What to save if it works, except the password's file."""
@@ -51,40 +49,30 @@ class Trial:
     """Other settings, by key, to save together with the login."""
     answer: Future[Mapping[str, Any]] = field(default_factory=Future)
     until_s: float = field(default_factory=lambda: time.monotonic() + TRIAL_S)
-    _child: Child = field(init=False, repr=False)
+    _task: BackgroundTask = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Start the process. Raises OSError."""
-        self._child = Child(log_in, self.mqtt, self.node, self.password)
+        """Begin to log in."""
+        self._task = BackgroundTask(
+            lambda: log_in(self.mqtt, self.node, self.password), "broker trial"
+        )
 
     def mistakes(self) -> dict[str, str] | None:
         """Return why the broker cannot be used, by key; None while it is not known."""
-        try:
-            found: dict[str, str] = self._child.receive(0.0)
-        except TimeoutError:
+        if self._task.is_alive():
             if time.monotonic() < self.until_s:
                 return None
-            found = {"mqtt.host": f"{self.mqtt.host} did not answer within {TRIAL_S:.0f} s"}
-        except (ChildDiedError, ChildFailedError) as error:
-            found = {"mqtt.host": f"the login could not be tried: {error}"}
-        self._child.close()
+            return {"mqtt.host": f"{self.mqtt.host} did not answer within {TRIAL_S:.0f} s"}
+        if self._task.error:
+            return {"mqtt.host": f"the login could not be tried: {self._task.error}"}
+        found: dict[str, str] = self._task.outcome
         return found
 
-    def close(self) -> None:
-        """Give up the trial."""
-        self._child.close()
 
-
-def log_in(
-    _connection: Connection, mqtt: MqttSettings, node: str, password: str | None
-) -> dict[str, str]:
-    """Return why the broker cannot be used, by key. Runs in the trial's process."""
-    if password is not None:
-        memory = os.memfd_create(PASSWORD_FILE)
-        os.write(memory, password.encode())
-        mqtt = replace(mqtt, password_file=f"/proc/self/fd/{memory}")
+def log_in(mqtt: MqttSettings, node: str, password: str | None) -> dict[str, str]:
+    """Return why the broker cannot be used, by key."""
     try:
-        with BrokerProbe(mqtt, node, CONNECT_S):
+        with BrokerProbe(mqtt, node, CONNECT_S, password=password):
             return {}
     except BrokerError as error:
         login = "mqtt.password" if mqtt.username else "mqtt.username"
@@ -113,11 +101,6 @@ class BrokerCommands(CommandGroup):
             except RoomscribeError as error:
                 trial.answer.set_exception(error)
 
-    def close(self) -> None:
-        """Give up the trial."""
-        if self._trial:
-            self._trial.close()
-
     def _choose(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]] | dict[str, Any]:
         names = (*LOGIN_FIELDS, "set")
         login = dict(zip(names, take_arguments(request, *names), strict=True))
@@ -141,10 +124,7 @@ class BrokerCommands(CommandGroup):
         if self._trial:
             raise ControlError("too_many", "another broker is being tried; try again later")
         node = node_name(self._settings.settings)
-        try:
-            self._trial = Trial(replace(current, **login), node, password, other)
-        except OSError as error:
-            raise unavailable(f"the login cannot be tried: {error.strerror}") from error
+        self._trial = Trial(replace(current, **login), node, password, other)
         return self._trial.answer
 
     def _save(self, trial: Trial, mistakes: dict[str, str]) -> dict[str, Any]:

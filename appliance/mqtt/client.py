@@ -279,15 +279,19 @@ class BrokerLink:
         *,
         keepalive_s: int,
         node: str = "",
+        password: str | None = None,
     ) -> None:
         """Begin to connect in the background; `news` gets the result, and `wake` is set.
 
         With a `node`, the connection is the appliance's: the broker publishes `offline` when it
         breaks (the last will), and received messages are limited. Without, it is a probe's.
+        `password` takes the place of the configured one.
 
         Raises ConfigError if a file with the password or for TLS cannot be read.
         """
-        password, secure = credentials.read_password(settings), credentials.tls_context(settings)
+        if password is None:
+            password = credentials.read_password(settings)
+        secure = credentials.tls_context(settings)
         self._mailbox = box = Mailbox(settings, wake, bounded=bool(node))
         self.news, self.received = box.news, box.received
         """Events, and messages on subscribed topics, the oldest first; the owner removes them. The

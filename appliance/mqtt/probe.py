@@ -37,8 +37,16 @@ class BrokerProbe:
     The daemon's subscribers do not notice it.
     """
 
-    def __init__(self, settings: MqttSettings, node: str, connect_s: float = CONNECT_S) -> None:
-        """Connect. Raises BrokerError, and ConfigError for a file with the password or for TLS."""
+    def __init__(
+        self,
+        settings: MqttSettings,
+        node: str,
+        connect_s: float = CONNECT_S,
+        *,
+        password: str | None = None,
+    ) -> None:
+        """Connect, with `password` in place of the configured one. Raises BrokerError, and
+        ConfigError for a file with the password or for TLS."""
         self.ended = ""
         """Why the connection ended; "" while it is open."""
         self._settings = settings
@@ -46,7 +54,9 @@ class BrokerProbe:
         self._connected = False
         self._answers: dict[int, int] = {}
         self._wake = threading.Event()
-        self._link = BrokerLink(settings, self._client_id, self._wake, keepalive_s=30)
+        self._link = BrokerLink(
+            settings, self._client_id, self._wake, keepalive_s=30, password=password
+        )
         try:
             self._wait(lambda: self._connected, connect_s)
         except BaseException:

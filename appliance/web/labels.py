@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import MISSING, Field
 from typing import Any
 
@@ -21,28 +20,12 @@ def fields() -> dict[str, dict[str, Any]]:
     `kind` is bool, int, float, str, list, table or password.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name, entry in _named(shown=True):
-        found[name] = _describe(entry)
-        if name == "mqtt.username":
+    for section, entry in keys():
+        if entry.metadata["label"]:
+            found[f"{section}.{entry.name}"] = _describe(entry)
+        if f"{section}.{entry.name}" == "mqtt.username":
             found["mqtt.password"] = PASSWORD
     return found
-
-
-def file_only() -> dict[str, str]:
-    """Return a name for each key that is in the configuration file only, for messages."""
-    proper = {"mqtt": "MQTT", "homeassistant": "Home Assistant"}
-    found = {}
-    for name, _ in _named(shown=False):
-        section, key = name.split(".")
-        found[name] = f"{proper.get(section, section.capitalize())}: {key.replace('_', ' ')}"
-    return found
-
-
-def _named(*, shown: bool) -> Iterator[tuple[str, Field[Any]]]:
-    """Yield section.key of each key that is on the page, or is not."""
-    for section, entry in keys():
-        if bool(entry.metadata["label"]) == shown:
-            yield f"{section}.{entry.name}", entry
 
 
 def _describe(entry: Field[Any]) -> dict[str, Any]:

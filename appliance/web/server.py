@@ -34,7 +34,7 @@ from appliance.system import read_secret
 from appliance.web.access import SESSION_S, Access, is_local, password_missing
 from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
-from appliance.web.labels import fields, file_only
+from appliance.web.labels import fields
 from appliance.web.transcriptions import Api, Models, Transcriptions, Translations
 
 log = logging.getLogger("roomscribe.web")
@@ -365,9 +365,9 @@ class _Keys(_Guarded):
     """Descriptions of the settings."""
 
     def get(self) -> None:
-        """Send texts, kind, unit and limits of each setting by key, and names of the other keys."""
+        """Send texts, kind, unit and limits of each setting by key."""
         self.session()
-        self.finish({"settings": fields(), "file_only": file_only()})
+        self.finish(fields())
 
 
 class _Command(_Guarded):

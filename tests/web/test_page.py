@@ -453,7 +453,7 @@ def test_the_settings_name_no_key_and_every_setting_has_a_place(found: Found, ta
     tab.show("health")
     plain = [
         "See that “Broker” is right: x y",
-        "Connection refused: see “MQTT: password file” (in roomscribe.toml) and huggingface.co",
+        "Connection refused: see mqtt.password_file and huggingface.co",
     ]
     until(lambda: tab.texts(".reasons li") == plain, WITHIN_S)
     assert tab.texts(".reasons code") == ["x y"]

@@ -129,7 +129,7 @@ def log_in(context: Context, answers: Answers, mqtt: MqttSettings) -> Answers:
     tried = mqtt if context.file != DEFAULT_PATH else with_credentials(mqtt)
     for left in reversed(range(LOGIN_TRIES)):
         try:
-            with BrokerProbe(tried, answers.node) as probe:
+            with BrokerProbe(tried, answers.node, password=password or None) as probe:
                 context.dialog.say(f"{address_of(mqtt)} accepts the connection.")
                 look_around(context, answers, probe)
             return replace(answers, mqtt=mqtt, password=password)
@@ -139,7 +139,7 @@ def log_in(context: Context, answers: Answers, mqtt: MqttSettings) -> Answers:
                 raise
             context.dialog.report(BrokerError(split_fix(str(error))[0]))
         mqtt, password = ask_login(context, mqtt)
-        tried = replace(mqtt, password_file=in_memory(password))
+        tried = mqtt
     raise BrokerError(f"the broker {address_of(mqtt)} rejected every login")
 
 
@@ -156,14 +156,6 @@ def ask_login(context: Context, mqtt: MqttSettings) -> tuple[MqttSettings, str]:
         raise BrokerError(f"no password was given for {address_of(mqtt)}")
     file = context.file.absolute().with_name(PASSWORD_FILE)
     return replace(mqtt, username=name, password_file=str(file)), password
-
-
-def in_memory(text: str) -> str:
-    """Return the path of a file with `text` that only this process has."""
-    draft = os.memfd_create(PASSWORD_FILE)
-    os.fchmod(draft, 0o600)
-    os.write(draft, text.encode())
-    return f"/proc/self/fd/{draft}"
 
 
 def look_around(context: Context, answers: Answers, probe: BrokerProbe) -> None:

@@ -20,9 +20,8 @@ const drafts = new Map();
 let described = null;
 export async function describe() {
   if (described) return described;
-  const { settings, file_only } = await call("api/keys");
+  const settings = await call("api/keys");
   for (const [name, { title }] of Object.entries(settings)) titles.set(name, `“${title}”`);
-  for (const [name, title] of Object.entries(file_only)) titles.set(name, `“${title}” (in roomscribe.toml)`);
   return (described = settings);
 }
 
