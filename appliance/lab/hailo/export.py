@@ -203,8 +203,8 @@ def _compare_states(folder: Path, product: Transcribe) -> str:
         worst = max(worst, float(np.abs(states - expected).max() / np.ptp(expected)))
     if not worst <= RANGE_TOLERANCE:
         raise ModelError(
-            f"encoder.onnx: expected the product's states within {RANGE_TOLERANCE:g} of their range, "
-            f"found {worst:.1e}; please report this with the name of the model"
+            f"encoder.onnx: expected the product's states within {RANGE_TOLERANCE:g} of their "
+            f"range, found {worst:.1e}; please report this with the name of the model"
         )
     return f"states of recordings are the product's within {worst:.0e} of their range"
 
