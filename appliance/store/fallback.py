@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from appliance.store.database import AccessMode, Database, Work
 from appliance.store.files import UnwritableError, plain_errors
 from appliance.store.folders import MemoryFolder, runtime_folders
 from appliance.store.repair import Numbering
+from appliance.store.tables import Row
 
 log = logging.getLogger("roomscribe.store")
 T = TypeVar("T")
@@ -41,13 +42,15 @@ def fallback_folders(settings: Settings) -> list[Path]:
     return [folder / NAME for folder in runtime_folders(settings)]
 
 
-def fill_fallback(connection: sqlite3.Connection, numbering: Numbering) -> None:
+def fill_fallback(
+    connection: sqlite3.Connection, numbering: Numbering, unpublished: Sequence[Row]
+) -> None:
     """Make the fallback continue the log's numbers, within a transaction.
 
-    It gets what this process has not published yet, so that the publisher finds that in order.
+    It gets what is not published yet, so that the publisher finds that in order.
     """
     connection.execute(_COPIES)
-    for row in numbering.fresh():
+    for row in unpublished:
         connection.execute("INSERT OR IGNORE INTO copied VALUES (?)", (row[1],))
         connection.execute(tables.INSERT_NUMBERED, row)
     repair.continue_numbering(connection, numbering)
@@ -147,7 +150,7 @@ class DatabaseWithFallback:
             except UnwritableError as error:
                 if self.uses_fallback:
                     raise
-                fallback = self._open_fallback(error, self._current.numbering)
+                fallback = self._open_fallback(error, self._current)
                 self._current.close()
                 self._current = fallback
                 return fallback.write(doing, work)
@@ -201,23 +204,28 @@ class DatabaseWithFallback:
             self._has_folder = False
             self._memory.leave()
 
-    def _open_fallback(self, why: UnwritableError, numbering: Numbering | None) -> Database:
-        """Open and return the fallback; without `numbering`, the file was never open. Raises `why`
-        if that is impossible."""
+    def _open_fallback(self, why: UnwritableError, file: Database | None) -> Database:
+        """Open and return the fallback; `file` is open, but refuses. Raises `why` if that is
+        impossible."""
         if not self._take_folder():
             raise why
         try:
             fallback = Database(self._fallback_path, AccessMode.OWNER)
             fallback.has_subscriber = self.has_subscriber
-            known = fallback.numbering
-            if numbering:
-                known.undelivered = numbering.undelivered
-                known.raise_to(numbering.highest, numbering.cursor)
+            known, unpublished = fallback.numbering, list[Row]()
+            if file:
+                known.undelivered = file.numbering.undelivered
+                known.raise_to(file.numbering.highest, file.numbering.cursor)
+                if file.connection and self.has_subscriber:
+                    unpublished = repair.read_undelivered(file.connection)
             elif not known.highest:
                 # above all numbers of the file: nobody says a sentence every second
                 now = int(time.time())
                 known.raise_to(now, now if self.has_subscriber else 0)
-            fallback.write("begin a log in memory", lambda found: fill_fallback(found, known))
+            fallback.write(
+                "begin a log in memory",
+                lambda connection: fill_fallback(connection, known, unpublished),
+            )
         except StoreError as error:
             log.warning("no log in memory: %s", error)
             self._leave_folder()

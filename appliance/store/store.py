@@ -227,7 +227,7 @@ class Store:
             "delete transcripts",
             lambda found: tables.forget(found, *where(wanted)),
         )
-        self.history.forget()
+        self._forget_deleted()
         gone = self._database.vacuum(_DELETE_WAIT_S, rewrite=count > 0)
         if wanted.everything:
             delete_set_aside_files(self.path)
@@ -277,7 +277,7 @@ class Store:
         )
         count = expired.count
         if count:
-            self.history.forget()
+            self._forget_deleted()
         rewrite = count > 0 and time.monotonic() >= self._rewrite_s
         if rewrite:
             self._rewrite_s = time.monotonic() + _REWRITE_EVERY_S
@@ -310,6 +310,17 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _forget_deleted(self) -> None:
+        """Drop what was deleted from memory, too: nothing brings it back. Raises StoreError."""
+        self.history.forget()
+        undelivered = self._database.numbering.undelivered
+        held, sql = [*undelivered], "SELECT seq FROM transcripts, outbox WHERE seq > cursor"
+        left = self._database.read("read the log", lambda found: {*found.execute(sql)})
+        for row in held:
+            if row[:1] not in left:
+                with suppress(ValueError):  # published meanwhile
+                    undelivered.remove(row)
 
     def _select(
         self,

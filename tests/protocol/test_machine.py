@@ -123,6 +123,8 @@ STORIES = {
         "hear, lease, crash after the commit, delete",
     "a transcript that is deleted from the fallback does not come back with the file":
         "hear, lease, refuse, write, crash, accept, delete, restart",
+    "a transcript that was deleted unpublished does not come back with the log in memory":
+        "broker, hear, lease, write, delete, refuse, hear, lease, write",
     "what may have arrived is repeated as late when the broker says that nobody subscribes":
         LOST_ACK,
 }  # fmt: skip

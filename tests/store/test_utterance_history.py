@@ -145,7 +145,7 @@ def test_what_the_retention_deletes_counts_no_more(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_replaced_is_read_again(store: Store, tmp_path: Path) -> None:
-    store.append(heard("one"))
+    store.move_cursor(store.append(heard("one")).seq)
     assert store.history.count("one") == (1, 0)
     (tmp_path / FILE_NAME).unlink()
     store.append(heard("two"))
