@@ -15,11 +15,11 @@ from rigs.broker import Broker
 from rigs.browser import DESK, PHONE, WITHIN_S, Browser, axe, browser, faults, needs_browser
 from rigs.checkout import SPEECH
 from rigs.daemon import daemon
+from rigs.ingress import Ingress
 from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.page import PASSWORD, Feed, Page, house, page, serving
-from rigs.prefix import below_a_path
 from rigs.waiting import until
 
 from appliance.control import SOCKET_NAME, ControlServer
@@ -476,8 +476,8 @@ def test_the_page_can_be_installed_also_behind_a_proxy_with_a_path(
 ) -> None:
     home = found[0]
     tab.enter(home)
-    with below_a_path(home.port) as address:
-        for url in (home.url, address):
+    with Ingress(home.port) as ingress:
+        for url in (home.url, ingress.url):
             tab.driver.get(url)
             until(lambda: tab.text(".pill") == "Listening", WITHIN_S)
             manifest = tab.driver.execute_cdp_cmd("Page.getAppManifest", {})
