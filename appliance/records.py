@@ -157,6 +157,20 @@ class Phrase:
     """Probability that this was spoken, 0..1; it may also have been no expected sentence."""
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a text, and when it was spoken, in seconds from the window's start."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+    def as_json(self, from_s: float) -> dict[str, str | float]:
+        """Return it as OpenAI writes it, with the window's start at `from_s`."""
+        times = {"start": round(from_s + self.start_s, 3), "end": round(from_s + self.end_s, 3)}
+        return {"word": self.text, **times}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Transcription:
     """Result of the model for one window, without times of day."""
@@ -197,6 +211,8 @@ class Transcription:
     """Probability of `language` among the possible ones; NaN if there is only one."""
     recommended: Mapping[str, float] = field(default_factory=dict)
     """Values of another machine's model for keys of [gates] that leave them to the bundle."""
+    words: tuple[Word, ...] = ()
+    """The text's words, if somebody wanted their times and the model tells them."""
 
 
 def likelihood(one: Transcription | Transcript) -> float:

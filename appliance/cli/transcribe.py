@@ -101,13 +101,15 @@ def _transcribe_files(
     from appliance.web import make_subtitles
 
     status = 0
+    words = options.json or options.srt or options.vtt
     for file in options.files:
         number = heard = 0
         try:
             with _page(file, options) as page, _progress(file, options) as progress:
                 if options.vtt:
                     print("WEBVTT\n", file=page, flush=True)
-                for window, result, reason in _transcribed(file, transcriber, settings, progress):
+                found = _transcribed(file, transcriber, settings, progress, words=words)
+                for window, result, reason in found:
                     heard += reason is None
                     if options.json:
                         shown = [json.dumps(_as_json(file, window, result, reason))]
@@ -115,7 +117,12 @@ def _transcribe_files(
                         continue
                     elif options.srt or options.vtt:
                         begin_s, end_s = window.start_s + window.overlap_s, window.speech_end_s
-                        segment = {"text": result.text, "start_s": begin_s, "end_s": end_s}
+                        segment = {
+                            "text": result.text,
+                            "start_s": begin_s,
+                            "end_s": end_s,
+                            "words": [word.as_json(window.start_s) for word in result.words],
+                        }
                         shown = make_subtitles(segment, number + 1, vtt=options.vtt)
                         number += len(shown)
                     else:
@@ -170,7 +177,12 @@ def _progress(file: str, options: argparse.Namespace) -> Iterator[ProgressLine]:
 
 
 def _transcribed(
-    file: str, transcriber: AnyTranscriber, settings: Settings, progress: ProgressLine
+    file: str,
+    transcriber: AnyTranscriber,
+    settings: Settings,
+    progress: ProgressLine,
+    *,
+    words: bool,
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Yield each window of a file, its transcription and, if it is discarded, the reason."""
     from appliance.capture import Recording, Segmenter, VoiceDetector
@@ -180,6 +192,7 @@ def _transcribed(
     window_s = transcriber.bundle.window_s
     segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
     gates = Gates(transcriber.gates)
+    progress_of = replace(PATIENT, words=words)
 
     def windows() -> Iterator[Window | Discarded]:
         with Recording(file, real_time=False) as recording:
@@ -192,7 +205,7 @@ def _transcribed(
         if isinstance(found, Discarded):
             yield found, None, found.reason
         else:
-            yield found, *gates.apply(found, transcriber.transcribe(found, PATIENT))
+            yield found, *gates.apply(found, transcriber.transcribe(found, progress_of))
 
 
 def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> str:
@@ -234,6 +247,8 @@ def _as_json(
             "encode_ms": round(result.encode_ms, 1),
             "decode_ms": round(result.decode_ms, 1),
         }
+        if isinstance(window, Window):
+            shown["words"] = [word.as_json(window.start_s) for word in result.words]
         if result.phrase and isinstance(window, Window) and window.last and window.index == 1:
             shown |= events.phrase(result.phrase)
     return shown

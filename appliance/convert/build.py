@@ -171,4 +171,5 @@ def _describe(checkpoint: Checkpoint, decoding: Decoding, recipe: Recipe, out: P
         tokens=decoding.tokens,
         suppressed=decoding.suppressed,
         suppressed_first=decoding.suppressed_first,
+        alignment=decoding.alignment,
     )

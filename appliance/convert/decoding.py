@@ -71,6 +71,8 @@ class Decoding:
     suppressed: tuple[int, ...]
     """Ascending; with every token that is not text, but for end-of-text."""
     suppressed_first: tuple[int, ...]
+    alignment: tuple[int, ...]
+    """Bundle's."""
 
 
 def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> Decoding:
@@ -103,6 +105,7 @@ def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> De
         suppressed_first=tuple(
             sorted(set(rules.ids("begin_suppress_tokens", "suppress_ids_begin")))
         ),
+        alignment=rules.alignment(config.decoder_layers, config.decoder_attention_heads),
     )
 
 
@@ -206,6 +209,20 @@ class _Rules:
             if type(value) is not int or not 0 <= value < self._size:
                 raise self.trouble(key, expected, value)
         return values
+
+    def alignment(self, layers: int, heads: int) -> tuple[int, ...]:
+        """Heads that follow the sound, as layer x heads + head; if none is named that the model
+        has, those of the upper half of the layers (openai/whisper, model.py). Raises ModelError."""
+        pairs = self._values.get("alignment_heads") or []
+        try:
+            found = {
+                layer * heads + head
+                for layer, head in pairs
+                if 0 <= layer < layers and 0 <= head < heads
+            }
+        except (TypeError, ValueError):
+            raise self.trouble("alignment_heads", "pairs of layer and head", pairs) from None
+        return tuple(sorted(found)) or tuple(range(layers // 2 * heads, layers * heads))
 
     def multilingual(self) -> bool:
         """Whether the prompt names language and task."""

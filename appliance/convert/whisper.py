@@ -144,7 +144,8 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
     are grown in place: the outputs grown_self_... must lie in the same memory.
     Outputs: logits (b w, K) of the tokens that can be written; odds (b w, K), their softmax;
     left_out (s, vocabulary - K), the logits of the others for those of the b w that the input
-    started (s,) int64 names, mostly none.
+    started (s,) int64 names, mostly none; attention_l (H, b n, P + S), the weights of the layers
+    with alignment heads, for who binds them.
     """
     config = checkpoint.config
     graph = RuntimeGraph(
@@ -154,7 +155,7 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
         int8=bundle.quantize == "int8",
         many_rows=False,
     )
-    normed = _layers(graph, checkpoint, bundle.attended)
+    normed = _layers(graph, checkpoint, bundle)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
     final = graph.reshape(graph.node("Gather", normed, wanted, axis=1), -1, config.d_model)
     size = len(bundle.kept)
@@ -168,14 +169,14 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
     graph.save(file, "whisper_step")
 
 
-def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, attended: int) -> str:
+def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, bundle: Bundle) -> str:
     """The states (b, n, d) after the last layer norm."""
     config, weights = checkpoint.config, checkpoint.weights
     embedded = graph.input("embedded", ("texts", "new", config.d_model))
     places = graph.input("places", ("new",), TensorProto.INT64)
     graph.input("last", ("texts",), TensorProto.INT32)
     graph.input("count", (), TensorProto.INT32)
-    graph.input("offsets", (attended,))
+    graph.input("offsets", (bundle.attended,))
     table = graph.weight(f"{DECODER}.embed_positions.weight")
     x = graph.node("Add", embedded, graph.node("Gather", table, places))
     normed = graph.layer_norm(x, f"{DECODER}.layers.0.self_attn_layer_norm")
@@ -183,7 +184,7 @@ def _layers(graph: RuntimeGraph, checkpoint: Checkpoint, attended: int) -> str:
         name = f"{DECODER}.layers.{layer}"
         part = _attend_to_text(graph, normed, layer, checkpoint)
         x, normed = graph.add_and_norm(x, *part, f"{name}.encoder_attn_layer_norm")
-        part = _attend_to_sound(graph, normed, layer, attended, checkpoint)
+        part = _attend_to_sound(graph, normed, layer, bundle, checkpoint)
         x, normed = graph.add_and_norm(x, *part, f"{name}.final_layer_norm")
         part = graph.feed_forward_part(normed, name), weights[f"{name}.fc2.bias"]
         last = layer + 1 == config.decoder_layers
@@ -244,7 +245,7 @@ def _attend_to_text(
 
 
 def _attend_to_sound(
-    graph: RuntimeGraph, normed: str, layer: int, attended: int, checkpoint: Checkpoint
+    graph: RuntimeGraph, normed: str, layer: int, bundle: Bundle, checkpoint: Checkpoint
 ) -> tuple[str, NDArray[np.float32]]:
     """out(attention over the encoder's positions), its bias left out, and the bias.
 
@@ -253,11 +254,15 @@ def _attend_to_sound(
     config, weights = checkpoint.config, checkpoint.weights
     heads, size = config.decoder_attention_heads, config.head_size
     block = f"{DECODER}.layers.{layer}.encoder_attn"
-    keys = graph.input(f"cross_keys_{layer}", (heads, size, attended))
-    values = graph.input(f"cross_values_{layer}", (heads, attended, size))
+    keys = graph.input(f"cross_keys_{layer}", (heads, size, bundle.attended))
+    values = graph.input(f"cross_values_{layer}", (heads, bundle.attended, size))
     queries = graph.linear(normed, f"{block}.q_proj", scale=size**-0.5)
     queries = graph.transpose(graph.reshape(queries, -1, heads, size), 1, 0, 2)
-    seen = graph.transpose(graph.attend(queries, keys, values, "offsets"), 1, 0, 2)
+    scores = graph.node("Add", graph.node("MatMul", queries, keys), "offsets")
+    shares = graph.node("Softmax", scores, axis=-1)
+    seen = graph.transpose(graph.node("MatMul", shares, values), 1, 0, 2)
+    if layer in {head // heads for head in bundle.alignment}:
+        graph.output(shares, f"attention_{layer}", (heads, "queries", bundle.attended))
     merged = graph.node("Reshape", seen, graph.node("Shape", normed))
     matrix = weights[f"{block}.out_proj.weight"]
     offset = weights[f"{block}.out_proj.bias"] + matrix @ weights[f"{block}.v_proj.bias"]

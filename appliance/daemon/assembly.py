@@ -64,7 +64,7 @@ from appliance.records import (
     Window,
 )
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import Answer, Hooks, WyomingServer, advertise
+from appliance.wyoming import Answer, Hints, Hooks, WyomingServer, advertise
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -428,8 +428,8 @@ class Parts:
         async def announce(port: int) -> None:
             await advertise(f"roomscribe-{self.node}"[:63], port, self._report_announcement)
 
-        def ask(window: Window, answer: Answer, names: tuple[str, ...]) -> Task | None:
-            task = Task(window, answer, names=names, search=True)
+        def ask(window: Window, answer: Answer, hints: Hints) -> Task | None:
+            task = Task(window, answer, names=hints.names, words=hints.words, search=True)
             return task if self.backlog.submit(task) else None
 
         def keep(window: Window, result: Transcription, queue_ms: float) -> None:

@@ -77,6 +77,8 @@ class Task:
     """Whether the result must tell if the text is a whole sentence."""
     search: bool = False
     """Whether a better text may take more time; the microphone's may not."""
+    words: bool = False
+    """Whether the times of the words are wanted."""
     wanted: bool = True
     """False cancels the task. Any thread may set it."""
     decided: Callable[[Transcription], object] = lambda _: None

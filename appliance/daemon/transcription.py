@@ -163,6 +163,7 @@ class TaskTranscriber:
             task.decided,
             lambda: task.wanted,
             lambda: task.search and not self._is_room_busy(),
+            task.words,
         )
 
     def deliver(self, task: Task, result: Transcription | Exception) -> None:

@@ -204,6 +204,14 @@ class Decoder:
             known += len(ahead)
         return tuple(found)
 
+    def attention(self, states: States, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
+        """Return the weights (A, n, P) with which the bundle's A alignment heads look at the
+        window's P positions, from each of n tokens, prompt included; and the place of the prompt's
+        last token. Raises ModelError."""
+        self._computed = ()
+        self._network.begin(states, self.positions)
+        return self._network.attention((*self.prompt, *tokens)), len(self.prompt) - 1
+
     def _known(self, written: Sequence[int]) -> int:
         """Count the first tokens of a text, prompt included, whose steps are in the cache."""
         known = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from appliance.config import GateSettings
-from appliance.infer.joining import OverlapJoiner
+from appliance.infer.joining import OverlapJoiner, last_words
 from appliance.records import Transcription, Window, likelihood
 
 LOOP_REPEATS = 5
@@ -107,7 +107,9 @@ class Gates:
             return result, reason
         text = self._joiner.remove_overlap(window, result.text, recall)
         flags = (*result.flags, *find_flags(result, self._gates))
-        return replace(result, text=text, flags=flags), None if text else "repetition"
+        words = last_words(result.words, text)
+        result = replace(result, text=text, flags=flags, words=words)
+        return result, None if text else "repetition"
 
     def preview(
         self, window: Window, result: Transcription, recall: Callable[[], str] = str

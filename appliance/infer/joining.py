@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from appliance.records import Window
+from appliance.records import Window, Word
 
 WORDS_PER_S, LETTERS_PER_S = 5.0, 9.0
 """Nobody talks faster for long: an overlap has at most this many words per second (letters in
@@ -115,6 +115,15 @@ def is_unspaced(text: str) -> bool:
     """True if most letters are of a script without spaces between words."""
     letters = sum(letter.isalpha() for letter in text)
     return 2 * len(UNSPACED.findall(text)) > letters
+
+
+def last_words(words: Sequence[Word], text: str) -> tuple[Word, ...]:
+    """Return the words at the end that make up `text`, which is the end of their text."""
+    count, letters = 0, len("".join(text.split()))
+    while count < len(words) and letters > 0:
+        count += 1
+        letters -= len(words[-count].text)
+    return tuple(words[len(words) - count :])
 
 
 class OverlapJoiner:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ SHARED_ROWS = 8
 """Steps with at most this many wanted tokens share their result arrays."""
 TEXTS = 5
 """Most texts that are continued in one step. Their cache takes memory where it is written."""
+NO_OUTPUTS: Mapping[str, NDArray[np.float32]] = {}
 MASKED = np.float32(-1e9)
 """Score that gives a masked position a weight of exactly 0."""
 
@@ -190,6 +191,22 @@ class Network:
         sizes = len(tokens), 1, 1, 0
         return self._run(self._steps.get(sizes) or self._bind(*sizes), tokens)
 
+    def attention(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the weights (A, n, P) of the bundle's alignment heads to the window's positions,
+        for the n tokens of a text from its beginning. Its arrays are freed then. Raises as
+        `advance`."""
+        if len(tokens) > self.capacity:
+            raise ValueError(f"expected at most {self.capacity} tokens, found more")
+        self.rewind(0)
+        bundle, count = self._bundle, len(tokens)
+        chosen = [divmod(head, bundle.heads) for head in bundle.alignment]
+        shape = bundle.heads, count, bundle.attended
+        weights = {layer: np.zeros(shape, np.float32) for layer, _ in chosen}
+        outputs = {f"attention_{layer}": array for layer, array in weights.items()}
+        self._run(self._bind(1, count, 1, 0, outputs), tokens)
+        found = [weights[layer][head, :, : bundle.positions] for layer, head in chosen]
+        return np.stack(found)
+
     def rewind(self, length: int) -> None:
         """Drop the tokens behind the first `length`; later steps overwrite their keys and values
         and do not attend to them."""
@@ -204,8 +221,16 @@ class Network:
         bound.run()
         return bound.step
 
-    def _bind(self, texts: int, count: int, wanted: int, started: int) -> _Bound:
-        """Allocate and bind the arrays for steps of this shape."""
+    def _bind(
+        self,
+        texts: int,
+        count: int,
+        wanted: int,
+        started: int,
+        outputs: Mapping[str, NDArray[np.float32]] = NO_OUTPUTS,
+    ) -> _Bound:
+        """Allocate and bind the arrays for steps of this shape; keep them, except with further
+        `outputs`."""
         feeds: dict[str, NDArray[np.int64]] = {
             "places": np.zeros(count, np.int64),
             "wanted": np.zeros(wanted, np.int64),
@@ -222,10 +247,10 @@ class Network:
         results["left_out"] = np.zeros((started, self._left_out), np.float32)
         bound_step = Step(**results)
         grown: dict[str, NDArray[Any]] = {f"grown_{name}": cache[name] for name in cache}
-        run = self._step.bind(inputs, results | grown)
-        bound = self._steps[texts, count, wanted, started] = _Bound(
-            embedded, feeds, run, bound_step
-        )
+        run = self._step.bind(inputs, results | grown | dict(outputs))
+        bound = _Bound(embedded, feeds, run, bound_step)
+        if not outputs:
+            self._steps[texts, count, wanted, started] = bound
         return bound
 
     def _make_results(self, rows: int) -> dict[str, NDArray[Any]]:

@@ -83,6 +83,7 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
         language=language,
         corrections=Corrections(settings.vocabulary.replace),
         search=search,
+        attention=cpu.attention,
         rescorer=rescorer,
         phrases=phrases,
         make_phrases=make_phrases,

@@ -10,17 +10,18 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from appliance.config import GateSettings
 from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, judge
 from appliance.infer.mel import window_mel
-from appliance.records import HOP, Name, States, Transcription, Window
+from appliance.records import HOP, Name, Samples, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -60,6 +61,8 @@ class Encoded:
     phrases: Phrases | None = None
     """Sentences that a client expects: they fill `Transcription.candidates` in place of the usual
     ones."""
+    samples: Samples = field(default_factory=lambda: np.empty(0, np.int16))
+    """The window's, for the times of its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Progress:
     """False cancels: `decode` returns soon, and the caller must discard its result."""
     has_time: Callable[[], bool] = lambda: False
     """While True, a beam search may look for a better text than a doubtful one."""
+    words: bool = False
+    """Whether the times of the words are wanted."""
 
 
 IGNORE_PROGRESS = Progress(lambda _: None, lambda: True)
@@ -161,18 +166,21 @@ class Transcriber(AnyTranscriber):
         language: str,
         corrections: Corrections,
         search: Callable[[Decoded, float, Callable[[], bool]], Decoded] | None = None,
+        attention: Callable[[States, Sequence[int]], tuple[NDArray[np.float32], int]] | None = None,
         rescorer: Rescorer | None = None,
         phrases: Phrases | None = None,
         make_phrases: Callable[..., Phrases] | None = None,
     ) -> None:
         """`language` is written if the decoder does not find out. `search` looks for a better text
         than a greedy one, of so many seconds of sound, while a function returns True.
+        `attention` is Decoder's.
         `make_phrases` makes expected sentences from the tables of a file."""
         self._bundle, self.encoder, self.gates = bundle, encoder, gates
         self.phrases = phrases
         """The expected sentences; None without any."""
         self.decoder, self._tokenizer, self._search = decoder, tokenizer, search
         self._rescorer, self._corrections = rescorer, corrections
+        self._attention = attention
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
         self._language = language
         self._spoken: dict[str, str] = {}
@@ -208,6 +216,7 @@ class Transcriber(AnyTranscriber):
             self.encoder.name,
             encode_ms=1000 * (time.perf_counter() - begun_s),
             whole=window.index == 1 and window.last,
+            samples=window.samples,
         )
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
@@ -229,6 +238,8 @@ class Transcriber(AnyTranscriber):
             progress.decided(best.result)
         if progress.should_continue():
             best = self._find_phrase(best, progress)
+        if progress.words and best.result.text and progress.should_continue():
+            best = self._time_words(best)
         return best.result
 
     def _first_pass(self, encoded: Encoded) -> _Candidate:
@@ -292,6 +303,17 @@ class Transcriber(AnyTranscriber):
             decode_ms=1000 * (time.perf_counter() - best.begun_s),
         )
         return replace(best, result=result)
+
+    def _time_words(self, best: _Candidate) -> _Candidate:
+        """Add when each word was spoken, if the model tells. Comes last: it uses the decoder."""
+        if not (self._attention and self.bundle.alignment):
+            return best
+        from appliance.infer.word_times import time_words
+
+        encoded, tokens = best.encoded, best.decoded.tokens
+        weights, first = self._attention(encoded.states, tokens)
+        words = time_words(weights, first, tokens, self._tokenizer, encoded.samples)
+        return replace(best, result=replace(best.result, words=words))
 
     def _remember_language(self, room: str | None, result: Transcription) -> None:
         """Remember which language a room speaks, if that is sure, and no noise."""

@@ -191,6 +191,9 @@ class Bundle:
     vocabulary_boost: float = 1.0
     """Recommended VocabularySettings.boost; 1 if it was not measured."""
     phrase_calibration: PhraseCalibration = DEFAULT_PHRASE_CALIBRATION
+    alignment: tuple[int, ...] = ()
+    """Heads of the cross-attention that follow the sound, as layer x heads + head; empty: the graph
+    does not show them, and there are no times of words."""
 
     @property
     def title(self) -> str:
@@ -456,6 +459,7 @@ def _check_sense(bundle: Bundle) -> None:
     ids = asdict(tokens) | {"prompt": max(prompt, default=0)}
     ids |= {"suppressed": max((*bundle.suppressed, *bundle.suppressed_first), default=0)}
     known = ", ".join(bundle.languages)
+    last, layers = max(bundle.alignment, default=0), bundle.decoder_layers
     rules: list[tuple[bool, str, str, object]] = [
         (bundle.quantize in QUANTIZE, "quantize", f"one of {', '.join(QUANTIZE)}", bundle.quantize),
         (0.04 <= window_s <= 30, "window_s", "a number from 0.04 to 30", window_s),
@@ -465,6 +469,7 @@ def _check_sense(bundle: Bundle) -> None:
         (0 < len(prompt) <= most, "prompt", f"1 to {most} tokens", len(prompt)),
         (tokens.start in prompt, "prompt", f"tokens.start {tokens.start} in it", prompt),
         (bundle.language in bundle.languages, "language", f"one of {known}", bundle.language),
+        (last < layers * bundle.heads, "alignment", f"less than {layers * bundle.heads}", last),
     ]
     for key, token in ids.items():
         size = bundle.vocabulary_size

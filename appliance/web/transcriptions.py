@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import islice
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ UPLOAD_S = 120.0
 MODEL = "whisper-1"
 """The name that OpenAI's clients know."""
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-GRANULARITIES = ("segment",)
+GRANULARITIES = ("word", "segment")
 STATUSES = {"bad_sound": 400, "bad_language": 400, "busy": 429}
 NAME = re.compile(r"[^\W_][\w'-]*")
 SOUND_FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
@@ -281,16 +281,18 @@ class Transcriptions(Api):
             if form not in FORMATS:
                 expected = ", ".join(FORMATS)
                 raise ApiError(400, f"Expected one of {expected}.", "response_format")
-            for wanted in fields.get("timestamp_granularities", ()):
-                if wanted not in GRANULARITIES:
-                    expected = " or ".join(GRANULARITIES)
-                    raise ApiError(400, f"Expected {expected}.", "timestamp_granularities[]")
+            details = fields.get("timestamp_granularities", ["segment"])
+            if not set(details) <= {*GRANULARITIES}:
+                expected = " or ".join(GRANULARITIES)
+                raise ApiError(400, f"Expected {expected}.", "timestamp_granularities[]")
+            words = "word" in details or form in ("srt", "vtt")
             sound = Sound(self._body or 0)
-            async with aclosing(self._transcribe(sound, _daemon_request(fields))) as pieces:
+            request = _daemon_request(fields, words=words)
+            async with aclosing(self._transcribe(sound, request)) as pieces:
                 if fields.get("stream", [""])[-1].lower() in ("true", "1"):
                     await self._stream(pieces)
                 else:
-                    self._send(form, [piece async for piece in pieces], sound)
+                    self._send(form, [piece async for piece in pieces], sound, details)
         finally:
             self._release()
 
@@ -336,12 +338,14 @@ class Transcriptions(Api):
         self.write(f"data: {json.dumps(data, ensure_ascii=False)}\n\n")
         await self.flush()
 
-    def _send(self, form: str, segments: list[Segment], sound: Sound) -> None:
+    def _send(
+        self, form: str, segments: list[Segment], sound: Sound, details: Sequence[str]
+    ) -> None:
         text = "".join(str(one["text"]) for one in segments)
         if form == "json":
             self.finish({"text": text})
         elif form == "verbose_json":
-            self.finish(_verbose(text, segments, sound.duration_s))
+            self.finish(_verbose(text, segments, sound.duration_s, details))
         else:
             kind = "text/vtt" if form == "vtt" else "text/plain"
             self.set_header("Content-Type", f"{kind}; charset=utf-8")
@@ -397,7 +401,7 @@ class Sound:
             writer.close()
 
 
-def _daemon_request(fields: Mapping[str, list[str]]) -> dict[str, Any]:
+def _daemon_request(fields: Mapping[str, list[str]], *, words: bool) -> dict[str, Any]:
     """Return what the daemon is told of a request: its language, and the names in its prompt."""
     prompt = fields.get("prompt", [""])[-1]
     names = [word for word in NAME.findall(prompt) if word != word.lower()]
@@ -406,6 +410,7 @@ def _daemon_request(fields: Mapping[str, list[str]]) -> dict[str, Any]:
     return {
         "language": codes.get(language, language) or None,
         "transcript_names": list(dict.fromkeys(names)),
+        "words": words,
     }
 
 
@@ -417,7 +422,14 @@ def _all_subtitles(segments: list[Segment], form: str) -> str:
     return "\n".join(parts)
 
 
-def _verbose(text: str, segments: list[Segment], duration_s: float) -> dict[str, Any]:
+def _verbose(
+    text: str, segments: list[Segment], duration_s: float, details: Sequence[str]
+) -> dict[str, Any]:
+    """Raises ApiError if words are wanted and the model does not time them."""
+    words = [word for one in segments for word in one.get("words", ())]
+    if "word" in details and text and not words:
+        message = "The model in use has no times of words. Add it again (roomscribe model add)."
+        raise ApiError(400, message, "timestamp_granularities[]")
     shown = [
         {
             "id": number,
@@ -434,5 +446,10 @@ def _verbose(text: str, segments: list[Segment], duration_s: float) -> dict[str,
         for number, one in enumerate(segments)
     ]
     code = segments[-1]["language"] if segments else ""
-    head = {"task": "transcribe", "language": LANGUAGES.get(code, code)}
-    return head | {"duration": round(duration_s, 3), "text": text, "segments": shown}
+    head: dict[str, Any] = {"task": "transcribe", "language": LANGUAGES.get(code, code)}
+    head |= {"duration": round(duration_s, 3), "text": text}
+    return (
+        head
+        | ({"words": words} if "word" in details else {})
+        | ({"segments": shown} if "segment" in details else {})
+    )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from appliance.wyoming.client import WyomingClient
     from appliance.wyoming.discovery import advertise, own_address
     from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
-    from appliance.wyoming.request import LONGEST_FILE_S, Answer, Hooks
+    from appliance.wyoming.request import LONGEST_FILE_S, Answer, Hints, Hooks
     from appliance.wyoming.server import WyomingServer
     from appliance.wyoming.transcriber import open_transcriber
 

@@ -55,6 +55,17 @@ class PendingWindow(Protocol):
     """Set it to False to cancel the transcription."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a request says of its text."""
+
+    names: tuple[str, ...] = ()
+    """Words that are likely in it."""
+    words: bool = False
+    """Whether the times of its words are wanted."""
+
+
+NO_HINTS = Hints()
 Answer = Callable[[Transcription | Exception], None]
 
 
@@ -65,8 +76,8 @@ class Hooks:
     model: Callable[[], Model]
     """Returns the model in use, which may change."""
     gates: GateSettings
-    transcribe: Callable[[Window, Answer, tuple[str, ...]], PendingWindow | None]
-    """Queues a window with likely words and calls the answer from any thread; None if full."""
+    transcribe: Callable[[Window, Answer, Hints], PendingWindow | None]
+    """Queues a window and calls the answer from any thread; None if full."""
     keep: Callable[[Window, Transcription, float], None] | None = None
     """Stores a text, with the ms that its window waited; None to store nothing."""
     count: Callable[[str], None] = lambda _name: None
@@ -159,13 +170,13 @@ class TranscriptionRequest:
         segmenter: SegmenterSettings,
         *,
         confidence: float = -1.0,
-        names: tuple[str, ...] = (),
+        hints: Hints = NO_HINTS,
         longest_s: float = LONGEST_S,
     ) -> None:
-        """`names` are words that are likely in it, `confidence` is WyomingSettings's."""
+        """`confidence` is WyomingSettings's."""
         self.form = form
         self._hooks, self._gates = hooks, Gates(hooks.gates)
-        self._names, self._least_confidence = names, confidence
+        self._hints, self._least_confidence = hints, confidence
         self._longest_s = longest_s
         self._segmenter = Segmenter(detector, segmenter, hooks.model().window_s)
         self._speculate = segmenter.speculate
@@ -258,7 +269,7 @@ class TranscriptionRequest:
             self._speculative = None
         if window and not self._speculative:
             self._speculative = part = _PendingText(window)
-            part.pending = self._hooks.transcribe(window, part.answer, self._names)
+            part.pending = self._hooks.transcribe(window, part.answer, self._hints)
 
     async def _transcribe(self, found: list[Window | Discarded]) -> None:
         """Have windows transcribed, in order; wait while too many of this request are queued."""
@@ -275,7 +286,7 @@ class TranscriptionRequest:
             while len(self._queue) >= WAITING:
                 await self._take_text()
             while part.pending is None:
-                part.pending = self._hooks.transcribe(window, part.answer, self._names)
+                part.pending = self._hooks.transcribe(window, part.answer, self._hints)
                 if part.pending is None:
                     await asyncio.sleep(RETRY_S)
             self._queue.append(part)
@@ -302,13 +313,16 @@ class TranscriptionRequest:
         piece = result.text if unspaced or not self._text else " " + result.text
         self._text += piece
         figures = ("language", "avg_logprob", "compression_ratio", "no_speech_prob")
+        start_s = part.window.start_s - self._began_s
+        words = [word.as_json(start_s) for word in result.words]
         end_s = min(part.window.speech_end_s - self._began_s, self._received / self.form.rate)
         self.new_texts.append(
             {
                 "text": piece,
-                "start_s": round(part.window.start_s - self._began_s, 3),
+                "start_s": round(start_s, 3),
                 "end_s": round(end_s, 3),
                 **{name: getattr(result, name) for name in figures},
+                "words": words,
             }
         )
 

@@ -34,6 +34,8 @@ from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read
 from appliance.wyoming.request import (
     LONGEST_FILE_S,
     LONGEST_S,
+    NO_HINTS,
+    Hints,
     Hooks,
     RequestError,
     SoundFormat,
@@ -297,7 +299,7 @@ class ClientConnection:
         """True while there is a request."""
         self._text_begun = False
         """True once part of its text was sent."""
-        self._names: tuple[str, ...] = ()
+        self._hints = NO_HINTS
         """Words that are likely in the next request's sound, as the client says."""
         self._until_s = 0.0
         """When the request's sound must be complete, on the loop's clock."""
@@ -358,7 +360,8 @@ class ClientConnection:
             case "transcribe":
                 self._end()
                 self._check_language(event.data.get("language"))
-                self._names = _read_names(event.data)
+                words = self.is_local and event.data.get("words") is True
+                self._hints = Hints(_read_names(event.data), words)
             case "audio-start":
                 self._end()
                 await self._begin(SoundFormat.parse(event.data))
@@ -383,7 +386,7 @@ class ClientConnection:
             replace(server.hooks, keep=None) if self.is_local else server.hooks,
             server.settings.segmenter,
             confidence=0.0 if self.is_local else server.settings.wyoming.confidence,
-            names=self._names,
+            hints=self._hints,
             longest_s=LONGEST_FILE_S if self.is_local else LONGEST_S,
         )
         return self._request
@@ -457,7 +460,7 @@ class ClientConnection:
             self._server.requests -= 1
         if self._request:
             self._request.close()
-            self._names = ()
+            self._hints = NO_HINTS
         self._request, self._text_begun = None, False
 
 

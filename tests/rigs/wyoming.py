@@ -28,7 +28,7 @@ from appliance.config import Settings, WyomingSettings
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.protocol import Event, Header, pack
-from appliance.wyoming.request import Answer, Hooks
+from appliance.wyoming.request import NO_HINTS, Answer, Hints, Hooks
 from appliance.wyoming.server import Timeouts, WyomingServer
 
 RELEASES = ("1.5.4", "1.7.1", "1.10.2")
@@ -69,12 +69,12 @@ class Worker:
         self._thread.start()
 
     def transcribe(
-        self, window: Window, answer: Answer, names: tuple[str, ...] = ()
+        self, window: Window, answer: Answer, hints: Hints = NO_HINTS
     ) -> PendingWindow | None:
         """None when too many wait."""
         if self._waiting.qsize() >= self._most:
             return None
-        asked = PendingWindow(window, answer, names)
+        asked = PendingWindow(window, answer, hints.names)
         self.asked.append(asked)
         self._waiting.put(asked)
         return asked

@@ -130,6 +130,11 @@ def test_each_form_has_the_text(api: Api) -> None:
     )
     assert 0 <= segment["start"] < segment["end"] <= found["duration"]
     assert segment["avg_logprob"] < 0
+    wanted = ["response_format=verbose_json", "timestamp_granularities[]=word"]
+    found = json.loads(api.curl(speech(), *wanted)[1])
+    assert [word["word"] for word in found["words"]] == text.split()
+    assert found["words"][0]["start"] < found["words"][-1]["end"] <= found["duration"]
+    assert "segments" not in found
     status, answer = api.curl(speech(), "response_format=srt")
     assert answer.startswith("1\n00:00:00,")
     assert answer.endswith(f"\n{text}\n")
