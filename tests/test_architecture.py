@@ -45,7 +45,7 @@ MAY_IMPORT = {
         },
     },
     "fleet": {"capture", "infer", "model"},
-    "lab": {"mqtt", "store", "capture", "infer", "model", "convert"},
+    "lab": {"mqtt", "store", "wyoming", "capture", "infer", "model", "convert"},
     "mqtt": {"store"},
     "web": {"capture", "wyoming"},
     "homeassistant": set(),

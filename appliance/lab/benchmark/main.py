@@ -20,6 +20,7 @@ from appliance.lab.benchmark.measure import Measured, measure
 from appliance.lab.benchmark.options import DEFAULT_SENTENCES
 from appliance.lab.benchmark.padding import padding_table
 from appliance.lab.benchmark.rows import Row, make_rows, wanted_rows
+from appliance.lab.benchmark.versus import compare_servers
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recorded, count_words, missing_packages, read_recordings
 from appliance.model import load_bundle
@@ -53,6 +54,11 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
     recordings = _read(options.recordings)
     if missing := missing_packages():
         _tell(f"no word errors without {' and '.join(missing)}: pip install '.[benchmark]'")
+    if options.against_wyoming:
+        if missing:
+            raise ConfigError(f"benchmark --against-wyoming: needs {' and '.join(missing)}")
+        print(compare_servers(options.against_wyoming, settings, recordings))
+        return 0
     with tempfile.TemporaryDirectory(prefix="roomscribe-benchmark.", dir=_scratch()) as scratch:
         _tell("making the rows' models")
         if options.padding:

@@ -38,9 +38,23 @@ def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
         "to 700 and 1500 positions; needs --checkpoint",
     )
     parser.add_argument(
+        "--against-wyoming",
+        type=_address,
+        metavar="HOST:PORT",
+        help="compare this machine's Wyoming server, which must run, with another one: words, "
+        "times, memory",
+    )
+    parser.add_argument(
         "--threads", type=_count, default=1, metavar="N", help="CPU threads (default 1)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, found {text}")
+    return text
 
 
 def _count(text: str) -> int:

@@ -1,0 +1,182 @@
+"""`roomscribe benchmark --against-wyoming`: two Wyoming servers transcribe the same recordings.
+
+Each recording is sent as it was spoken, with the silence behind it that Home Assistant sends, to
+one server and then to the other; then eight at once. Memory and processor time are those of the
+process that listens on the port, and of its children, if it runs on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from appliance.config import Settings
+from appliance.errors import ServerError
+from appliance.lab.words import Recognised, Recorded, count_words
+from appliance.records import SAMPLE_RATE, Samples
+from appliance.system import one_line
+from appliance.wyoming import Event, ProtocolError, pack, read_event
+
+FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
+CHUNK_S = 0.1
+SILENCE_S = 0.7
+"""Home Assistant ends a command after so much silence (assist_pipeline/vad.py)."""
+AT_ONCE = 8
+ANSWER_S = 120.0
+COLUMNS = (
+    "server", "WER", "right", "empty", "p50 s", "p95 s", "8: p50 s", "8: p95 s", "PSS MB", "CPU s",
+)  # fmt: skip
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Server:
+    """A Wyoming server, and what it made of the recordings."""
+
+    host: str
+    port: int
+    texts: list[str] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+    """From the end of the sound to the text, one recording at a time."""
+    crowded_s: list[float] = field(default_factory=list)
+    """The same of eight at once."""
+    pids: tuple[int, ...] = ()
+    """Its process and the children of that, on this machine."""
+    cpu_s: float = 0.0
+
+    @classmethod
+    def at(cls, address: str) -> Server:
+        """Return the server at HOST:PORT."""
+        host, _, port = address.rpartition(":")
+        return cls(host, int(port))
+
+    async def transcribe(self, samples: Samples) -> tuple[str, float]:
+        """Send a sound as it was spoken; return its text and how long that took from its end.
+
+        Raises ServerError.
+        """
+        where = f"the speech-to-text server {self.host}:{self.port}"
+        try:
+            async with asyncio.timeout(len(samples) / SAMPLE_RATE + ANSWER_S):
+                return await self._converse(samples)
+        except TimeoutError:
+            raise ServerError(f"{where}: no text within {ANSWER_S:g} s; see its log") from None
+        except (OSError, EOFError, ProtocolError) as error:
+            raise ServerError(f"{where}: {one_line(error)}; check that it runs") from None
+
+    async def _converse(self, samples: Samples) -> tuple[str, float]:
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        try:
+            writer.write(pack(Event("transcribe", {"language": "en"})))
+            writer.write(pack(Event("audio-start", FORMAT)))
+            begun_s, size = time.monotonic(), int(CHUNK_S * SAMPLE_RATE)
+            for at in range(0, len(samples), size):
+                sound = samples[at : at + size].astype("<i2").tobytes()
+                writer.write(pack(Event("audio-chunk", FORMAT, sound)))
+                await writer.drain()
+                await asyncio.sleep(begun_s + (at + size) / SAMPLE_RATE - time.monotonic())
+            writer.write(pack(Event("audio-stop")))
+            await writer.drain()
+            ended_s = time.monotonic()
+            while (event := await read_event(reader)).type != "transcript":
+                if event.type == "error":
+                    raise ProtocolError(f"it reports {event.data.get('text')}")
+            return str(event.data.get("text", "")).strip(), time.monotonic() - ended_s
+        finally:
+            writer.close()
+
+
+def compare_servers(address: str, settings: Settings, recordings: Sequence[Recorded]) -> str:
+    """Return a table of our server, as `settings` have it, and of the one at HOST:PORT. Raises
+    ServerError."""
+    servers = Server("127.0.0.1", settings.wyoming.port), Server.at(address)
+    asyncio.run(_measure(servers, recordings))
+    return "\n".join(
+        f"| {' | '.join(cells)} |"
+        for cells in (COLUMNS, ["---"] * len(COLUMNS), *(_row(one, recordings) for one in servers))
+    )
+
+
+async def _measure(servers: Sequence[Server], recordings: Sequence[Recorded]) -> None:
+    silence = np.zeros(int(SILENCE_S * SAMPLE_RATE), np.int16)
+    sounds = [np.concatenate((recorded.samples, silence)) for recorded in recordings]
+    for server in servers:
+        await server.transcribe(sounds[0])  # loads what it loads for the first one
+        server.pids = _processes(server)
+        server.cpu_s = -_cpu_s(server.pids)
+    for sound in sounds:
+        for server in servers:
+            text, wait_s = await server.transcribe(sound)
+            server.texts.append(text)
+            server.waits_s.append(wait_s)
+    for server in servers:
+        server.cpu_s += _cpu_s(server.pids)
+        for at in range(0, len(sounds) - AT_ONCE + 1, AT_ONCE):
+            found = await asyncio.gather(*map(server.transcribe, sounds[at : at + AT_ONCE]))
+            server.crowded_s += [wait_s for _, wait_s in found]
+
+
+def _row(server: Server, recordings: Sequence[Recorded]) -> list[str]:
+    heard = [Recognised(text, 0, 0, 0.0, 0.0, 0.0) for text in server.texts]
+    counts = count_words(heard, recordings)
+    times = [
+        f"{np.percentile(waits_s, share):.2f}" if waits_s else "-"
+        for waits_s in (server.waits_s, server.crowded_s)
+        for share in (50, 95)
+    ]
+    memory_mb = sum(map(_pss_mb, server.pids))
+    local = [f"{memory_mb:.0f}", f"{server.cpu_s:.1f}"] if server.pids else ["-", "-"]
+    right, empty = f"{counts.right} of {counts.recordings}", str(server.texts.count(""))
+    name = f"{server.host}:{server.port}"
+    return [name, f"{counts.wer:.1f} %", right, empty, *times, *local]
+
+
+def _processes(server: Server) -> tuple[int, ...]:
+    """Return who listens on the server's port of this machine, and its children; none if it is
+    another machine, or another user's process."""
+    with suppress(OSError):
+        if not socket.gethostbyname(server.host).startswith("127."):
+            return ()
+    listening = [
+        f"socket:[{cells[9]}]"
+        for file in ("/proc/net/tcp", "/proc/net/tcp6")
+        if Path(file).exists()
+        for cells in map(str.split, Path(file).read_text("ascii").splitlines()[1:])
+        if cells[3] == "0A" and int(cells[1].rpartition(":")[2], 16) == server.port
+    ]
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if str(link.readlink()) in listening:
+                return _family(int(link.parts[2]))
+    return ()
+
+
+def _family(pid: int) -> tuple[int, ...]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+    return (pid, *(each for child in children for each in _family(int(child))))
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    """Return the processor time of processes so far."""
+    total = 0.0
+    for pid in pids:
+        with suppress(OSError):
+            cells = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+            total += (int(cells[11]) + int(cells[12])) / TICKS
+    return total
+
+
+def _pss_mb(pid: int) -> float:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return 0.0
