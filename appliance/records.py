@@ -6,6 +6,8 @@ field by field, the array raises ValueError and NaN differs, on Python 3.13 even
 Two clocks: `*_s` fields of frames and windows are seconds on their source's clock
 (time.monotonic() for a microphone or a recording paced in real time, the position in the file
 otherwise). A transcript carries wall-clock times in UTC, for people and other machines.
+
+Over 500 lines because every package may import this one alone, so what two of them share is here.
 """
 
 from __future__ import annotations
