@@ -147,11 +147,6 @@ def token(name: str) -> str:
     return re.sub(r"[^0-9A-Za-z_-]+", "-", name)[:100] or "-"
 
 
-def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
-    """Return headers and payload of a window's message. Raises MessageError if it is too large."""
-    return window_headers(job), pack_sound(job.window.samples)
-
-
 def window_headers(job: Job) -> dict[str, str]:
     """Return a window's fields, and the id by which the server recognises a repeated message."""
     window = job.window

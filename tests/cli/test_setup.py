@@ -48,6 +48,8 @@ from appliance.model import bundle
 
 WIDE = {"TERM": "xterm", "COLUMNS": "200"}
 """A terminal whose lines no message fills."""
+OFFLINE = dict.fromkeys(("HF_ENDPOINT", "PIP_INDEX_URL"), "http://127.0.0.1:9")
+"""No model can be downloaded, so the built-in one is proposed, however fast the machine is."""
 SENTENCE = TESTS / "speech" / "00.flac"
 
 
@@ -170,7 +172,7 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
             until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
             terminal = Terminal(
                 *("setup", "--config", config),
-                environment={**microphone.environment, **WIDE},
+                environment={**microphone.environment, **WIDE, **OFFLINE},
             )
             with terminal:
                 terminal.until("[shed]")
@@ -316,8 +318,7 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
     with Broker() as broker:
         config = write_config(tmp_path)
         options = ("--device", "", "--node", "Living Room")
-        away = dict.fromkeys(("HF_ENDPOINT", "PIP_INDEX_URL"), "http://127.0.0.1:9")
-        nowhere = away | {"PATH": os.environ["PATH"]}
+        nowhere = OFFLINE | {"PATH": os.environ["PATH"]}
         with Terminal("setup", "--config", config, *options, environment=nowhere) as terminal:
             terminal.until("or none [")
             terminal.enter("127.0.0.1:9")
@@ -348,7 +349,8 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
 
 def test_back_returns_to_the_question_before_that_was_asked(tmp_path: Path) -> None:
     config = write_config(tmp_path)
-    with Terminal("setup", "--config", config, "--device", "", "--broker", "none") as terminal:
+    options = ("--config", config, "--device", "", "--broker", "none")
+    with Terminal("setup", *options, environment=WIDE | OFFLINE) as terminal:
         terminal.until("called? [kitchen]")
         terminal.enter("back")
         terminal.until("This is the first question.")
@@ -377,7 +379,7 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
     before = config.read_text()
     shutil.copytree(checkpoint_folder, tmp_path / "mine")
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
-    here = {"ROOMSCRIBE_MODELS": str(tmp_path / "models"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    here = OFFLINE | {"ROOMSCRIBE_MODELS": str(tmp_path / "models")}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
         terminal.until("Which model? [tiny.en]", 60)
         terminal.enter(f"{tmp_path}/nothing")

@@ -15,6 +15,7 @@ import pytest
 import soundfile
 from hypothesis import given, settings, strategies as st
 from rigs.checkout import ROOT
+from rigs.fleet import pack_window
 from rigs.records import differences
 from rigs.transcriber import HEARD
 from rigs.windows import a_window
@@ -42,7 +43,7 @@ def header(**fields: Any) -> dict[str, str]:
 
 def test_a_window_arrives_as_it_was_sent_but_for_times_that_are_anothers() -> None:
     window = replace(a_window("u1", seconds=3), index=2, last=False)
-    headers, payload = messages.pack_window(Job(window, "kitchen", 3, ahead=True, patience_s=2.5))
+    headers, payload = pack_window(Job(window, "kitchen", 3, ahead=True, patience_s=2.5))
     assert headers["Nats-Msg-Id"] == f"kitchen.{window.id}.3"
     found = messages.read_window(SUBJECT, headers, payload)
     assert np.array_equal(found.window.samples, window.samples)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from nats.errors import Error
 from rigs.engine import engine_of, served, settings_for
-from rigs.fleet import Bus
+from rigs.fleet import Bus, pack_window
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet
 from rigs.waiting import holds, until
@@ -25,7 +25,7 @@ from rigs.windows import a_window
 from rigs.workers import FakeWorker
 
 from appliance.config import FleetSettings
-from appliance.fleet.messages import Job, pack_window
+from appliance.fleet.messages import Job
 
 pytestmark = needs_fleet
 PURGE = "$JS.API.STREAM.PURGE.ROOMSCRIBE"

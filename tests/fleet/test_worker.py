@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rigs.fleet import Bus
+from rigs.fleet import Bus, pack_window
 from rigs.nats import NatsServer
 from rigs.needs import needs_nats
 from rigs.transcriber import HEARD
@@ -19,7 +19,7 @@ from rigs.waiting import until
 from rigs.windows import a_window
 from rigs.workers import FakeWorker
 
-from appliance.fleet.messages import STREAM, Job, pack_window
+from appliance.fleet.messages import STREAM, Job
 from appliance.records import Window
 
 pytestmark = needs_nats

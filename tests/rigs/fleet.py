@@ -12,7 +12,14 @@ from typing import Any, Self, TypeVar
 import nats
 from nats.aio.msg import Msg
 
+from appliance.fleet.messages import Job, pack_sound, window_headers
+
 Found = TypeVar("Found")
+
+
+def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
+    """Headers and payload of a window's message."""
+    return window_headers(job), pack_sound(job.window.samples)
 
 
 class Bus:

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -64,7 +65,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         if options.padding:
             return _compare_padding(options.checkpoint, recordings, Path(scratch))
         rows = make_rows(keys, options.checkpoint, settings, options.threads, Path(scratch))
-        lines = [_measure(row, recordings) for row in rows]
+        lines = list(_measure_all(rows, recordings))
         print(_as_text(lines))
         for row in rows:
             if row.key == "cpu" and row.folder:
@@ -87,6 +88,15 @@ def _compare_padding(checkpoint: Path | None, recordings: Sequence[Recorded], sc
     for line in padding_table(checkpoint, recordings, scratch):
         print(line, flush=True)
     return 0
+
+
+def _measure_all(rows: Sequence[Row], recordings: Sequence[Recorded]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each row; tell after each how long all of them take."""
+    begun_s = time.monotonic()
+    for number, row in enumerate(rows, 1):
+        yield _measure(row, recordings)
+        whole_s = (time.monotonic() - begun_s) * len(rows) / number
+        _tell(f"{number} of {len(rows)} rows done; about {whole_s:.0f} s in all")
 
 
 def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
