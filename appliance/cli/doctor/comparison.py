@@ -21,7 +21,6 @@ from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
     from appliance.infer import Transcriber
-    from appliance.model import Bundle
     from appliance.records import Mel, States
 
 LEAST_COSINE = 0.9
@@ -32,18 +31,10 @@ MORE, POINTS, MOST = 1.5, 0.10, 2
 many words more. In the shipped sentences a simulated chip's noise of 15 to 6 dB makes 1 to 2.5 %
 of the CPU's words others, at most 2 in a sentence."""
 SOUND_FILES = (".flac", ".wav", ".ogg", ".oga", ".opus", ".mp3")
-BASE_D_MODEL = 512
-"""Width of whisper-base."""
-KNOWN_DEFECT = (
-    "Hailo's encoder for base is known to give empty or inconsistent texts on a Hailo-8L "
-    "(Hailo-Application-Code-Examples#369)"
-)
 OTHER_HEF = (
-    "the HEF is damaged or belongs to another model: run `roomscribe model add NAME --hef "
-    "auto`; until then, set [encoder] backend = cpu"
-)
-OTHER_MODEL = (
-    "add tiny (`roomscribe model add tiny`) or set [encoder] backend = cpu, and please send the "
+    "the HEF is damaged, of another model, or bad: that of base on a Hailo-8L is known to "
+    "give empty or inconsistent texts (Hailo-Application-Code-Examples#369): run `roomscribe model "
+    "add NAME --hef auto`; until then, set [encoder] backend = cpu, and please send the "
     "file of `roomscribe doctor --report FILE`"
 )
 T = TypeVar("T")
@@ -76,7 +67,7 @@ def run(around: Surroundings, folder: Path | None) -> Outcome:
     """Compare both encoders on the test sentence, or on the recordings in `folder`, each cut to
     the model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty
     folder."""
-    from appliance.infer import NpuError, device, open_npu, open_transcriber
+    from appliance.infer import device, open_npu, open_transcriber
     from appliance.model import HEF_FILE, load_bundle
 
     around.doing("loading the model")
@@ -86,17 +77,12 @@ def run(around: Surroundings, folder: Path | None) -> Outcome:
     around.doing("opening the NPU")
     npu = open_npu(bundle, bundle.folder / HEF_FILE, share=around.settings.encoder.share)
     binding, identity = npu.binding, npu.identity
-    known = KNOWN_DEFECT if _is_base_on_8l(bundle, npu.chip) else ""
     before = device.read(binding, identity.device_id)
     found: list[Compared] = []
     try:
         for file, text in spoken:
             around.doing(f"comparing the encoders, window {len(found) + 1} of {len(spoken)}")
             found.append(_compare_one(transcriber, npu.encode, npu.chip, file, words(text)))
-    except NpuError as error:
-        if not known:
-            raise
-        return failed(f"{error}; {known}", OTHER_MODEL)
     finally:
         npu.close()
     figures = summarize(found) | {
@@ -110,7 +96,7 @@ def run(around: Surroundings, folder: Path | None) -> Outcome:
         "chip_after": asdict(device.read(binding, identity.device_id)),
         "memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6),
     }
-    return judge(found, figures, known)
+    return judge(found, figures)
 
 
 def summarize(found: Sequence[Compared]) -> dict[str, Any]:
@@ -136,8 +122,8 @@ def summarize(found: Sequence[Compared]) -> dict[str, Any]:
     return figures
 
 
-def judge(found: list[Compared], figures: dict[str, Any] | None = None, known: str = "") -> Outcome:
-    """Return the outcome for the compared windows. `known`: a defect of this model on this chip."""
+def judge(found: list[Compared], figures: dict[str, Any] | None = None) -> Outcome:
+    """Return the outcome for the compared windows."""
     figures = figures or summarize(found)
     word_count, cpu, npu = (
         sum(getattr(window, name) for window in found)
@@ -166,12 +152,7 @@ def judge(found: list[Compared], figures: dict[str, Any] | None = None, known: s
         wrong = f"the cosine should be {LEAST_COSINE} or more"
     if not wrong:
         return Outcome(ok(line).status, line, figures=figures)
-    reason, fix = (f"{wrong}; {known}", OTHER_MODEL) if known else (wrong, OTHER_HEF)
-    return Outcome(failed("", "").status, f"{line}; {reason}", fix, figures)
-
-
-def _is_base_on_8l(bundle: Bundle, chip: str) -> bool:
-    return bundle.d_model == BASE_D_MODEL and chip == "hailo8l"
+    return Outcome(failed("", "").status, f"{line}; {wrong}", OTHER_HEF, figures)
 
 
 def _compare_one(

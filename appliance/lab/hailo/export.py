@@ -14,7 +14,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,14 +99,12 @@ def export_for_hailo(
     opset: int = 13,
     length: int | None = None,
     language: str = "",
-    transcribe: Transcribe | None = None,
 ) -> Report:
     """Write the folder `out`, whole or not at all; replace an earlier export there.
 
-    `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and what
-    `transcribe` makes of them the decoder's. Without it the checkpoint itself transcribes them, in
-    `language` or its own. `length`: tokens of the decoder's sequence, by default Hailo's. Raises
-    ModelError.
+    `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and what the
+    checkpoint itself makes of them, in `language` or its own, the decoder's. `length`: tokens of
+    the decoder's sequence, by default Hailo's. Raises ModelError.
     """
     out = out.absolute()
     _refuse_foreign(out)
@@ -116,11 +113,13 @@ def export_for_hailo(
     sizes = _plan(checkpoint.config, window_s, length, name.strip("-.") or "whisper")
     with drafted(out, "an export") as draft:
         checks = _write_graphs(checkpoint, sizes, opset, draft)
-        by_itself = transcribing(checkpoint_folder, window_s, language, draft)
-        windows = _write_calibration(
-            checkpoint, sizes, mels, nullcontext(transcribe) if transcribe else by_itself, draft,
-            facts=None if transcribe else checks["encoder.onnx"],
-        )  # fmt: skip
+        encoded, decoded = write_encoder_set(draft, mels, (2 * sizes.positions, sizes.n_mels)), 0
+        if encoded:
+            tables, network = host_tables(checkpoint, sizes.length), f"{sizes.network}_decoder"
+            with transcribing(checkpoint_folder, window_s, language, draft) as transcribe:
+                checks["encoder.onnx"].append(_compare_states(draft, transcribe))
+                decoded = write_decoder_set(draft, network, transcribe, tables, sizes.positions)
+        windows = encoded, decoded
         report = Report(out, sizes, opset, windows, checks, _remarks(windows))
         _write_texts(report, checkpoint.sha256, draft)
     return report
@@ -169,28 +168,6 @@ def _write_graphs(
     np.save(assets / f"token_embedding_weight_{sizes.name}.npy", embedding)
     np.save(assets / f"onnx_add_input_{sizes.name}.npy", places)
     return {file.name: check_for_hailo(file) for file in (encoder, decoder)}
-
-
-def _write_calibration(
-    checkpoint: Checkpoint,
-    sizes: Sizes,
-    mels: Iterable[Mel],
-    transcribing: AbstractContextManager[Transcribe],
-    folder: Path,
-    *,
-    facts: list[str] | None,
-) -> tuple[int, int]:
-    """Write the calibration sets; the windows in each. With `facts`, compare the states of some,
-    and add the result."""
-    count = write_encoder_set(folder, mels, (2 * sizes.positions, sizes.n_mels))
-    if not count:
-        return 0, 0
-    tables = host_tables(checkpoint, sizes.length)
-    network = f"{sizes.network}_decoder"
-    with transcribing as transcribe:
-        if facts is not None:
-            facts.append(_compare_states(folder, transcribe))
-        return count, write_decoder_set(folder, network, transcribe, tables, sizes.positions)
 
 
 def _compare_states(folder: Path, product: Transcribe) -> str:
