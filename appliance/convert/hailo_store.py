@@ -103,8 +103,8 @@ def why_worse(chip: str, checkpoint: str) -> str:
     if wrong is None or name in words_on_chip(chip):
         return ""
     return (
-        f"{name} with Hailo's window of {window_s:g} s gets {wrong:.0f} % of people's words wrong, "
-        f"on the CPU {WRONG_WORDS[name]:.0f} %; --hef {chip} takes it all the same"
+        f"{name} with Hailo's window of {window_s:g} s gets {wrong} % of people's words wrong, "
+        f"on the CPU {WRONG_WORDS[name]} %; --hef {chip} takes it all the same"
     )
 
 
