@@ -11,7 +11,6 @@ the oldest first, with `late` true. If `more` is true, request the rest with the
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from appliance.config import HistorySettings
@@ -151,42 +151,57 @@ def subscriptions(
     """
     warn = LimitedWarnings()
 
-    def turn_mute(message: ReceivedMessage) -> None:
-        """Mute, or open the microphone again, unless the message is retained. A wrong end mutes
-        without one: who asks for silence must get it. Raises CommandRequestError."""
-        if warn.refuse_retained(message):
-            return
-        text = message.payload.decode("utf-8", "replace").strip().casefold()
-        if found := _STATE.fullmatch(text):
-            text = found[1]
-        word, _, end = text.partition(" ")
-        on = word in MUTING
-        expected = "expected ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
-        if not on and (word not in OPENING or end):
-            raise CommandRequestError(expected)
-        try:
-            mute.set(on, "MQTT", end.strip())
-        except ValueError:
-            mute.set(on, "MQTT", "")
-            raise CommandRequestError(f"muted without an end: {expected}") from None
-
+    turn_mute = partial(_turn_mute, mute, warn)
     wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
-    expecting = ExpectCommand(node, expect, send, warn) if expect else None
-    if settings.enabled:
-        history = HistoryCommand(
-            settings, node, store, warn=warn, burst=burst, answers_per_s=answers_per_s
+    requests = Requests(node, warn, burst, answers_per_s)
+
+    if expect:
+        requests.handlers[EXPECT] = partial(_begin_to_expect, node, expect, send)
+        wanted[EXPECT] = requests
+    if settings.enabled:  # one subscription for both, because two would receive it twice
+        requests.handlers[HISTORY] = lambda message, _: answer_request(
+            store, node, parse_request(message.payload, settings.limit)
         )
-
-        def obey(message: ReceivedMessage) -> OutgoingMessage | None:
-            """Pass a command on; one subscription, because two would receive it twice."""
-            if expecting and message.topic.endswith(f"/{EXPECT}"):
-                return expecting(message)
-            return history(message)
-
-        wanted[COMMANDS] = obey
-    elif expecting:
-        wanted[EXPECT] = expecting
+        wanted = {MUTE_SET: turn_mute, COMMANDS: requests}
     return wanted
+
+
+def _turn_mute(mute: MuteSwitch, warn: LimitedWarnings, message: ReceivedMessage) -> None:
+    """Mute, or open the microphone again, unless the message is retained. A wrong end mutes
+    without one: who asks for silence must get it. Raises CommandRequestError."""
+    if warn.refuse_retained(message):
+        return
+    text = message.payload.decode("utf-8", "replace").strip().casefold()
+    if found := _STATE.fullmatch(text):
+        text = found[1]
+    word, _, end = text.partition(" ")
+    on = word in MUTING
+    expected = "expected ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
+    if not on and (word not in OPENING or end):
+        raise CommandRequestError(expected)
+    try:
+        mute.set(on, "MQTT", end.strip())
+    except ValueError:
+        mute.set(on, "MQTT", "")
+        raise CommandRequestError(f"muted without an end: {expected}") from None
+
+
+def _begin_to_expect(
+    node: str,
+    expect: Expect,
+    send: Callable[[OutgoingMessage], object],
+    message: ReceivedMessage,
+    topic: str,
+) -> None:
+    """Expect sentences; the answer follows when somebody has spoken, or when time is up. Raises
+    ValueError."""
+
+    def answer(result: Mapping[str, Any]) -> None:
+        head = {"schema": events.SCHEMA, "node": node, "status": "ok"}
+        payload = events.encode(head | dict(result))
+        send(OutgoingMessage(topic, payload, correlation=message.correlation))
+
+    expect(_parse_object(message.payload, EXPECT_BYTES, '{"sentences": ["yes", "no"]}'), answer)
 
 
 class LimitedWarnings:
@@ -213,39 +228,6 @@ class LimitedWarnings:
         return message.retained
 
 
-class ExpectCommand:
-    """Handles `command/expect`: the answer follows when somebody has spoken, or when time is up."""
-
-    def __init__(
-        self,
-        node: str,
-        expect: Expect,
-        send: Callable[[OutgoingMessage], object],
-        warn: LimitedWarnings,
-    ) -> None:
-        self._node, self._expect, self._send, self._warn = node, expect, send, warn
-
-    def __call__(self, message: ReceivedMessage) -> OutgoingMessage | None:
-        """Begin to expect, and return None; or return a refusal."""
-        if self._warn.refuse_retained(message):
-            return None
-        topic = default_response_topic(message)
-        try:
-            topic = choose_response_topic(message)
-            request = _parse_object(message.payload, EXPECT_BYTES, '{"sentences": ["yes", "no"]}')
-            self._expect(request, functools.partial(self._answer, topic, message.correlation))
-        except ValueError as error:
-            self._warn(message, str(error))
-            payload = encode_refusal(self._node, str(error))
-            return OutgoingMessage(topic, payload, correlation=message.correlation)
-        return None
-
-    def _answer(self, topic: str, correlation: bytes | None, result: Mapping[str, Any]) -> None:
-        head = {"schema": events.SCHEMA, "node": self._node, "status": "ok"}
-        payload = events.encode(head | dict(result))
-        self._send(OutgoingMessage(topic, payload, correlation=correlation))
-
-
 def default_response_topic(message: ReceivedMessage) -> str:
     """Return the topic for the answer to a message that names none."""
     return f"{message.topic.rpartition('/command/')[0]}/{RESPONSE}"
@@ -260,21 +242,16 @@ def choose_response_topic(message: ReceivedMessage) -> str:
     return topic
 
 
-class HistoryCommand:
+class Requests:
     """Handles `command/...`: answers requests, with the correlation data of MQTT 5."""
 
     def __init__(
-        self,
-        settings: HistorySettings,
-        node: str,
-        store: Store,
-        *,
-        warn: LimitedWarnings,
-        burst: float,
-        answers_per_s: float,
+        self, node: str, warn: LimitedWarnings, burst: float, answers_per_s: float
     ) -> None:
-        self._settings, self._node, self._store = settings, node, store
-        self._warn = warn
+        self._node, self._warn = node, warn
+        self.handlers: dict[str, Callable[[ReceivedMessage, str], bytes | None]] = {}
+        """By command. They get the message and the topic of the answer, and return the answer, or
+        None if it follows. They raise ValueError for what they refuse, and StoreError."""
         self._burst, self._answers_per_s = burst, answers_per_s
         self._allowed, self._counted_s = burst, time.monotonic()
 
@@ -288,16 +265,18 @@ class HistoryCommand:
         topic = default_response_topic(message)
         try:
             topic = choose_response_topic(message)
-            if not message.topic.endswith(f"/{HISTORY}"):
-                raise CommandRequestError(f"unknown command; expected {HISTORY}")
-            request = parse_request(message.payload, self._settings.limit)
-            payload = answer_request(self._store, self._node, request)
-        except CommandRequestError as error:
+            handle = self.handlers.get(f"command/{message.topic.rpartition('/command/')[2]}")
+            if handle is None:
+                raise CommandRequestError(f"unknown command; expected {' or '.join(self.handlers)}")
+            payload = handle(message, topic)
+        except ValueError as error:
             self._warn(message, str(error))
             payload = encode_refusal(self._node, str(error))
         except StoreError as error:
             self._warn(message, str(error))
             payload = encode_refusal(self._node, "the log cannot be read now")
+        if payload is None:
+            return None
         return OutgoingMessage(topic, payload, correlation=message.correlation)
 
     def _may_answer(self, now_s: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rigs.publishing import running, transcript
 from rigs.waiting import until
 
 from appliance.config import HistorySettings, MqttSettings, StoreSettings
-from appliance.mqtt.client import ReceivedMessage
+from appliance.mqtt.client import OutgoingMessage, ReceivedMessage
 from appliance.mqtt.commands import ANSWERS_PER_S, subscriptions
 from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.publisher import Publisher
@@ -234,6 +234,28 @@ def test_a_flood_of_requests_is_not_answered_for_ever(house: House) -> None:
     time.sleep(1)
     assert 20 <= len(house.asker.answers) < 35
     house.store.append(transcript("still there"))
+
+
+def test_sentences_are_expected_and_the_answer_follows(store: Store) -> None:
+    later: list[Callable[[Mapping[str, Any]], object]] = []
+
+    def expect(request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]) -> None:
+        if "sentences" not in request:
+            raise ValueError("expected sentences")
+        later.append(answer)
+
+    sent: list[OutgoingMessage] = []
+    handle = subscriptions(
+        HistorySettings(), "kitchen", store, Switch(), expect=expect, send=sent.append
+    )["command/expect"]
+    topic = "roomscribe/kitchen/command/expect"
+    request = ReceivedMessage(topic, b'{"sentences": ["yes"]}', False, correlation=b"7")
+    assert handle(request) is None
+    later[0]({"text": "yes"})
+    assert (sent[0].topic, sent[0].correlation) == ("roomscribe/kitchen/response", b"7")
+    assert json.loads(sent[0].payload)["text"] == "yes"
+    refused = handle(ReceivedMessage(topic, b"{}", False))
+    assert refused and json.loads(refused.payload)["error"] == "expected sentences"
 
 
 def test_history_is_off_unless_enabled(store: Store) -> None:
