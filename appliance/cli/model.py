@@ -114,7 +114,8 @@ def _add_add(new: Add) -> None:
         default="auto",
         metavar="auto|none|CHIP|FILE",
         help="encoder for a Hailo: auto (default) downloads Hailo's encoder if this machine has a "
-        "chip; hailo8, hailo8l or hailo10h downloads the one for that chip; FILE uses your own",
+        "chip and no more words are wrong with it; hailo8, hailo8l or hailo10h downloads the one "
+        "for that chip; FILE uses your own",
     )
     sub.add_argument(
         "--npu-decoder",

@@ -299,9 +299,9 @@ def _published_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, s
         return None, reason
     if request.hef != AUTO:
         return found, ""
-    if request.folder:
-        return None, f"if it has OpenAI's weights of {name}, --hef {chip} takes Hailo's encoder"
     reason = hailo_store.why_worse(chip, name)
+    if request.folder and not reason:
+        reason = f"if it has OpenAI's weights of {name}, --hef {chip} takes Hailo's encoder"
     return (None, reason) if reason else (found, "")
 
 
