@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -254,42 +253,6 @@ def test_a_second_model_in_this_process_finds_the_chip_busy_with_itself(
     npu = open_here(hef_bundle)
     assert "in use by this very process" in str(refusal(hef_bundle))
     npu.close()
-
-
-def test_a_failed_job_gives_an_error_and_never_its_garbage(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    npu = open_here(hef_bundle)
-    for settings, cause in (
-        ({"fail_jobs": "all", "fail_status": 8}, "internal"),
-        ({"fail_status": 63}, "aborted"),
-        ({"fail_status": 82}, "queue full"),
-        ({"fail_jobs": [], "nan_jobs": "all"}, "garbage"),
-        ({"nan_jobs": [], "dead": True}, "aborted"),
-    ):
-        simulator.set(**settings)
-        with pytest.raises(NpuError) as caught:
-            npu.encode(mel_of(hef_bundle, 1))
-        assert caught.value.cause == cause
-    npu.close()
-
-
-def test_a_job_that_hangs_is_given_up_and_closing_frees_the_chip(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    npu = open_here(hef_bundle, limits=NpuLimits(job_ms=1000))
-    simulator.set(hang_jobs="all", hang_s=30)
-    begun = time.monotonic()
-    with pytest.raises(NpuError, match="did not answer in time"):
-        npu.encode(mel_of(hef_bundle, 1))
-    npu.close()
-    assert time.monotonic() - begun < 20
-    simulator.set(hang_jobs=[])
-    again = open_here(hef_bundle, limits=NpuLimits(job_ms=5000))
-    assert again.encode(mel_of(hef_bundle, 1)).any()
-    again.close()
 
 
 def test_the_limit_for_a_job_comes_from_the_first_ones_and_the_trouble_tells_their_time(
