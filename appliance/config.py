@@ -846,7 +846,7 @@ class WyomingSettings:
         "the client gets the text.",
     )
     confidence: float = key(
-        -1.0,
+        0.0,
         "If a text has a lower confidence, the client gets an empty text, so that nothing acts on "
         "it. 0: off, -1: the same limit as [gates] low_confidence.",
         low=-1.0, high=1.0,
