@@ -600,6 +600,11 @@ class MqttSettings:
         "Encrypt the connection and verify the broker's certificate; the port is often 8883.",
         group=MQTT, label="Encrypt the connection (TLS)",
     )  # fmt: skip
+    words: bool = key(
+        False,
+        "Transcripts have `words`: when each word was spoken, which takes one more pass of the "
+        "decoder.",
+    )
     ca_file: str = key(
         "", "Authority that signed the broker's certificate (PEM). Empty: those of the system."
     )

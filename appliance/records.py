@@ -167,6 +167,10 @@ class Word:
     start_s: float
     end_s: float
 
+    def shifted(self, by_s: float) -> Word:
+        """Return it that much later."""
+        return Word(self.text, self.start_s + by_s, self.end_s + by_s)
+
     def as_json(self, from_s: float) -> dict[str, str | float]:
         """Return it as OpenAI writes it, with the window's start at `from_s`."""
         times = {"start": round(from_s + self.start_s, 3), "end": round(from_s + self.end_s, 3)}
@@ -270,6 +274,8 @@ class Transcript:
     """Node of the room that heard the same sentence better and acts on it; empty without one."""
     heard_also: tuple[str, ...] = ()
     """Nodes of other rooms that heard the same sentence, if this one acts on it."""
+    words: tuple[Word, ...] = ()
+    """As in Transcription, but in seconds from `start`."""
 
 
 class NoAct(enum.StrEnum):

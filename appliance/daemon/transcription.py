@@ -101,11 +101,18 @@ class TaskTranscriber:
         """Return the task of a leased window, whose transcript is stored."""
         queue_ms = (time.monotonic() - lease.queued_s) * 1000
         deliver = functools.partial(self._store_result, lease, queue_ms)
-        return Task(lease.window, deliver, Kind.MICROPHONE, speculation=lease.speculation)
+        return Task(
+            lease.window,
+            deliver,
+            Kind.MICROPHONE,
+            words=self._settings.mqtt.words,
+            speculation=lease.speculation,
+        )
 
     def speculation(self, window: Window) -> Task:
         """Return the task of a window with which the utterance may end."""
         task = Task(window, lambda result: self._end_speculation(task, result), Kind.SPECULATION)
+        task.words = self._settings.mqtt.words
         if self._settings.segmenter.early_ms:
             task.ask_completeness = True
             task.decided = lambda result: self._decide_silence(task, result)
@@ -402,4 +409,5 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         language_probability=None if math.isnan(probability) else probability,
         level_dbfs=level_dbfs,
         snr_db=snr_db,
+        words=tuple(word.shifted(-window.overlap_s) for word in result.words),
     )

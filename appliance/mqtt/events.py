@@ -99,6 +99,8 @@ def transcript(
         event["heard_better_by"] = one.heard_better_by
     if one.heard_also:
         event["heard_also"] = list(one.heard_also)
+    if one.words:
+        event["words"] = [word.as_json(0.0) for word in one.words]
     return event
 
 

@@ -16,16 +16,16 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from appliance.errors import StoreError
-from appliance.records import Phrase, Transcript
+from appliance.records import Phrase, Transcript, Word
 from appliance.system import boot_id
 
-SCHEMA = 1
+SCHEMA = 2
 """Number of the layout, kept in the file's user_version; another one is refused."""
 
 _LAYOUT = (
@@ -61,6 +61,7 @@ _LAYOUT = (
         source TEXT NOT NULL,
         heard_better_by TEXT NOT NULL,
         heard_also TEXT NOT NULL,
+        words TEXT NOT NULL,
         stored TEXT NOT NULL,
         boot TEXT NOT NULL,
         boot_s REAL NOT NULL
@@ -90,8 +91,8 @@ _LAYOUT = (
     END""",
     f"PRAGMA user_version = {SCHEMA}",
 )
-"""Times are UTC with microseconds, so that they sort as text; flags and heard_also are JSON lists,
-phrase is an object. Unknown measurements are NULL."""
+"""Times are UTC with microseconds, so that they sort as text; flags, heard_also and words are JSON
+lists, phrase is an object. Unknown measurements are NULL."""
 
 TABLES = {"transcripts", "outbox", "search"}
 
@@ -230,6 +231,7 @@ def to_row(transcript: Transcript) -> tuple[Any, ...]:
     values["end"] = iso(transcript.end)
     values["flags"] = json.dumps(transcript.flags)
     values["heard_also"] = json.dumps(transcript.heard_also)
+    values["words"] = json.dumps([astuple(word) for word in transcript.words])
     values["phrase"] = json.dumps(asdict(transcript.phrase)) if transcript.phrase else None
     for name in _FLOATS:  # SQLite stores NaN as NULL, which the tables refuse
         values[name] = math.inf if math.isnan(values[name]) else float(values[name])
@@ -253,6 +255,7 @@ def from_row(row: Row) -> StoredTranscript:
             named["phrase"] = Phrase(**json.loads(named["phrase"]))
         moment = datetime.fromisoformat(stored)
         named["heard_also"] = tuple(json.loads(named["heard_also"]))
+        named["words"] = tuple(Word(*word) for word in json.loads(named["words"]))
         for name in _MEASURED:
             named[name] = None if named[name] is None else float(named[name])
         for name in _FLOATS:

@@ -34,6 +34,7 @@ from appliance.records import (
     Phrase,
     StreamState,
     Transcript,
+    Word,
     new_id,
 )
 from appliance.store.store import Store
@@ -91,6 +92,14 @@ def test_rooms_that_heard_the_same_sentence_are_published_if_there_are_any() -> 
     better = event_of(transcript(heard_also=("hall", "office")))
     assert set(worse) - set(plain) == {"heard_better_by"}
     assert better["heard_also"] == ["hall", "office"]
+
+
+def test_times_of_words_are_published_if_they_are_known() -> None:
+    timed = event_of(transcript(words=(Word("turn", 0.1, 0.34), Word("on", 0.34, 0.5))))
+    assert timed["words"] == [
+        {"word": "turn", "start": 0.1, "end": 0.34},
+        {"word": "on", "start": 0.34, "end": 0.5},
+    ]
 
 
 def test_what_goes_on_and_what_others_sent_say_so_and_nothing_else_does() -> None:
@@ -179,6 +188,7 @@ REGISTRY = referencing.Registry().with_resources(
 PHRASE = ("phrase", "phrase_name", "slots", "phrase_confidence")
 OPTIONAL = (
     *("continues", "source", "language_probability", "correction", "heard_better_by", "heard_also"),
+    "words",
     *("acts_on", "acts_reason"),
     *PHRASE,
 )
@@ -222,6 +232,7 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         {"phrase": Phrase("turn on the light", "light", {"area": "hall", "level": 5}, math.nan)},
         {"correction": "turn off the light"},
         {"level_dbfs": -31.2, "snr_db": 18.0, "heard_better_by": "hall", "heard_also": ("hall",)},
+        {"words": (Word("turn", 0.1, 0.3),)},
     ],
     ids=[
         "plain",
@@ -232,6 +243,7 @@ def test_a_schema_is_one_and_says_what_it_is_of(name: str) -> None:
         "phrase",
         "corrected",
         "rooms",
+        "words",
     ],
 )
 def test_a_transcript_is_as_its_schema_says(changes: dict[str, Any]) -> None:

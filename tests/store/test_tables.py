@@ -7,13 +7,14 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rigs.publishing import transcript
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.records import Phrase
+from appliance.records import Phrase, Word
 from appliance.store import tables
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
@@ -97,11 +98,12 @@ def test_a_field_that_no_table_can_hold_is_stored_as_near_as_may_be(
     assert stored == replace(odd, text="broken ? letter", avg_logprob=math.inf)
 
 
-def test_level_and_rooms_are_stored(settings: StoreSettings) -> None:
-    rooms = {"heard_better_by": "hall", "heard_also": ("office",)}
+def test_level_rooms_and_times_of_words_are_stored(settings: StoreSettings) -> None:
+    words = (Word("new", 0.2, 0.75),)
+    rooms: dict[str, Any] = {"heard_better_by": "hall", "heard_also": ("office",)}
     heard = [
         transcript("old", id="01A"),
-        transcript("new", id="01B", level_dbfs=-30.5, snr_db=20.1, **rooms),
+        transcript("new", id="01B", level_dbfs=-30.5, snr_db=20.1, words=words, **rooms),
     ]
     path = Path(settings.path) / FILE_NAME
     with Store.open(settings) as store:
