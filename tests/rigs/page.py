@@ -8,7 +8,6 @@ import itertools
 import json
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 
 from rigs.command import start
 from rigs.daemon import write_config
+from rigs.feed import serving as serving_any
 from rigs.waiting import until
 
 from appliance.config import WebSettings, keys
@@ -304,15 +304,9 @@ def _as_json(value: Any) -> Any:
 @contextmanager
 def serving(feed: Feed, path: Path) -> Iterator[ControlServer]:
     """The feed behind a control socket at `path`."""
-    with ControlServer(path, feed, idle_s=0.1) as server:
+    with serving_any(path, feed) as server:
         feed.publish = server.publish
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-            thread.join(30)
+        yield server
 
 
 PASSWORD = "correct horse"
