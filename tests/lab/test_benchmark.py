@@ -18,9 +18,10 @@ import pytest
 import soundfile
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.needs import module
+from rigs.wyoming import running
 
-from appliance.config import ModelSettings, Settings
-from appliance.errors import ConfigError, ModelError
+from appliance.config import ModelSettings, Settings, WyomingSettings
+from appliance.errors import ConfigError, ModelError, ServerError
 from appliance.infer.opening import open_transcriber
 from appliance.lab.benchmark.limits import multiply_adds
 from appliance.lab.benchmark.main import run_benchmark
@@ -32,6 +33,8 @@ from appliance.lab.benchmark.rows import (
     Row,
     make_rows,
 )
+from appliance.lab.benchmark.versus import compare_servers
+from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import (
     ProductRecogniser,
     Recognised,
@@ -202,3 +205,23 @@ def test_words_of_any_transcriber_can_be_measured(bundle: Bundle, recordings: Pa
         read, recogniser = read_recordings(recordings), ProductRecogniser(transcriber)
         found = count_words([recogniser.hear(one.samples) for one in read], read)
     assert (found.recordings, found.words) == (2, 5)
+
+
+def test_two_servers_are_compared_on_what_both_were_sent(built_in: Bundle) -> None:
+    """Both are ours here, in this process: texts and memory are the same."""
+    heard = read_recordings(SHIPPED, 3)
+    with (
+        open_transcriber(Settings(), bundle=built_in) as one,
+        open_transcriber(Settings(), bundle=built_in) as two,
+        running(one) as ours,
+        running(two) as theirs,
+    ):
+        chosen = replace(Settings(), wyoming=WyomingSettings(port=ours.port))
+        table = compare_servers(f"127.0.0.1:{theirs.port}", chosen, heard)
+    _, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    assert [row[0] for row in rows] == [f"127.0.0.1:{ours.port}", f"127.0.0.1:{theirs.port}"]
+    assert rows[0][1:4] == rows[1][1:4]
+    assert rows[0][2].endswith("of 3") and rows[0][3] == "0"
+    assert rows[0][8] == rows[1][8] and float(rows[0][8]) > 50
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1:1: .*check that it runs"):
+        compare_servers("127.0.0.1:1", replace(Settings(), wyoming=WyomingSettings(port=1)), heard)
