@@ -11,12 +11,12 @@ from rigs.sounds import Sound, cut, read, to_int16
 from rigs.word_errors import word_errors
 
 from appliance.capture.frames import QUIET_DBFS, measure_speech
-from appliance.config import Settings
+from appliance.config import PhrasesSettings, Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Window
 
-CLIPS = 36
+CLIPS = 24
 
 
 def test_words_are_lost_below_the_level_that_is_too_quiet_and_not_above() -> None:
@@ -30,7 +30,8 @@ def test_words_are_lost_below_the_level_that_is_too_quiet_and_not_above() -> Non
     )
     clips = list(islice(found, CLIPS))
     assert len(clips) == CLIPS
-    with open_transcriber(Settings()) as model:
+    # the search of expected sentences is no part of what is measured
+    with open_transcriber(Settings(phrases=PhrasesSettings(file=""))) as model:
         assert isinstance(model, Transcriber)
         loud, above, below = (
             sum(_errors(model, *clip, level_dbfs) for clip in clips)
