@@ -45,6 +45,8 @@ FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 GRANULARITIES = ("word", "segment")
 STATUSES = {"bad_sound": 400, "bad_language": 400, "busy": 429}
 NAME = re.compile(r"[^\W_][\w'-]*")
+SENTENCE_START = re.compile(r"(^|[.!?])\s*[\w'-]+(?=\s+[^\W\dA-Z])")
+"""A word with a capital that may be no name, before one without."""
 SOUND_FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
 
 
@@ -404,7 +406,8 @@ class Sound:
 def _daemon_request(fields: Mapping[str, list[str]], *, words: bool) -> dict[str, Any]:
     """Return what the daemon is told of a request: its language, and the names in its prompt."""
     prompt = fields.get("prompt", [""])[-1]
-    names = [word for word in NAME.findall(prompt) if word != word.lower()]
+    spelled = NAME.findall(SENTENCE_START.sub(" ", prompt))
+    names = [word for word in spelled if word != word.lower()]
     language = fields.get("language", [""])[-1].strip().lower()
     codes = {name: code for code, name in LANGUAGES.items()}
     return {

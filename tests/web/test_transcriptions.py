@@ -18,6 +18,7 @@ from rigs.waiting import until
 from rigs.word_errors import same_words
 
 from appliance.control import SOCKET_NAME
+from appliance.web.transcriptions import _daemon_request
 
 pytestmark = program("curl", package="curl")
 
@@ -276,6 +277,13 @@ def test_a_wrong_token_and_a_file_that_is_too_large_get_an_answer(api: Api, tmp_
     status, answer = api.curl(f"file=@{tmp_path / 'large.wav'}")
     assert (status, json.loads(answer)["error"]["param"]) == (413, "file")
     assert api.curl(speech())[0] == 200
+
+
+def test_the_daemon_gets_the_names_in_a_prompt_and_the_languages_code() -> None:
+    prompt = "This is a talk of Ada and ZyntriQix. Please note: Digique Plus, CynapseFive."
+    found = _daemon_request({"prompt": ["old", prompt], "language": ["English"]}, words=False)
+    assert found["transcript_names"] == ["Ada", "ZyntriQix", "Digique", "Plus", "CynapseFive"]
+    assert found["language"] == "en"
 
 
 @pytest.mark.parametrize("client", RECORDED)
