@@ -376,10 +376,10 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (47_265, "lines"),
-    "appliance without convert, lab and cli": (33_417, "lines"),
-    "tests": (48_703, "lines"),
-    "scripts": (10_750, "lines"),
+    "appliance": (48_015, "lines"),
+    "appliance without convert, lab and cli": (33_830, "lines"),
+    "tests": (49_200, "lines"),
+    "scripts": (10_745, "lines"),
     "documentation": (40_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in

@@ -63,6 +63,7 @@ def test_the_bundle_is_that_of_the_same_weights_in_safetensors(tmp_path: Path) -
     theirs = write_ctranslate2(tmp_path / "theirs", config, weights)
     ours = write_checkpoint(tmp_path / "ours", config, weights)
     rules = {"suppress_tokens": [1, 2], "begin_suppress_tokens": [0], "is_multilingual": False}
+    rules |= {"alignment_heads": [[0, 0]]}
     (ours / "generation_config.json").write_text(json.dumps(rules))
     bundles = [tmp_path / "one", tmp_path / "other"]
     for folder, bundle in zip((theirs, ours), bundles, strict=True):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from protocol.follow import STORE_AND_PUBLISH
 from protocol.house import text_of
-from protocol.machine import BrokerMachine
+from protocol.machine import PAUSES_S, BrokerMachine
 from protocol.nats import (
     NODE,
     FakeClient,
@@ -225,6 +225,12 @@ class FleetMachine(BrokerMachine):
         self.house.tick()
         self._ask()
         self.follow(r"window \d+ is leased", *self.run_fleet())
+
+    @rule(seconds=st.sampled_from(PAUSES_S))
+    def wait(self, seconds: float) -> None:
+        """Time passes; a worker may give up its window."""
+        self.house.tick(seconds)
+        self.follow(*self.run_fleet())
 
     @rule()
     def fleet_goes_on(self) -> None:

@@ -31,16 +31,16 @@ def house(built_in: Bundle) -> Iterator[Running]:
 @pytest.mark.parametrize(
     "release", [pytest.param(one, marks=needs_library(one)) for one in RELEASES]
 )
-def test_a_client_gets_no_text_that_the_model_is_not_sure_of(tmp_path: Path, release: str) -> None:
+def test_a_client_gets_no_unsure_text_if_a_setting_says_so(tmp_path: Path, release: str) -> None:
     file = tmp_path / "unclear.wav"
     with wave.open(str(file), "wb") as written:
         written.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
         written.writeframes(sound_of(SENTENCE.file).tobytes())
     transcriber = FakeTranscriber()
     transcriber.answer = replace(HEARD, confidence=0.1)
-    with running(transcriber, confidence=0.0) as house:
-        assert say(release, house.port, file)[-1]["text"] == HEARD.text
     with running(transcriber) as house:
+        assert say(release, house.port, file)[-1]["text"] == HEARD.text
+    with running(transcriber, confidence=-1.0) as house:
         assert say(release, house.port, file)[-1]["text"] == ""
 
 
