@@ -378,7 +378,7 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 MOST = {
     "appliance": (48_015, "lines"),
     "appliance without convert, lab and cli": (33_830, "lines"),
-    "tests": (49_200, "lines"),
+    "tests": (49_205, "lines"),
     "scripts": (10_745, "lines"),
     "documentation": (40_000, "words"),
 }
