@@ -52,9 +52,9 @@ def ratio_of(difference_db: float) -> float:
     return float(10 ** (difference_db / 10))
 
 
-def has_sound(samples: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Return for each channel of samples (n, ...) whether more changes than the last bit."""
-    return np.asarray(samples.std(axis=0) > LAST_BIT)
+def has_sound(samples: Samples) -> bool:
+    """Return True if more changes in samples (n,) int16 than the last bit."""
+    return bool(samples.std() > LAST_BIT)
 
 
 class Loudness(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, is_stream, stable_name
-from appliance.capture.frames import Arrival, Framer, Resampler, SampleClock, has_sound, is_clipped
+from appliance.capture.frames import LAST_BIT, Arrival, Framer, Resampler, SampleClock, is_clipped
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
@@ -53,10 +53,11 @@ class Levels:
 
     def push(self, sound: NDArray[np.int16], duration_s: float) -> None:
         """Takes note of the next samples as the device gave them, (n, channels)."""
-        alive = has_sound(sound)
+        swings = sound.std(axis=0)
+        alive = swings > LAST_BIT
         heard = alive if not self._channel and len(alive) < 3 else alive[max(self._channel - 1, 0)]
         self.silent_s = 0.0 if np.any(heard) else self.silent_s + duration_s
-        self.alive = int(sound.std(axis=0).argmax()) + 1 if alive.any() else 0
+        self.alive = int(swings.argmax()) + 1 if alive.any() else 0
         balance_s = duration_s if is_clipped(sound) else -duration_s
         self._clipped_s = min(max(self._clipped_s + balance_s, 0.0), CLIPPED_AT_MOST_S)
         if not 0.0 < self._clipped_s < CLIPPED_AFTER_S:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from appliance.system import stat_fields
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 LOOK_S = 0.1
 
@@ -66,7 +68,7 @@ def cpu_s(pid: int) -> float:
     total = 0
     for one in family(pid):
         with suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text("ascii").rsplit(")", 1)[1].split()
+            fields = stat_fields(one)
             own, waited_for = fields[11:13], fields[13:15]
             total += sum(map(int, own + (waited_for if one == pid else [])))
     return total * TICK_S

@@ -43,6 +43,7 @@ from rigs.recordings import Sentence, sentences as all_sentences
 from rigs.word_errors import word_errors
 
 from appliance.model import BUILT_IN, load_bundle
+from appliance.system import stat_fields
 
 NODE = "demo"
 DRAWN = 5
@@ -190,8 +191,7 @@ def idle_percent(pid: int) -> float:
     """Share of one core that a process uses over IDLE_S, percent."""
 
     def used_s() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return sum(map(int, stat_fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
     time.sleep(2)
     before_s = used_s()

@@ -15,7 +15,7 @@ from appliance.cli.doctor.model import TEXT, spoken_frames
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
-from appliance.system import Holder, holders
+from appliance.system import Holder, holders, stat_fields
 
 CAPTURE_NODES = "dev/snd/pcmC*D*c"
 SETTLE_S, LISTEN_S = 0.3, 1.0
@@ -51,8 +51,7 @@ def recording_processes(root: Path) -> list[Holder]:
 def _parent(pid: int) -> int:
     """Return the parent's process id; 0 if it is unknown. A child of the daemon records."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[1])
+        return int(stat_fields(pid)[1])
     return 0
 
 

@@ -12,6 +12,7 @@ from appliance.config import store_folder
 from appliance.errors import StoreError
 from appliance.records import HEARD_HERE
 from appliance.store import Store, inspect
+from appliance.system import stat_fields
 
 LEAST_FREE_MB = 200
 """The log grows by about 1 kB per sentence; the system needs some space, too."""
@@ -91,12 +92,11 @@ def speed(around: Surroundings) -> Outcome:
 
 def _usage(pid: int) -> str:
     """Return the memory and the processor time of a process with its children that have ended."""
-    process = Path(f"/proc/{pid}")
-    ticks = process.joinpath("stat").read_text("ascii").rpartition(")")[2].split()
+    ticks = stat_fields(pid)
     ran_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     share = sum(map(int, ticks[11:15])) / (ran_s / tick_s - int(ticks[19]))
-    pages = int(process.joinpath("statm").read_text("ascii").split()[1])
+    pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
     return f"{pages * os.sysconf('SC_PAGE_SIZE') / 1e6:.0f} MB, {100 * share:.1f} % of a core"
 
 

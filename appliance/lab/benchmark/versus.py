@@ -22,7 +22,7 @@ from appliance.config import Settings
 from appliance.errors import ServerError
 from appliance.lab.words import Recognised, Recorded, count_words
 from appliance.records import SAMPLE_RATE, Samples
-from appliance.system import one_line
+from appliance.system import one_line, stat_fields
 from appliance.wyoming import Event, ProtocolError, pack, read_event
 
 FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
@@ -170,8 +170,7 @@ def _cpu_s(pids: Sequence[int]) -> float:
     total = 0.0
     for pid in pids:
         with suppress(OSError):
-            cells = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-            total += (int(cells[11]) + int(cells[12])) / TICKS
+            total += sum(map(int, stat_fields(pid)[11:13])) / TICKS
     return total
 
 
