@@ -150,25 +150,21 @@ def subscriptions(
     `send` publishes a late answer; any thread may call it.
     """
     warn = LimitedWarnings()
-
-    turn_mute = partial(_turn_mute, mute, warn)
-    wanted: dict[str, Callable[[ReceivedMessage], OutgoingMessage | None]] = {MUTE_SET: turn_mute}
     requests = Requests(node, warn, burst, answers_per_s)
-
     if expect:
         requests.handlers[EXPECT] = partial(_begin_to_expect, node, expect, send)
-        wanted[EXPECT] = requests
-    if settings.enabled:  # one subscription for both, because two would receive it twice
+    if settings.enabled:
         requests.handlers[HISTORY] = lambda message, _: answer_request(
             store, node, parse_request(message.payload, settings.limit)
         )
-        wanted = {MUTE_SET: turn_mute, COMMANDS: requests}
-    return wanted
+    # one subscription for both, because two would receive a message twice
+    both = {COMMANDS if settings.enabled else EXPECT: requests} if requests.handlers else {}
+    return {MUTE_SET: partial(_turn_mute, mute, warn), **both}
 
 
 def _turn_mute(mute: MuteSwitch, warn: LimitedWarnings, message: ReceivedMessage) -> None:
-    """Mute, or open the microphone again, unless the message is retained. A wrong end mutes
-    without one: who asks for silence must get it. Raises CommandRequestError."""
+    """Mute, or open the microphone again, unless the message is retained. With a wrong end, mute
+    without one: a command for silence is obeyed. Raises CommandRequestError."""
     if warn.refuse_retained(message):
         return
     text = message.payload.decode("utf-8", "replace").strip().casefold()

@@ -39,7 +39,7 @@ def server(around: Surroundings) -> Outcome:
 
 
 def workers(around: Surroundings) -> Outcome:
-    """Somebody transcribes."""
+    """Check that a worker answers."""
     if why := _none(around):
         return skipped(why)
     around.doing("asking who transcribes")

@@ -57,7 +57,7 @@ class NpuLimits:
 
     job_ms: int = 400
     """At least, and six times what the first jobs need. tiny takes some 31 ms on a Hailo-8L, as
-    others measured; of base nobody has published a time."""
+    others measured; no time of base is published."""
     longest_job_ms: int = 1000
     """At most. HailoRT may wait twice as long; then the CPU gets the window after 2 s."""
     first_job_ms: int = 2000
