@@ -37,7 +37,6 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.playback import Playback
-from appliance.daemon.retry import WITHIN_S as RETRY_WITHIN_S, transcribe_apart
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
@@ -89,7 +88,6 @@ class Factories:
     store: Callable[[Settings, Callable[[str | None], object]], Store] = Store.open_with_fallback
     publisher: Callable[..., Publisher] = Publisher
     idle_s: float = IDLE_S
-    retry_within_s: float = RETRY_WITHIN_S
 
 
 def build(
@@ -147,12 +145,6 @@ class Parts:
         """What the state says although it is no problem of the appliance."""
         self._expectations = Expectations()
         self.listeners: tuple[Listener, ...] = ()
-        self.transcribe_apart = functools.partial(
-            transcribe_apart,
-            settings=settings,
-            within_s=factories.retry_within_s,
-            transcriber=factories.transcriber,
-        )
         opened.enter_context(lock_instance(settings))
         self.node, self.mute = node_name(settings), Mute(store_folder(settings.store))
         report = functools.partial(self.health.trouble, "log")

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from appliance.config import Settings
@@ -32,8 +32,9 @@ SAMPLES_IN_MEMORY = 4
 """Waiting windows that keep their samples here although the spool has them, too."""
 UNSPOOLED_LIMIT = 64
 """Windows that may wait without being in the spool."""
-DEATHS_IN_PROCESS = 2
-"""After so many processes died with a window, it is transcribed in a process of its own."""
+DEATHS = 3
+"""A window during whose transcription so many processes died is set aside. After the first death it
+is transcribed alone, so that none is set aside for another one's fault."""
 FAILURES_IN_A_ROW = 3
 """So many windows failing one after another mean a broken device, not a strange sound."""
 BEHIND_S = 30.0
@@ -43,7 +44,8 @@ CAUGHT_UP_S = 10.0
 REQUEST_LIMIT = 16
 """Requests that may wait."""
 REQUEST_POLL_S = 0.02
-"""Between two checks of requests that have to wait for the room."""
+"""Between two checks of requests that have to wait for the room, and of windows that have to be
+alone."""
 ROOM_FIRST_S = 1.0
 """While somebody speaks to the microphone, one request of others is taken in this time."""
 
@@ -113,7 +115,7 @@ class _Waiting:
 class Lease:
     """The exclusive right to process a window. Any thread may call any method.
 
-    It ends with `finish`, `discard`, `set_aside` or `fail`. The next start finds the window of a
+    It ends with `finish`, `discard` or `fail`. The next start finds the window of a
     lease that has not ended, and of one that failed together with others in a row.
     """
 
@@ -121,22 +123,7 @@ class Lease:
     window: Window
     queued_s: float
     """When it was queued, on time.monotonic()'s clock."""
-    deaths: int
-    """Processes that died while they transcribed it."""
     speculation: Task | None = None
-    in_process: bool = field(init=False)
-    """True if it may be transcribed in this process."""
-
-    def __post_init__(self) -> None:
-        self.in_process = False
-        if self.deaths < DEATHS_IN_PROCESS or not self._backlog._in_process:
-            self.begin_in_process()
-
-    def begin_in_process(self) -> None:
-        """Note that this process transcribes it: its death before `mark_transcribed` counts."""
-        self.in_process = True
-        if self._backlog._in_process:
-            self._backlog._spool.begin(self.window.id)
 
     def mark_transcribed(self) -> None:
         """Note that the window only waits for the store, so no later death is its fault.
@@ -164,22 +151,13 @@ class Lease:
         self._backlog._discard(Discarded(reason, window.utterance_id, window.duration_s))
         self.finish()
 
-    def set_aside(self, trouble: str) -> None:
-        """End the lease of a window that kills every process that transcribes it."""
-        log.error("a window of %.1f s is set aside: %s", self.window.duration_s, trouble)
-        self._backlog._health.count("set_aside")
-        self.discard("set_aside")
-
     def fail(self, error: Exception) -> None:
         """End the lease of a window whose transcription raised `error`, and report it.
 
-        Raises DeviceError when several windows failed in this process in a row.
+        Raises DeviceError when several windows failed in a row.
         """
         window, backlog = self.window, self._backlog
         log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
-        if not self.in_process:
-            self.discard("failed")
-            return
         # The spool keeps it until another window succeeds: if the device is broken, the next start
         # tries it again.
         backlog._discard(Discarded("failed", window.utterance_id, window.duration_s))
@@ -224,6 +202,8 @@ class Backlog:
         )
         self._leased: set[str] = set()
         """Ids of the windows whose lease has not ended."""
+        self._alone = False
+        """Whether the window that was leased last is transcribed alone."""
         self._failed: list[str] = []
         """Ids of the windows that failed in a row."""
         self._speculation: Task | None = None
@@ -310,19 +290,35 @@ class Backlog:
         self._report_delay()
 
     def take_window(self, timeout_s: float) -> Lease | None:
-        """Lease the oldest window. Return None if none came in time, or if a speculation or a
-        request waits."""
+        """Lease the oldest window. Return None if none came in time, if a speculation or a request
+        waits, or if it is set aside. If this process dies before the lease's `mark_transcribed`,
+        that counts."""
         with self._news:
             if not (self._waiting or self._speculation_new or self._requests or self.is_over):
                 self._news.wait(timeout_s)
             if not self._waiting or self.is_over:
                 return None
+            if self._leased and (self._alone or self._waiting[0].deaths):
+                self._news.wait(REQUEST_POLL_S)
+                return None
             oldest = self._waiting.popleft()
+            self._alone = oldest.deaths > 0
             self._leased.add(oldest.id)
         self._report_delay()
         window = oldest.window or self._spool.load(oldest.id)
+        if window and oldest.deaths >= DEATHS and self._in_process:
+            log.error(
+                "a window of %.1f s is set aside: %d processes died while they transcribed it",
+                window.duration_s,
+                oldest.deaths,
+            )
+            self._health.count("set_aside")
+            Lease(self, window, oldest.queued_s).discard("set_aside")
+            return None
         if window:
-            return Lease(self, window, oldest.queued_s, oldest.deaths, oldest.speculation)
+            if self._in_process:
+                self._spool.begin(window.id)
+            return Lease(self, window, oldest.queued_s, oldest.speculation)
         self._leased.discard(oldest.id)
         self._spool.delete(oldest.id)
         self._discard(Discarded("failed", oldest.utterance_id, oldest.duration_s))

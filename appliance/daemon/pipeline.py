@@ -224,17 +224,13 @@ class Pipeline:
         return True
 
     def _encode_window(self, lease: Lease) -> Task | None:
-        """Encode a leased window here, or transcribe it apart if it was there when too many
-        processes died; None when the lease has ended or the window is left to the next start.
+        """Encode a leased window; None when the lease has ended or the window is left to the next
+        start.
 
         While nobody can transcribe, it waits here, and the windows behind it in the spool.
         """
         parts, should_continue = self.parts, self.parts.transcriber.should_continue
         task = parts.tasks.leased_task(lease)
-        if not lease.in_process:
-            task.encoded = parts.transcribe_apart(lease, should_continue)
-            if not lease.in_process:
-                return task if task.encoded else None
         while True:
             parts.tasks.encode(task)
             if isinstance(task.encoded, RefusedError):

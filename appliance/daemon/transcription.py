@@ -131,7 +131,7 @@ class TaskTranscriber:
             task.encoded = known
             return
         try:
-            begun = self._with_memory(task, lambda: self._transcriber.begin(task.window))
+            begun = with_memory(task, lambda: self._transcriber.begin(task.window))
             if isinstance(begun, Encoded):
                 room = None if task.kind is Kind.REQUEST else ""
                 begun = replace(
@@ -158,7 +158,7 @@ class TaskTranscriber:
                 return
             states, progress = result, self._progress(task)
             try:
-                result = self._with_memory(task, lambda: self._transcriber.decode(states, progress))
+                result = with_memory(task, lambda: self._transcriber.decode(states, progress))
             except Exception as error:
                 result = error
         if result is not None:
@@ -318,9 +318,6 @@ class TaskTranscriber:
             return self._expectations.phrases_for(task.window)
         return None
 
-    def _with_memory(self, task: Task, work: Callable[[], Made]) -> Made:
-        return with_memory(work) if task.kind is Kind.MICROPHONE else work()
-
     @property
     def model(self) -> str:
         """Name of the model bundle in use."""
@@ -362,12 +359,13 @@ def open_transcriber(settings: Settings) -> AnyTranscriber:
     return open_satellite(settings) if settings.fleet.role == "satellite" else open_served(settings)
 
 
-def with_memory(work: Callable[[], Made]) -> Made:
-    """Return what `work` returns; try again after each of MEMORY_WAITS_S while memory is short.
+def with_memory(task: Task, work: Callable[[], Made]) -> Made:
+    """Return what `work` returns; for a window of the microphone, try again after each of
+    MEMORY_WAITS_S while memory is short.
 
     Raises what `work` raises.
     """
-    for pause_s in MEMORY_WAITS_S:
+    for pause_s in MEMORY_WAITS_S if task.kind is Kind.MICROPHONE else ():
         try:
             return work()
         except Exception as error:

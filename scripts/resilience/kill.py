@@ -34,7 +34,7 @@ START_S, LIFE_S, AIMED_S = 0.8, 2.0, 0.03
 AIM_S = 5.0
 """After so long one kills without a window, too."""
 POISON = 2
-"""A window that kills twice is set aside, and rightly: no kill is to make one of a good window."""
+"""A window that kills once more is set aside, and rightly: no kill is to make one of a good one."""
 
 
 class BrokerOutages:

@@ -15,7 +15,7 @@ from rigs.windows import a_window
 from appliance.config import Settings, SpoolSettings
 from appliance.daemon import backlog
 from appliance.daemon.backlog import (
-    DEATHS_IN_PROCESS,
+    DEATHS,
     FAILURES_IN_A_ROW,
     REQUEST_LIMIT,
     SAMPLES_IN_MEMORY,
@@ -26,7 +26,7 @@ from appliance.daemon.backlog import (
     Task,
 )
 from appliance.daemon.health import Health
-from appliance.daemon.spool import write_attempts
+from appliance.daemon.spool import Moment, read
 from appliance.errors import DeviceError
 from appliance.records import Discarded, Transcription, Window
 
@@ -44,6 +44,10 @@ def closed() -> Iterator[None]:
     for opened in OPENED:
         opened.close()
     OPENED.clear()
+
+
+def attempts(memory: Path) -> list[int]:
+    return [read(file, Moment.now()).attempts for file in sorted(memory.glob("*.window"))]
 
 
 class Rig:
@@ -207,40 +211,30 @@ def test_windows_that_fail_in_a_row_are_a_broken_device_and_left_to_the_next_sta
     with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
         leases[-1].fail(RuntimeError("graph"))
     rig.backlog.close()
-    assert Rig(memory).takes(9) == [window.id for window in windows]
+    assert attempts(memory) == [1] * len(windows)
 
 
 @needs_memory
-def test_a_window_that_met_too_many_deaths_may_not_be_tried_here(memory: Path) -> None:
-    before = Rig(memory)
-    before.push(3, 0.1)
-    before.backlog.close()
-    for deaths, file in enumerate(sorted(memory.glob("*.window")), DEATHS_IN_PROCESS - 1):
-        write_attempts(file, deaths)
+def test_a_window_with_which_processes_die_is_tried_alone_and_then_set_aside(memory: Path) -> None:
     rig = Rig(memory)
-    fit, apart, hopeless = (rig.take() for _ in range(3))
-    assert [lease.in_process for lease in (fit, apart, hopeless)] == [True, False, False]
-    apart.fail(RuntimeError("what another process says"))
-    hopeless.set_aside("it kills")
-    assert [one.reason for one in rig.discarded] == ["failed", "set_aside"]
-    assert rig.health.counters() == {"recovered": 3, "set_aside": 1}
-    assert len(list(memory.glob("*.window"))) == 1
-
-
-@needs_memory
-def test_a_death_is_counted_for_what_is_transcribed_here_alone(memory: Path) -> None:
-    deaths = []
-    for start in range(4):
+    deadly, ahead, behind = rig.push(3, 0.1)
+    assert [rig.take().window.id, rig.take().window.id] == [deadly.id, ahead.id]
+    for deaths in range(1, DEATHS):
+        rig.backlog.close()  # leaves what kill -9 leaves
         rig = Rig(memory)
-        if not start:
-            rig.push(1, 0.1)
-        lease = rig.take()
-        deaths.append(lease.deaths)
-        if start == 3:
-            lease.begin_in_process()
-        rig.backlog.close()
-    assert deaths == [0, 1, 2, 2]
-    assert Rig(memory).take().deaths == 3
+        assert attempts(memory) == [deaths, 1, 0]
+        assert rig.take().window.id == deadly.id
+        assert rig.backlog.take_window(0) is None
+    rig.backlog.close()
+    rig = Rig(memory)
+    assert rig.backlog.take_window(0) is None
+    assert [one.reason for one in rig.discarded] == ["set_aside"]
+    assert rig.health.counters() == {"recovered": 3, "set_aside": 1}
+    lease = rig.take()
+    assert lease.window.id == ahead.id
+    assert rig.backlog.take_window(0) is None
+    lease.finish()
+    assert rig.take().window.id == behind.id
 
 
 @needs_memory
@@ -335,8 +329,8 @@ def test_a_process_that_dies_of_a_speculation_counts_once_for_the_window(
         rig.take()
     rig.backlog.close()  # leaves what kill -9 leaves
     again = Rig(memory)
-    lease = again.take()
-    assert (lease.window.id, lease.deaths, lease.in_process) == (guess.id, 1, True)
+    assert attempts(memory) == [1]
+    assert again.take().window.id == guess.id
 
 
 @needs_memory
@@ -347,7 +341,7 @@ def test_no_death_is_the_fault_of_a_speculation_that_was_transcribed(memory: Pat
     assert taken
     rig.backlog.end_speculation(taken)
     rig.backlog.close()
-    assert Rig(memory).take().deaths == 0
+    assert attempts(memory) == [0]
 
 
 def a_request(

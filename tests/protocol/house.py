@@ -35,7 +35,7 @@ from appliance.config import (
     SpoolSettings,
     StoreSettings,
 )
-from appliance.daemon.backlog import DEATHS_IN_PROCESS, Backlog, Lease
+from appliance.daemon.backlog import Backlog, Lease
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
 from appliance.daemon.transcription import TaskTranscriber
@@ -289,12 +289,8 @@ class House:
         )
 
     def lease(self) -> None:
-        """Lease the oldest window; set it aside if it has killed too often."""
-        up = self.up
-        up.lease = up.backlog.take_window(0.0)
-        if up.lease and not up.lease.in_process:
-            up.lease.set_aside(f"{DEATHS_IN_PROCESS} processes died")
-            up.lease = None
+        """Lease the oldest window; the backlog sets it aside if it has killed too often."""
+        self.up.lease = self.up.backlog.take_window(0.0)
 
     def transcribe(self, *, crash: str = "", speech: bool = True) -> None:
         """Transcribe the leased window, and store the text.

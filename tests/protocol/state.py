@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-DEATHS = 2
+DEATHS = 3
 """A window during whose transcription so many processes died is set aside (daemon/backlog.py)."""
 
 LATE, OLD, EARLY = 1, 2, 4

@@ -144,7 +144,7 @@ SEEDED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     seeded.do_not_spool: ("owner", "hear, crash"),
     seeded.leave_the_spool_at_the_start: ("delivery", "hear, crash"),
     seeded.retain_by_the_wall_clock: ("retention", f"broker, {WINDOW}, expire"),
-    seeded.forget_the_deaths: ("model", "hear, lease, crash, lease, crash, lease"),
+    seeded.forget_the_deaths: ("model", "hear, lease, crash, lease, crash, lease, crash, lease"),
     seeded.forget_the_mute: ("mute", "mute, crash"),
     seeded.do_not_sync_the_folder: ("mute", "mute, power"),
 }

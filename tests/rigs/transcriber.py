@@ -101,11 +101,6 @@ def open_deadly(_settings: Settings) -> HarmedTranscriber:
     return HarmedTranscriber("poison", lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def open_endless(_settings: Settings) -> HarmedTranscriber:
-    """Hangs on each poison."""
-    return HarmedTranscriber("poison", lambda: time.sleep(99))
-
-
 def open_slow(_settings: Settings) -> HarmedTranscriber:
     """Takes a second for each utterance."""
     return HarmedTranscriber("utterance", lambda: time.sleep(1.0))
