@@ -710,18 +710,6 @@ class AssistSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HistorySettings:
-    """[history]"""
-
-    enabled: bool = key(
-        False,
-        "Answer command/history. Everyone who may publish that at your broker can then read "
-        "transcripts as far back as store.retention_days.",
-    )
-    limit: int = key(100, "Most transcripts in one answer.", low=1, high=1000)
-
-
-@dataclass(frozen=True, slots=True)
 class WebSettings:
     """[web]"""
 
@@ -937,7 +925,6 @@ class Settings:
     mqtt: MqttSettings = field(default_factory=MqttSettings)
     homeassistant: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
     assist: AssistSettings = field(default_factory=AssistSettings)
-    history: HistorySettings = field(default_factory=HistorySettings)
     web: WebSettings = field(default_factory=WebSettings)
     wyoming: WyomingSettings = field(default_factory=WyomingSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)

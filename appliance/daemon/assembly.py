@@ -280,12 +280,10 @@ class Parts:
                 lambda: self.home.wake() if self.home else None,
             ),
             subscriptions=subscriptions(
-                settings.history,
                 self.node,
-                self.store,
                 self.mute,
-                expect=self._expect,
-                send=lambda answer: self.publisher.send(answer) if self.publisher else None,
+                self._expect,
+                lambda answer: self.publisher.send(answer) if self.publisher else None,
             ),
             rooms=self.house,
         )

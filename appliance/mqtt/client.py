@@ -123,14 +123,6 @@ class OutgoingMessage:
 BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
 
 
-def matches(pattern: str, topic: str) -> bool:
-    """Return True if `topic` matches `pattern`, in which + stands for one level."""
-    levels, found = pattern.split("/"), topic.split("/")
-    return len(levels) == len(found) and all(
-        level in ("+", there) for level, there in zip(levels, found, strict=True)
-    )
-
-
 class Mailbox:
     """paho's callbacks: put events and received messages into queues and set `wake`.
 

@@ -41,7 +41,7 @@ COUNTERS = (
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ANSWER_BYTES = 60_000
-"""Most bytes of transcripts in one answer to a request for the history."""
+"""Most bytes of transcripts in one answer of the control socket."""
 ONLINE, OFFLINE = b"online", b"offline"
 ON, OFF = b"ON", b"OFF"
 
@@ -108,14 +108,13 @@ def fit_transcripts(
     found: Sequence[StoredTranscript],
     node: str,
     limit: int,
-    published: datetime | None = None,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Return the events of at most `limit` transcripts that fit into ANSWER_BYTES together, and
-    whether more were found. `published` is now for late ones; None: each one's time of storing."""
+    """Return the events of at most `limit` transcripts that fit into ANSWER_BYTES together, as
+    published when they were stored, and whether more were found."""
     shown: list[dict[str, Any]] = []
     free_bytes = ANSWER_BYTES
     for one in found[:limit]:
-        event = transcript(one, node, published or one.stored, late=published is not None)
+        event = transcript(one, node, one.stored, late=False)
         free_bytes -= len(encode(event)) + 2
         if free_bytes < 0:
             break

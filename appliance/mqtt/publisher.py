@@ -31,9 +31,8 @@ from appliance.mqtt.client import (
     Lost,
     OutgoingMessage,
     ReceivedMessage,
-    matches,
 )
-from appliance.mqtt.commands import CommandRequestError
+from appliance.mqtt.commands import CommandRequestError, Subscription
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
 from appliance.mqtt.home_assistant import (
     available_temperatures,
@@ -63,8 +62,6 @@ STATE_S = STATS_S = 60.0
 LATENCIES_FROM = timedelta(hours=1)
 LATENCIES = 1000
 """Age and number of the transcripts whose latencies the statistics contain, at most."""
-Subscription = Callable[[ReceivedMessage], OutgoingMessage | None]
-"""Handles a message on a topic and returns the answer to publish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,15 +706,15 @@ class Publisher(Listener):
             if message.payload == events.ONLINE and not message.retained:
                 self._announcement.on_birth()
             return
-        for pattern, handle in self._subscriptions.items():
-            if matches(pattern, message.topic):
-                try:
-                    reply = handle(message)
-                except CommandRequestError as error:
-                    why = f"the last command on {message.topic} was wrong: {error}"
-                    self._troubles.set(message.topic, why)
-                    return
-                self._troubles.clear(message.topic)
-                if reply:
-                    self._connection.send(reply)
-                return
+        handle = self._subscriptions.get(message.topic)
+        if handle is None or message.retained:  # a retained command would come again and again
+            return
+        try:
+            reply = handle(message)
+        except CommandRequestError as error:
+            why = f"the last command on {message.topic} was wrong: {error}"
+            self._troubles.set(message.topic, why)
+            return
+        self._troubles.clear(message.topic)
+        if reply:
+            self._connection.send(reply)

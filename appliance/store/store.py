@@ -183,16 +183,6 @@ class Store:
         """
         return self._select("AND seq < ?", (before,), "seq DESC", limit, wanted)
 
-    def read_since(self, since: str | datetime, limit: int) -> list[StoredTranscript]:
-        """Return the first `limit` after the one with the id `since`, or that ended at that time or
-        later, in order of their numbers.
-
-        If the id is not in the log any more, the time when it was made counts. Raises StoreError.
-        """
-        if isinstance(since, datetime):
-            return self._select('AND "end" >= ?', (tables.iso(since),), "seq", limit)
-        return self._select(tables.BEHIND, (since, since), "seq", limit)
-
     def read_latencies(self, since: datetime, limit: int) -> list[float]:
         """Return latency_ms of the newest `limit` transcripts that ended at `since` or later.
 

@@ -179,10 +179,6 @@ HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
 """The highest number ever given, 0 at first."""
 STORED = 1 + _NAMES.index("stored")
 """Index of the storing time in a Row."""
-BEHIND = """AND seq > coalesce(
-    (SELECT seq FROM transcripts WHERE id = ?),
-    (SELECT max(seq) FROM transcripts WHERE id < ?), 0)"""
-"""Condition for those after an id, given twice. Ids begin with the time when they were made."""
 
 
 class DamagedRowError(ValueError):

@@ -61,10 +61,6 @@ STATUSES = {
     r"sudo roomscribe doctor( --(json|report).*)?$": (0, 1, 2),
 }
 """Exit statuses other than 0 that these commands may have."""
-PREPARED = {
-    "mqtt.md": "[history]\nenabled = true\n",
-}
-"""Settings that a page names in its text, outside its blocks."""
 PLANTED = """\
     sudo roomscribe log --sinse 2h
     sudo install -m 600 /usr/share/doc/roomscribe/examples/acl /etc/mosquitto/acl
@@ -217,7 +213,7 @@ def prepare(box: Container, deb: str) -> None:
     box.run(f"systemctl stop {UNITS}; tar -C / -cpf /root/saved {SAVED}")
 
 
-def restore(box: Container, deb: str, page: str) -> None:
+def restore(box: Container, deb: str) -> None:
     """Brings the system back into the state in which each page finds it."""
     box.run(f"systemctl stop {UNITS}; systemctl reset-failed", check=False)
     if not box.run(
@@ -225,9 +221,6 @@ def restore(box: Container, deb: str, page: str) -> None:
     ):
         box.run(f"apt-get install -y {deb}; systemctl stop roomscribe", timeout_s=400)
     box.run(f"cd /; rm -rf {SAVED}; tar -xpf /root/saved; systemctl daemon-reload")
-    settings = documented.with_settings(box.run(f"cat {CONFIG}"), PREPARED.get(page, ""))
-    (box.share / "written").write_text(settings, encoding="utf-8")
-    box.run(f"cat /share/written > {CONFIG}")
     box.run("systemctl start mosquitto roomscribe")
     box.wait("the daemon", lambda: listens(box), 30)
 
@@ -246,11 +239,11 @@ def keeps_to_docs(box: Container, deb: Path, model: Path, *others: Path) -> str:
     problems = []
     with quiet_room(box):
         for steps in filter(None, pages):
-            restore(box, installed, steps[0].page)
+            restore(box, installed)
             problems += reader.follow(steps)
         expect(not problems, "\n".join(["", *problems]))
         result = f"{reader.run} commands, {reader.skipped} skipped with a reason"
-        restore(box, installed, "planted.md")
+        restore(box, installed)
         planted = box.share / "planted.md"
         planted.write_text(PLANTED, encoding="utf-8")
         steps = documented.steps_of(planted)

@@ -17,7 +17,7 @@ from rigs.publishing import transcript
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError
-from appliance.mqtt import commands, events
+from appliance.mqtt import events
 from appliance.mqtt.outbox import Outbox
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
@@ -81,8 +81,6 @@ def tell(store: Store) -> None:
     for number in numbers:
         outbox.mark_acknowledged(number, 0.0)
     outbox.save_cursor()
-    every = commands.HistoryRequest(datetime(2020, 1, 1, tzinfo=UTC), 1000)
-    commands.answer_request(store, "kitchen", every)
 
 
 @given(damage())

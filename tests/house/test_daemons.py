@@ -44,7 +44,6 @@ def configure(folder: Path, node: str, model: Path, broker: Broker, hub: Hub) ->
         phrases={
             "file": ""
         },  # this Home Assistant has no bedroom, which an expected sentence names
-        history={"enabled": True},
     )
 
 

@@ -23,7 +23,7 @@ from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt import commands, events
+from appliance.mqtt import events
 from appliance.records import (
     ApplianceStats,
     AssistReply,
@@ -314,20 +314,6 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
     assert not any(is_valid("mute-set", one) for one in ("on", "OFF 30m", "ON 0m", "30m", "ON "))
 
 
-def test_history_requests_and_answers_match_their_schemas(store: Store) -> None:
-    first = store.append(transcript("one")).transcript.id
-    store.append(transcript("two"))
-    for request in ({"since_id": first}, {"since": "2026-11-21T08:00:00Z", "limit": 1}):
-        assert is_valid("history-request", request)
-        wanted = commands.parse_request(json.dumps(request).encode(), 100)
-        answer = commands.answer_request(store, "kitchen", wanted)
-        check("history-response", answer)
-        assert len(json.loads(answer)["transcripts"]) == 1
-    check("history-response", commands.encode_refusal("kitchen", "no"))
-    for wrong in ({}, {"since": "x", "since_id": first}, {"since_id": first, "more": 1}):
-        assert not is_valid("history-request", wrong)
-
-
 @needs_broker
 def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
     stats = ApplianceStats({"transcripts": 1}, 9.0)
@@ -352,10 +338,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
             )
             seen.add(name.replace("/", "-"))
             assert len(message.payload) < 8192, "Home Assistant's recorder drops long attributes"
-        incoming = {
-            *("mute-set", "history-request", "history-response"),
-            *("expect-request", "expect-response"),
-        }
+        incoming = {"mute-set", "expect-request", "expect-response"}
         with_other_rooms = {"act", "house-claim"}  # tests/house/test_house.py
         assert seen == set(SCHEMAS) - incoming - with_other_rooms | {"last"}
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from rigs.publishing import STATE, transcript
 
-from appliance.config import HistorySettings, HomeAssistantSettings, MqttSettings, StoreSettings
+from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.house import House
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import HeardIn, Transcript, new_id
@@ -47,10 +47,8 @@ class RealRoom:
         port: int,
         *,
         house: type[House] = House,
-        history: HistorySettings | None = None,
         **mqtt: Any,
     ) -> None:
-        """`history` lets it answer command/history."""
         self.node = node
         self.heard_in: list[HeardIn] = []
         self.muted = False
@@ -73,7 +71,7 @@ class RealRoom:
             Sources(lambda: STATE),
             announcement=Announcement(HomeAssistantSettings(enabled=False)),
             rooms=self.house,
-            subscriptions=subscriptions(history, node, self.store, self) if history else None,
+            subscriptions=subscriptions(node, self, lambda *_: None, lambda _: None),
         )
         self._thread = threading.Thread(target=self.publisher.run, daemon=True)
 
