@@ -770,11 +770,6 @@ class WebSettings:
             pattern=r"(\*|https?://[^\s/]+( +https?://[^\s/]+)*)?",
         ),
     )
-    metrics_token_file: str = key(
-        "",
-        "File with a token, at least 16 letters, readable for the user of the page; whoever sends "
-        "it may read /metrics for Prometheus. Empty: no metrics.",
-    )
     path: str = key(
         "",
         "Folder of the page's password and sessions. Empty: /var/lib/roomscribe-web if the package "

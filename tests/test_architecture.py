@@ -88,7 +88,6 @@ OWNERS = {
     "zeroconf": ("wyoming/discovery.py",),
     "systemd": ("daemon/journal.py",),
     "tornado": ("web/",),
-    "prometheus_client": ("web/metrics.py",),
     "websockets": ("homeassistant/",),
 }
 """A library, and the file or the folder that alone may import it."""

@@ -47,7 +47,6 @@ RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm", "unicode_rbnf")
 EXTRAS = {
     "nats": "fleet",
     "onnx": "models",
-    "prometheus_client": "metrics",
     "requests": "models",
     "tornado": "page",
     "tqdm": "models",

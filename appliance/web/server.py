@@ -30,7 +30,6 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, StoreError
-from appliance.system import read_secret
 from appliance.web.access import SESSION_S, Access, is_local, password_missing
 from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
@@ -48,10 +47,6 @@ SLOW_S = 10.0
 """A client that takes nothing for this long is disconnected."""
 ATTEMPTS = 8
 """Most passwords that wait to be checked, one at a time: each takes 16 MB and 0.3 s on a Pi."""
-TOKEN_LETTERS = 16
-"""Shortest token for the metrics: it may be tried as often as one likes."""
-METRICS_S = 5.0
-"""A daemon that does not answer within this time is offline; Prometheus waits for 10 s."""
 IDLE_CONNECTION_S = 60.0
 """A connection without a request is closed after this time."""
 RETRY_S = 0.5
@@ -133,7 +128,6 @@ class Page:
                 (r"/v1/models", Models),
                 (r"/v1/models/(.+)", Models),
                 (r"/v1/.*", Api),
-                (r"/metrics", _Metrics),
             ],
             default_handler_class=_NotFound,
             page=self,
@@ -460,50 +454,6 @@ class _Events(_Guarded):
         self.write(f"{head}data: {json.dumps(data)}\n\n" if name else ": alive\n\n")
         async with asyncio.timeout(SLOW_S):
             await self.flush()
-
-
-class _Metrics(_Guarded):
-    """The daemon's numbers for Prometheus, with a token in place of a login."""
-
-    async def get(self) -> None:
-        """Send the metrics; without the setting, there is nothing here."""
-        file = self.page.settings.metrics_token_file
-        if not file:
-            raise _PageError(404, "Not found.")
-        given = self.request.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(given, b"Bearer " + _metrics_token(file).encode()):
-            raise _PageError(401, "Send the token of web.metrics_token_file as a bearer token.")
-        try:
-            from appliance.web.metrics import render
-        except ModuleNotFoundError:
-            raise _PageError(
-                503,
-                "Metrics need prometheus_client: sudo apt install python3-prometheus-client, or "
-                "pip install '.[metrics]' in the checkout.",
-            ) from None
-        state: dict[str, Any] | None = None
-        stats: dict[str, Any] = {}
-        with contextlib.suppress(OfflineError, CommandRefusedError, TimeoutError):
-            async with asyncio.timeout(METRICS_S):
-                stats = await self.page.daemon.call("stats")
-                state = await self.page.daemon.call("state")
-        self.set_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-        self.finish(render(state, stats))
-
-
-def _metrics_token(file: str) -> str:
-    """Return the token in a file. Raises _PageError; the page's log says why."""
-    try:
-        token = read_secret(file, "", "web.metrics_token_file", "the token of the metrics") or ""
-    except ConfigError as error:
-        log.error("%s", error)
-        raise _PageError(
-            503, "The token cannot be read. The journal of the page says why."
-        ) from error
-    if len(token) < TOKEN_LETTERS:
-        log.error("web.metrics_token_file: expected at least %d letters in %s", TOKEN_LETTERS, file)
-        raise _PageError(503, "The token is too short. The journal of the page says more.")
-    return token
 
 
 def serve(settings: Settings, paths: Sequence[Path], idle_s: float = IDLE_S) -> None:

@@ -201,7 +201,6 @@ def leaves(box: Container, deb: str) -> str:
     page = box.status("roomscribe-web.socket")["ActiveState"]
     expect(page == "active", f"the page's socket is {page}, although it was switched on")
     box.run("umask 077; cd /etc; touch credstore/roomscribe.x credstore.encrypted/roomscribe.x")
-    box.run("touch /etc/roomscribe/metrics-token")
     box.run("apt-get purge -y roomscribe roomscribe-model-tiny-en")
     leaves_nothing(box)
     return "the system user stays, as Debian's system users do"
