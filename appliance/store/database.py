@@ -71,7 +71,7 @@ class Database:
         self._wal: Identity | None = None
         self._carried: list[tables.Row] = []
         self._vacuum_s = math.inf
-        self._closed = self._unchanging = self._rewrite = False
+        self._closed = self._rewrite = False
         self._sudo = "" if access is AccessMode.OWNER else files.SUDO
         with plain_errors(path, "open the log", self._sudo):
             self._open()
@@ -147,9 +147,9 @@ class Database:
         return tables.number(connection, "PRAGMA wal_checkpoint(TRUNCATE)") == 0
 
     def is_current(self) -> bool:
-        """Return True while the open file is the one with its name, and changes are visible."""
+        """Return True while the open file is the one with its name."""
         with suppress(OSError):
-            return not self._unchanging and self._identity == identity(self.path)
+            return self._identity == identity(self.path)
         return False
 
     def close(self) -> None:
@@ -202,8 +202,8 @@ class Database:
                 f"{self.path}: there is no log; run the daemon first (`roomscribe run`), or set "
                 "store.path to the folder with the log"
             )
-        write = self._access is not AccessMode.READER
-        connection, self._unchanging = connect(self.path, write=write, busy_s=self._busy_s)
+        mode = "ro" if self._access is AccessMode.READER else "rw"
+        connection = connect(self.path, mode, self._busy_s)
         try:
             connection.create_function("contains", 2, tables.contains, deterministic=True)
             connection.create_function("has_words", 2, tables.has_words, deterministic=True)
@@ -246,12 +246,7 @@ class Database:
         if self._access is not AccessMode.OWNER or self.connection is None:
             return
         found, wal = identity(self.path), identity(sibling(self.path, "-wal"))
-        if found == self._identity and wal == self._wal:
-            return
         if found == self._identity:
-            log.error("%s-wal was deleted while it was open; continuing with a new one", self.path)
-            self.vacuum()
-            self._let_go()
             return
         self._carried = repair.read_undelivered(self.connection) if self.has_subscriber else []
         log.error(

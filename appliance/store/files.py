@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -98,14 +97,6 @@ def make_folder(path: Path) -> None:
         sync_folder(path.parent.parent)
 
 
-def copy(path: Path, to: Path) -> None:
-    """Copy a database that nobody writes, and its -wal, for this user only. Raises OSError."""
-    for ending in ("", "-wal"):
-        if not ending or sibling(path, ending).exists():
-            make(sibling(to, ending))
-            shutil.copyfile(sibling(path, ending), sibling(to, ending))
-
-
 def delete(path: Path) -> None:
     """Overwrite and delete a database and its siblings. Raises OSError."""
     for ending in ("", "-wal", "-shm", "-journal"):
@@ -136,38 +127,10 @@ def overwrite(path: Path, upto: int | None = None) -> None:
         os.close(number)
 
 
-def connect(path: Path, *, write: bool, busy_s: float) -> tuple[sqlite3.Connection, bool]:
-    """Return a connection to an existing file, and whether it is blind to later changes.
-
-    Readers in SQLite's WAL mode create files beside the log. If the disk does not allow that,
-    nobody can change the file, so it is opened as immutable. Raises sqlite3.Error.
-    """
-    if write:
-        return _connection(path, "mode=rw", busy_s), False
-    connection = _connection(path, "mode=ro", busy_s)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
-    except sqlite3.OperationalError as error:
-        connection.close()
-        wal = sibling(path, "-wal")
-        refused = error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
-        if not refused or (wal.exists() and wal.stat().st_size):
-            raise
-        return unchanging(path, busy_s), True
-    except BaseException:
-        connection.close()
-        raise
-    return connection, False
-
-
-def unchanging(path: Path, busy_s: float) -> sqlite3.Connection:
-    """Return a connection that ignores the -wal and creates no files."""
-    return _connection(path, "mode=ro&immutable=1", busy_s)
-
-
-def _connection(path: Path, how: str, busy_s: float) -> sqlite3.Connection:
+def connect(path: Path, mode: str, busy_s: float = 0.0) -> sqlite3.Connection:
+    """Return a connection to an existing file; `mode` is "ro" or "rw". Raises sqlite3.Error."""
     return sqlite3.connect(
-        f"{path.resolve().as_uri()}?{how}",
+        f"{path.resolve().as_uri()}?mode={mode}",
         uri=True,
         timeout=busy_s,
         isolation_level=None,

@@ -94,22 +94,6 @@ _LAYOUT = (
 """Times are UTC with microseconds, so that they sort as text; flags, heard_also and words are JSON
 lists, phrase is an object. Unknown measurements are NULL."""
 
-TABLES = {"transcripts", "outbox", "search"}
-
-
-@contextmanager
-def indexed_at_once(connection: sqlite3.Connection) -> Iterator[None]:
-    """Within the open transaction, index everything inserted in the block at its end.
-
-    Row by row takes ten times as long, because FTS5 writes its index with every statement.
-    """
-    named = "SELECT sql FROM sqlite_schema WHERE name = 'search_added'"
-    trigger = connection.execute(named).fetchone()[0]
-    connection.execute("DROP TRIGGER search_added")
-    yield
-    connection.execute(trigger)
-    connection.execute("INSERT INTO search (search) VALUES ('rebuild')")
-
 
 def number(connection: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> int:
     """Return the whole number in a statement's first row."""

@@ -94,17 +94,6 @@ def test_a_replaced_file_is_gone_on_with_and_numbers_are_not_given_twice(
         assert len(store.read_after(0)) == 6
 
 
-def test_a_deleted_wal_file_costs_nothing(settings: StoreSettings, tmp_path: Path) -> None:
-    with Store.open(settings) as store:
-        store.append(transcript("sentence 1 "))
-        store.path.with_name(f"{FILE_NAME}-wal").unlink()
-        store.append(transcript("sentence 2 "))
-        copy = tmp_path / "copy"
-        shutil.copytree(settings.path, copy)
-    with Store.open(replace(settings, path=str(copy))) as after_a_crash:
-        assert checked(after_a_crash) == [1, 2]
-
-
 def test_the_numbers_go_on_when_the_new_file_cannot_be_made_at_once(tmp_path: Path) -> None:
     with (
         mounted(tmp_path / "disk", "1m") as disk,

@@ -40,7 +40,6 @@ def test_a_read_only_disk_at_the_start_uses_the_fallback_and_gets_everything_lat
         four = store.append(transcript("four"))
         assert four.seq > 1_700_000_000, "above all numbers of the file"
         assert deliver(store) == ["four"]
-        assert rig.numbers() == {"one": 1, "two": 2, "three": 3}, "read-only, and readable"
         store.correct(four.transcript.id, "for")
         database.poll()
         assert database.uses_fallback
