@@ -335,44 +335,6 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class TranscriberSettings:
-    """[transcriber]"""
-
-    backend: str = key(
-        "model",
-        "Where speech becomes text. model: in a model on this machine. wyoming: on a Wyoming "
-        "speech-to-text server in your network, such as another Roomscribe or "
-        "wyoming-faster-whisper; the sound is sent unencrypted. While the server is away, speech "
-        "waits: see [spool].",
-        choices=("model", "wyoming"),
-    )
-    host: str = key(
-        "",
-        "Host name or address of the server.",
-        form=TextForm(
-            "a host name or an address alone (the port is transcriber.port)",
-            pattern=f"({_HOST})?",
-            suggest=_bare_host,
-        ),
-    )
-    port: int = key(10300, "TCP port of the server.", low=1, high=65535)
-    language: str = key(
-        "",
-        "Language to request from the server. Empty: the server decides.",
-        form=TextForm(
-            "an ISO 639 code such as en",
-            pattern=r"([A-Za-z]{2,3}(-[0-9A-Za-z]{2,8})*)?",
-            suggest=lambda text: text.strip().replace("_", "-"),
-        ),
-    )
-    fallback: bool = key(
-        True,
-        "While the server is away, use the model of [model] bundle or of `roomscribe model use`. "
-        "If this is false, or no model is chosen, speech waits.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class EncoderSettings:
     """[encoder]"""
 
@@ -909,7 +871,6 @@ class Settings:
     voice: VoiceSettings = field(default_factory=VoiceSettings)
     segmenter: SegmenterSettings = field(default_factory=SegmenterSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
-    transcriber: TranscriberSettings = field(default_factory=TranscriberSettings)
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     phrases: PhrasesSettings = field(default_factory=PhrasesSettings)
@@ -1219,21 +1180,6 @@ def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the keys of values that contradict each other, and what is wrong with them."""
     mqtt = settings.mqtt
-    if settings.transcriber.backend == "wyoming" and not settings.transcriber.host:
-        yield (
-            ("transcriber.backend", "transcriber.host"),
-            "transcriber.host: expected the server's host name or address, as transcriber.backend "
-            '= "wyoming" wants it, found none',
-        )
-    to_itself = settings.transcriber.host.lower() in ("localhost", "127.0.0.1", "::1")
-    both = settings.transcriber.backend == "wyoming" and settings.wyoming.enabled
-    if both and to_itself and settings.transcriber.port == settings.wyoming.port:
-        yield (
-            ("transcriber.host", "transcriber.port", "wyoming.enabled", "wyoming.port"),
-            "transcriber.host: expected another server than this machine's own, which "
-            f"wyoming.enabled switches on, found {settings.transcriber.host}, port "
-            f"{settings.transcriber.port}; each would wait for the other",
-        )
     yield from _fleet_contradictions(settings)
     if settings.assist.phrase:
         for name, wanted, there in (
@@ -1278,12 +1224,6 @@ def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...],
                 f"{shorten(address)}; write tls://{host}:{port} and give it a certificate "
                 "(`roomscribe fleet serve` does)",
             )
-    if settings.transcriber.backend == "wyoming":
-        yield (
-            ("fleet.role", "transcriber.backend"),
-            f'fleet.role: expected "alone" beside transcriber.backend = "wyoming", found '
-            f"{fleet.role}: one of the two makes the texts",
-        )
     if fleet.role == "satellite" and settings.capture.device == NO_DEVICE:
         yield (
             ("fleet.role", "capture.device"),

@@ -5,7 +5,7 @@
     |-- ModelError       a model bundle, a checkpoint, or a graph in them              exit 78
     |   `-- MissingModelError   no such bundle                             exit 78, of `run` 75
     |-- AudioError       a recording that cannot be read                               exit 65
-    |-- DeviceError      microphone, NPU, speech-to-text server: missing, busy, refused   exit 69
+    |-- DeviceError      microphone, NPU, fleet: missing, busy, refused   exit 69
     |-- StoreError       the log, or another file that is read or written              exit 74
     |-- BrokerError      the MQTT broker: not reachable, or it refuses                 exit 74
     `-- DaemonError      the daemon: not running, or it refuses                        exit 69
@@ -23,8 +23,8 @@ later (cli/run). The daemon catches:
   (daemon/transcription)
 - DeviceError of the microphone: it is opened again (daemon/listening); of the NPU: the CPU goes on
   (infer/hailo/failover), unless encoder.backend asks for the NPU alone
-- ServerError, a DeviceError of who transcribes for this machine (wyoming/client, fleet/satellite):
-  this machine's model, or the window waits (daemon/pipeline)
+- ServerError, a DeviceError of who transcribes for this machine (fleet/satellite): this machine's
+  model, or the window waits (daemon/pipeline)
 - StoreError: a fallback in memory (store/fallback), and without memory the next start finds the
   window (daemon/transcription); BrokerError and StoreError: another try (mqtt/publisher)
 

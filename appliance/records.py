@@ -193,8 +193,7 @@ class Transcription:
     ended: bool
     """True when end-of-text was reached, False when the token limit stopped the decode."""
     encoder: str
-    """cpu, hailo8, hailo8l or hailo10h; wyoming for a server, whose probabilities are NaN; fleet
-    for a worker that names none of the others."""
+    """cpu, hailo8, hailo8l or hailo10h; fleet for a worker that names none of the others."""
     encode_ms: float
     decode_ms: float
     confidence: float

@@ -254,14 +254,6 @@ def test_a_mistake_in_what_was_chosen_names_its_file(tmp_path: Path) -> None:
     )
 
 
-def test_a_server_is_not_asked_to_be_its_own_and_a_remote_one_needs_a_name() -> None:
-    served = '[transcriber]\nbackend = "wyoming"\n'
-    assert "transcriber.host: expected the server's host name" in mistakes(served)[0]
-    own = served + 'host = "localhost"\n[wyoming]\nenabled = true\n'
-    assert "expected another server than this machine's own" in mistakes(own)[0]
-    config.parse(own + "port = 10301\n", "house.toml")
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -288,10 +280,6 @@ def test_a_server_is_not_asked_to_be_its_own_and_a_remote_one_needs_a_name() -> 
         (
             'role = "satellite"\n[capture]\ndevice = "none"',
             "capture.device: expected a microphone for",
-        ),
-        (
-            'role = "satellite"\n[transcriber]\nbackend = "wyoming"\nhost = "house"',
-            'fleet.role: expected "alone" beside transcriber.backend = "wyoming", found satellite',
         ),
     ],
 )

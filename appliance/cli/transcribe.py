@@ -52,15 +52,11 @@ def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def transcribe(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe transcribe` on all files; return the status of the last one that failed."""
-    from appliance.wyoming import open_transcriber
+    from appliance.infer import open_transcriber
 
     _refuse_contradictions(options)
     if options.model:
-        settings = replace(
-            settings,
-            model=replace(settings.model, bundle=options.model),
-            transcriber=replace(settings.transcriber, backend="model"),
-        )
+        settings = replace(settings, model=replace(settings.model, bundle=options.model))
     with open_transcriber(settings) as transcriber:
         reported = _explain_encoder(options, settings, transcriber)
         status = _transcribe_files(options, settings, transcriber)

@@ -30,7 +30,7 @@ class Snapshot:
     troubles: dict[str, str]
     """What is wrong, by stage, with the fix."""
     encoder: str
-    """cpu, hailo8...; wyoming, a server; or fleet, its workers."""
+    """cpu, hailo8...; or fleet, its workers."""
     model: str
     """Name of the model in use."""
     model_title: str

@@ -32,7 +32,7 @@ STOP_WITHIN_S = 4.0
 DECODE_WITHIN_S = 1.0
 """Of these, for the windows that are with the encoder and the decoder when time is up."""
 SERVER_POLL_S = 0.2
-"""Between two checks whether a speech-to-text server is back."""
+"""Between two checks whether a worker is back."""
 LEAST_JOIN_S = 0.2
 """Each stage has this long to end, even if the time is up."""
 

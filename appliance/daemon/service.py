@@ -234,7 +234,7 @@ def status(pipeline: Pipeline) -> str:
     CPU` (or NPU, or server)."""
     state = pipeline.state()
     transcripts = pipeline.health.counters().get("transcripts", 0)
-    unit = {"cpu": "CPU", "wyoming": "server", "fleet": "fleet"}.get(state.encoder, "NPU")
+    unit = {"cpu": "CPU", "fleet": "fleet"}.get(state.encoder, "NPU")
     troubles = (*state.reasons, *pipeline.broker_reasons())
     return "; ".join((f"{_doing(state)}, {transcripts} transcripts, {unit}", *troubles))
 

@@ -26,7 +26,15 @@ from appliance.daemon.phrase_commands import Expectations
 from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.fleet import open_satellite
 from appliance.homeassistant import AddressPhrase
-from appliance.infer import AnyTranscriber, Encoded, Gates, Phrases, Progress, silence_ms
+from appliance.infer import (
+    AnyTranscriber,
+    Encoded,
+    Gates,
+    Phrases,
+    Progress,
+    open_transcriber as open_model,
+    silence_ms,
+)
 from appliance.records import (
     Discarded,
     Listener,
@@ -38,7 +46,6 @@ from appliance.records import (
     why_not_act,
 )
 from appliance.store import Store, Wanted
-from appliance.wyoming import open_transcriber as open_served
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -352,11 +359,11 @@ def why_nothing_acts(day: Sequence[Transcript], settings: Settings) -> str | Non
 
 
 def open_transcriber(settings: Settings) -> AnyTranscriber:
-    """What makes the texts: a model on this machine, a speech-to-text server, or a fleet's workers.
+    """What makes the texts: a model on this machine, or a fleet's workers.
 
     Raises ModelError, ConfigError and DeviceError, but never for another machine that is away.
     """
-    return open_satellite(settings) if settings.fleet.role == "satellite" else open_served(settings)
+    return open_satellite(settings) if settings.fleet.role == "satellite" else open_model(settings)
 
 
 def with_memory(task: Task, work: Callable[[], Made]) -> Made:

@@ -9,12 +9,12 @@ from appliance.records import Mel, States
 
 
 class Backend(Protocol):
-    """A device or server that transcribes, as the health report sees it. One thread; `name`,
+    """A device or fleet that transcribes, as the health report sees it. One thread; `name`,
     `trouble` and `facts` may be read from any."""
 
     @property
     def name(self) -> str:
-        """What encoded last: cpu, hailo8, hailo8l or hailo10h; or wyoming, a server."""
+        """What encoded last: cpu, hailo8, hailo8l or hailo10h; or fleet."""
 
     @property
     def trouble(self) -> str | None:

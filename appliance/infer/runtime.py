@@ -62,4 +62,4 @@ def lacking_model(settings: Settings) -> str:
 
 def transcribed_elsewhere(settings: Settings) -> bool:
     """True if another machine transcribes, so that this one need not be able to."""
-    return settings.fleet.role == "satellite" or settings.transcriber.backend == "wyoming"
+    return settings.fleet.role == "satellite"

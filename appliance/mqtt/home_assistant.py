@@ -22,8 +22,6 @@ from appliance.records import ApplianceState, ApplianceStats
 
 NPUS = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
 """Chips by the encoder's name, as their maker writes them."""
-ELSEWHERE = ("wyoming", "fleet")
-"""Values of the encoder while another machine transcribes."""
 TEMPERATURES = {"npu": "NPU temperature", "soc": "Processor temperature"}
 """Temperatures that a machine may have, with the names of their sensors. The `stats` topic has each
 as `<key>_temperature_c`."""
@@ -81,7 +79,7 @@ def discovery_message(
 def device_model(state: ApplianceState) -> str:
     """Return the machine, its NPU if one is in use, and the model unless another machine
     transcribes."""
-    title = "" if state.encoder in ELSEWHERE else state.model_title
+    title = "" if state.encoder == "fleet" else state.model_title
     parts = (state.machine or "Computer", NPUS.get(state.encoder, ""), title)
     return " + ".join(part for part in parts if part)
 

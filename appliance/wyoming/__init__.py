@@ -1,4 +1,4 @@
-"""Speech to text over the Wyoming protocol: a server for others, and a client of other servers."""
+"""Speech to text over the Wyoming protocol: the server, and a request to one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.wyoming.client import WyomingClient
+    from appliance.wyoming.client import request_text
     from appliance.wyoming.discovery import advertise, own_address
     from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
     from appliance.wyoming.request import LONGEST_FILE_S, Answer, Hints, Hooks
     from appliance.wyoming.server import WyomingServer
-    from appliance.wyoming.transcriber import open_transcriber
 
 __getattr__ = lazily(__name__, __file__)

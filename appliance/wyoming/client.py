@@ -1,235 +1,57 @@
-"""Client of a Wyoming speech-to-text server: reads its description, transcribes windows.
-
-Each request is a connection of its own with a deadline. Nothing that a server sends is trusted: a
-header, its data and its payload are limited to 64 KiB each, a text to what anybody can say in time.
-"""
+"""A request to a Wyoming server, as Home Assistant sends it: for the doctor and the benchmark."""
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from appliance.config import TranscriberSettings
 from appliance.errors import ServerError
-from appliance.infer import clean_text, is_language, longest_text
 from appliance.records import SAMPLE_RATE, Samples
-from appliance.system import one_line, shorten
-from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
+from appliance.system import one_line
+from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
 
-CONNECT_S = 3.0
-"""A host in the local network answers within some ms, or is offline."""
-DESCRIBE_S = 5.0
-"""Home Assistant waits as long (wyoming/data.py)."""
-CHUNK = 2 * SAMPLE_RATE
-"""Bytes of sound per event: 1 s."""
 FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
-KINDS = ("asr", "tts", "handle", "intent", "wake", "mic", "snd")
-"""Services that a server may offer (wyoming/info.py)."""
-
-Result = TypeVar("Result")
+CHUNK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Info:
-    """A server's description."""
+async def request_text(
+    host: str, port: int, samples: Samples, within_s: float, *, real_time: bool = False
+) -> tuple[str, float]:
+    """Return the text of (n,) int16 mono at 16 kHz, and the seconds from its end to the text.
 
-    model: str
-    languages: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A server's text."""
-
-    text: str
-    language: str
-    took_ms: float
-
-
-class WyomingClient:
-    """Sends requests to a server. Any thread.
-
-    Each request takes at most `within_s`, plus the time to look up the host's name, and raises
-    ServerError.
+    `real_time`: send it as fast as it was spoken. Raises ServerError, after `within_s` at the
+    latest.
     """
-
-    def __init__(self, settings: TranscriberSettings) -> None:
-        self.address = f"{settings.host}:{settings.port}"
-        self._host, self._port = settings.host, settings.port
-        self._language = settings.language
-        self._open: set[socket.socket] = set()
-
-    def describe(self, within_s: float = DESCRIBE_S) -> Info:
-        """Return the server's description."""
-
-        def converse(conversation: _Conversation) -> Info:
-            conversation.send(Event("describe"))
-            return _info(conversation.wait_for("info").data, self._language)
-
-        return self._request(converse, within_s)
-
-    def transcribe(self, samples: Samples, within_s: float) -> Reply:
-        """Return the text of (n,) int16 mono at 16 kHz."""
-        begun_s = time.monotonic()
-        sound = samples.astype("<i2", copy=False).tobytes()
-
-        def converse(conversation: _Conversation) -> Reply:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered early
-                conversation.send(
-                    Event("transcribe", {"language": self._language} if self._language else {}),
-                    Event("audio-start", FORMAT),
-                    *(
-                        Event("audio-chunk", FORMAT, sound[start : start + CHUNK])
-                        for start in range(0, len(sound), CHUNK)
-                    ),
-                    Event("audio-stop"),
-                )
-            answer = conversation.wait_for("transcript").data
-            text = _clean(answer.get("text"), len(samples) / SAMPLE_RATE)
-            language = answer.get("language")
-            if not is_language(language):
-                language = self._language
-            return Reply(text, language, 1000 * (time.monotonic() - begun_s))
-
-        return self._request(converse, within_s)
-
-    def hang_up(self) -> None:
-        """Cancel all requests. Any thread."""
-        for connection in tuple(self._open):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def _request(self, converse: Callable[[_Conversation], Result], within_s: float) -> Result:
-        """Return the result of `converse` on a new connection. Raises ServerError."""
-        deadline_s = time.monotonic() + within_s
-        where, connected = f"the speech-to-text server {self.address}", False
-        try:
-            address = (self._host, self._port)
-            with socket.create_connection(address, min(CONNECT_S, within_s)) as connection:
-                connected = True
-                self._open.add(connection)
-                try:
-                    return converse(_Conversation(connection, deadline_s))
-                finally:
-                    self._open.discard(connection)
-        except ProtocolError as error:
-            fix = "check that a Wyoming speech-to-text server uses that port, and see its log"
-            busy = isinstance(error, _ReportedError) and error.busy
-            raise ServerError(f"{where}: {error}; {fix}", busy=busy) from None
-        except TimeoutError:
-            if connected:
-                found = f"no answer within {within_s:g} s"
-                fix = "use a smaller model there, or check its load"
-            else:
-                found = "it does not answer"
-                fix = "check that its machine is on, [transcriber] host and port, and its firewall"
-        except (OSError, UnicodeError) as error:  # UnicodeError: an impossible host name
-            found = getattr(error, "strerror", "") or one_line(error)
-            fix = (
-                "see its log"
-                if connected
-                else "check that it runs, and [transcriber] host and port"
-            )
-        raise ServerError(f"{where}: {found}; {fix}")
+    where = f"the speech-to-text server {host}:{port}"
+    try:
+        async with asyncio.timeout(within_s):
+            return await _converse(host, port, samples, real_time=real_time)
+    except TimeoutError:
+        raise ServerError(f"{where}: no text within {within_s:g} s; see its log") from None
+    except (OSError, EOFError, ProtocolError) as error:
+        raise ServerError(f"{where}: {one_line(error)}; check that it runs") from None
 
 
-class _Conversation:
-    """Events over a connection, until a deadline on time.monotonic()'s clock."""
-
-    def __init__(self, connection: socket.socket, deadline_s: float) -> None:
-        self._connection, self._deadline_s = connection, deadline_s
-        self._received = bytearray()
-
-    def send(self, *events: Event) -> None:
-        """Send events. Raises OSError."""
-        for event in events:
-            self._connection.settimeout(self._left_s())
-            self._connection.sendall(pack(event))
-
-    def wait_for(self, kind: str) -> Event:
-        """Return the first event of a kind; all others except `error` are ignored.
-
-        Raises ProtocolError and OSError.
-        """
-        while True:
-            event = self._read()
-            if event.type == kind:
-                return event
+async def _converse(
+    host: str, port: int, samples: Samples, *, real_time: bool
+) -> tuple[str, float]:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(pack(Event("transcribe", {"language": "en"})))
+        writer.write(pack(Event("audio-start", FORMAT)))
+        begun_s, size = time.monotonic(), int(CHUNK_S * SAMPLE_RATE)
+        for at in range(0, len(samples), size):
+            sound = samples[at : at + size].astype("<i2").tobytes()
+            writer.write(pack(Event("audio-chunk", FORMAT, sound)))
+            await writer.drain()
+            if real_time:
+                await asyncio.sleep(begun_s + (at + size) / SAMPLE_RATE - time.monotonic())
+        writer.write(pack(Event("audio-stop")))
+        await writer.drain()
+        ended_s = time.monotonic()
+        while (event := await read_event(reader)).type != "transcript":
             if event.type == "error":
-                raise _ReportedError(event.data)
-
-    def _read(self) -> Event:
-        """Return the next event; header, data and payload have at most 64 KiB each."""
-        while (end := self._received.find(b"\n", 0, LARGEST)) < 0:
-            if len(self._received) >= LARGEST:
-                raise ProtocolError(f"expected a line of at most {LARGEST} bytes, found more")
-            self._receive()
-        header = Header.parse(bytes(self._received[:end]))
-        whole = end + 1 + header.data_length + header.payload_length
-        while len(self._received) < whole:
-            self._receive()
-        rest = bytes(self._received[end + 1 : whole])
-        del self._received[:whole]
-        return header.event(rest[: header.data_length], rest[header.data_length :])
-
-    def _receive(self) -> None:
-        self._connection.settimeout(self._left_s())
-        received = self._connection.recv(1 << 16)
-        if not received:
-            raise ProtocolError("it closed the connection without an answer")
-        self._received += received
-
-    def _left_s(self) -> float:
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        return left_s
-
-
-class _ReportedError(ProtocolError):
-    """The server's `error` event."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        code, text = data.get("code"), data.get("text")
-        super().__init__(f"it reports {shorten(text or code or 'an error', 120)}")
-        self.busy = code == "busy"
-
-
-def _info(data: Mapping[str, Any], language: str) -> Info:
-    """Return the first installed program and model, preferably one for the language.
-
-    Raises ProtocolError.
-    """
-    found = []
-    for program in _tables(data.get("asr")):
-        for model in _tables(program.get("models")):
-            if program.get("installed") and model.get("installed"):
-                spoken = model.get("languages")
-                known = (
-                    [one for one in spoken if isinstance(one, str)]
-                    if isinstance(spoken, list)
-                    else []
-                )
-                name = shorten(model.get("name") or "unnamed", 100)
-                found.append(Info(name, tuple(shorten(one, 20) for one in known[:200])))
-    if not found:
-        offers = ", ".join(sorted(kind for kind in KINDS if _tables(data.get(kind)))) or "nothing"
-        raise ProtocolError(f"expected an installed speech-to-text model (asr), found {offers}")
-    return min(found, key=lambda one: bool(language) and language not in one.languages)
-
-
-def _tables(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _clean(text: object, duration_s: float) -> str:
-    """Return a server's text on one line, without unprintable characters. Raises ProtocolError."""
-    if not isinstance(text, str):
-        raise ProtocolError("expected a transcript with a text, found none")
-    if len(text) > longest_text(duration_s):
-        raise ProtocolError(f"its text for {duration_s:.1f} s of speech has {len(text)} letters")
-    return clean_text(text)
+                raise ProtocolError(f"it reports {event.data.get('text')}")
+        return str(event.data.get("text", "")).strip(), time.monotonic() - ended_s
+    finally:
+        writer.close()

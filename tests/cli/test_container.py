@@ -74,11 +74,7 @@ def is_healthy(config: Path, environment: dict[str, str]) -> bool:
 
 def test_daemon_and_page_run_as_processes_that_obey_signals(tmp_path: Path, page_port: int) -> None:
     web = {"enabled": True, "port": page_port, "path": str(tmp_path / "page")}
-    # no model is loaded
-    elsewhere = {"backend": "wyoming", "host": "127.0.0.1", "port": 9, "fallback": False}
-    config = write_config(
-        tmp_path, web=web, transcriber=elsewhere, capture={"device": "none"}, store={"path": ""}
-    )
+    config = write_config(tmp_path, web=web, capture={"device": "none"}, store={"path": ""})
     with running(config, tmp_path) as (process, environment):
         until(lambda: is_healthy(config, environment), READY_S)
         connection = http.client.HTTPConnection("localhost", page_port, timeout=READY_S)

@@ -28,7 +28,6 @@ from appliance.config import (
     Settings,
     SpoolSettings,
     StoreSettings,
-    TranscriberSettings,
 )
 from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
@@ -237,7 +236,6 @@ def hear(
     voice: Any = LevelVoice,
     cutter: type[Segmenter] = Segmenter,
     segmenter: SegmenterSettings | None = None,
-    backend: str = "model",
     before_each: Callable[[], object] = lambda: time.sleep(0.0005),
     more: Callable[[Pipeline], object] = lambda _: None,
 ) -> dict[str, int]:
@@ -248,7 +246,6 @@ def hear(
         store=StoreSettings(path=str(folder)),
         spool=SpoolSettings(enabled=False, path=str(folder / "none")),
         segmenter=segmenter or SegmenterSettings(),
-        transcriber=TranscriberSettings(backend=backend),
     )
     settings = replace(settings, capture=replace(settings.capture, recording="made up"))
     begun_s = time.monotonic()

@@ -15,10 +15,11 @@ from rigs.command import roomscribe, start, text_of
 from rigs.daemon import daemon, log_of, write_config
 from rigs.nats import NatsServer
 from rigs.needs import needs_nats
-from rigs.stt_server import SpeechServer, says
 from rigs.systemd import Systemd
+from rigs.transcriber import HEARD
 from rigs.waiting import until
 from rigs.word_errors import same_words
+from rigs.workers import FakeWorker
 
 WITHIN_S = 30.0
 SENTENCE = TESTS / "speech" / "00.flac"
@@ -33,6 +34,7 @@ def run_bare(*arguments: str | Path) -> tuple[int, list[str]]:
     return running.returncode, said.decode().splitlines()
 
 
+@needs_nats
 def test_without_a_worker_it_waits_says_what_is_missing_and_begins_when_told_of_one(
     tmp_path: Path, systemd: Systemd
 ) -> None:
@@ -40,19 +42,16 @@ def test_without_a_worker_it_waits_says_what_is_missing_and_begins_when_told_of_
     told = {"NOTIFY_SOCKET": systemd.address}
     sentence = ("--recording", str(SENTENCE))
     with (
-        SpeechServer() as server,
+        NatsServer() as server,
+        FakeWorker(server.url),
         daemon(config, *sentence, environment=told, program=PROGRAM) as running,
     ):
-        server.answer = says("what is the weather")
         said = systemd.told("READY=1")
         assert "onnxruntime" in said and "fleet join" in said and "apt install roomscribe" in said
         config.write_text("[appliance\n", encoding="utf-8")
         running.send_signal(signal.SIGHUP)
         assert "onnxruntime" in systemd.told("READY=1")
-        write_config(
-            tmp_path,
-            transcriber={"backend": "wyoming", "host": "127.0.0.1", "port": server.port},
-        )
+        write_config(tmp_path, fleet={"role": "satellite", "server": server.url})
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         assert "listening" in systemd.told("STATUS=listening")
@@ -60,9 +59,7 @@ def test_without_a_worker_it_waits_says_what_is_missing_and_begins_when_told_of_
     lines = [line for line in log_of(config).splitlines() if "onnxruntime" in line]
     assert len(lines) == 2, "told once for each configuration with which nothing is transcribed"
     done = roomscribe("log", "--json", "--config", config)
-    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
-        "what is the weather"
-    ]
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [HEARD.text]
 
 
 @needs_nats

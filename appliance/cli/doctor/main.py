@@ -64,7 +64,7 @@ PERSONAL_SECTIONS = frozenset({"appliance", "capture", "mqtt", "store"})
 GROUPS: dict[str, tuple[Check, ...]] = {
     "machine": machine.CHECKS,
     "sound": microphone.CHECKS,
-    "transcription": (*model.CHECKS, wyoming.REMOTE_CHECK),
+    "transcription": model.CHECKS,
     "NPU": npu.CHECKS,
     "log and broker": storage.CHECKS + mqtt.CHECKS,
     "Wyoming and Home Assistant": (*wyoming.CHECKS, *homeassistant.CHECKS),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,14 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from appliance.config import Settings
-from appliance.errors import ServerError
 from appliance.lab.words import Recognised, Recorded, count_words
 from appliance.records import SAMPLE_RATE, Samples
-from appliance.system import one_line, stat_fields
-from appliance.wyoming import Event, ProtocolError, pack, read_event
+from appliance.system import stat_fields
+from appliance.wyoming import request_text
 
-FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
-CHUNK_S = 0.1
 SILENCE_S = 0.7
 """Home Assistant ends a command after so much silence (assist_pipeline/vad.py)."""
 AT_ONCE, CROWDS = 8, 3
@@ -64,35 +60,8 @@ class Server:
 
         Raises ServerError.
         """
-        where = f"the speech-to-text server {self.host}:{self.port}"
-        try:
-            async with asyncio.timeout(len(samples) / SAMPLE_RATE + ANSWER_S):
-                return await self._converse(samples)
-        except TimeoutError:
-            raise ServerError(f"{where}: no text within {ANSWER_S:g} s; see its log") from None
-        except (OSError, EOFError, ProtocolError) as error:
-            raise ServerError(f"{where}: {one_line(error)}; check that it runs") from None
-
-    async def _converse(self, samples: Samples) -> tuple[str, float]:
-        reader, writer = await asyncio.open_connection(self.host, self.port)
-        try:
-            writer.write(pack(Event("transcribe", {"language": "en"})))
-            writer.write(pack(Event("audio-start", FORMAT)))
-            begun_s, size = time.monotonic(), int(CHUNK_S * SAMPLE_RATE)
-            for at in range(0, len(samples), size):
-                sound = samples[at : at + size].astype("<i2").tobytes()
-                writer.write(pack(Event("audio-chunk", FORMAT, sound)))
-                await writer.drain()
-                await asyncio.sleep(begun_s + (at + size) / SAMPLE_RATE - time.monotonic())
-            writer.write(pack(Event("audio-stop")))
-            await writer.drain()
-            ended_s = time.monotonic()
-            while (event := await read_event(reader)).type != "transcript":
-                if event.type == "error":
-                    raise ProtocolError(f"it reports {event.data.get('text')}")
-            return str(event.data.get("text", "")).strip(), time.monotonic() - ended_s
-        finally:
-            writer.close()
+        within_s = len(samples) / SAMPLE_RATE + ANSWER_S
+        return await request_text(self.host, self.port, samples, within_s, real_time=True)
 
 
 def compare_servers(address: str, settings: Settings, recordings: Sequence[Recorded]) -> str:
