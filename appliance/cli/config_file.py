@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.cli.dialog import Dialog
+from appliance.cli.terminal import BOLD, GREEN, RED
 from appliance.control import ControlClient
 from appliance.errors import DaemonError, StoreError
 from appliance.system import write_whole
@@ -76,10 +77,10 @@ def _sets(text: str, section: str, key: str, value: Any) -> bool:
 
 def confirm_change(dialog: Dialog, file: Path, before: str, after: str) -> bool:
     """Show how `after` differs from `before` and return whether the user wants to write it."""
-    dialog.say(f"{file}", "bold")
+    dialog.say(f"{file}", BOLD)
     for line in difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""):
         if line[:3] not in ("---", "+++") and line[:2] != "@@":
-            dialog.say(line, "green" if line[0] == "+" else "red")
+            dialog.say(line, GREEN if line[0] == "+" else RED)
     return dialog.confirm("Write it?")
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TextIO
 
-DIM, RED, GREEN, YELLOW = "2", "31", "32", "33"
+BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 EVERY_S, FIRST_AFTER_S = 0.5, 2.0
 """Seconds between two lines of progress, and before the first one."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         RuntimeGraph,
         to_int8,
     )
-    from appliance.convert.hailo_store import words_on_chip
-    from appliance.convert.known import CHANCE, WRONG_WORDS
     from appliance.convert.progress import StreamProgress
     from appliance.convert.shapes import (
         DECODER,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
         WhisperConfig,
         expected_shapes,
     )
-    from appliance.convert.sources import Search, can_download, find_token, obtain
+    from appliance.convert.sources import Search, find_token, obtain
     from appliance.convert.steps import ProgressDisplay, WorkInSteps
     from appliance.convert.tensors import Weights
 

@@ -147,14 +147,6 @@ class Downloader:
                     self.progress.advance(len(block))
 
 
-def is_reachable(address: str, within_s: float) -> bool:
-    """Return True if a server answers."""
-    try:
-        return bool(requests.head(address, timeout=within_s).status_code)
-    except requests.RequestException:
-        return False
-
-
 def _innermost(error: BaseException) -> str:
     while cause := error.__cause__ or error.__context__:
         error = cause

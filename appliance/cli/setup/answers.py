@@ -51,8 +51,6 @@ class Answers:
     """Name or folder of the one in use."""
     pinned: bool = False
     """True if the configuration names the model."""
-    reference: str = ""
-    """The sound that the loudspeakers play, as capture.reference names it; empty: none."""
     password: str = ""
     """The broker's, to be written beside the configuration; empty: it stays as it is."""
 
@@ -66,9 +64,6 @@ class Answers:
             for name, key in KEYS.items()
             if getattr(self, name) != getattr(before, name)
         }
-        if self.reference != before.reference:
-            device = {"device": self.reference} if self.reference else {}
-            found["capture.reference"] = device
         for key in MQTT_KEYS:
             if getattr(self.mqtt, key) != getattr(before.mqtt, key):
                 found[f"mqtt.{key}"] = getattr(self.mqtt, key)
@@ -86,5 +81,4 @@ def configured_answers(settings: Settings, model: str) -> Answers:
         mqtt=settings.mqtt,
         model=model,
         pinned=bool(settings.model.bundle),
-        reference=settings.capture.reference.get("device", ""),
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
-from appliance.cli.dialog import WARNING
 from appliance.cli.setup.answers import Answers, Context
+from appliance.cli.terminal import YELLOW
 from appliance.config import DEFAULT_PATH, MqttSettings, node_name
 from appliance.errors import BrokerError, ConfigError
 
@@ -175,5 +175,5 @@ def look_around(context: Context, answers: Answers, probe: BrokerProbe) -> None:
             context.dialog.say(
                 f"Another appliance is already called {answers.node}. Run setup again and choose "
                 "another name.",
-                WARNING,
+                YELLOW,
             )

@@ -9,31 +9,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from appliance import config
-from appliance.cli import model as models
-from appliance.cli.dialog import BACK, BackError, Dialog, open_console
+from appliance.cli import model as models, web
+from appliance.cli.dialog import Dialog
 from appliance.cli.setup.answers import Answers, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
 from appliance.cli.setup.microphone import ask_microphone
 from appliance.cli.setup.model import ask_model
-from appliance.cli.setup.room import ask_room
 from appliance.cli.setup.saving import save
 from appliance.cli.setup.sentence import hear_sentence
-from appliance.cli.setup.summary import show_summary
-from appliance.config import DEFAULT_PATH, Settings
+from appliance.cli.terminal import BOLD
+from appliance.config import DEFAULT_PATH, Settings, slug
 from appliance.control import SOCKET_NAME
+from appliance.errors import ConfigError
 from appliance.system import require_writable
 
 FLAGS = "--node, --device, --broker and --model"
-QUESTIONS: tuple[tuple[str, Callable[[Context, Answers], Answers]], ...] = (
-    ("The room", ask_room),
-    ("The microphone", ask_microphone),
-    ("The broker", ask_broker),
-    ("The model", ask_model),
-)
-STEPS = len(QUESTIONS) + 1
-"""The last one is a sentence, after the answers are written."""
 
 
 def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -50,12 +43,6 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--node", metavar="NAME", help="the room's name, such as kitchen")
     sub.add_argument(
         "--device", metavar="NAME", help="microphone, as `roomscribe devices` shows it"
-    )
-    sub.add_argument(
-        "--reference",
-        metavar="NAME",
-        help="what the room's loudspeakers play: a line input, or pulse:NAME.monitor of the sound "
-        "server; none: no echo cancellation",
     )
     sub.add_argument(
         "--broker", metavar="HOST[:PORT]", help="the MQTT broker; none: publish nothing"
@@ -85,66 +72,66 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
             f"setup needs a terminal to ask you. Without one, add --yes, and any of {FLAGS} that "
             "you want to change"
         )
+    from appliance.cli.doctor.main import GROUPS, print_findings, surroundings
     from appliance.store import runtime_folders
 
     file = options.config or DEFAULT_PATH
     require_writable(file, "run `sudo roomscribe setup`")
     sockets = tuple(folder / SOCKET_NAME for folder in runtime_folders(settings))
-    dialog = Dialog(open_console(), interactive=not options.yes)
-    return run(Context(options, settings, file, sockets, dialog))
-
-
-def run(context: Context) -> int:
-    """Ask, save, listen to a sentence and show the result; return the exit status."""
-    before = configured_answers(context.settings, models.model_in_use(context.settings))
-    dialog = context.dialog
+    dialog = Dialog(interactive=not options.yes)
+    context = Context(options, settings, file, sockets, dialog)
+    before = configured_answers(settings, models.model_in_use(settings))
     try:
-        if not (answers := ask_and_save(context, before)):
+        answers = before
+        for number, (title, question) in enumerate(QUESTIONS, 1):
+            dialog.say(f"\n{number} of {len(QUESTIONS) + 1}  {title}", BOLD)
+            answers = question(context, answers)
+        if not save(context, before, answers):
             return 1
     except KeyboardInterrupt:
         dialog.say("\nSetup was cancelled. Nothing was changed.")
         raise
-    if context.options.page:
-        switch_page_on(context)
-    dialog.say(f"\n{STEPS} of {STEPS}  A sentence", "bold")
-    heard = hear_sentence(context, changed=answers != before or context.options.page)
-    dialog.say("\nResult", "bold")
-    show_summary(context, heard=heard)
+    if options.page:
+        dialog.say("\nThe page", BOLD)
+        web.enable_page(options, config.read(file).settings)
+        web.print_link(options, config.read(file).settings)
+    if dialog.interactive:
+        dialog.say(f"\n{len(QUESTIONS) + 1} of {len(QUESTIONS) + 1}  A sentence", BOLD)
+        hear_sentence(context, patient=answers != before or options.page)
+    dialog.say("\nResult, as `sudo roomscribe doctor` shows it", BOLD)
+    print_findings(surroundings(options.config, config.read(file).settings), GROUPS)
     return 0
 
 
-def ask_and_save(context: Context, before: Answers) -> Answers | None:
-    """Ask every question and write the answers; return them, or None if they are declined.
+def ask_room(context: Context, answers: Answers) -> Answers:
+    """Ask what the room is called. Raises ConfigError for a wrong --node."""
+    name = context.options.node
+    if name is not None and not slug(name):
+        raise ConfigError(f"--node: {name!r} cannot be a room's name: it needs a letter or a digit")
+    while not name or not slug(name):
+        name = context.dialog.ask("What is this room called?", answers.node)
+    named = with_room(answers, name)
+    context.dialog.say(f"Its MQTT topics begin with {named.mqtt.topic(named.node, '')}")
+    return named
 
-    BACK returns to the question before. Raises RoomscribeError where nobody is visited.
+
+def with_room(answers: Answers, name: str) -> Answers:
+    """Return the answers with the room's name, and with the area in Home Assistant that follows it.
+
+    The area follows unless it is another one than the old name's: then somebody chose it.
     """
-    dialog = context.dialog
-    if dialog.interactive:
-        dialog.say(f"Answer {BACK} to return to the question before, Ctrl-C to cancel.")
-    answers, number, visited = before, 0, list[int]()
-    while True:
-        count = dialog.questions
-        try:
-            if number == len(QUESTIONS):
-                return answers if save(context, before, answers) else None
-            title, question = QUESTIONS[number]
-            dialog.say(f"\n{number + 1} of {STEPS}  {title}", "bold")
-            answers = question(context, answers)
-        except BackError:
-            if not visited:
-                dialog.say("This is the first question.")
-            number = visited.pop() if visited else number
-            continue
-        if dialog.questions > count:  # others were answered by an option, or there is no choice
-            visited.append(number)
-        number += 1
+    node = slug(name)
+    if node == answers.node:
+        return answers
+    spelled = name.strip() != node
+    follows = slug(answers.area) == answers.node if answers.area else spelled
+    return replace(answers, node=node, area=name.strip() if follows else answers.area)
 
 
-def switch_page_on(context: Context) -> None:
-    """Switch the page on and print a link to it. Raises ConfigError and StoreError."""
-    from appliance.cli.web import enable_page, print_link
-
-    context.dialog.say("\nThe page", "bold")
-    now = config.read(context.file).settings
-    enable_page(context.options, now)
-    print_link(context.options, config.read(context.file).settings)
+QUESTIONS: tuple[tuple[str, Callable[[Context, Answers], Answers]], ...] = (
+    ("The room", ask_room),
+    ("The microphone", ask_microphone),
+    ("The broker", ask_broker),
+    ("The model", ask_model),
+)
+"""The last step is a sentence, after the answers are written."""

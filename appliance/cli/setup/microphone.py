@@ -1,82 +1,58 @@
-"""Question 2: the microphone, with a level meter for each that is there."""
+"""Question 2: the microphone, whose level is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Answers, Context
-from appliance.cli.setup.loudspeakers import ask_reference
-from appliance.cli.setup.meter import EVERY_S, Meter
+from appliance.cli.setup.meter import EVERY_S, GOOD, Meter, read_daemon, read_recorder
 from appliance.control import ControlClient
 from appliance.errors import DaemonError, DeviceError
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-SHOWN = 8
-"""Most microphones that are shown."""
 MUTED = "The microphone is muted. `roomscribe mute off` switches it on."
 
 
 def ask_microphone(context: Context, answers: Answers) -> Answers:
-    """Ask for the microphone, and take the reference that belongs to it.
-
-    Raises DeviceError for a wrong --reference, and without a terminal for a wrong --device.
-    """
-    return ask_reference(context, ask_device(context, answers))
-
-
-def ask_device(context: Context, answers: Answers) -> Answers:
-    """Show the level of each microphone and ask for one of them.
+    """Ask for one of the microphones and show its level.
 
     Raises DeviceError for a wrong --device where nobody is asked.
     """
-    from appliance.capture import public_name
+    from appliance.capture import list_microphones, names_to_configure, public_name
 
-    wanted = context.options.device
-    if wanted is None and not context.dialog.interactive:
-        context.dialog.say(public_name(answers.device) or "the default microphone")
+    dialog, wanted = context.dialog, context.options.device
+    if wanted is None and not dialog.interactive:
+        dialog.say(public_name(answers.device) or "the default microphone")
         return answers
-    with ExitStack() as opened:
-        meters = open_meters(context, answers, opened)
+    daemons, found = microphone_of_daemon(context), dict[str, bool]()
+    try:
+        devices = list_microphones()
+        is_default = (device.default for device in devices)
+        found = dict(zip(names_to_configure(devices), is_default, strict=True))
         if wanted is not None:
-            try:
-                return take_option(context, answers, wanted, [meter.name for meter in meters])
-            except DeviceError as error:
-                if not context.dialog.interactive:
-                    raise
-                context.dialog.report(error)
-        if not meters:
-            context.dialog.say(
-                "No microphone found. You can continue: the daemon uses one as soon as you plug it "
-                "in."
-            )
-            return answers
-        return choose_microphone(context, answers, meters)
-
-
-def choose_microphone(context: Context, answers: Answers, meters: Sequence[Meter]) -> Answers:
-    """Show the meters until Enter, and ask for one of several microphones."""
-    dialog = context.dialog
-    dialog.say("Say something in a normal voice and watch the level. Press Enter to continue.")
-    dialog.questions += 1
-    with dialog.display(lambda: meters_table(meters)) as draw:
-        while not is_entered(EVERY_S):
-            for meter in meters:
-                meter.listen()
-            draw()
-    in_use = next((meter for meter in meters if meter.in_use), meters[0])
-    names = [meter.name for meter in meters]
-    name = names[0]
-    if len(names) > 1:
-        name = dialog.choose("Which microphone?", names, in_use.name)
-    chosen = meters[names.index(name)]
-    dialog.say(f"{name}: {chosen.verdict()}")
-    return answers if chosen.in_use else replace(answers, device=name)
+            return take_option(context, answers, wanted, [*found])
+    except DeviceError as error:
+        if not dialog.interactive:
+            raise
+        dialog.report(error)
+    names = list(dict.fromkeys([*found, *filter(None, [daemons])]))
+    if not names:
+        dialog.say("No microphone found. The daemon uses one as soon as you plug it in.")
+        return answers
+    part = answers.device.casefold()
+    configured = (name for name in found if (part in name.casefold() if part else found[name]))
+    present = daemons or next(configured, names[0])
+    for number, name in enumerate(names, 1):
+        dialog.say(f"{number:3} {name}")
+    while True:
+        several = len(names) > 1
+        name = dialog.choose("Which microphone?", names, present) if several else names[0]
+        verdict = watch_level(context, name, by_daemon=name == daemons)
+        dialog.say(f"{name}: {verdict}")
+        if verdict == GOOD or not several or dialog.confirm("Use it all the same?"):
+            return answers if name == present else replace(answers, device=name)
 
 
 def take_option(context: Context, answers: Answers, wanted: str, names: Sequence[str]) -> Answers:
@@ -103,56 +79,37 @@ def take_option(context: Context, answers: Answers, wanted: str, names: Sequence
     return replace(answers, device=wanted)
 
 
-def open_meters(context: Context, answers: Answers, opened: ExitStack) -> list[Meter]:
-    """Return a meter for each microphone: the daemon's own over its socket, the others opened."""
-    from appliance.capture import Recorder, list_microphones, names_to_configure
-
-    meters: list[Meter] = []
-    with suppress(DaemonError):
-        meters += daemon_meter(context, opened)
-    try:
-        devices = list_microphones()
-    except DeviceError as error:
-        context.dialog.report(error)
-        return meters
-    for device, name in zip(devices, names_to_configure(devices), strict=True):
-        if len(meters) >= SHOWN or name in [known.name for known in meters]:
-            continue
-        meter = Meter(name, recorder=opened.enter_context(Recorder()))
-        meter.open()
-        wanted = answers.device.casefold()
-        configured = wanted in name.casefold() if wanted else device.default
-        meter.in_use = configured and not any(known.in_use for known in meters)
-        meters.append(meter)
-    return meters
+def microphone_of_daemon(context: Context) -> str:
+    """Return the name of the microphone that the daemon has open; "" if it has none."""
+    with suppress(DaemonError), ControlClient(context.sockets) as daemon:
+        state = daemon.call("state")
+        if state["status"] == "muted":
+            context.dialog.say(MUTED)
+        if state["microphone"] != "none":
+            return str(state["microphone"])
+    return ""
 
 
-def daemon_meter(context: Context, opened: ExitStack) -> list[Meter]:
-    """Return a meter of the microphone that the daemon has open, if it has one.
+def watch_level(context: Context, name: str, *, by_daemon: bool) -> str:
+    """Show a microphone's level until Enter; return what is right or wrong with it."""
+    from appliance.capture import EndError, Recorder
 
-    Raises DaemonError if the daemon does not answer.
-    """
-    daemon = opened.enter_context(ControlClient(context.sockets))
-    state = daemon.call("state")
-    if state["microphone"] != "none":
-        daemon.subscribe("level")
-        return [Meter(state["microphone"], daemon=daemon, in_use=True)]
-    if state["status"] == "muted":
-        context.dialog.say(MUTED)
-    return []
-
-
-def meters_table(meters: Sequence[Meter]) -> RenderableType:
-    """Return a table with a line for each microphone."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "microphone", "level", "loudest", ""):
-        table.add_column(title)
-    for number, meter in enumerate(meters, 1):
-        peak = "" if meter.peak_db is None else f"{meter.peak_db:.0f} dB"
-        table.add_row(
-            *map(Text, (str(number), meter.name[:40], meter.bar(), peak, meter.verdict()))
-        )
-    return table
+    dialog, meter = context.dialog, Meter()
+    dialog.say("Say something in a normal voice and watch the level. Press Enter to continue.")
+    with ExitStack() as opened:
+        try:
+            if by_daemon:
+                daemon = opened.enter_context(ControlClient(context.sockets))
+                daemon.subscribe("level")
+            else:
+                recorder = opened.enter_context(Recorder())
+                recorder.open(name)
+            while not is_entered(EVERY_S):
+                if by_daemon:
+                    read_daemon(daemon, meter)
+                else:
+                    read_recorder(recorder, meter)
+                dialog.redraw(meter.bar())
+        except (DeviceError, DaemonError, EndError) as error:
+            return str(error)
+    return meter.verdict()

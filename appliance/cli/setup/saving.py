@@ -19,6 +19,7 @@ from appliance.cli.config_file import (
 )
 from appliance.cli.setup.answers import Answers, Changes, Context
 from appliance.cli.setup.broker import PASSWORD_FILE
+from appliance.cli.terminal import GREEN
 from appliance.config import Settings
 from appliance.errors import DaemonError, StoreError
 from appliance.system import write_whole
@@ -40,7 +41,7 @@ def save(context: Context, before: Answers, answers: Answers) -> bool:
     config.parse(after, str(file))
     dialog.say("")
     if model:
-        dialog.say(f"The model: {model} instead of {before.model}", "green")
+        dialog.say(f"The model: {model} instead of {before.model}", GREEN)
     agreed = (
         confirm_change(dialog, file, text, after) if text != after else dialog.confirm("Use it?")
     )

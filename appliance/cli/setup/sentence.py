@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.cli.config_file import RESTART_S
-from appliance.cli.dialog import BackError, is_entered
+from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Context
-from appliance.cli.setup.meter import EVERY_S, Meter
+from appliance.cli.setup.meter import EVERY_S, Meter, read_daemon
 from appliance.cli.setup.microphone import MUTED
+from appliance.cli.terminal import BOLD
 from appliance.config import DEFAULT_PATH, node_name
 from appliance.control import ControlClient
 from appliance.errors import DaemonError, RoomscribeError
@@ -25,31 +26,24 @@ PUBLISHED_S = 10.0
 """Longest wait for the broker: the daemon may not have known before that there is a subscriber."""
 
 
-def hear_sentence(context: Context, *, changed: bool) -> bool:
-    """Show the text of a sentence, how long it took and where it went; True if one was heard.
+def hear_sentence(context: Context, *, patient: bool) -> None:
+    """Show the text of a sentence, how long it took and where it went.
 
-    `changed`: the daemon may be starting again.
+    `patient`: the daemon may be starting again.
     """
     dialog = context.dialog
-    if not dialog.interactive:
-        dialog.say("Skipped, because setup runs with --yes.")
-        return False
     try:
         with ExitStack() as opened:
-            daemon = connect(context, opened, patient=changed)
+            daemon = connect(context, opened, patient=patient)
             dialog.say("Say a sentence. It will appear here. Press Enter to skip this.")
             probe = open_subscriber(context, opened)
             event = wait_for_transcript(context, daemon)
             if event is None:
-                dialog.say("No sentence was heard. `sudo roomscribe doctor` shows what is wrong.")
+                dialog.say("\nNo sentence was heard.")
             else:
                 show_transcript(context, event, probe)
-                return True
     except DaemonError as error:
         dialog.report(error)
-    except BackError:
-        dialog.say("The answers are written. Run setup again to change one.")
-    return False
 
 
 def connect(context: Context, opened: ExitStack, *, patient: bool) -> ControlClient:
@@ -62,7 +56,7 @@ def connect(context: Context, opened: ExitStack, *, patient: bool) -> ControlCli
         try:
             with ExitStack() as attempt:
                 daemon = attempt.enter_context(ControlClient(context.sockets))
-                daemon.subscribe("transcript", "level", "discarded", "state")
+                daemon.subscribe("transcript", "level", "state")
                 opened.push(attempt.pop_all())
                 return daemon
         except DaemonError:
@@ -92,33 +86,31 @@ def wait_for_transcript(context: Context, daemon: ControlClient) -> dict[str, An
 
     Raises DaemonError if the microphone is muted, or the daemon ends.
     """
-    meter = Meter("", daemon=daemon)
-    deadline_s = time.monotonic() + SENTENCE_S
-    with context.dialog.display(lambda: f"  {meter.bar()} {meter.verdict()}") as draw:
-        while time.monotonic() < deadline_s and not is_entered(EVERY_S):
-            for name, event in meter.listen():
-                if name == "transcript":
-                    return event
-                if name == "state" and event["status"] == "muted":
-                    raise DaemonError(MUTED.rstrip("."))
-            draw()
+    meter, deadline_s = Meter(), time.monotonic() + SENTENCE_S
+    while time.monotonic() < deadline_s and not is_entered(EVERY_S):
+        for name, event in read_daemon(daemon, meter):
+            if name == "transcript":
+                return event
+            if name == "state" and event["status"] == "muted":
+                raise DaemonError(MUTED.rstrip("."))
+        context.dialog.redraw(meter.bar())
     return None
 
 
 def show_transcript(context: Context, event: dict[str, Any], probe: BrokerProbe | None) -> None:
     """Print a transcript, its latency, its number in the log, and whether it was published."""
-    dialog = context.dialog
-    dialog.say(f"  {event['text']}", "bold")
+    context.dialog.redraw("")
+    context.dialog.say(f"\n  {event['text']}", BOLD)
     latency_s = event["latency_ms"] / 1000
-    dialog.say(f"The text was ready {latency_s:.2f} s after you stopped speaking.")
-    line = f"It is transcript {event['seq']} in the log"
-    topic = context.settings.mqtt.topic(event["node"], "transcript")
-    if probe is None:
-        dialog.say(f"{line}.")
-    elif is_published(probe, event["id"]):
-        dialog.say(f"{line}, and the broker delivered it on {topic}.")
-    else:
-        dialog.say(f"{line}. The broker has not delivered it on {topic} yet.")
+    context.dialog.say(
+        f"The text was ready {latency_s:.2f} s after you stopped speaking, and is transcript "
+        f"{event['seq']} in the log."
+    )
+    if probe:
+        published = is_published(probe, event["id"])
+        topic = context.settings.mqtt.topic(event["node"], "transcript")
+        delivered = "delivered it" if published else "has not delivered it yet"
+        context.dialog.say(f"The broker {delivered} on {topic}.")
 
 
 def is_published(probe: BrokerProbe, transcript_id: str) -> bool:
