@@ -7,7 +7,7 @@ The next process finds what is left. Without such a folder, windows are only in 
 A window's file, which `pack` makes and `parse` reads:
 
     magic, version, attempts, header's length, CRC-32 of header and samples    16 bytes
-    header    JSON: the window's fields, when it was written, on which boot
+    header    JSON: the window's fields
     samples   int16, little-endian
 
 The number of attempts is not in the checksum: one byte is written in place to change it.
@@ -18,17 +18,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import re
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +33,6 @@ from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.records import Window
 from appliance.store import MemoryFolder, runtime_folder
-from appliance.system import boot_id
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -44,28 +40,11 @@ MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")
 ATTEMPTS_AT = 7
 """Offset of the byte with the number of attempts."""
-HEADER_LIMIT = 4096
-FILE_LIMIT = 8 << 20
-"""Bytes; a window of 30 s has one million."""
 NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
-UNFINISHED = ".new"
-"""Suffix of a file that is being written."""
+FIELDS = [entry.name for entry in fields(Window) if entry.name != "samples"]
+"""The fields of a window that are in its header."""
 IN_WORK_LIMIT = 3
 """Most windows that the encoder and the decoder work on at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A time on both clocks, and the boot that the monotonic clock counts from."""
-
-    boot_id: str
-    monotonic_s: float
-    wall_s: float
-
-    @classmethod
-    def now(cls) -> Moment:
-        """Return the present moment."""
-        return cls(boot_id(), time.monotonic(), time.time())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,93 +56,25 @@ class Spooled:
     """Processes that died while they transcribed it."""
 
 
-def pack(window: Window, now: Moment) -> bytes:
+def pack(window: Window) -> bytes:
     """Return the bytes of a window's file."""
-    fields = {name: getattr(window, name) for name in FIELDS}
-    header = json.dumps({**fields, "samples": len(window.samples), **asdict(now)}).encode("ascii")
+    header = json.dumps({name: getattr(window, name) for name in FIELDS}).encode("ascii")
     body = header + window.samples.astype("<i2").tobytes()
     return _FRONT.pack(MAGIC, VERSION, 0, len(header), zlib.crc32(body)) + body
 
 
-def parse(data: bytes, now: Moment) -> Spooled:
-    """Return the content of a file, with times on this boot's monotonic clock.
-
-    Raises ValueError for damaged bytes.
-    """
+def parse(data: bytes) -> Spooled:
+    """Return the content of a file. Raises ValueError for an incomplete or damaged one."""
+    body = memoryview(data)[_FRONT.size :]
     if len(data) < _FRONT.size:
         raise ValueError(f"expected at least {_FRONT.size} bytes, found {len(data)}")
     magic, version, attempts, length, checksum = _FRONT.unpack_from(data)
-    if (magic, version) != (MAGIC, VERSION):
-        raise ValueError(f"expected a window of version {VERSION}, found {data[:7]!r}")
-    if length > HEADER_LIMIT:
-        raise ValueError(f"expected a header of at most {HEADER_LIMIT} bytes, found {length}")
-    body = memoryview(data)[_FRONT.size :]
-    if zlib.crc32(body) != checksum:
-        raise ValueError("expected its checksum, found another: it is incomplete or damaged")
-    try:
-        header = json.loads(bytes(body[:length]).decode("ascii"))
-    except (ValueError, RecursionError):
-        raise ValueError("expected a header in JSON, found something else") from None
-    return Spooled(_window(header, bytes(body[length:]), now), attempts)
-
-
-def _window(header: Any, sound: bytes, now: Moment) -> Window:
-    if not isinstance(header, dict):
-        raise ValueError(f"expected a header of fields, found {header!r:.40}")
-    count = _field(header, "samples", _is_count)
-    if not count or len(sound) != 2 * count:
-        raise ValueError(f"expected {count} samples, found {len(sound)} bytes")
-    moved_s = 0.0
-    if _field(header, "boot_id", _is_text) != now.boot_id or not now.boot_id:
-        age_s = max(0.0, now.wall_s - _field(header, "wall_s", _is_number))
-        moved_s = now.monotonic_s - age_s - _field(header, "monotonic_s", _is_number)
-    values = {name: _field(header, name, fits) for name, fits in FIELDS.items()}
-    values["start_s"] += moved_s
-    values["speech_end_s"] += moved_s
-    values["flags"] = tuple(values["flags"])
-    return Window(samples=np.frombuffer(sound, "<i2").astype(np.int16), **values)
-
-
-def _field(header: dict[str, Any], name: str, fits: Callable[[Any], bool]) -> Any:
-    value = header.get(name)
-    if not fits(value):
-        raise ValueError(f"the header's {name} is {value!r:.40}")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e12 and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 31
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 64
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 16 and all(map(_is_text, value))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9A-Z]{26}", value) is not None
-
-
-FIELDS: dict[str, Callable[[Any], bool]] = {
-    "id": _is_id,
-    "utterance_id": _is_text,
-    "index": _is_count,
-    "last": lambda value: isinstance(value, bool),
-    "start_s": _is_number,
-    "speech_end_s": _is_number,
-    "voiced_s": _is_number,
-    "flags": _is_texts,
-    "overlap_s": _is_number,
-    "continues": _is_text,
-}
-"""The fields of a window that are in its header, and the check of each."""
+    if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != checksum:
+        raise ValueError(f"expected a window of version {VERSION} and its checksum, found others")
+    header = json.loads(bytes(body[:length]))
+    header["flags"] = tuple(header["flags"])
+    samples = np.frombuffer(body[length:], "<i2").astype(np.int16)
+    return Spooled(Window(samples=samples, **header), attempts)
 
 
 def spool_folder(settings: Settings) -> Path:
@@ -177,27 +88,18 @@ def spool_folder(settings: Settings) -> Path:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all. Raises OSError."""
-    part = path.with_name(path.name + UNFINISHED)
+    """Write a file, readable for this user alone. Raises OSError.
+
+    A kill may leave an incomplete one, which the next start deletes: it was not queued yet.
+    """
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        part.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            part.unlink()
+            path.unlink()
         raise
-
-
-def read(path: Path, now: Moment) -> Spooled:
-    """Return the content of a file. Raises OSError, and ValueError for a damaged file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(FILE_LIMIT + 1)
-    if len(data) > FILE_LIMIT:
-        raise ValueError(f"expected at most {FILE_LIMIT} bytes, found more")
-    return parse(data, now)
 
 
 def write_attempts(path: Path, attempts: int) -> None:
@@ -218,7 +120,7 @@ def delete_windows(folder: Path) -> None:
     held.lock()
     try:
         for path in folder.iterdir():
-            if NAME.fullmatch(path.name.removesuffix(UNFINISHED)):
+            if NAME.fullmatch(path.name):
                 path.unlink()
     finally:
         held.leave()
@@ -299,7 +201,7 @@ class Spool:
         """Save a window. Return False if it is only in the process."""
         if self.folder is None:
             return False
-        data = pack(window, Moment.now())
+        data = pack(window)
         with self._lock:
             self._number += 1
             path = self.folder / f"{self._number:08}-{window.id}.window"
@@ -324,7 +226,7 @@ class Spool:
         if kept is None:
             return None
         try:
-            return read(kept.path, Moment.now()).window
+            return parse(kept.path.read_bytes()).window
         except (OSError, ValueError) as error:
             self._delete_damaged(kept.path, error)
             return None
@@ -381,17 +283,14 @@ class Spool:
 
     def _recover(self, folder: Path) -> None:
         """Add what was left in the folder; delete what is damaged. Raises OSError."""
-        now = Moment.now()
         for path in sorted(folder.iterdir()):
-            name = NAME.fullmatch(path.name.removesuffix(UNFINISHED))
+            name = NAME.fullmatch(path.name)
             if name is None:
                 continue
             try:
-                found = read(path, now)
+                found = parse(path.read_bytes())
                 if found.window.id != name[2]:
                     raise ValueError(f"expected the window of its name, found {found.window.id}")
-                if path.name.endswith(UNFINISHED):
-                    path = path.replace(path.with_name(name[0]))  # noqa: PLW2901
             except (OSError, ValueError) as error:
                 self._delete_damaged(path, error)
                 continue
@@ -415,8 +314,6 @@ class Spool:
     def _delete_damaged(self, path: Path, error: Exception) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
-        if not path.name.endswith(UNFINISHED):
-            log.error(
-                "%s: deleted a damaged window: %s", path, getattr(error, "strerror", None) or error
-            )
-            self._health.count("spool_damaged")
+        reason = getattr(error, "strerror", None) or error
+        log.error("%s: deleted a damaged window: %s", path, reason)
+        self._health.count("spool_damaged")

@@ -26,7 +26,7 @@ from appliance.daemon.backlog import (
     Task,
 )
 from appliance.daemon.health import Health
-from appliance.daemon.spool import Moment, read
+from appliance.daemon.spool import parse
 from appliance.errors import DeviceError
 from appliance.records import Discarded, Transcription, Window
 
@@ -47,7 +47,7 @@ def closed() -> Iterator[None]:
 
 
 def attempts(memory: Path) -> list[int]:
-    return [read(file, Moment.now()).attempts for file in sorted(memory.glob("*.window"))]
+    return [parse(file.read_bytes()).attempts for file in sorted(memory.glob("*.window"))]
 
 
 class Rig:

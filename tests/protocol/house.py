@@ -48,12 +48,12 @@ from appliance.store import Store, Wanted, files, folders, runtime_folder, table
 from appliance.store.folders import FILE_NAME
 
 CLOCKED = (
-    "mqtt.outbox", "mqtt.connection", "mqtt.publisher", "daemon.backlog", "daemon.spool",
+    "mqtt.outbox", "mqtt.connection", "mqtt.publisher", "daemon.backlog",
     "daemon.transcription", "daemon.health", "store.database", "store.fallback", "store.store",
     "store.tables", "store.repair", "records", "daemon.mute",
 )  # fmt: skip
 DATED = ("mqtt.outbox", "mqtt.publisher", "daemon.transcription", "store.tables", "store.repair")
-BOOTED = ("store.tables", "store.retention", "daemon.spool")
+BOOTED = ("store.tables", "store.retention")
 RETENTION_DAYS = 30
 
 
