@@ -23,12 +23,10 @@ from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
 from appliance.homeassistant.assist import Assist, preferred_pipeline, refused
 from appliance.homeassistant.connection import (
-    Address,
     CommandError,
     HomeAssistantError,
     HomeAssistantUrl,
     RefusedTokenError,
-    TooLongError,
     WebsocketLink,
     as_list,
     as_table,
@@ -132,7 +130,6 @@ class HomeAssistantClient(Listener):
         self._assist = Assist(phrase, runtime) if phrase else None
         self._phrase: tuple[Name, ...] = ((phrase, Tier.ADDRESS),) if phrase else ()
         self._names: tuple[Name, ...] | None = None
-        self._barred = frozenset[str]()
         self._stopping, self._woken_up = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -190,12 +187,9 @@ class HomeAssistantClient(Listener):
                 chosen = token(self._settings.homeassistant)
                 if chosen != refused_token or begun_s > refused_s + self._intervals.refused_s:
                     refused_token = ""
-                    asyncio.run(self._run_connection(chosen, self._url.resolve()))
+                    asyncio.run(self._run_connection(chosen))
             except RefusedTokenError as error:
                 refused_token, refused_s = chosen, time.monotonic()
-                self._report_trouble(str(error))
-            except TooLongError as error:
-                self._barred |= {error.command}
                 self._report_trouble(str(error))
             except (HomeAssistantError, ConfigError) as error:
                 self._report_trouble(str(error))
@@ -230,7 +224,7 @@ class HomeAssistantClient(Listener):
         self._callbacks.on_names((*self._phrase, *names))
         return True
 
-    async def _run_connection(self, chosen: str, addresses: Sequence[Address]) -> None:
+    async def _run_connection(self, chosen: str) -> None:
         """Run one connection until it ends (HomeAssistantError) or `stop`."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
@@ -239,7 +233,7 @@ class HomeAssistantClient(Listener):
             if self._stopping.is_set():
                 self._halt.set()
         try:
-            await first(self._halt.wait(), self._connected(chosen, addresses))
+            await first(self._halt.wait(), self._connected(chosen))
         finally:
             with self._lock:
                 self._loop, self._ready = None, False
@@ -250,9 +244,8 @@ class HomeAssistantClient(Listener):
             for transcript, text in left:
                 self._callbacks.on_reply(refused(transcript, text, "the connection has ended"))
 
-    async def _connected(self, chosen: str, addresses: Sequence[Address]) -> None:
-        async with connect(self._url, addresses, chosen) as link:
-            link.barred = self._barred
+    async def _connected(self, chosen: str) -> None:
+        async with connect(self._url, chosen) as link:
             await link.during(self._serve_connection(link))
 
     async def _serve_connection(self, link: WebsocketLink) -> None:

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,7 +34,6 @@ quiet.setLevel(logging.WARNING)  # below that, the library logs what it sends, i
 
 Event = Callable[[dict[str, Any]], object]
 T = TypeVar("T")
-Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 def as_table(value: object) -> dict[str, Any]:
@@ -99,25 +98,12 @@ class HomeAssistantUrl:
     def __str__(self) -> str:
         return f"Home Assistant at {self.host}:{self.port}"
 
-    def resolve(self) -> Sequence[Address]:
-        """Return its IP addresses; may wait for the resolver. Raises HomeAssistantError."""
-        try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or one_line(error)
-            raise HomeAssistantError(
-                f"{self}: no such host ({why}); check homeassistant.url"
-            ) from error
-        return [(family, address) for family, _, _, _, address in found]
-
 
 class WebsocketLink:
     """An authenticated connection; send commands within `during`."""
 
     def __init__(self, websocket: Any, url: HomeAssistantUrl, version: str) -> None:
         self._websocket, self._url = websocket, url
-        self.barred = frozenset[str]()
-        """Commands that are not sent because their answers are too long."""
         self.version = version
         """Home Assistant's version."""
         self._number = 0
@@ -131,8 +117,6 @@ class WebsocketLink:
 
         Raises CommandError if it is refused, HomeAssistantError if the connection fails.
         """
-        if command in self.barred:
-            raise CommandError(command, "too_long", f"an answer of more than {LARGEST >> 20} MB")
         self._number += 1
         number = self._number
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -175,12 +159,7 @@ class WebsocketLink:
             why = "closed"
         except ConnectionClosed as error:
             why = one_line(error)
-            if error.sent and error.sent.code == 1009:
-                raise TooLongError(self._oldest_command(), self._url) from error
         raise HomeAssistantError(f"{self._url} has ended the connection: {shorten(why, 80)}")
-
-    def _oldest_command(self) -> str:
-        return next((command for command, _ in self._results.values()), "")
 
     async def _send(self, message: dict[str, Any]) -> None:
         from websockets.exceptions import ConnectionClosed
@@ -228,38 +207,25 @@ async def first(*works: Awaitable[object]) -> None:
             raise one
 
 
-class TooLongError(HomeAssistantError):
-    """An answer is longer than LARGEST."""
-
-    def __init__(self, command: str, url: HomeAssistantUrl) -> None:
-        super().__init__(
-            f"{url}: expected an answer to {command} of at most {LARGEST >> 20} MB, found a "
-            "longer one; expose fewer entities, and make the token as an administrator"
-        )
-        self.command = command
-
-
 @asynccontextmanager
-async def connect(
-    url: HomeAssistantUrl, addresses: Sequence[Address], token: str
-) -> AsyncIterator[WebsocketLink]:
+async def connect(url: HomeAssistantUrl, token: str) -> AsyncIterator[WebsocketLink]:
     """A link to Home Assistant, closed at the end. Raises HomeAssistantError."""
     from websockets.asyncio.client import connect as open_websocket
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
     try:
-        async with asyncio.timeout(OPEN_WITHIN_S):
-            opened = await _open(addresses)
-            websocket = await open_websocket(
-                url.uri,
-                sock=opened,
-                max_size=LARGEST,
-                max_queue=4,
-                compression=None,
-                open_timeout=None,
-                close_timeout=CLOSE_WITHIN_S,
-                logger=quiet,
-            )
+        websocket = await open_websocket(
+            url.uri,
+            host=url.host,  # a redirect to another one must not get the token
+            port=url.port,
+            proxy=None,
+            max_size=LARGEST,
+            max_queue=4,
+            compression=None,
+            open_timeout=OPEN_WITHIN_S,
+            close_timeout=CLOSE_WITHIN_S,
+            logger=quiet,
+        )
     except InvalidStatus as error:
         raise _no_websocket(url, error.response.status_code) from error
     except ssl.SSLCertVerificationError as error:
@@ -267,7 +233,9 @@ async def connect(
             f"{url} shows a certificate that is not trusted ({error.verify_message}); use a "
             "name from the certificate in homeassistant.url, or http:// within your network"
         ) from error
-    except (InvalidURI, ValueError) as error:  # a redirect, which this socket cannot follow
+    except UnicodeError as error:  # of the host's name
+        raise _unreachable(url, error) from error
+    except (InvalidURI, ValueError) as error:  # a redirect to another host
         raise HomeAssistantError(
             f"{url} redirects to another address; in homeassistant.url, try https:// instead of http://"
         ) from error
@@ -277,25 +245,6 @@ async def connect(
         yield WebsocketLink(websocket, url, await _authenticate(websocket, url, token))
     finally:
         await websocket.close()
-
-
-async def _open(addresses: Sequence[Address]) -> socket.socket:
-    """Return a socket connected to the first address that accepts it. Raises OSError."""
-    failed: OSError = OSError("no address")
-    for family, address in addresses:
-        one = socket.socket(family, socket.SOCK_STREAM)
-        one.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(one, address)
-        except OSError as error:
-            failed = error
-            one.close()
-        except BaseException:
-            one.close()
-            raise
-        else:
-            return one
-    raise failed
 
 
 async def _authenticate(websocket: Any, url: HomeAssistantUrl, token: str) -> str:
@@ -342,6 +291,8 @@ def _unreachable(url: HomeAssistantUrl, error: BaseException) -> HomeAssistantEr
     why = one_line(error)
     if isinstance(error, ssl.SSLError):
         why = "it does not use TLS: write http:// instead of https://"
+    elif isinstance(error, socket.gaierror):
+        why = f"no such host ({error.strerror})"
     elif isinstance(error, OSError) and error.errno:
         why = os.strerror(error.errno)
     if isinstance(error, TimeoutError):

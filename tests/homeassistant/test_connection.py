@@ -14,12 +14,10 @@ import pytest
 from rigs.home_websocket import TOKEN, Hub
 
 from appliance.homeassistant.connection import (
-    LARGEST,
     CommandError,
     HomeAssistantError,
     HomeAssistantUrl,
     RefusedTokenError,
-    TooLongError,
     WebsocketLink,
     connect,
 )
@@ -38,7 +36,7 @@ def on_link(hub: Hub, work: Callable[[WebsocketLink], Awaitable[Any]], token: st
         async def run() -> Any:
             return await work(link)
 
-        async with connect(place, place.resolve(), token) as link:
+        async with connect(place, token) as link:
             return await link.during(run())
 
     return asyncio.run(visit())
@@ -139,27 +137,6 @@ def test_a_refusal_of_any_form_is_one_line(hub: Hub, error: str) -> None:
     assert str(refused.value).isprintable()
 
 
-def test_a_too_long_answer_ends_the_connection_and_is_not_requested_again(
-    hub: Hub,
-) -> None:
-    hub.raw["config/device_registry/list"] = " " * (LARGEST + 1)
-
-    async def work(link: WebsocketLink) -> None:
-        await link.send_command("config/device_registry/list")
-
-    async def work_barred(link: WebsocketLink) -> None:
-        link.barred = frozenset({"config/device_registry/list"})
-        await link.send_command("config/device_registry/list")
-
-    with pytest.raises(TooLongError, match="at most 8 MB, found a longer one") as found:
-        on_link(hub, work)
-    assert found.value.command == "config/device_registry/list"
-    with pytest.raises(CommandError) as refused:
-        on_link(hub, work_barred)
-    assert refused.value.code == "too_long"
-    assert hub.count("config/device_registry/list") == 1
-
-
 def test_a_connection_that_breaks_ends_what_waits(hub: Hub) -> None:
     hub.ends_at = "config/area_registry/list"
 
@@ -180,7 +157,7 @@ def test_an_unreachable_server_is_reported_with_the_usual_port() -> None:
     place = HomeAssistantUrl.parse(f"http://127.0.0.1:{port}")
 
     async def visit(place: HomeAssistantUrl) -> None:
-        async with connect(place, place.resolve(), TOKEN):
+        async with connect(place, TOKEN):
             pass
 
     with pytest.raises(
@@ -192,7 +169,7 @@ def test_an_unreachable_server_is_reported_with_the_usual_port() -> None:
     ):
         asyncio.run(visit(HomeAssistantUrl("127.0.0.1", port, False, "/api/websocket", False)))
     with pytest.raises(HomeAssistantError, match="no such host"):
-        HomeAssistantUrl.parse("http://nobody.invalid").resolve()
+        asyncio.run(visit(HomeAssistantUrl.parse("http://nobody.invalid")))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +204,7 @@ def test_a_server_that_is_no_home_assistant_is_reported_on_one_line(
         place = HomeAssistantUrl.parse(f"http://127.0.0.1:{server.getsockname()[1]}")
 
         async def visit() -> None:
-            async with connect(place, place.resolve(), TOKEN):
+            async with connect(place, TOKEN):
                 pass
 
         with pytest.raises(HomeAssistantError, match=said) as found:
