@@ -496,11 +496,6 @@ class StoreSettings:
         30, "Older transcripts are deleted; 0: none.", unit="days", low=0, high=3650,
         group=LOG, label="Keep sentences for", blank=(0, "no limit"),
     )  # fmt: skip
-    retention_count: int = key(
-        0, "Most transcripts in the log; the oldest are deleted first. 0: any number.",
-        low=0, high=100_000_000,
-        group=SYSTEM, label="Maximum number of sentences in the log", blank=(0, "no limit"),
-    )  # fmt: skip
     retention_mb: int = key(
         512,
         "Most disk space for the log, about a kilobyte per transcript; the oldest are deleted "
@@ -574,23 +569,6 @@ class MqttSettings:
     key_file: str = key(
         "", "Its private key (PEM). Empty: the credential `roomscribe.mqtt-key`, else cert_file."
     )
-    keepalive_s: int = key(
-        30, "Longest time without a message to the broker.", unit="s", low=5, high=3600
-    )
-    expiry_s: int = key(
-        3600, "The broker drops an undelivered transcript after this time.",
-        unit="s", low=60, high=604800,
-    )  # fmt: skip
-    hold: bool = key(
-        True,
-        "Keep transcripts for up to expiry_s while nobody subscribes to them. false: they stay in "
-        "the log only.",
-    )
-    retain_last: bool = key(
-        False, "Retain the last transcript on the topic `last`, for clients that connect later.",
-        group=SYSTEM, label="Keep the last sentence on the broker",
-        help="New subscribers receive it at once.",
-    )  # fmt: skip
     partials: bool = key(
         False,
         "Publish partial results on the topic `partial` while someone speaks. Costs one "
@@ -624,14 +602,6 @@ class HomeAssistantSettings:
         ),
         group=ROOM, label="Area in Home Assistant",
         help="Used when Home Assistant first sees this appliance.",
-    )  # fmt: skip
-    hold_s: int = key(
-        600,
-        "Longest time that transcripts wait for a Home Assistant that was online before, but not "
-        "longer than mqtt.expiry_s. 0: they do not wait.",
-        unit="s", low=0, high=86400,
-        group=SYSTEM, label="Wait for Home Assistant", blank=(0, "do not wait"),
-        help="How long sentences wait while Home Assistant is offline.",
     )  # fmt: skip
     url: str = key(
         "",

@@ -15,7 +15,8 @@ from appliance.errors import ConfigError
 FIVE_MISTAKES = """
 [mqtt]
 prot = 1884
-keepalive_s = 1
+[segmenter]
+early_ms = -1
 [capture]
 silence_s = "thirty"
 [segmentr]
@@ -39,7 +40,7 @@ def test_five_mistakes_are_reported_together_each_with_its_fix() -> None:
     found = mistakes(FIVE_MISTAKES)
     assert len(found) == 5
     assert found[0] == "house.toml: mqtt: unknown key prot; did you mean port?"
-    assert found[1] == "house.toml: mqtt.keepalive_s: expected 5 to 3600 s, found 1"
+    assert found[1] == "house.toml: segmenter.early_ms: expected 0 to 1000 ms, found -1"
     assert found[2] == "house.toml: capture.silence_s: expected a number, found 'thirty'"
     assert found[3] == "house.toml: unknown section [segmentr]; did you mean segmenter?"
     assert "did you mean info?" in found[4]
@@ -78,7 +79,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ('[mqtt]\nport = "1883"', "found '1883'; write it without quotes: 1883"),
         ('[mqtt]\ntls = "True"', "found 'True'; write it without quotes: true"),
         ("[mqtt]\nhost = broker", "not valid TOML: Invalid value (at line 2, column 8); a text"),
-        ("keepalive_s = 30", "keepalive_s is a key: write it below [mqtt]"),
+        ("partials = true", "partials is a key: write it below [mqtt]"),
         ('[mqtt]\nnode = "x"', "mqtt: unknown key node; it belongs below [appliance]"),
         (
             '[wyoming]\nlisten = "localhost"',

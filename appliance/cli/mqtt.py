@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import json
 import re
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
-from appliance.cli.terminal import percent
 from appliance.config import Settings, node_name, slug
-from appliance.control import SOCKET_NAME, ControlClient
-from appliance.errors import BrokerError, ConfigError, DaemonError
+from appliance.errors import BrokerError, ConfigError
+from appliance.system import shorten
 
 AGAIN_S = 2.0
 """Seconds between two attempts to reach the broker."""
 SETTLE_S = 1.0
 """Seconds to wait for retained messages, and for Home Assistant to remove the entities."""
+LINE = 8192
+"""Most characters of a message that are shown."""
 
 
 def add_mqtt(
@@ -34,10 +31,9 @@ def add_mqtt(
     watch = add(
         "watch",
         help="print messages as they are published",
-        description="Prints every message of this appliance as it is published, until Ctrl-C. "
-        "Uses the [mqtt] section of the configuration.",
+        description="Prints topic and payload of every message of all appliances as it is "
+        "published, until Ctrl-C. Uses the [mqtt] section of the configuration.",
     )
-    watch.add_argument("--all", action="store_true", help="messages of all appliances")
     watch.set_defaults(command=watch_topics)
     forget = add(
         "forget",
@@ -55,11 +51,9 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.mqtt import BrokerProbe
 
     settings = with_password(options, settings)
-    node = _present_node(settings)
-    prefix = f"{settings.mqtt.prefix}/"
-    topics = settings.mqtt.topic("+" if options.all else node, "#")
+    topics = settings.mqtt.topic("+", "#")
     while True:
-        with BrokerProbe(settings.mqtt, node) as probe:
+        with BrokerProbe(settings.mqtt, node_name(settings)) as probe:
             if probe.subscribe([topics]):
                 raise BrokerError(
                     f"the broker does not allow reading {topics}; allow it in its access list"
@@ -67,9 +61,8 @@ def watch_topics(options: argparse.Namespace, settings: Settings) -> int:
             print(f"watching {topics} at {settings.mqtt.host}:{settings.mqtt.port}", flush=True)
             while not probe.ended:
                 for message in probe.receive(1.0, count=1):
-                    now = datetime.now().astimezone()
-                    topic = message.topic.removeprefix(prefix)
-                    print(line(now, topic, message.payload, message.retained), flush=True)
+                    text = f"{message.topic} {message.payload.decode(errors='replace')}"
+                    print(f"{datetime.now():%H:%M:%S} {shorten(text, LINE)}", flush=True)
         print(f"connection lost ({probe.ended}); reconnecting", file=sys.stderr)
         time.sleep(AGAIN_S)
 
@@ -110,7 +103,7 @@ def forget_appliance(options: argparse.Namespace, settings: Settings) -> int:
                 raise BrokerError(
                     f"the broker does not allow clearing {topic}; check its access list"
                 )
-            print(f"cleared {printable(topic)}")
+            print(f"cleared {shorten(topic, LINE)}")
             if topic == discovery:
                 time.sleep(SETTLE_S)
     if not kept:
@@ -128,58 +121,3 @@ def with_password(options: argparse.Namespace, settings: Settings) -> Settings:
     if mqtt.username and is_hidden(mqtt.password_file, PASSWORD_CREDENTIAL, daemon):
         raise BrokerError("this user cannot read the broker's password; run this with sudo")
     return settings
-
-
-def _present_node(settings: Settings) -> str:
-    """Return the running daemon's name; this user may not be able to read where it is set."""
-    from appliance.store import runtime_folders
-
-    with (
-        contextlib.suppress(DaemonError),
-        ControlClient([folder / SOCKET_NAME for folder in runtime_folders(settings)]) as daemon,
-    ):
-        return str(daemon.call("state").get("node", "")) or node_name(settings)
-    return node_name(settings)
-
-
-def line(time_of_day: datetime, topic: str, payload: bytes, retained: bool) -> str:
-    """Return a message as one line that is safe for a terminal: time, appliance, topic, content.
-
-    `topic` is without the prefix: kitchen/state.
-    """
-    node, _, name = topic.partition("/")
-    text = payload[:8192].decode(errors="replace")
-    if show := _SHOWN.get(name):
-        # messages of another form are shown unchanged
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            text = show(json.loads(text))
-    kept = " (retained)" if retained else ""
-    return printable(f"{time_of_day:%H:%M:%S}  {node:12s} {name:12s} {text}{kept}")
-
-
-def printable(text: str) -> str:
-    """Return `text` without control characters."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
-
-
-def _show_transcript(event: dict[str, Any]) -> str:
-    flags = "".join(f" [{flag}]" for flag in event["flags"])
-    late = ", late" if event["late"] else ""
-    sure = "confidence unknown" if event["confidence"] is None else percent(event["confidence"])
-    return f"{event['text']!r}  {sure}, {event['latency_ms']} ms{late}{flags}"
-
-
-def _show_state(state: dict[str, Any]) -> str:
-    what = f"{state['status']}, {state['model_title']} on {state['encoder']}, {state['microphone']}"
-    waiting = f", {state['outbox_depth']} unpublished" if state["outbox_depth"] else ""
-    return "; ".join((what + waiting, *state["reasons"]))
-
-
-_SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
-    "transcript": _show_transcript,
-    "last": _show_transcript,
-    "act": _show_transcript,
-    "state": _show_state,
-}

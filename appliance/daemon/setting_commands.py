@@ -28,10 +28,9 @@ ReadConfiguration = Callable[[Mapping[str, Mapping[str, Any]] | None], Reading]
 LIVE = (
     "appliance.node", "capture.device", "capture.silence_s", "voice.", "segmenter.",
     "model.bundle", "encoder.threads", "decoder.threads", "decoder.language", "gates.",
-    "store.retention_days", "store.retention_count", "store.retention_mb", "mqtt.enabled",
-    "mqtt.partials", "mqtt.retain_last", "homeassistant.enabled", "homeassistant.area",
-    "homeassistant.hold_s", "journal.", "vocabulary.words", "vocabulary.boost",
-    "vocabulary.replace",
+    "store.retention_days", "store.retention_mb", "mqtt.enabled", "mqtt.partials",
+    "homeassistant.enabled", "homeassistant.area", "journal.", "vocabulary.words",
+    "vocabulary.boost", "vocabulary.replace",
 )  # fmt: skip
 """Keys, and sections whose every key, may be set over the socket: none of them names a file or a
 host, or lets anyone in. They take effect with the next reload."""

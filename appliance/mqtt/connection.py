@@ -54,14 +54,18 @@ class Delays:
     refusal_s: float = 60.0
     """Pause after the broker refused us: a wrong password does not become right by trying often."""
     attempt_s: float = 15.0
-    """Longest attempt: more than a slow resolver needs, and no longer than the shortest keep-alive
-    with `answer_s`."""
+    """Longest attempt: more than a slow resolver needs."""
     probe_s: float = PROBE_S
     """A broker that ended our connection is online if it accepts another one within this time."""
-    answer_s: float = 10.0
-    """Longest time for which a message may stay unacknowledged, beyond the keep-alive."""
-    idle_answer_s: float = 10.0
-    """The same for an idle connection."""
+    ping_s: int = 20
+    """Seconds of silence before paho asks whether the broker is online. It gives up an idle
+    connection after twice that."""
+    answer_s: float = 40.0
+    """Longest time for which a message may stay unacknowledged."""
+    expiry_s: float = 3600.0
+    """The broker drops an undelivered transcript after this time, and we do not publish it."""
+    hold_s: float = 600.0
+    """Longest time that transcripts wait for a Home Assistant that was online before."""
     store_s: float = 5.0
     """Pause after the store failed."""
     announce_s: tuple[float, float] = (1.0, 10.0)
@@ -96,14 +100,6 @@ class ConnectionState(enum.Enum):
 def client_id(settings: MqttSettings, node: str) -> str:
     """Return the MQTT client id, which is the same at every start."""
     return f"{settings.prefix.replace('/', '-')}-{node}"
-
-
-def ping_s(settings: MqttSettings, delays: Delays = DELAYS) -> int:
-    """Return paho's keep-alive: seconds of silence before it asks whether the broker is online.
-
-    paho gives up an idle connection after twice that: keepalive_s + idle_answer_s at most.
-    """
-    return min(settings.keepalive_s, int(settings.keepalive_s + delays.idle_answer_s) // 2)
 
 
 class BrokerConnection:
@@ -271,7 +267,7 @@ class BrokerConnection:
                 self._settings,
                 self._client_id,
                 self._wake,
-                keepalive_s=ping_s(self._settings, self._delays),
+                keepalive_s=self._delays.ping_s,
                 node=self._node,
             )
             self.state = ConnectionState.CONNECTING
@@ -328,7 +324,7 @@ class BrokerConnection:
         all others.
         """
         oldest_s = min((sent_s for _, sent_s in self._unacknowledged.values()), default=math.inf)
-        return oldest_s + self._settings.keepalive_s + self._delays.answer_s
+        return oldest_s + self._delays.answer_s
 
     def _pop_topic(self, message: int) -> str:
         topic, _ = self._unacknowledged.pop(message, ("", 0.0))

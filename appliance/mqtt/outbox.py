@@ -248,7 +248,7 @@ class Delivery:
             if self._outbox.mark_refused(message):
                 probing = self._outbox.is_probing
                 self._hold(now_s if probing else now_s + self._delays.refusal_s)
-        elif code == NOBODY_SUBSCRIBES and self._settings.hold:
+        elif code == NOBODY_SUBSCRIBES:
             if self._outbox.mark_unsubscribed(message):
                 self._hold(now_s + SUBSCRIBER_DELAY_S)
                 topic = self._settings.topic(self._node, events.TRANSCRIPT)
@@ -278,7 +278,7 @@ class Delivery:
             event = events.transcript(stored, self._node, datetime.now(UTC), late)
             self._complete(stored.transcript, event)
             payload = events.encode(event)
-            expiry_s = max(1, int(self._settings.expiry_s - age_s))
+            expiry_s = max(1, int(self._delays.expiry_s - age_s))
             message = self._connection.publish(events.TRANSCRIPT, payload, expiry_s=expiry_s)
             self._events[message] = payload
             self._outbox.mark_sent(message, stored.seq)

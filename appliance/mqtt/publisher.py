@@ -140,17 +140,10 @@ class LiveTopics:
     """
 
     def __init__(
-        self,
-        settings: MqttSettings,
-        node: str,
-        sources: Sources,
-        store: Store,
-        *,
-        outbox: Outbox,
-        found: Troubles,
+        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, found: Troubles
     ) -> None:
         """The sources are called by the thread of `publish`."""
-        self._settings, self._node = settings, node
+        self._node = node
         self._sources, self._store, self._outbox = sources, store, outbox
         self._troubles = found
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
@@ -241,8 +234,7 @@ class LiveTopics:
         self.publish_queued(publish)
         self._correct_last()
         if self._last is not None:
-            retain = self._settings.retain_last
-            publish(events.LAST, self._last, qos=int(retain), retain=retain)
+            publish(events.LAST, self._last, qos=0)
             self._last = None
 
     def _correct_last(self) -> None:
@@ -291,19 +283,13 @@ class HomeAssistantPresence:
     Owned by one thread; times are time.monotonic()'s, given by the caller.
     """
 
-    def __init__(
-        self,
-        settings: HomeAssistantSettings,
-        longest_s: float = math.inf,
-        delays: Delays = DELAYS,
-    ) -> None:
-        """Transcripts wait at most `longest_s`, and no longer than the configuration allows."""
+    def __init__(self, delays: Delays = DELAYS) -> None:
+        """Nothing waits until it was online once."""
         self._delays = delays
         self.announce_s = math.inf
         """When everything is to be published again for it."""
         self.held_until_s = 0.0
         """Until when transcripts wait for it."""
-        self._hold_s = min(settings.hold_s, longest_s)
         self._seen = False
         """True once it was online: a home without one is not waited for."""
         self._connected_s = 0.0
@@ -324,7 +310,7 @@ class HomeAssistantPresence:
         if self._seen:
             # even if its last message was `offline`: the broker publishes that on its behalf while
             # it stops, and Home Assistant may be back before us
-            self.held_until_s = now_s + min(self._delays.birth_s, self._hold_s)
+            self.held_until_s = now_s + self._delays.birth_s
 
     def on_puback(self, now_s: float, message: int, *, nobody: bool) -> None:
         """Use the answer to the announcement: without a subscriber, Home Assistant is offline.
@@ -352,15 +338,15 @@ class HomeAssistantPresence:
         self._seen = True
         if message.payload == events.OFFLINE:
             self._mark_offline(now_s)
-            if was_online and self._hold_s:
+            if was_online:
                 self._unheard_s = now_s - RECENT_S
                 self._sure_s = now_s + self._delays.leave_s
             return
-        if seen and was_online and self._hold_s:
+        if seen and was_online:
             # it starts without having said that it stops: after the broker's restart another
             # client, which subscribes to everything, may have answered in its place
             self._unheard_s, self._sure_s = max(now_s - RECENT_S, self._connected_s), now_s
-        elif not seen and self._hold_s:
+        elif not seen:
             # it or its broker may have restarted together with this process
             self._unheard_s, self._sure_s = now_s - RECENT_S, now_s
         self._offline_s = None
@@ -401,7 +387,7 @@ class HomeAssistantPresence:
         if self._offline_s is None:
             self._offline_s = now_s
         self.announce_s = math.inf
-        self.held_until_s = max(self.held_until_s, self._offline_s + self._hold_s)
+        self.held_until_s = max(self.held_until_s, self._offline_s + self._delays.hold_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +432,7 @@ class Publisher(Listener):
         self._temperatures = frozenset[str]()
         """Temperatures that were announced; they stay announced."""
         self._home_assistant = announcement.settings
-        self._presence = HomeAssistantPresence(self._home_assistant, settings.expiry_s, delays)
+        self._presence = HomeAssistantPresence(delays)
         self._wake = threading.Event()
         self._troubles = Troubles()
         self._subscriptions = {
@@ -458,10 +444,8 @@ class Publisher(Listener):
         self._connection = BrokerConnection(
             settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
-        self._outbox = Outbox(store, settings.expiry_s)
-        self._live = LiveTopics(
-            settings, node, sources, store, outbox=self._outbox, found=self._troubles
-        )
+        self._outbox = Outbox(store, delays.expiry_s)
+        self._live = LiveTopics(node, sources, store, outbox=self._outbox, found=self._troubles)
         self._delivery = Delivery(
             settings,
             node,

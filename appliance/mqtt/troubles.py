@@ -20,7 +20,7 @@ WAITS = NOBODY, HOME_ASSISTANT = "nobody subscribes", "home assistant"
 """Transcripts wait for a subscriber. This ends by itself and does not degrade the state."""
 CLIENT_ID = "client id"
 """Another client uses our client id, or did so a moment ago."""
-HOME_ASSISTANT_OFFLINE = "Home Assistant is offline; transcripts wait for it (homeassistant.hold_s)"
+HOME_ASSISTANT_OFFLINE = "Home Assistant is offline; transcripts wait 10 minutes for it"
 HOME_ASSISTANT_RETURNS = (
     "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
     "seconds until Home Assistant has certainly subscribed"

@@ -60,8 +60,6 @@ def expire(connection: sqlite3.Connection, settings: StoreSettings, now: datetim
             condition += " AND seq <= (SELECT cursor FROM outbox)"
         earliest_s = running_s - settings.retention_days * DAY_S
         count += forget(connection, condition, (earliest, earliest_s))
-    if settings.retention_count:
-        count += forget(connection, _BEYOND, (settings.retention_count,))
     if settings.retention_mb:
         count += _shrink(connection, settings.retention_mb * 1_000_000)
     return Expired(count, jumped)

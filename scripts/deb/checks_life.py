@@ -114,14 +114,14 @@ def has_password(box: Container) -> str:
     starts(box)
     box.wait("the connection", lambda: "broker" not in box.status()["StatusText"], 10)
     watch = "timeout 3 roomscribe mqtt watch"
-    expect("(retained)" in does(box, f"sudo {watch}", 124), "mqtt watch beside the daemon")
+    expect("/state {" in does(box, f"sudo {watch}", 124), "mqtt watch beside the daemon")
     refused(box, "roomscribe mqtt watch", 74, "sudo")
     refused(box, "roomscribe mqtt forget --node other", 74, "sudo")
     with quiet_room(box):
         page = is_well(box, "roomscribe doctor")
     expect(page.count("sudo roomscribe doctor") >= 2, f"the doctor does not say sudo: {page}")
     box.run("systemctl stop roomscribe")
-    expect("(retained)" in does(box, f"sudo {watch}", 124), "mqtt watch without the daemon")
+    expect("/state {" in does(box, f"sudo {watch}", 124), "mqtt watch without the daemon")
     box.run(
         "cd /etc; systemd-creds encrypt --name=roomscribe.mqtt-password"
         " credstore/roomscribe.mqtt-password credstore.encrypted/roomscribe.mqtt-password;"
@@ -129,7 +129,7 @@ def has_password(box: Container) -> str:
     )
     expect("cleared" in does(box, "sudo roomscribe mqtt forget"), "mqtt forget")
     starts(box)
-    expect("(retained)" in does(box, f"sudo {watch}", 124), "mqtt watch, encrypted")
+    expect("/state {" in does(box, f"sudo {watch}", 124), "mqtt watch, encrypted")
     expect("sesame" not in box.journal(), "the journal holds the password")
     box.run(f"systemctl stop closed; cp -p /root/kept {CONFIG}")
     box.run("rm /etc/credstore.encrypted/roomscribe.*")

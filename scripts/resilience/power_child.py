@@ -27,7 +27,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 def live(folder: Path, transcripts: int, without_sync: bool) -> None:
     """What a daemon does with its store, told on standard output as soon as it is promised."""
-    settings = StoreSettings(path=str(folder), retention_days=0, retention_count=RETAINED)
+    settings = StoreSettings(path=str(folder), retention_days=0)
     store = Store.open(settings)
     for number in range(OLD + 1, OLD + transcripts + 1):
         connection = connection_of(store)
@@ -46,7 +46,7 @@ def live(folder: Path, transcripts: int, without_sync: bool) -> None:
             say(f"deleted {number - 7}")
         if number % 60 == 0:
             say(f"keeping {RETAINED}")
-            store.expire(NOON + timedelta(days=1))
+            store.delete(Wanted(until=NOON + timedelta(seconds=number - RETAINED + 1)))
             say(f"kept {RETAINED}")
         if number % 70 == 0:
             store.close()

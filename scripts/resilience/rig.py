@@ -76,7 +76,6 @@ class Place(ExitStack):
     def configure(self, port: int, **sections: Mapping[str, Any]) -> None:
         """Write the configuration; `sections` are added to what every attack needs."""
         own: dict[str, dict[str, Any]] = {
-            "mqtt": {"expiry_s": 86400},
             "homeassistant": {"enabled": False},
             "store": {"path": self.state},
             "spool": {"path": self.spool},

@@ -375,7 +375,7 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(
 
         settings = MqttSettings(
             host=broker.host, port=broker.port, username="roomscribe_kitchen",
-            password_file=str(secret), retain_last=True, prefix=prefix,
+            password_file=str(secret), prefix=prefix,
         )  # fmt: skip
         asked = {"mute/set": lambda message: commands.append(message.payload)}
         with running(settings, store, subscriptions=asked) as publisher:

@@ -19,12 +19,11 @@ from rigs.publishing import running, transcript
 from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt.connection import DELAYS, Delays, ping_s
+from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
-SOON = Delays(attempt_s=1.0, refusal_s=2.0, answer_s=-4.0, idle_answer_s=-1.0)
-"""With a keep-alive of 5 s, the broker's silence is noticed at once."""
+SOON = Delays(attempt_s=1.0, refusal_s=2.0, answer_s=1.0, ping_s=2)
 WELCOME = b"\x20\x03\x00\x00\x00"
 """CONNACK of MQTT 5."""
 
@@ -110,7 +109,7 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
         Subscriber(broker.port) as subscriber,
         Proxy(broker.port) as proxy,
     ):
-        here = MqttSettings(host="127.0.0.1", port=proxy.port, keepalive_s=5)
+        here = MqttSettings(host="127.0.0.1", port=proxy.port)
         with running(here, store, delays=SOON) as publisher:
             until(lambda: publisher.status().connected)
             say(store, publisher, "before")
@@ -128,13 +127,6 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
         assert [event["late"] for event in subscriber.events()] == [False, *[True] * 30, False]
 
 
-def test_an_idle_connection_is_pinged_so_that_its_end_is_noticed_in_time() -> None:
-    for keepalive_s in (5, 10, 30, 3600):
-        asked_s = ping_s(MqttSettings(keepalive_s=keepalive_s))
-        assert 0 < asked_s <= keepalive_s
-        assert 2 * asked_s <= keepalive_s + DELAYS.idle_answer_s
-
-
 @needs_broker
 def test_what_was_taken_and_not_acknowledged_comes_again_under_its_id(store: Store) -> None:
     """The broker has it, the acknowledgement is lost."""
@@ -143,7 +135,7 @@ def test_what_was_taken_and_not_acknowledged_comes_again_under_its_id(store: Sto
         with (
             deaf,
             running(
-                MqttSettings(host="127.0.0.1", port=deaf.port, keepalive_s=5), store, delays=SOON
+                MqttSettings(host="127.0.0.1", port=deaf.port), store, delays=SOON
             ) as publisher,
         ):
             until(lambda: publisher.status().connected)
@@ -193,9 +185,7 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
 ) -> None:
     with (
         impostor(lambda connection: connection.sendall(packets)) as (port, moments),
-        running(
-            MqttSettings(host="127.0.0.1", port=port, keepalive_s=5), store, delays=SOON
-        ) as publisher,
+        running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
     ):
         say(store, publisher, "kept")
         until(lambda: len(moments) >= 2, 30)

@@ -318,7 +318,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
     stats = ApplianceStats({"transcripts": 1}, 9.0)
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
-        settings = MqttSettings(host=broker.host, port=broker.port, retain_last=True, partials=True)
+        settings = MqttSettings(host=broker.host, port=broker.port, partials=True)
         with running(settings, store, stats=lambda: stats) as publisher:
             until(lambda: heard.payloads("state"))
             publisher.on_speech(True)

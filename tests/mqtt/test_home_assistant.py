@@ -338,14 +338,14 @@ def status(payload: bytes, retained: bool = False) -> ReceivedMessage:
 
 
 def test_a_home_assistant_that_was_never_online_is_not_waited_for() -> None:
-    quiet = HomeAssistantPresence(HomeAssistantSettings())
+    quiet = HomeAssistantPresence()
     quiet.on_connected(0.0, discovery=1)
     quiet.on_puback(0.1, 1, nobody=True)
     assert not quiet.is_holding(0.2)
 
 
 def test_transcripts_wait_between_offline_and_the_announcement_after_online() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_status(10.0, status(b"offline"))
     assert watch.is_holding(300.0)
     watch.on_status(300.0, status(b"online"))
@@ -356,23 +356,13 @@ def test_transcripts_wait_between_offline_and_the_announcement_after_online() ->
 
 
 def test_a_home_assistant_that_stays_offline_is_not_waited_for_forever() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=60))
+    watch = HomeAssistantPresence(Delays(hold_s=60))
     watch.on_status(10.0, status(b"offline"))
     assert (watch.is_holding(69.9), watch.is_holding(70.1)) == (True, False)
-    brief = HomeAssistantPresence(HomeAssistantSettings(hold_s=600), longest_s=5.0)
-    brief.on_status(10.0, status(b"offline"))
-    assert not brief.is_holding(15.1)
-
-
-def test_with_a_hold_of_0_nothing_waits() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=0))
-    watch.on_status(10.0, status(b"offline"))
-    watch.on_connected(11.0, discovery=1)
-    assert not watch.is_holding(11.0)
 
 
 def test_after_a_reconnection_home_assistant_has_to_say_that_it_is_online() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_connected(0.0, discovery=1)
     watch.on_puback(0.1, 1, nobody=False)
     watch.on_connected(100.0, discovery=2)
@@ -386,7 +376,7 @@ def test_after_a_reconnection_home_assistant_has_to_say_that_it_is_online() -> N
 
 
 def test_a_home_assistant_that_returned_before_us_does_not_count_as_offline() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_status(10.0, status(b"offline"))
     watch.on_connected(12.0, discovery=1)
     watch.on_puback(12.1, 1, nobody=False)
@@ -394,14 +384,14 @@ def test_a_home_assistant_that_returned_before_us_does_not_count_as_offline() ->
 
 
 def test_where_the_broker_does_not_say_who_subscribes_the_birth_message_is_waited_for() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_status(10.0, status(b"online"))
     watch.on_connected(100.0, discovery=1)
     assert (watch.is_holding(119.0), watch.is_holding(121.0)) == (True, False)
 
 
 def test_home_assistant_may_miss_what_was_acknowledged_shortly_before_it_left() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_connected(10.0, discovery=1)
     watch.on_status(100.0, status(b"offline"))
     assert watch.due_s(100.0) == 101.0
@@ -412,13 +402,10 @@ def test_home_assistant_may_miss_what_was_acknowledged_shortly_before_it_left() 
     assert watch.pop_unheard_s(140.0) is None
     watch.on_status(500.0, status(b"offline", retained=True))
     assert watch.pop_unheard_s(510.0) is None
-    brief = HomeAssistantPresence(HomeAssistantSettings(hold_s=0))
-    brief.on_status(9.0, status(b"offline"))
-    assert brief.pop_unheard_s(19.0) is None
 
 
 def test_a_will_that_the_broker_tells_while_it_goes_down_itself_is_no_farewell() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_status(100.0, status(b"offline"))
     watch.on_connected(105.0, discovery=1)
     watch.on_puback(105.1, 1, nobody=False)
@@ -426,7 +413,7 @@ def test_a_will_that_the_broker_tells_while_it_goes_down_itself_is_no_farewell()
 
 
 def test_so_may_what_was_acknowledged_before_a_birth_that_no_farewell_announced() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_status(5.0, status(b"online"))
     assert watch.pop_unheard_s(10.0) == -25.0, "it may have restarted together with us"
     watch.on_connected(100.0, discovery=1)
@@ -438,7 +425,7 @@ def test_so_may_what_was_acknowledged_before_a_birth_that_no_farewell_announced(
 
 
 def test_reconnections_do_not_prolong_the_wait_for_home_assistant() -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings(hold_s=60))
+    watch = HomeAssistantPresence(Delays(hold_s=60))
     watch.on_status(10.0, status(b"offline"))
     for moment in (20.0, 40.0, 49.0):
         watch.on_connected(moment, discovery=1)
@@ -450,7 +437,7 @@ def test_reconnections_do_not_prolong_the_wait_for_home_assistant() -> None:
     "payload", [b"", b"ONLINE", b"offline ", b"\xff\xfe", b"{}", b"x" * 60000], ids=range(6)
 )
 def test_other_words_on_the_status_topic_mean_nothing(payload: bytes) -> None:
-    watch = HomeAssistantPresence(HomeAssistantSettings())
+    watch = HomeAssistantPresence()
     watch.on_status(10.0, status(payload))
     watch.on_status(10.0, status(b"offline", retained=True))
     assert not watch.is_holding(10.1)
@@ -605,22 +592,3 @@ def test_a_correction_is_an_event_and_corrects_the_last_text_alone(store: Store)
         assert again["late"], "nobody acts on a correction"
         assert not again["acts"]
         assert len(heard.events()) == 2, "no sentence is published twice"
-
-
-@needs_broker
-def test_the_last_transcript_is_retained_only_if_configured(store: Store) -> None:
-    with Broker() as broker, Subscriber(broker.port, name="first") as heard:
-        with running(settings(broker), store) as publisher:
-            say_all(store, publisher, "not kept")
-            until(heard.events)
-        with Subscriber(broker.port, name="newcomer") as newcomer:
-            until(lambda: newcomer.payloads("state"))
-            assert newcomer.payloads("last") == []
-            assert newcomer.events() == []
-        with running(settings(broker, retain_last=True), store) as publisher:
-            say_all(store, publisher, "kept", "kept, too")
-            until(lambda: heard.payloads("transcript")[-1] in heard.payloads("last")[-1:])
-        with Subscriber(broker.port, name="latecomer") as latecomer:
-            until(lambda: latecomer.payloads("last"))
-            assert json.loads(latecomer.payloads("last")[0])["text"] == "kept, too"
-            assert latecomer.payloads("last")[0] == heard.payloads("transcript")[-1]

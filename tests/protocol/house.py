@@ -30,7 +30,6 @@ from rigs.transcriber import HEARD, FakeTranscriber
 
 from appliance.config import (
     HomeAssistantSettings,
-    MqttSettings,
     Settings,
     SpoolSettings,
     StoreSettings,
@@ -42,6 +41,7 @@ from appliance.daemon.transcription import TaskTranscriber
 from appliance.errors import BrokerError, StoreError
 from appliance.infer import AnyTranscriber, Encoded
 from appliance.mqtt import connection, publisher
+from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.publisher import Announcement, Publisher, Sources
 from appliance.records import Discarded, Listener, Transcript, Window
 from appliance.store import Store, Wanted, files, folders, runtime_folder, tables
@@ -117,6 +117,7 @@ class Appliance:
             self.store,
             Sources(lambda: STATE),
             announcement=Announcement(settings.homeassistant),
+            delays=replace(DELAYS, expiry_s=1e9),
         )
         self.mute = Mute(house.state)
         self.lease: Lease | None = None
@@ -182,7 +183,6 @@ class House:
             plain,
             store=StoreSettings(path=str(self.state), retention_days=RETENTION_DAYS),
             spool=SpoolSettings(path=str(self.spool)),
-            mqtt=MqttSettings(expiry_s=1_000_000_000),
             homeassistant=HomeAssistantSettings(enabled=self._home_assistant),
         )
 

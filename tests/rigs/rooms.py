@@ -65,7 +65,7 @@ class RealRoom:
         )
         self.house.assistant = self.assist
         self.publisher = Publisher(
-            MqttSettings(host="127.0.0.1", port=port, hold=False, **mqtt),
+            MqttSettings(host="127.0.0.1", port=port, **mqtt),
             node,
             self.store,
             Sources(lambda: STATE),

@@ -103,20 +103,10 @@ def test_of_many_words_deleted_at_random_not_one_stays_anywhere(
 
 
 def test_a_retention_of_0_keeps_everything(settings: StoreSettings) -> None:
-    unlimited = replace(settings, retention_days=0, retention_count=0, retention_mb=0)
+    unlimited = replace(settings, retention_days=0, retention_mb=0)
     with Store.open(unlimited) as store:
         store.append(transcript(end=datetime(1990, 1, 1, tzinfo=UTC)))
         assert store.expire(datetime.now(UTC)) == 0
-
-
-def test_beyond_the_configured_number_the_oldest_go(settings: StoreSettings) -> None:
-    with Store.open(replace(settings, retention_days=0, retention_count=3)) as store:
-        for number in range(5):
-            store.append(transcript(f"number {number}"))
-        assert store.expire(NOW) == 2
-        assert texts(store) == ["number 2", "number 3", "number 4"]
-        assert store.expire(NOW) == 0
-        assert b"number 1" not in on_disk(store)
 
 
 def test_beyond_the_configured_size_the_oldest_go_and_their_pages_are_used_again(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rigs.publishing import transcript
+from rigs.stores import make_older
 
 from appliance.config import StoreSettings
 from appliance.records import Transcript, new_id
@@ -137,11 +138,12 @@ def test_what_is_deleted_by_anybody_counts_no_more(store: Store, tmp_path: Path)
 
 
 def test_what_the_retention_deletes_counts_no_more(tmp_path: Path) -> None:
-    with Store.open(StoreSettings(path=str(tmp_path), retention_count=1)) as store:
-        last = [store.append(heard(text)) for text in ("one", "two")][-1]
+    with Store.open(StoreSettings(path=str(tmp_path), retention_days=1)) as store:
+        stored = store.append(heard("one")).stored
         assert store.history.count("one") == (1, 0)
-        store.expire(last.stored + timedelta(seconds=1))
-        assert [store.history.count(text) for text in ("one", "two")] == [(0, 0), (1, 0)]
+        make_older(store, 2)
+        store.expire(stored + timedelta(days=2))
+        assert store.history.count("one") == (0, 0)
 
 
 def test_a_file_that_is_replaced_is_read_again(store: Store, tmp_path: Path) -> None:
