@@ -82,7 +82,7 @@ def run(
     pipeline: Callable[[Settings], Pipeline] | None = None,
 ) -> int:
     """Run `roomscribe run`; `pipeline` opens one for settings and replaces `assembly.build`."""
-    from appliance.daemon import Day, ModelInstaller, Pipeline, assembly, service
+    from appliance.daemon import ModelInstaller, Pipeline, assembly, service
 
     def with_recording(chosen: Settings) -> Settings:
         if not options.recording:
@@ -93,10 +93,10 @@ def run(
         reading = config.read(options.config, chosen)
         return replace(reading, settings=with_recording(reading.settings))
 
-    installer, day = ModelInstaller(), Day()
+    installer = ModelInstaller()
 
     def open_pipeline(settings: Settings) -> Pipeline:
-        return Pipeline(assembly.build(settings, read=read, installer=installer, day=day))
+        return Pipeline(assembly.build(settings, read=read, installer=installer))
 
     try:
         service.run(with_recording(settings), lambda: read(None).sure(), pipeline or open_pipeline)

@@ -8,7 +8,6 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.daemon import assembly, journal, mute, mute_end, service
-    from appliance.daemon.health import Day
     from appliance.daemon.model_install import ModelInstaller
     from appliance.daemon.pipeline import Pipeline
 

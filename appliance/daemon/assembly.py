@@ -27,9 +27,9 @@ from appliance.control import SOCKET_NAME, ControlError, ControlServer
 from appliance.daemon.backlog import Backlog, Task
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
-from appliance.daemon.controls import ApplianceCommands, Controls
+from appliance.daemon.controls import Controls, MuteCommands
 from appliance.daemon.correction_commands import CorrectionCommands
-from appliance.daemon.health import Day, Health, report_backend
+from appliance.daemon.health import Health, report_backend
 from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
@@ -96,11 +96,10 @@ def build(
     *,
     read: ReadConfiguration | None = None,
     installer: ModelInstaller | None = None,
-    day: Day | None = None,
 ) -> Parts:
     """Open store, model and sound source, and connect all parts.
 
-    `read` reads the configuration again; `installer` and `day` outlive the appliance. Raises any
+    `read` reads the configuration again; `installer` outlives the appliance. Raises any
     RoomscribeError, leaving nothing open.
     """
     with contextlib.ExitStack() as opened:
@@ -110,7 +109,6 @@ def build(
             opened,
             read or (lambda _: Reading(settings)),
             installer or ModelInstaller(),
-            day or Day(),
         )
         parts.close = opened.pop_all().close
         return parts
@@ -122,19 +120,18 @@ class Parts:
     close: Callable[[], None]
     """Closes all parts."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         settings: Settings,
         factories: Factories,
         opened: contextlib.ExitStack,
         read: ReadConfiguration,
         installer: ModelInstaller,
-        day: Day,
     ) -> None:
         """Build the parts in an order in which each finds those that it needs at once. `opened`
         closes them; see `build`."""
         self.settings, self._factories, self._opened = settings, factories, opened
-        self.idle_s, self.day, self.health = factories.idle_s, day, Health()
+        self.idle_s, self.health = factories.idle_s, Health()
         self.frames = StageQueue[Frame](FRAMES_WAITING)
         self.states = StageQueue[Task](STATES_WAITING)
         self.sounding = threading.Event()
@@ -145,7 +142,7 @@ class Parts:
         """What the state says although it is no problem of the appliance."""
         self._expectations = Expectations()
         self.listeners: tuple[Listener, ...] = ()
-        opened.enter_context(lock_instance(settings))
+        opened.enter_context(lock_instance(store_folder(settings.store)))
         self.node, self.mute = node_name(settings), Mute(store_folder(settings.store))
         report = functools.partial(self.health.trouble, "log")
         self.store = opened.enter_context(factories.store(settings, report))
@@ -347,7 +344,7 @@ class Parts:
                     self._report_correction,
                     model.is_common if isinstance(model, Transcriber) else lambda _: False,
                 ),
-                ApplianceCommands(self.mute, self.day),
+                MuteCommands(self.mute),
                 setting_commands,
                 self._phrases,
                 BrokerCommands(setting_commands),

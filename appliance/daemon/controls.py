@@ -5,14 +5,12 @@ Everything runs in the control socket's thread, except the methods below "any th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from appliance.control import Command, ControlServer
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
-from appliance.daemon.health import EVERY_S, Day
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
 from appliance.daemon.mute_end import EXPECTED
@@ -29,7 +27,6 @@ from appliance.records import (
     Transcript,
 )
 from appliance.store import Store
-from appliance.system import resident_mb
 
 LATENCIES_FROM, LATENCIES = timedelta(hours=1), 1000
 
@@ -173,12 +170,12 @@ class Controls(Listener):
         return self.stats()
 
 
-class ApplianceCommands(CommandGroup):
-    """`mute` and `day`."""
+class MuteCommands(CommandGroup):
+    """`mute`."""
 
-    def __init__(self, mute: Mute, day: Day) -> None:
-        self._mute, self._day = mute, day
-        self.commands = {"mute": self._turn_mute, "day": self._show_day}
+    def __init__(self, mute: Mute) -> None:
+        self._mute = mute
+        self.commands = {"mute": self._turn_mute}
 
     def _turn_mute(self, request: Mapping[str, Any]) -> dict[str, Any]:
         on, end = take_arguments(request, "on", "end")
@@ -192,8 +189,3 @@ class ApplianceCommands(CommandGroup):
             raise bad_request(f"end: {error}") from None
         until = self._mute.until
         return {"on": self._mute.on, **({"until": events.timestamp(until)} if until else {})}
-
-    def _show_day(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
-        now = (round(time.time()), round(resident_mb(), 1))
-        return {"every_s": EVERY_S, "memory_mb": [*self._day.points(), now]}

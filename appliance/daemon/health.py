@@ -1,26 +1,17 @@
-"""Troubles by stage, the encoder in use, counters, and the process's memory over 24 hours."""
+"""Troubles by stage, the encoder in use, and counters."""
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from appliance.infer import AnyTranscriber
-from appliance.system import write_whole
 
 log = logging.getLogger("roomscribe.daemon")
-
-DAY_S, EVERY_S = 86_400.0, 300.0
-DAY_FILE = "memory.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,42 +109,3 @@ def report_backend(health: Health, transcriber: AnyTranscriber) -> None:
             log.warning("%s", trouble)
         else:
             log.info("%s: the encoder runs on %s", model.title, backend.name)
-
-
-class Day:
-    """The process's memory over 24 hours: the most of each five minutes.
-
-    Under systemd the file is in the runtime folder, which is in memory: it survives a restart of
-    the service, not a stop. Elsewhere there is no file.
-    """
-
-    def __init__(self, folder: Path | None = None, every_s: float = EVERY_S) -> None:
-        """Read what the process before left in `folder`; None: systemd's, if there is one."""
-        runtime = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-        folder = folder or (Path(runtime) if runtime else None)
-        self._file = folder / DAY_FILE if folder else None
-        self._every_s = every_s
-        self._due_s, self._most_mb = time.monotonic() + every_s, 0.0
-        self._points: tuple[tuple[int, float], ...] = ()
-        with suppress(OSError, ValueError, TypeError):
-            if self._file:
-                read = [(int(at), float(mb)) for at, mb in json.loads(self._file.read_bytes())]
-                self._points = tuple(point for point in read if math.isfinite(point[1]))
-
-    def record(self, memory_mb: float) -> None:
-        """Record the memory in use now. One thread."""
-        self._most_mb = max(self._most_mb, memory_mb)
-        if time.monotonic() < self._due_s:
-            return
-        self._points = (*self.points(), (int(time.time()), round(self._most_mb, 1)))
-        self._due_s, self._most_mb = time.monotonic() + self._every_s, 0.0
-        if self._file:
-            try:
-                write_whole(self._file, json.dumps(self._points), 0o600)
-            except OSError as error:
-                log.debug("%s: cannot save the memory of the last 24 hours: %s", self._file, error)
-
-    def points(self) -> tuple[tuple[int, float], ...]:
-        """Return pairs of Unix time and megabytes (2**20) of the last 24 hours. Any thread."""
-        now_s = time.time()  # a clock that was set back leaves points in the future
-        return tuple(point for point in self._points if now_s - DAY_S < point[0] <= now_s)

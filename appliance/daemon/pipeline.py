@@ -43,7 +43,7 @@ class Pipeline:
     def __init__(self, parts: Parts) -> None:
         """`parts` belong to the pipeline from now on: `stop` closes them."""
         self.parts = parts
-        self.health, self.mute, self.day = parts.health, parts.mute, parts.day
+        self.health, self.mute = parts.health, parts.mute
         self.sounding, self.reload = parts.sounding, parts.reload
         self.ended = threading.Event()
         """Set when the source came to its end, or a stage failed."""

@@ -274,7 +274,6 @@ def _supervise(
             if renewed is not None:
                 return renewed
         memory_mb = resident_mb()
-        pipeline.day.record(memory_mb)
         if memory_mb > ceiling_mb:
             raise DeviceError(
                 f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; "

@@ -59,7 +59,7 @@ COMMANDS = (
     "state", "stats", "history", "count", "mute", "delete", "correct", "learn", "phrases",
     "phrases_save", "playback", "devices",
     "microphone_test", "settings", "configure", "broker", "models", "model_add",
-    "model_cancel", "day",
+    "model_cancel",
 )  # fmt: skip
 """The daemon's commands that the page may use."""
 STATUSES = {"bad_request": 400, "refused": 403, "too_many": 429}

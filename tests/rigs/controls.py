@@ -16,9 +16,8 @@ from appliance import config
 from appliance.config import Settings, node_name
 from appliance.daemon.backlog import Task
 from appliance.daemon.broker_trial import BrokerCommands
-from appliance.daemon.controls import ApplianceCommands, Controls
+from appliance.daemon.controls import Controls, MuteCommands
 from appliance.daemon.correction_commands import CorrectionCommands
-from appliance.daemon.health import Day
 from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
@@ -64,7 +63,7 @@ class Appliance:
                     self.corrections.append,
                     {"nursery", "seller"}.__contains__,
                 ),
-                ApplianceCommands(self.mute, Day(self.folder)),
+                MuteCommands(self.mute),
                 setting_commands,
                 BrokerCommands(setting_commands),
                 ModelCommands(ModelInstaller(self.folder / "models")),

@@ -8,7 +8,6 @@ import itertools
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING
@@ -66,7 +65,7 @@ class Feed:
             "state", "stats", "mute", "history", "count", "delete", "correct", "learn", "phrases",
             "phrases_save", "playback", "devices",
             "microphone_test", "settings", "configure", "broker", "models", "model_add",
-            "model_cancel", "day",
+            "model_cancel",
         )  # fmt: skip
         self.broker: dict[str, Any] = {
             "host": "broker.lan", "port": 1883, "username": "ear", "tls": False, "password": True,
@@ -281,13 +280,6 @@ class Feed:
     def on_model_cancel(self) -> dict[str, Any]:
         cancelled, self.adding = self.adding is not None, None
         return {"cancelled": cancelled}
-
-    def on_day(self) -> dict[str, Any]:
-        now = int(time.time())
-        past = [
-            (now - 300 * ago, 112.0 + ago % 7) for ago in range(280, 0, -1) if not 90 < ago < 110
-        ]
-        return {"every_s": 300.0, "memory_mb": [*past, (now, 118.4)]}
 
 
 def _defaults() -> dict[str, Any]:

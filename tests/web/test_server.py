@@ -324,7 +324,6 @@ def test_commands_reach_the_daemon_and_its_refusals_the_reader(found: Found) -> 
     assert said(home.post("api/command", {"command": "reload"}))[0] == 400
     assert home.ask("model_add", model="base") == {"adding": "base"}
     assert home.ask("model_cancel") == {"cancelled": True}
-    assert home.ask("day")["memory_mb"][-1][1] == 118.4
     (wrong,) = home.ask("broker", host="a", password="no")["mistakes"]
     assert wrong == "mqtt.password"
     wrong = home.ask("configure", set={"segmenter.hang_over_ms": 5})

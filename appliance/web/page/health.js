@@ -1,6 +1,6 @@
-// Sentences per hour and day, state, latency, memory and counters of the appliance.
+// Sentences per hour and day, state, latency and counters of the appliance.
 
-import { command, readLog } from "./api.js";
+import { readLog } from "./api.js";
 import { Chart, roundUp } from "./chart.js";
 import { SentenceCounts } from "./counts.js";
 import { element, setText } from "./dom.js";
@@ -73,22 +73,6 @@ function latencyChart(sentences) {
   };
 }
 
-/** Return the chart of memory. Where the daemon did not run, its line has a gap. */
-function memoryChart({ memory_mb: points, every_s }) {
-  const most = Math.max(...points.map(([, mb]) => mb)), last = points.at(-1);
-  const isGap = (index) => !index || points[index][0] - points[index - 1][0] > 2 * every_s;
-  return {
-    label: `${Math.round(last[1])} MB now, ${Math.round(most)} MB at most. The record survives a restart, but not a stop.`,
-    unit: (mb) => `${mb} MB`,
-    top: roundUp([50, 100, 200, 300, 500, 1000, 2000, 4000, 8000], most),
-    draw: (x, y) => [
-      element("path", { class: "line", d: points.map(([at, mb], index) =>
-        `${isGap(index) ? "M" : "L"}${x(at * 1000).toFixed(1)} ${y(mb).toFixed(1)}${isGap(index) ? "h.1" : ""}`).join("") }),
-      element("circle", { class: "now", cx: x(last[0] * 1000), cy: y(last[1]), r: 4 }),
-    ],
-  };
-}
-
 export class Health {
   static events = "";
   #up = true;
@@ -102,10 +86,7 @@ export class Health {
     element("h2", { id: "counters" }, "Since the last start"), this.#stats);
   #counts = new SentenceCounts();
   #latency = new Chart();
-  #memory = new Chart();
   #note = element("p", { class: "soft" }, "Loading …");
-  #memoryCard = element("section", { class: "card", "aria-labelledby": "memory", hidden: true },
-    element("h2", { id: "memory" }, "Memory, last 24 hours"), this.#memory.node);
   #timer = setInterval(() => this.#read(), EVERY_MS);
   #closed = false;
 
@@ -117,7 +98,6 @@ export class Health {
         this.#statusCard,
         element("section", { class: "card", "aria-labelledby": "latency" },
           element("h2", { id: "latency" }, "Latency, last 24 hours"), this.#note, this.#latency.node),
-        this.#memoryCard,
         this.#counters,
         element("p", { class: "soft small" }, "For a full check, run ", element("code", {}, "sudo roomscribe doctor"), " on the appliance.")),
     ];
@@ -153,13 +133,11 @@ export class Health {
     clearInterval(this.#timer);
     this.#counts.close();
     this.#latency.close();
-    this.#memory.close();
   }
 
   async #read() {
     this.#counts.read();
     try {
-      const memory = await command("day");
       const lines = await readLog({ since: new Date(Date.now() - DAY_MS).toISOString() }, SENTENCES);
       if (this.#closed) return;
       const latency = latencyChart(lines);
@@ -167,8 +145,6 @@ export class Health {
       this.#note.hidden = Boolean(latency);
       this.#latency.node.hidden = !latency;
       if (latency) this.#latency.show(latency);
-      this.#memoryCard.hidden = false;
-      this.#memory.show(memoryChart(memory));
     } catch (error) {
       if (!this.#latency.node.hidden) return; // the frame shows that there is no connection
       this.#note.replaceChildren(...message(error.message));
