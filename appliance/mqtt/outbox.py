@@ -41,6 +41,8 @@ REFUSALS = 3
 RECENT_S = 30.0
 """A subscriber may have stopped reading this long before its subscription ends, and the broker
 acknowledges meanwhile. Home Assistant did so for 3 s; a large one may take longer."""
+PAGE = 100
+"""Transcripts that are looked at at a time."""
 RECENT = 100
 """Acknowledgements whose time is kept."""
 
@@ -88,15 +90,21 @@ class Outbox:
         Call `mark_sent` for each one before taking the next. Raises StoreError.
         """
         while len(self._in_flight) < limit:
+            self.skip_expired()
             page = self._store.read_after(self._reached, limit - len(self._in_flight))
             if not page:
                 return
+            yield from page
+
+    def skip_expired(self) -> None:
+        """Pass over what is too old to be published, also without a connection: the retention
+        deletes by age what the cursor has passed. Raises StoreError."""
+        while page := self._store.read_after(self._reached, PAGE):
             for stored in page:
                 if stored.age_s() < self._expiry_s:
-                    yield stored
-                else:
-                    self.expired += not self.is_repeated(stored.seq)
-                    self._reached = stored.seq
+                    return
+                self.expired += not self.is_repeated(stored.seq)
+                self._reached = stored.seq
 
     def mark_sent(self, message: int, seq: int) -> None:
         """Record that transcript `seq` was sent as `message`."""

@@ -587,6 +587,8 @@ class Publisher(Listener):
             self._publish_posts(self._rooms)
         if self._connection.is_connected:
             self._publish_due(now_s)
+        else:
+            self._outbox.skip_expired()
         # The cursor is stored last, once a step, and never passes an unacknowledged transcript.
         if self._rooms:  # a sentence that was just published may be acted on
             self._publish_posts(self._rooms)

@@ -67,7 +67,6 @@ class Store:
         """Which sentences the log holds. One thread's, with `append`, `expire` and `delete`."""
         self._rewrite_s = 0.0
         """When the retention may rewrite the file again, on time.monotonic()'s clock."""
-        self._jumped = False
 
     @classmethod
     def open_with_fallback(
@@ -258,28 +257,19 @@ class Store:
         """Delete what is beyond the retention's age, number or size; return how many transcripts.
 
         Deleted text is overwritten in the file and in its write-ahead log. Unpublished transcripts
-        are deleted, too, but not by age on the day after a jump of the wall clock. Set-aside
-        damaged files are deleted by age. Raises StoreError.
+        are not deleted by age. Set-aside damaged files are. Raises StoreError.
         """
-        expired = self._database.write(
+        published = self._database.has_subscriber
+        count = self._database.write(
             "delete old transcripts",
-            lambda found: retention.expire(found, self._settings, now),
+            lambda found: retention.expire(found, self._settings, now, published=published),
         )
-        count = expired.count
         if count:
             self._forget_deleted()
         rewrite = count > 0 and time.monotonic() >= self._rewrite_s
         if rewrite:
             self._rewrite_s = time.monotonic() + _REWRITE_EVERY_S
         self._database.vacuum(rewrite=rewrite)
-        if expired.jumped and not self._jumped:
-            log.warning(
-                "the clock jumped ahead by more than a day. For one day, no unpublished transcript "
-                "is deleted by age. Check the time (timedatectl)"
-            )
-        self._jumped = expired.jumped
-        if expired.jumped:
-            return count
         with plain_errors(self.path, "delete old set-aside files"):
             repair.prune(self.path, self._settings.retention_days, now)
         return count

@@ -109,6 +109,17 @@ def test_a_refused_transcript_waits_for_the_next_one(store: Store) -> None:
     assert due(outbox, 1) == ["1"]
 
 
+def test_without_a_connection_what_is_too_old_is_passed_over(store: Store) -> None:
+    say(store, 0, 1)
+    outbox = Outbox(store, 0.2)
+    time.sleep(0.2)
+    say(store, 2)
+    outbox.skip_expired()
+    outbox.save_cursor()
+    assert (outbox.expired, store.cursor()) == (2, 2)
+    assert due(Outbox(store, 3600)) == ["2"]
+
+
 @needs_broker
 def test_a_transcript_that_the_broker_never_accepts_does_not_block_the_others(
     store: Store,

@@ -53,7 +53,7 @@ CLOCKED = (
     "store.tables", "store.repair", "records", "daemon.mute",
 )  # fmt: skip
 DATED = ("mqtt.outbox", "mqtt.publisher", "daemon.transcription", "store.tables", "store.repair")
-BOOTED = ("store.tables", "store.retention")
+BOOTED = ("store.tables",)
 RETENTION_DAYS = 30
 
 

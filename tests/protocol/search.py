@@ -22,7 +22,7 @@ GUARANTEES = {
     "once": "a subscriber gets every id once, and again only with the same id and marked late",
     "order": "a subscriber first gets transcripts in the order of their numbers",
     "stored first": "nothing is published before it is stored",
-    "retention": "retention never deletes an unpublished transcript while the clock is doubtful",
+    "retention": "retention deletes no transcript by age that may still be published",
     "deletion": "a deletion leaves nothing to publish, and nothing brings the transcript back",
     "own text": "a window gets its own text and no other window's",
     "mute": "while it is muted, it hears nothing and sends no sound, also after a restart",

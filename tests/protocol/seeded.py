@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from appliance import system
-from appliance.config import StoreSettings
 from appliance.daemon.mute import Mute
 from appliance.daemon.spool import Spool
 from appliance.fleet import messages, satellite
 from appliance.mqtt import events
 from appliance.mqtt.outbox import Outbox
-from appliance.store import retention, tables
+from appliance.store import retention
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
@@ -79,12 +78,8 @@ def forget_the_deaths(patch: Patch) -> None:
 
 
 def retain_by_the_wall_clock(patch: Patch) -> None:
-    def expire(connection: Any, settings: StoreSettings, now: Any) -> retention.Expired:
-        earliest = now.timestamp() - settings.retention_days * retention.DAY_S
-        count = tables.forget(connection, "CAST(strftime('%s', \"end\") AS REAL) < ?", (earliest,))
-        return retention.Expired(count, False)
-
-    patch.setattr(retention, "expire", expire)
+    expire = retention.expire
+    patch.setattr(retention, "expire", lambda *values, **_: expire(*values, published=False))
 
 
 def forget_the_mute(patch: Patch) -> None:

@@ -15,12 +15,6 @@ def connection_of(store: Store) -> sqlite3.Connection:
     return store._database.connection
 
 
-def make_older(store: Store, days: float) -> None:
-    """Move all transcripts back by `days` of the machine's running time."""
-    sql = "UPDATE transcripts SET boot_s = boot_s - ?"
-    connection_of(store).execute(sql, (days * 86_400,))
-
-
 def checked(store: Store) -> list[int]:
     """The numbers of all transcripts, each with the text that belongs to it, in a whole file."""
     connection = connection_of(store)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from rigs.publishing import transcript
-from rigs.stores import make_older
 
 from appliance.config import StoreSettings
 from appliance.records import Transcript, new_id
@@ -141,7 +140,7 @@ def test_what_the_retention_deletes_counts_no_more(tmp_path: Path) -> None:
     with Store.open(StoreSettings(path=str(tmp_path), retention_days=1)) as store:
         stored = store.append(heard("one")).stored
         assert store.history.count("one") == (1, 0)
-        make_older(store, 2)
+        store.move_cursor(1)
         store.expire(stored + timedelta(days=2))
         assert store.history.count("one") == (0, 0)
 
