@@ -11,10 +11,10 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from appliance.capture import QUIET_DBFS, measure_speech
@@ -38,22 +38,17 @@ from appliance.infer import (
 from appliance.records import (
     Discarded,
     Listener,
-    NoAct,
     Transcript,
     Transcription,
     Window,
     utc_from_monotonic,
-    why_not_act,
 )
 from appliance.store import Store, Wanted
 
 log = logging.getLogger("roomscribe.daemon")
 
 EXPIRE_EVERY_S = 3600.0
-"""Seconds between two deletions of transcripts that are older than the retention, and between two
-checks whether something acted on any of the last day."""
-DAY_AT_MOST, UNSURE_FROM = 1000, 20
-"""Most transcripts of that check; sentences of which nothing may act on any that are a problem."""
+"""Seconds between two deletions of transcripts that are older than the retention."""
 QUIET_FROM = 5
 """So many sentences in a row that are too quiet are a problem."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
@@ -273,8 +268,6 @@ class TaskTranscriber:
         and the next start finds the window."""
         stored = self._store.append(transcript)
         self._health.count("transcripts")
-        if not why_not_act(transcript):
-            self._health.trouble("acting", None)
         if transcript.continues and transcript.window == 1:
             self._health.count("resumed")
         journal.log_transcript(stored, self._settings.journal)
@@ -296,16 +289,12 @@ class TaskTranscriber:
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
         try:
-            now = datetime.now(UTC)
-            deleted = self._store.expire(now)
-            day = self._store.query(since=now - timedelta(days=1), limit=DAY_AT_MOST)
+            deleted = self._store.expire(datetime.now(UTC))
         except StoreError as error:
             log.warning("%s", error)
             return
         if deleted:
             log.info("deleted %d transcripts older than the retention", deleted)
-        why = why_nothing_acts([one.transcript for one in day], self._settings)
-        self._health.trouble("acting", why)
 
     def discard(self, discarded: Discarded) -> None:
         """Count and report speech that gave no transcript."""
@@ -338,24 +327,6 @@ class TaskTranscriber:
             return ""
         wanted = (window.utterance_id, window.index - 1)
         return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)
-
-
-def why_nothing_acts(day: Sequence[Transcript], settings: Settings) -> str | None:
-    """Return that nothing may act on any of a day's transcripts, with the fix; None if something
-    may, or if they are few."""
-    reasons = [why_not_act(one) for one in day]
-    unsure = sum(one in (NoAct.LOW_CONFIDENCE, NoAct.UNSURE) for one in reasons)
-    if unsure < UNSURE_FROM or None in reasons:
-        return None
-    fixes = [
-        "set assist.phrase and say it first" if not settings.assist.phrase else "",
-        "list what you say in [phrases] file" if not settings.phrases.own_file else "",
-        "improve the microphone, or take a larger model (`roomscribe model add base`)",
-    ]
-    return (
-        f"nothing acts on what you say: none of {unsure} sentences of the last day was sure "
-        f"enough; {', '.join(filter(None, fixes))}"
-    )
 
 
 def open_transcriber(settings: Settings) -> AnyTranscriber:

@@ -1,8 +1,8 @@
 """Who may see the page: host names, the password, one-time links, sessions, login attempts.
 
 The page's process ends after ten idle minutes, so it keeps files in a folder of its user's:
-`password` (a hash), `secret` (signs sessions), `ended` (logged-out sessions), `link-*` (links),
-`first-steps` (exists once the first steps were finished or skipped).
+`password` (a hash), `secret` (signs sessions), `link-*` (links), `first-steps` (exists once the first
+steps were finished or skipped).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from appliance.system import write_whole
 INSTALLED = Path("/var/lib/roomscribe-web")
 """The folder, if the package is installed."""
 USER = "roomscribe-web"
-PASSWORD_FILE, SECRET_FILE, ENDED_FILE = "password", "secret", "ended"
-API_FILE = "api-token"
+PASSWORD_FILE, SECRET_FILE, API_FILE = "password", "secret", "api-token"
 FIRST_STEPS_FILE = "first-steps"
 SIGNED = re.compile(r"\d{1,12}\.[0-9a-f]{32}")
 """The part of a session that is signed: when it expires, and 128 random bits."""
@@ -52,8 +51,6 @@ class Access:
         self.folder = _folder(settings)
         self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """Wrong passwords, and the time of the next permitted attempt, by address."""
-        self._ended: dict[str, int] | None = None
-        """Unix time when each logged-out session expires; None: not read yet."""
         self._hosts = _host_names(settings)
 
     def is_own_host(self, host: str) -> bool:
@@ -104,8 +101,7 @@ class Access:
             self._write(PASSWORD_FILE, line)
         else:
             self._file(PASSWORD_FILE).unlink(missing_ok=True)
-        self._write(SECRET_FILE, secrets.token_hex(32))
-        self._file(ENDED_FILE).unlink(missing_ok=True)
+        self.end_sessions()
 
     def is_password(self, password: str) -> bool:
         """Return True for the right password. A wrong one takes as long."""
@@ -191,21 +187,18 @@ class Access:
         return f"{signed}.{self._sign(signed)}"
 
     def is_session(self, cookie: str) -> bool:
-        """Return True for a session that is valid: signed here, not expired, not logged out."""
+        """Return True for a session that is valid: signed here, and not expired."""
         signed, _, signature = cookie.rpartition(".")
         if not SIGNED.fullmatch(signed):
             return False
         signature = signature.encode("ascii", "replace").decode()
         if not hmac.compare_digest(self._sign(signed), signature):
             return False
-        return int(signed.partition(".")[0]) > time.time() and signed not in self._logged_out()
+        return int(signed.partition(".")[0]) > time.time()
 
-    def end_session(self, cookie: str) -> None:
-        """Log a session out for good, across restarts, too. Raises StoreError."""
-        signed, ended = cookie.rpartition(".")[0], self._logged_out()
-        ended[signed] = int(signed.partition(".")[0])
-        self._ended = {name: until_s for name, until_s in ended.items() if until_s > time.time()}
-        self._write(ENDED_FILE, "".join(f"{name}\n" for name in self._ended))
+    def end_sessions(self) -> None:
+        """Log all sessions out for good: what signed them is replaced. Raises StoreError."""
+        self._write(SECRET_FILE, secrets.token_hex(32))
 
     def token(self, session: str) -> str:
         """Return what the page sends with each command; another website cannot know it."""
@@ -220,17 +213,6 @@ class Access:
             secret = secrets.token_hex(32)
             self._write(SECRET_FILE, secret)
         return hmac.new(secret.encode(), text.encode(errors="replace"), "sha256").hexdigest()
-
-    def _logged_out(self) -> dict[str, int]:
-        if self._ended is None:
-            try:
-                lines = self._file(ENDED_FILE).read_text(encoding="ascii").split()
-            except (OSError, UnicodeDecodeError):
-                lines = []
-            self._ended = {
-                line: int(line.partition(".")[0]) for line in lines if SIGNED.fullmatch(line)
-            }
-        return self._ended
 
     def _link_file(self, token: str) -> Path:
         digest = hashlib.sha256(token.encode(errors="replace")).hexdigest()

@@ -34,7 +34,7 @@ from appliance.web.access import SESSION_S, Access, is_local, password_missing
 from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
 from appliance.web.labels import fields
-from appliance.web.transcriptions import Api, Models, Transcriptions, Translations
+from appliance.web.transcriptions import Api, Models, Transcriptions
 
 log = logging.getLogger("roomscribe.web")
 
@@ -124,7 +124,6 @@ class Page:
                 (r"/api/keys", _Keys),
                 (r"/api/command", _Command),
                 (r"/v1/audio/transcriptions", Transcriptions),
-                (r"/v1/audio/translations", Translations),
                 (r"/v1/models", Models),
                 (r"/v1/models/(.+)", Models),
                 (r"/v1/.*", Api),
@@ -332,14 +331,14 @@ class _Login(_Guarded):
 
 
 class _Logout(_Guarded):
-    """The end of a session, in every browser that has its cookie."""
+    """The end of all sessions, in every browser."""
 
     def post(self) -> None:
-        """End the session and delete the cookie."""
+        """End the sessions and delete the cookie."""
         self.body()
-        session = self.session()
+        self.session()
         if not self.is_ingress():
-            self.page.access.end_session(session)
+            self.page.access.end_sessions()
         self.clear_cookie(COOKIE, path="/", httponly=True, samesite="Strict")
         self.finish({})
 

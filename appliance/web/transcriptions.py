@@ -208,19 +208,6 @@ class Models(Api):
             raise ApiError(404, message, "model", "model_not_found")
 
 
-class Translations(Api):
-    """`POST /v1/audio/translations`."""
-
-    method = "POST"
-
-    async def answer(self, *path: str) -> None:
-        """Refuse: the decoder has no other task than to transcribe."""
-        message = (
-            f"{MODEL} writes what is said and does not translate. Use /v1/audio/transcriptions."
-        )
-        raise ApiError(400, message, "model", "model_not_supported")
-
-
 class Transcriptions(Api):
     """`POST /v1/audio/transcriptions`."""
 

@@ -125,25 +125,12 @@ def test_a_machine_with_many_addresses_of_ipv6_is_one(access: Access) -> None:
     assert access.begin_attempt("2001:db8:0:1::1") == 0
 
 
-def test_a_session_that_was_logged_out_is_over_for_every_copy_of_the_cookie(
-    access: Access,
-) -> None:
-    session, other = access.new_session(), access.new_session()
-    access.end_session(session)
-    assert [access.is_session(one) for one in (session, other)] == [False, True]
-    again = Access(WebSettings(path=str(access.folder)))
-    assert [again.is_session(one) for one in (session, other)] == [False, True]
-    assert (access.folder / "ended").stat().st_mode & 0o777 == 0o600
-    again.end_session(other)
-    assert not Access(WebSettings(path=str(access.folder))).is_session(session)
-
-
-def test_only_sessions_that_would_still_hold_are_kept(access: Access) -> None:
-    (access.folder).mkdir()
-    old = f"{round(time.time()) - 1}.{'0' * 32}"
-    (access.folder / "ended").write_text(f"{old}\nrubbish\n", encoding="ascii")
-    access.end_session(session := access.new_session())
-    assert (access.folder / "ended").read_text().split() == [session.rpartition(".")[0]]
+def test_logging_out_ends_all_sessions_for_every_copy_of_their_cookies(access: Access) -> None:
+    session = access.new_session()
+    access.end_sessions()
+    assert not access.is_session(session)
+    assert access.is_session(again := access.new_session())
+    assert Access(WebSettings(path=str(access.folder))).is_session(again)
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_fix(tmp_path: Path) -> None:
