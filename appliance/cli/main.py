@@ -52,7 +52,6 @@ EXTRAS = {
     "tqdm": "models",
     "unicode_rbnf": "numbers",
     "websockets": "homeassistant",
-    "xxhash": "hailo",
 }
 """Libraries that `pip install .` leaves out, and the extra that brings each."""
 LONGEST = 4000

@@ -584,16 +584,14 @@ def _verify(name: str | Path) -> float:
     Raises ModelError.
     """
     from appliance.infer import DecoderFiles
-    from appliance.model import DECODER_HEF, bundled_hef, verify_hef
+    from appliance.model import DECODER_HEF
 
     begun = time.perf_counter()
     with _open(str(name)) as transcriber:
         load_s = time.perf_counter() - begun
         transcriber.warm_up()
-        if hef := bundled_hef(transcriber.bundle):
-            verify_hef(hef, transcriber.bundle)
         if DECODER_HEF in transcriber.bundle.files:
-            DecoderFiles(transcriber.bundle).verify()
+            DecoderFiles(transcriber.bundle)
     return load_s
 
 

@@ -33,18 +33,18 @@ from appliance.model import (
     DECODER_FILES,
     DECODER_HEF,
     HEF_FILE,
+    HEF_MAGIC,
     LONGEST_WINDOW_S,
     PLACE_TABLE,
     POSITIONS_PER_SECOND,
     TOKEN_TABLE,
     WINDOW_S,
-    Hef,
     StagingFolder,
     enter_files,
     library,
-    load_bundle,
     model_errors,
-    read_hef,
+    require_regular,
+    unreadable,
 )
 from appliance.system import free_memory
 
@@ -135,9 +135,7 @@ def make_bundle(
     _check_window(request.window_s)
     hef, without = _published_hef(request)
     _check_npu_decoder(request, hef)
-    if request.hef_file:
-        read_hef(request.hef_file)
-    own_decoder = _own_decoder(request, hef)
+    _check_own_hefs(request, hef)
     window_s = request.window_s or (hef.window_s if hef else None)
     plan = partial(_plan, window_s=window_s, request=request)
 
@@ -198,8 +196,8 @@ def make_bundle(
         _put_hef(request.hef_file, "", staging)
     elif without:
         yield f"without a HEF: {without}"
-    if own_decoder:
-        _put_own_decoder(own_decoder, checkpoint, staging)
+    if request.decoder_hef:
+        _put_own_decoder(request.decoder_hef, checkpoint, staging)
 
 
 def _obtain_checkpoint(
@@ -329,56 +327,38 @@ def _put_decoder(source: hailo_store.HefSource, staging: StagingFolder, client: 
         enter_files(staging.draft, DECODER_FILES)
 
 
-def _own_decoder(request: AddRequest, encoder: hailo_store.HefSource | None) -> Hef | None:
-    """Return the user's own decoder, checked; None without one.
-
-    Raises ConfigError without an encoder for it, ModelError if it cannot be used.
-    """
-    if not request.decoder_hef:
-        return None
-    if request.npu_decoder:
+def _check_own_hefs(request: AddRequest, encoder: hailo_store.HefSource | None) -> None:
+    """Raise ConfigError for a decoder without an encoder, and ModelError for a file that is no
+    HEF. Whether it fits model and chip is HailoRT's to say, when the chip is opened."""
+    if request.decoder_hef and request.npu_decoder:
         raise ConfigError("--decoder-hef: expected it without --npu-decoder, found both")
-    if not (encoder or request.hef_file):
+    if request.decoder_hef and not (encoder or request.hef_file):
         raise ConfigError(
             "--decoder-hef: expected an encoder's HEF with it (--hef FILE, or a chip for which "
             f"Hailo publishes one), found --hef {request.hef}"
         )
-    hef = read_hef(request.decoder_hef)
-    hef.check_known()
-    return hef
+    for file in filter(None, (request.hef_file, request.decoder_hef)):
+        try:
+            require_regular(file)
+            with file.open("rb") as stream:
+                begin = stream.read(len(HEF_MAGIC))
+        except OSError as error:
+            raise unreadable(file, error) from error
+        if begin != HEF_MAGIC:
+            raise ModelError(
+                f"{file}: expected a HEF (its first bytes are {HEF_MAGIC!r}), found {begin!r}; "
+                "fetch or compile the HEF again"
+            )
 
 
-def _put_own_decoder(hef: Hef, checkpoint: Path, staging: StagingFolder) -> None:
-    """Put the user's decoder into the draft and its manifest, with the host's tables for its input.
-
-    It must be made from an export of this model and window: two inputs, encoder states (P, d_model)
-    and placed embeddings (L, d_model); outputs of L rows that together are the vocabulary, in the
-    file's order. Raises ModelError.
-    """
-    bundle = load_bundle(staging.draft)
-    width, inputs = bundle.d_model, sorted(hef.inputs, key=lambda edge: edge.name)
-    sizes = [edge.size for edge in inputs]
-    logits = sum(edge.size for edge in hef.outputs)
-    length = sizes[1] // width if len(sizes) == 2 else 0
-    if (
-        sizes != [bundle.positions * width, length * width]
-        or not len(bundle.prompt) < length <= bundle.max_tokens
-        or logits != length * bundle.vocabulary_size
-        or sorted(hef.output_order) != sorted(edge.name for edge in hef.outputs)
-    ):
-        found = ", ".join(f"{edge.name} {edge.shape}" for edge in (*inputs, *hef.outputs))
-        raise ModelError(
-            f"{hef.file}: expected the inputs (1, {bundle.positions}, {width}) and (L, 1, {width}) "
-            f"for L tokens, {len(bundle.prompt) + 1} to {bundle.max_tokens}, and outputs of L "
-            f"rows, {bundle.vocabulary_size} columns in all, in an order that it tells, found "
-            f"{found or 'none'}; compile the decoder of this model and window "
-            "(roomscribe model export), or leave --decoder-hef out"
-        )
+def _put_own_decoder(hef: Path, checkpoint: Path, staging: StagingFolder) -> None:
+    """Put the user's decoder, made from an export of this model and window, into the draft and its
+    manifest, with the host's tables for its input. Raises ModelError."""
     weights = load_checkpoint(checkpoint).weights
     with model_errors(staging.draft):
-        shutil.copyfile(hef.file, staging.draft / DECODER_HEF)
+        shutil.copyfile(hef, staging.draft / DECODER_HEF)
         np.save(staging.draft / TOKEN_TABLE, weights[EMBEDDING])
-        np.save(staging.draft / PLACE_TABLE, weights[f"{DECODER}.embed_positions.weight"][:length])
+        np.save(staging.draft / PLACE_TABLE, weights[f"{DECODER}.embed_positions.weight"])
         enter_files(staging.draft, DECODER_FILES)
 
 

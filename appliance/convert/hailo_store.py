@@ -20,7 +20,7 @@ from appliance.convert.download import (
 from appliance.convert.known import CHANCE, NAMES, ON_CHIP, WRONG_WORDS
 from appliance.convert.shapes import WhisperConfig
 from appliance.errors import ModelError
-from appliance.model import CHIP_NAMES, MAGIC, model_errors
+from appliance.model import CHIP_NAMES, HEF_MAGIC, model_errors
 
 STORE = "https://hailo-csdata.s3.eu-west-2.amazonaws.com/resources"
 VARIABLE = "ROOMSCRIBE_HAILO_STORE"
@@ -133,13 +133,13 @@ def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
 def fetch_encoder(source: HefSource, folder: Path, client: Downloader) -> Path:
     """Fetch the encoder into `folder` and return it. Raises ModelError."""
     fix = "give a HEF of yours (--hef FILE), or none (--hef none)"
-    return _fetch(client, source.address, MAGIC, folder, fix)
+    return _fetch(client, source.address, HEF_MAGIC, folder, fix)
 
 
 def fetch_decoder(source: HefSource, folder: Path, client: Downloader) -> list[Path]:
     """Fetch the decoder's HEF and tables into `folder`, and return them. Raises ModelError."""
     fix = "leave --npu-decoder out: the CPU decodes faster"
-    magics = (MAGIC, NPY_MAGIC, NPY_MAGIC)
+    magics = (HEF_MAGIC, NPY_MAGIC, NPY_MAGIC)
     return [
         _fetch(client, address, magic, folder, fix)
         for address, magic in zip(source.decoder, magics, strict=True)

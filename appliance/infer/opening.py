@@ -189,9 +189,9 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
     from appliance.infer.hailo import errors
     from appliance.infer.hailo.failover import FailoverEncoder
     from appliance.infer.hailo.npu import open_npu
-    from appliance.model import ENCODER_FILE, HEF_FILE, bundled_hef
+    from appliance.model import ENCODER_FILE, HEF_FILE
 
-    hef = bundled_hef(bundle)
+    hef = bundle.hef
     must = settings.backend == "hailo"
     if must and hef is None:
         raise ModelError(
@@ -217,7 +217,7 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
 def why_on_cpu(settings: Settings, bundle: Model, backend: Backend) -> str:
     """Return why this machine's Hailo does not encode; empty while it does, and without one."""
     from appliance.infer.hailo import errors
-    from appliance.model import Bundle, bundled_hef
+    from appliance.model import Bundle
 
     driven, chip = errors.nodes(), errors.on_the_bus()
     if backend.name != "cpu" or not (driven or chip):
@@ -226,6 +226,6 @@ def why_on_cpu(settings: Settings, bundle: Model, backend: Backend) -> str:
         return backend.trouble
     if settings.encoder.backend == "cpu":
         return "[encoder] backend is cpu"
-    if isinstance(bundle, Bundle) and bundled_hef(bundle) is None:
+    if isinstance(bundle, Bundle) and bundle.hef is None:
         return f"the model {bundle.name} has no encoder for it (docs/hailo.md, step 2)"
     return "" if driven or not chip else f"its driver is not loaded; run `{chip.install}`"

@@ -1,4 +1,4 @@
-"""What a running appliance reads of a model: bundles, HEF files, installed models."""
+"""What a running appliance reads of a model: bundles, and the folder of installed models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from appliance.model import library
     from appliance.model.bundle import (
         BUILT_IN,
+        CHIP_NAMES,
         CROSS_FILE,
         DECODER_FILES,
         DECODER_HEF,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         ENCODER_FILE,
         FRAMES_PER_POSITION,
         HEF_FILE,
+        HEF_MAGIC,
         LEADS,
         LONGEST_WINDOW_S,
         MANIFEST,
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
         sha256,
         unreadable,
     )
-    from appliance.model.hef import CHIP_NAMES, MAGIC, Hef, bundled_hef, read_hef, verify_hef
     from appliance.model.library import (
         StagingFolder,
         choose,

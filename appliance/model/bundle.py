@@ -37,7 +37,8 @@ EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
 SILENCE_FILE = "silence.bin"
 """States behind the window, (silences, d_model) float32, see Bundle.silences."""
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, SILENCE_FILE, VOCABULARY_FILE)
-HEF_FILE = "encoder.hef"
+HEF_FILE, HEF_MAGIC = "encoder.hef", b"\x01HEF"
+CHIP_NAMES = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
 DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
     "decoder.hef",
     "token_embedding_weight.npy",
@@ -199,6 +200,11 @@ class Bundle:
     def title(self) -> str:
         """The model's name for people, such as Whisper tiny.en."""
         return self.description or f"Whisper ({self.name})"
+
+    @property
+    def hef(self) -> Path | None:
+        """The encoder for a Hailo; None without one."""
+        return self.folder / HEF_FILE if HEF_FILE in self.files else None
 
     @property
     def frames(self) -> int:

@@ -75,7 +75,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "driver timeout (87)": {"fail_jobs": "all", "fail_status": 87},
     "chip hangs": {"hang_jobs": "all"},
     "output is not a number": {"nan_jobs": "all"},
-    "states are those of the window before": {"stale_jobs": "all"},
     "chip dies": {"dead": True},
     "chip is pulled out": {},
     "chip is taken by another": {"fail_jobs": "all", "fail_status": 63, "busy": True},
@@ -84,7 +83,6 @@ HEALTHY = {
     "fail_jobs": [],
     "hang_jobs": [],
     "nan_jobs": [],
-    "stale_jobs": [],
     "dead": False,
     "busy": False,
 }

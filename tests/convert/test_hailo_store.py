@@ -18,9 +18,9 @@ from appliance.convert.hailo_store import (
     published,
 )
 from appliance.errors import ModelError
-from appliance.model.hef import CHIP_NAMES, MAGIC
+from appliance.model.bundle import CHIP_NAMES, HEF_MAGIC
 
-HEF = MAGIC + bytes(4) + bytes(range(256)) * 1000
+HEF = HEF_MAGIC + bytes(4) + bytes(range(256)) * 1000
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Check the NPU: driver, library, chip, its users, the HEF, and its results against the CPU's.
+"""Check the NPU: driver, library, chip, its users, and its results against the CPU's.
 
 A chip that another program uses is not opened: only values that can be read while a model runs are
 read. `comparison` sends the same windows through both encoders, and through the decoder. It was
@@ -7,7 +7,6 @@ only run against a simulator, never on a real Hailo.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -30,10 +29,9 @@ SEATING = (
     "check its cable and seat, and whether `lspci` lists a Hailo; to run without one, set "
     "[encoder] backend = auto"
 )
-NEW_HEF = "download the HEF again: `roomscribe model add NAME --hef hailo8` (hailo8l, hailo10h)"
 COOL = "add a heat sink and a fan"
 ABSENT = "this machine has no Hailo"
-DEVICE, LIBRARY, CHIP, HEF = "device", "HailoRT", "chip", "HEF"
+DEVICE, LIBRARY, CHIP = "device", "HailoRT", "chip"
 """Names of checks that others need."""
 
 
@@ -92,11 +90,6 @@ def library(around: Surroundings) -> Outcome:
         )
     if len(set(versions.values())) > 1:
         return failed(found, f"{chip.upgrade}; all versions must be exactly equal")
-    if known := hailo.newest_known(versions["Python binding"]):
-        found += (
-            f"; newer than {known}, the newest that Roomscribe was compared with: if the self-test "
-            "below passes, it works; please send the file of `roomscribe doctor --report FILE`"
-        )
     return ok(found)
 
 
@@ -147,36 +140,6 @@ def owner(around: Surroundings) -> Outcome:
     )
 
 
-def hef(around: Surroundings) -> Outcome:
-    """Check that the model's HEFs are intact and fit model, chip and library; opens no device."""
-    if why := _unwanted(around):
-        return skipped(why)
-    from appliance.infer import DecoderFiles, device as hailo
-    from appliance.model import DECODER_HEF, bundled_hef, load_bundle, verify_hef
-
-    bundle = load_bundle(around.settings.model.bundle)
-    file = bundled_hef(bundle)
-    if file is None:
-        lacking = f"the model {bundle.name} has no HEF"
-        fix = f"run `roomscribe model add {bundle.name} --hef hailo8` (hailo8l, hailo10h)"
-        if around.settings.encoder.backend == "hailo":
-            return failed(f"[encoder] backend is hailo, but {lacking}", fix)
-        return skipped(f"{lacking}: it runs on the CPU")
-    kind, version = "", ""
-    if not _absent(around):
-        with contextlib.suppress(Exception):  # the check of the chip reports it
-            binding = hailo.load_binding()
-            version = str(binding.__version__)
-            kind = hailo.identify(binding).chip
-    found = verify_hef(file, bundle, kind)
-    if DECODER_HEF in bundle.files or around.settings.decoder.backend == "hailo":
-        DecoderFiles(bundle).verify()
-    if version:
-        found.check_library(version)
-    runs = "fits the chip" if kind else "no chip to compare it with"
-    return ok(f"intact, for {found.made_for}, compiler {found.compiler or 'unknown'}; {runs}")
-
-
 def recordings(around: Surroundings) -> Outcome:
     """Compare the encoders of NPU and CPU on the user's recordings."""
     return self_test(around, around.recordings)
@@ -185,9 +148,19 @@ def recordings(around: Surroundings) -> Outcome:
 def self_test(around: Surroundings, folder: Path | None = None) -> Outcome:
     """Compare them on the test sentence; skipped if the daemon uses the chip."""
     from appliance.infer import NpuError
+    from appliance.model import ENCODER_FILE, load_bundle
 
     if why := _not_testable(around):
         return skipped(why)
+    bundle = load_bundle(around.settings.model.bundle)
+    if bundle.hef is None:
+        lacking = f"the model {bundle.name} has no HEF"
+        if around.settings.encoder.backend == "hailo":
+            fix = f"run `roomscribe model add {bundle.name} --hef hailo8` (hailo8l, hailo10h)"
+            return failed(f"[encoder] backend is hailo, but {lacking}", fix)
+        return skipped(f"{lacking}: it runs on the CPU")
+    if ENCODER_FILE not in bundle.files:
+        return skipped(f"the model {bundle.name} has no encoder for the CPU to compare with")
     try:
         return comparison.run(around, folder)
     except NpuError as error:
@@ -198,15 +171,8 @@ def self_test(around: Surroundings, folder: Path | None = None) -> Outcome:
 
 def _not_testable(around: Surroundings) -> str:
     """Return why the chip is not opened; empty if it is."""
-    from appliance.model import ENCODER_FILE, bundled_hef, load_bundle
-
     if why := _absent(around):
         return why
-    bundle = load_bundle(around.settings.model.bundle)
-    if bundled_hef(bundle) is None:
-        return f"the model {bundle.name} has no HEF"
-    if ENCODER_FILE not in bundle.files:
-        return f"the model {bundle.name} has no encoder for the CPU to compare with"
     others = _owners()
     if others and not around.settings.encoder.share:
         return _busy(", ".join(map(str, others)))
@@ -246,13 +212,12 @@ def _library_versions(root: Path) -> list[str]:
 
 
 MODEL = ("[model]", "[encoder]", "[decoder]", BUNDLE)
-ON_CHIP = (*MODEL, DEVICE, LIBRARY, CHIP, HEF)
+ON_CHIP = (*MODEL, DEVICE, LIBRARY, CHIP)
 CHECKS = (
     Check(DEVICE, device, INSTALL, needs=("[encoder]",)),
     Check(LIBRARY, library, INSTALL, within_s=30, needs=(DEVICE,)),
     Check(CHIP, chip, SEATING, within_s=30, needs=("[encoder]", DEVICE, LIBRARY)),
     Check("owner", owner, SEATING, needs=("[encoder]", DEVICE)),
-    Check(HEF, hef, NEW_HEF, within_s=60, needs=MODEL),
     Check("self-test on the NPU", self_test, SEATING, within_s=180, needs=ON_CHIP),
 )
 RECORDINGS = Check("NPU on recordings", recordings, SEATING, within_s=600, needs=ON_CHIP)

@@ -15,7 +15,7 @@ from appliance.infer.hailo.errors import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, NpuLimits, open_npu
 from appliance.infer.languages import Languages
-from appliance.model import HEF_FILE, Bundle, bundled_hef
+from appliance.model import HEF_FILE, Bundle
 from appliance.records import States
 
 
@@ -72,8 +72,7 @@ def open_on_npu(
             "the Hailo's decoder is for comparison with both on the Hailo: "
             "set [encoder] backend = auto, or leave [decoder] backend at cpu, which is faster"
         )
-    hef = bundled_hef(bundle)
-    if hef is None:
+    if (hef := bundle.hef) is None:
         raise ModelError(
             f"{bundle.folder}: [decoder] backend = hailo needs {HEF_FILE}, which is missing; "
             f"roomscribe model add {bundle.name} --hef hailo8 --npu-decoder, "

@@ -2,8 +2,8 @@
 
 Such a HEF has no KV cache: each step recomputes a sequence of fixed length. Its inputs are, sorted
 by name, encoder states and embedded tokens, which the host computes from two tables; its outputs
-are parts of the logits in an order that the HEF lists. Names and layout follow Hailo's examples for
-its published HEFs; none of those files was opened here.
+are parts of the logits in an order that HailoRT reads from the HEF. Names and layout follow Hailo's
+examples for its published HEFs; none of those files was opened here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from appliance.model import (
     PLACE_TABLE,
     TOKEN_TABLE,
     Bundle,
-    Hef,
-    read_hef,
 )
 from appliance.records import States
 
@@ -37,7 +35,7 @@ STEP_WITHIN_MS = 400
 
 
 class DecoderFiles:
-    """A bundle's files for a decoder on the NPU; read without a device."""
+    """A bundle's files for a decoder on the NPU: its HEF, and the tables."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Open the tables. Raises ModelError."""
@@ -58,51 +56,23 @@ class DecoderFiles:
         if self._positions.shape[1] != bundle.d_model:
             rows = f"rows of {bundle.d_model} numbers"
             raise _fault(bundle, PLACE_TABLE, rows, f"{positions.shape}")
-        if not len(bundle.prompt) < self.length <= bundle.max_tokens:
-            limits = f"{len(bundle.prompt) + 1} to {bundle.max_tokens} rows"
-            raise _fault(bundle, PLACE_TABLE, limits, str(self.length))
 
     @property
-    def length(self) -> int:
-        """Tokens in the sequence that each step computes, prompt included."""
+    def hef(self) -> Path:
+        """The decoder's network."""
+        return self.bundle.folder / DECODER_HEF
+
+    @property
+    def most(self) -> int:
+        """Most tokens of a sequence, prompt included."""
         return len(self._positions)
 
-    def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def embed(self, tokens: Sequence[int], length: int) -> NDArray[np.float32]:
         """Return (length, d_model) float32: token plus position embeddings of `tokens`, padded."""
-        sequence = np.full(self.length, PAD)
+        sequence = np.full(length, PAD)
         sequence[: len(tokens)] = tokens
         embedded: NDArray[np.float32] = self._embedding[sequence].astype(np.float32)
-        return embedded + self._positions
-
-    def verify(self) -> Hef:
-        """Return the HEF if it is complete and, as far as it lists its edges, fits bundle and
-        tables. Needs no device. Raises ModelError."""
-        bundle = self.bundle
-        hef = read_hef(bundle.folder / DECODER_HEF)
-        hef.check_known()
-        if hef.inputs and hef.outputs:
-            width, found = bundle.d_model, sorted(hef.inputs, key=lambda edge: edge.name)
-            inputs = [bundle.positions * width, self.length * width]
-            logits = self.length * bundle.vocabulary_size
-            if [edge.size for edge in found] != inputs or sum(
-                edge.size for edge in hef.outputs
-            ) != logits:
-                edges = ", ".join(f"{edge.name} {edge.shape}" for edge in (*found, *hef.outputs))
-                raise ModelError(
-                    f"{hef.file}: expected {self.expected()}, found {edges}; it is the decoder of "
-                    f"another model or window: roomscribe model add {bundle.name} --hef hailo8 "
-                    "--npu-decoder, or [decoder] backend = cpu"
-                )
-        return hef
-
-    def expected(self) -> str:
-        """Return the edges of a fitting HEF, for messages."""
-        bundle = self.bundle
-        return (
-            f"inputs (1, {bundle.positions}, {bundle.d_model}) and "
-            f"({self.length}, 1, {bundle.d_model}), and outputs of {self.length} rows, "
-            f"{bundle.vocabulary_size} columns in all"
-        )
+        return embedded + self._positions[:length]
 
 
 def _table(file: Path) -> NDArray[np.floating]:
@@ -133,17 +103,16 @@ def _fault(bundle: Bundle, name: str, expected: str, found: str) -> ModelError:
 class NpuDecoder:
     """The decoder's network on an open chip. One thread; one window at a time."""
 
-    def __init__(
-        self, binding: Any, device: Any, files: DecoderFiles, hef: Hef, within_ms: int
-    ) -> None:
+    def __init__(self, binding: Any, device: Any, files: DecoderFiles, within_ms: int) -> None:
         """Load it onto `device`, an open VDevice; a step may take `within_ms`. Raises NpuError."""
-        self.capacity = files.length
-        self._files, self._hef, self._within_ms = files, hef, within_ms
+        self.capacity = 0
+        """Tokens in the sequence that each step computes, prompt included."""
+        self._binding, self._files, self._within_ms = binding, files, within_ms
         self._kept, self._left_out = files.bundle.kept, files.bundle.left_out
         self._tokens: list[int] = []
         self._parts: tuple[str, ...] = ()
         """Names of the outputs in the order of the vocabulary."""
-        self.model = NpuModel(binding, device, hef, self._check)
+        self.model = NpuModel(binding, device, files.hef, self._check)
         states, embedded = sorted(self.model.inputs)
         bundle = files.bundle
         self._states = self.model.inputs[states].reshape(bundle.positions, bundle.d_model)
@@ -161,7 +130,7 @@ class NpuDecoder:
         """See StepNetwork. Raises NpuError."""
         rows = [len(self._tokens) + index for index in wanted]
         self._tokens += tokens
-        self._embedded[:] = self._files.embed(self._tokens)
+        self._embedded[:] = self._files.embed(self._tokens, self.capacity)
         self.model.run(self._within_ms)
         parts = [self.model.outputs[name].reshape(self.capacity, -1) for name in self._parts]
         joined = np.concatenate([part[rows] for part in parts], axis=-1)
@@ -174,26 +143,27 @@ class NpuDecoder:
 
     def _check(self, inputs: Shapes, outputs: Shapes) -> None:
         """Raise NpuError unless the edges are those of this model's decoder, in a known order."""
-        bundle, length = self._files.bundle, self.capacity
+        bundle, most = self._files.bundle, min(self._files.most, self._files.bundle.max_tokens)
         rows = [_rows(inputs[name]) for name in sorted(inputs)]
         parts = [_rows(shape) for shape in outputs.values()]
+        length = rows[-1][0]
+        self._parts = tuple(self._binding.HEF(str(self._files.hef)).get_sorted_output_names())
+        self.capacity = length
         if (
             rows != [(bundle.positions, bundle.d_model), (length, bundle.d_model)]
+            or not len(bundle.prompt) < length <= most
             or {count for count, _ in parts} != {length}
             or sum(width for _, width in parts) != bundle.vocabulary_size
+            or sorted(self._parts) != sorted(outputs)
         ):
             found = ", ".join(f"{name} {shape}" for name, shape in (inputs | outputs).items())
             raise NpuError(
                 "hef refused",
-                f"{self._hef.file}: expected {self._files.expected()}, found {found}; "
-                "it is not this model's decoder; set [decoder] backend = cpu",
-            )
-        self._parts = self._hef.output_order
-        if sorted(self._parts) != sorted(outputs):
-            raise NpuError(
-                "hef refused",
-                f"{self._hef.file}: expected the order of {', '.join(outputs)}, found "
-                f"{', '.join(self._parts) or 'none'}; set [decoder] backend = cpu",
+                f"{self._files.hef}: expected inputs (1, {bundle.positions}, {bundle.d_model}) and "
+                f"(L, 1, {bundle.d_model}), L from {len(bundle.prompt) + 1} to {most}, and outputs "
+                f"of L rows, {bundle.vocabulary_size} columns in all, found {found}, in the order "
+                f"{', '.join(self._parts)}; it is not this model's decoder; set [decoder] backend "
+                "= cpu",
             )
 
 

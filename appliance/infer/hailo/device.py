@@ -8,11 +8,10 @@ simulator of them alone: never on a real chip.
 from __future__ import annotations
 
 import os
-import re
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,13 @@ from numpy.typing import NDArray
 
 from appliance.errors import DeviceError
 from appliance.infer.hailo import errors
-from appliance.infer.hailo.errors import NpuError, Situation, explain
-from appliance.model import Hef
+from appliance.infer.hailo.errors import NpuError, explain
 
 CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
 """DeviceArchitecture's names; older libraries call a Hailo-10H a 15H."""
 OLDEST = (4, 19)
 """4.18 has InferModel, too, but copies bindings flat (infer_model_api.cpp): after the first job it
 writes the outputs into memory that it has freed, and the bound buffers keep those of the first."""
-NEWEST = {4: (4, 23, 0), 5: (5, 4, 0)}
-"""Of each line, the newest version that this was compared with, 5.4 in part (docs/hailo.md). 4.24
-is published as a package only."""
 READY_WITHIN_MS = 200
 GREEN, ORANGE, RED = 0, 1, 2
 """The firmware's zones of temperature; in the red one it stops the network by itself."""
@@ -61,13 +56,6 @@ def load_binding() -> Any:
     try:
         import hailo_platform
     except Exception as error:  # its version check raises whatever it likes
-        if isinstance(error, ModuleNotFoundError) and errors.is_installed_for_debian():
-            raise NpuError(
-                "binding",
-                "HailoRT's Python binding is installed for /usr/bin/python3, and this is "
-                f"{sys.executable}; run the package's /usr/bin/roomscribe, or, where both are of "
-                f"one version, PYTHONPATH=/{errors.DEBIAN_MODULES} before the command",
-            ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise NpuError(
             "binding",
@@ -83,17 +71,8 @@ def load_binding() -> Any:
     return hailo_platform
 
 
-def newest_known(version: str) -> str:
-    """Return the newest version of the line that is known, like "4.23.0", if `version` is newer;
-    otherwise empty."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    known = NEWEST.get(numbers[0], max(NEWEST.values())) if numbers else numbers
-    return ".".join(map(str, known)) if numbers > known else ""
-
-
 def identify(binding: Any) -> Identity:
     """Return the identity of the first chip; works beside a running model. Raises NpuError."""
-    situation = situation_of("asking the chip what it is", binding)
     fault: NpuError | None = None
     try:
         ids = binding.Device.scan()
@@ -101,11 +80,11 @@ def identify(binding: Any) -> Identity:
             with binding.Device(ids[0]) as device:
                 board = device.control.identify()
     except Exception as error:  # Device raises a class that is no HailoRTException before 5.2
-        fault = explain(error, situation)
+        fault = explain(error, "asking the chip what it is", str(binding.__version__))
     if fault:
         raise fault
     if not ids:
-        raise NpuError("absent", "no Hailo found; look for Hailo in `lspci`")
+        raise NpuError("absent", errors.ABSENT)
     name = str(board.device_architecture).rsplit(".", 1)[-1]
     if name not in CHIPS:
         raise NpuError("unknown chip", f"expected one of {', '.join(CHIPS)}, found {name}")
@@ -128,21 +107,13 @@ def find_chip() -> str | None:
         ) from None
 
 
-def situation_of(
-    doing: str, binding: Any, hef: Hef | None = None, *, shared: bool = False
-) -> Situation:
-    """Return what is going on, for messages."""
-    scan = lambda: list(binding.Device.scan())  # noqa: E731
-    return Situation(doing, str(binding.__version__), hef, scan, shared=shared)
-
-
 class NpuModel:
     """A HEF on an open chip, float32 at every edge. For one thread at a time, but for `close`,
     which waits for the job in hand, and after which `run` raises at once.
     """
 
     def __init__(
-        self, binding: Any, device: Any, hef: Hef, check: Callable[[Shapes, Shapes], None]
+        self, binding: Any, device: Any, hef: Path, check: Callable[[Shapes, Shapes], None]
     ) -> None:
         """Configures it. `device` is an open VDevice; `check` raises NpuError for inputs and
         outputs that do not fit. Raises NpuError; then nothing is held.
@@ -159,7 +130,7 @@ class NpuModel:
         self._configured: Any = None
         self._bindings: Any = None
         try:
-            guarded(lambda: self._open(device, check), self._situation)
+            self._guarded(lambda: self._open(device, check))
         except NpuError:
             self.close()
             raise
@@ -170,11 +141,12 @@ class NpuModel:
         """
         outcomes: list[Any] = []
         with self._lock:
-            guarded(lambda: self._run(outcomes, within_ms), self._situation)
+            self._guarded(lambda: self._run(outcomes, within_ms))
         if not outcomes:
             raise NpuError("lost", f"{self.doing}: the job ended without saying how")
         if outcomes[0].exception is not None:
-            raise explain(outcomes[0].exception, self._situation())
+            fault = outcomes[0].exception
+            raise explain(fault, self.doing, str(self._binding.__version__), self._hef)
 
     def check_finite(self, values: NDArray[np.float32]) -> None:
         """Raises NpuError unless all are numbers."""
@@ -193,7 +165,7 @@ class NpuModel:
 
     def _open(self, device: Any, check: Callable[[Shapes, Shapes], None]) -> None:
         # no local name for the model: an error's traceback would hold it, and it the chip
-        self._model = device.create_infer_model(str(self._hef.file))
+        self._model = device.create_infer_model(str(self._hef))
         self._model.set_batch_size(1)
         inputs = {edge.name: tuple(edge.shape) for edge in self._model.inputs}
         outputs = {edge.name: tuple(edge.shape) for edge in self._model.outputs}
@@ -222,11 +194,11 @@ class NpuModel:
         self._configured.wait_for_async_ready(timeout_ms=READY_WITHIN_MS)
         self._configured.run_async([self._bindings], store).wait(within_ms)
 
-    def _situation(self) -> Situation:
-        return situation_of(self.doing, self._binding, self._hef)
+    def _guarded(self, action: Callable[[], None]) -> None:
+        guarded(action, self.doing, self._binding, self._hef)
 
 
-def guarded(action: Callable[[], None], situation: Callable[[], Situation]) -> None:
+def guarded(action: Callable[[], None], doing: str, binding: Any, hef: Path | None = None) -> None:
     """Call `action`; raise what HailoRT raises as NpuError, without its traceback, which would keep
     the chip's objects alive and the chip busy."""
     fault: NpuError | None = None
@@ -235,7 +207,7 @@ def guarded(action: Callable[[], None], situation: Callable[[], Situation]) -> N
     except NpuError:
         raise
     except Exception as error:  # HailoRT's classes differ with its version
-        fault = explain(error, situation())
+        fault = explain(error, doing, str(binding.__version__), hef)
     if fault:
         raise fault
 

@@ -28,42 +28,6 @@ STEADY_AFTER = 20
 WATCH_EVERY_S = 30.0
 OPEN_WITHIN_S = 8.0
 """Seconds that a start waits for the chip; a first job that hangs takes 4 s."""
-STUCK_AFTER_S = 30.0
-"""Seconds after which a job still on the chip counts as stuck; HailoRT aborts one within 10 s."""
-
-
-class Backoff:
-    """When the next attempt is due: after pauses that double, or once the obstacle is gone."""
-
-    def __init__(self) -> None:
-        self._pause_s, self._next_s = FIRST_PAUSE_S, 0.0
-        self._is_permanent = False
-        self._was_absent, self._was_owned = not errors.nodes(), False
-
-    def fail(self, now_s: float, error: RoomscribeError) -> None:
-        """Record that the NPU, or an attempt to open it, failed."""
-        self._next_s = now_s + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-        self._is_permanent = not isinstance(error, NpuError) or error.lasting
-        self._was_absent = not errors.nodes()
-        is_busy = isinstance(error, NpuError) and error.cause == "busy"
-        self._was_owned = is_busy and bool(errors.owners())
-
-    def recover(self) -> None:
-        """Reset the pause: the NPU works steadily."""
-        self._pause_s = FIRST_PAUSE_S
-
-    def is_over(self, now_s: float) -> bool:
-        """Return True if the next attempt is due; never without a device node."""
-        if self._is_permanent:
-            return False
-        if not errors.nodes():
-            self._was_absent = True
-            return False
-        freed = self._was_absent or (self._was_owned and not errors.owners())
-        if freed:
-            self._was_absent = self._was_owned = False
-        return freed or now_s >= self._next_s
 
 
 class FailoverEncoder:
@@ -90,10 +54,12 @@ class FailoverEncoder:
         self._task: BackgroundTask | None = None
         self._on_done: Callable[[Any], None] = self._use
         """Applies the task's outcome."""
-        self._backoff = Backoff()
+        self._pause_s, self._next_s = FIRST_PAUSE_S, 0.0
+        self._is_permanent = False
+        """True if another attempt is in vain."""
         self._encoded = 0
         """Windows since the NPU was opened."""
-        self._watch_s = self._failed_s = 0.0
+        self._watch_s = 0.0
         self._facts: dict[str, Any] = {}
         self._failovers = 0
         """Times that a chip in use was dropped."""
@@ -130,7 +96,7 @@ class FailoverEncoder:
             else:
                 self._encoded += 1
                 if self._encoded == STEADY_AFTER:
-                    self._backoff.recover()
+                    self._pause_s = FIRST_PAUSE_S
                 return states
         if self._cpu is None:
             raise DeviceError(f"{self.trouble}; the model has no encoder for the CPU")
@@ -149,12 +115,7 @@ class FailoverEncoder:
             if now_s >= self._watch_s:
                 npu, self._watch_s = self._npu, now_s + WATCH_EVERY_S
                 self._begin(lambda: (npu, _read_chip(npu)), self._apply_readings)
-        elif is_closing():
-            if now_s - self._failed_s > STUCK_AFTER_S:
-                fault = "the chip hangs and HailoRT does not release it"
-                fix = "sudo systemctl restart roomscribe, or restart the machine"
-                self._report(NpuError("hanging", f"{fault}; {fix}"))
-        elif self._backoff.is_over(now_s):
+        elif now_s >= self._next_s and errors.nodes() and not (self._is_permanent or is_closing()):
             self._begin(self._open, self._use)
 
     def settle(self, within_s: float) -> RoomscribeError | None:
@@ -227,12 +188,11 @@ class FailoverEncoder:
 
     def _fail(self, error: RoomscribeError) -> None:
         """Record why the NPU is out of use, and when to try again."""
-        self.name, self._facts, self._failed_s = "cpu", {}, self._clock()
-        self._report(error)
-        self._backoff.fail(self._failed_s, error)
-
-    def _report(self, error: RoomscribeError) -> None:
+        self.name, self._facts = "cpu", {}
         self.trouble = f"{error}; until then {self._fallback}" if self._cpu else str(error)
+        self._next_s = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._is_permanent = not isinstance(error, NpuError) or error.lasting
 
     def _apply_readings(self, reading: tuple[Npu, device.Readings]) -> None:
         """Store what was read of the chip; drop it in the red temperature zone."""
@@ -244,8 +204,6 @@ class FailoverEncoder:
             "firmware": npu.identity.firmware,
             "driver": errors.driver_version(),
             "library": str(npu.binding.__version__),
-            "hef": {"made_for": npu.hef.made_for, "compiler": npu.hef.compiler},
-            "sharing": npu.sharing,
             **asdict(readings),
         }
         if readings.zone == device.RED:

@@ -7,6 +7,7 @@ known of 5.4.
 
 from hailo_platform.pyhailort import _pyhailort
 from hailo_platform.pyhailort.pyhailort import (
+    HEF,
     Device,
     FormatType,
     HailoRTException,
@@ -19,6 +20,7 @@ if _pyhailort.setting("import_error"):
 
 __version__ = _pyhailort.setting("version")
 __all__ = [
+    "HEF",
     "Device",
     "FormatType",
     "HailoRTException",

@@ -37,7 +37,6 @@ DEFAULTS: dict[str, Any] = {
     "hang_s": 3.0,
     "ignore_abort": False,
     "close_s": 10.0,
-    "stale_jobs": [],
     "empty_nbytes": False,
     "round_int8": False,
     "noise_db": 0.0,
@@ -278,7 +277,7 @@ class InferModel:
     def __init__(self, device: VDevice, path: str) -> None:
         self.lease, self.scheduled = device.lease, device.scheduled
         self.path = Path(path)
-        about = _read_hef(self.path)
+        about = read_hef(self.path)
         self.chip, self.graph = about["chip"], self.path.with_name(about["graph"])
         self.inputs = [Edge(*edge) for edge in about["inputs"]]
         self.outputs = [Edge(*edge) for edge in about["outputs"]]
@@ -293,8 +292,8 @@ class InferModel:
         return Configured(self)
 
 
-def _read_hef(path: Path) -> dict[str, Any]:
-    """What a HEF of these tests (hef_files.py) says behind its description."""
+def read_hef(path: Path) -> dict[str, Any]:
+    """What a HEF of these tests (hef_files.py) says."""
     old = version() <= (4, 20)
     try:
         content = path.read_bytes()
@@ -302,16 +301,9 @@ def _read_hef(path: Path) -> dict[str, Any]:
         fail(13)
     if content[:4] != b"\x01HEF":
         fail(26 if old else 92)
-    length, crc, behind = (
-        int.from_bytes(content[8:12], "big"),
-        int.from_bytes(content[12:16], "big"),
-        int.from_bytes(content[16:24], "big"),
-    )
-    if int.from_bytes(content[4:8], "big") != 1 or len(content) != 28 + length + behind:
+    if zlib.crc32(content[8:]) != int.from_bytes(content[4:8], "big"):
         fail(26 if old else 91)
-    if zlib.crc32(content[28:]) != crc:
-        fail(26 if old else 91)
-    about: dict[str, Any] = json.loads(content[28 + length :].rstrip(b"\0"))
+    about: dict[str, Any] = json.loads(content[8:])
     return about
 
 
@@ -455,12 +447,9 @@ def _run(job: Job, stop: threading.Event, gone: threading.Event, network: Networ
     if setting("dead") or not scan():
         status = ABORT
     results = None if status else network.compute(job)
-    if results and network.last and _is_told(job.number, "stale_jobs"):
-        results = network.last
     if results and setting("deaf"):  # nearly the states of silence, whatever was said
         network.first = network.first or results
         results = {name: network.first[name] + 1e-3 * results[name] for name in results}
-    network.last = results
     pause_s = setting("latency_ms") / 1000
     if _is_told(job.number, "hang_jobs"):
         pause_s = setting("hang_s")
@@ -498,8 +487,6 @@ class Network:
         self._graph = model.graph
         self._inputs = {edge.name: edge.tensor for edge in model.inputs}
         self._outputs = {edge.name: edge.tensor for edge in model.outputs}
-        self.last: dict[str, np.ndarray] | None = None
-        """What the job before left."""
         self.first: dict[str, np.ndarray] | None = None
         """States of the zeros that each network is opened with."""
 

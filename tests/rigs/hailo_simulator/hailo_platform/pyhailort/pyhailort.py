@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from datetime import timedelta
 from enum import IntEnum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 from hailo_platform.pyhailort import _pyhailort
 from hailo_platform.pyhailort._pyhailort import FormatType
 
-__all__ = ["Device", "FormatType", "HailoRTException", "HailoSchedulingAlgorithm", "VDevice"]
+__all__ = ["HEF", "Device", "FormatType", "HailoRTException", "HailoSchedulingAlgorithm", "VDevice"]
 
 HailoSchedulingAlgorithm = _pyhailort.SchedulingAlgorithm
 
@@ -184,6 +185,19 @@ class Device:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class HEF:
+    """A HEF without a device."""
+
+    def __init__(self, hef_source: str) -> None:
+        with ExceptionWrapper():
+            _pyhailort._typed(hef_source, str)
+            self._about = _pyhailort.read_hef(Path(hef_source))
+
+    def get_sorted_output_names(self, network_group_name: str | None = None) -> list[str]:
+        """In the order that the compiler wrote down."""
+        return list(self._about["order"])
 
 
 class InferStream:
