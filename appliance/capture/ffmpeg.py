@@ -2,8 +2,7 @@
 
 ffmpeg is given an open file and no name: a name that begins with `-` or looks like an address means
 nothing to it. It may open nothing else, and takes none of the formats that name other files
-(playlists). It unpacks the first sound track, in its own rate and channels; mixing and resampling
-are the same for all recordings.
+(playlists). It unpacks the first sound track, as raw 16-bit PCM at 16 kHz, mono.
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ from __future__ import annotations
 import os
 import re
 import resource
-import select
 import shutil
-import struct
 import subprocess
 from contextlib import suppress
 from typing import BinaryIO, cast
 
-from appliance.capture.formats import Layout
 from appliance.errors import AudioError
+from appliance.records import SAMPLE_RATE
 
-ANSWER_S = 30.0
 END_S = 5.0
 FORMATS = (
     "mov,matroska,aac,ogg,mp3,flac,wav,caf,aiff,asf,amr,avi,flv,mpegts,mpeg,wv,ape,ac3,eac3,tta"
@@ -30,33 +26,19 @@ FORMATS = (
 LARGEST, MOST_BYTES, MOST_CPU_S = 64 << 20, 256 << 20, 600
 """Bytes that ffmpeg may ask for at once and in all, and seconds that it may compute, whatever a
 header says. An hour of sound takes 20 MB and 10 s."""
-HEADER = struct.Struct(">4s5I")
-"""Of an AU file, as ffmpeg writes it into a pipe: magic, offset of the sound, its length, encoding,
-rate, channels (the order of the channels is WAV's)."""
-ENCODING = 6
-"""float32, big-endian."""
-FLOAT = ">f4"
-
-
-def find_ffmpeg() -> str | None:
-    """The program's path; None where it is not installed."""
-    return shutil.which("ffmpeg")
 
 
 class Ffmpeg:
-    """A running ffmpeg that unpacks a file. `layout` says what `output` gives."""
+    """A running ffmpeg that unpacks a file."""
 
-    def __init__(self, name: str, descriptor: int, kind: str) -> None:
-        """Starts it on an open file that can be sought in. `name` and `kind` are for messages.
-
-        Raises AudioError: there is no ffmpeg, or no sound that it knows.
-        """
-        self._name, self._kind = name, kind
-        program = find_ffmpeg()
+    def __init__(self, name: str, descriptor: int, reason: str) -> None:
+        """Starts it on an open file that can be sought in, which libsndfile did not read for this
+        `reason`. Raises AudioError without ffmpeg."""
+        program = shutil.which("ffmpeg")
         if program is None:
             raise AudioError(
-                f"{name}: expected WAV, FLAC, Ogg or MP3, found {kind}, which ffmpeg can read: "
-                "`sudo apt install ffmpeg`, or convert it where there is one: "
+                f"{name}: expected WAV, FLAC, Ogg or MP3, found another file ({reason}): ffmpeg "
+                "may read it: `sudo apt install ffmpeg`, or convert it where there is one: "
                 "`ffmpeg -i FILE -vn FILE.flac`"
             )
         self._errors = os.memfd_create("ffmpeg")
@@ -66,7 +48,7 @@ class Ffmpeg:
             "-protocol_whitelist", "file,pipe", "-format_whitelist", FORMATS,
             "-i", f"file:/proc/self/fd/{descriptor}",
             "-map", "0:a:0", "-map_metadata", "-1", "-bitexact",
-            "-c:a", "pcm_f32be", "-f", "au", "pipe:1",
+            "-ac", "1", "-ar", str(SAMPLE_RATE), "-c:a", "pcm_s16le", "-f", "s16le", "pipe:1",
         ]
         # fmt: on
         self._process = subprocess.Popen(
@@ -78,14 +60,6 @@ class Ffmpeg:
             process_group=0,  # Ctrl-C is ours to answer
         )
         self._stdout = cast(BinaryIO, self._process.stdout)
-        try:
-            self._limit()
-            self.layout = self._read_header()
-        except BaseException:
-            self.close()
-            raise
-
-    def _limit(self) -> None:
         limits = {resource.RLIMIT_DATA: MOST_BYTES, resource.RLIMIT_CPU: MOST_CPU_S}
         for kind, most in limits.items():
             with suppress(ProcessLookupError):  # it has ended
@@ -93,7 +67,7 @@ class Ffmpeg:
 
     @property
     def output(self) -> int:
-        """The descriptor that gives the samples."""
+        """The descriptor that gives the samples, int16."""
         return self._stdout.fileno()
 
     def trouble(self) -> str:
@@ -115,34 +89,3 @@ class Ffmpeg:
         self._process.wait()
         self._stdout.close()
         os.close(self._errors)
-
-    def _read_header(self) -> Layout:
-        """What the samples will look like; raises AudioError when none come."""
-        header = self._read(HEADER.size)
-        if len(header) < HEADER.size:
-            reason = self.trouble()
-            if "matches no streams" in reason:
-                raise AudioError(f"{self._name}: expected sound, found {self._kind} without any")
-            raise AudioError(
-                f"{self._name}: expected sound, found {self._kind} that ffmpeg does not read: "
-                f"{reason or 'it says nothing'}: record, copy or convert it again"
-            )
-        magic, offset, _, encoding, rate_hz, channels = HEADER.unpack(header)
-        if (magic, encoding) != (b".snd", ENCODING) or not channels:
-            raise AudioError(f"{self._name}: expected AU of float32 from ffmpeg, found {header!r}")
-        self._read(offset - HEADER.size)
-        return Layout(FLOAT, rate_hz, channels)
-
-    def _read(self, size: int) -> bytes:
-        """So many bytes, fewer at the end; raises AudioError when nothing comes."""
-        found = b""
-        while len(found) < size:
-            if not select.select([self.output], [], [], ANSWER_S)[0]:
-                raise AudioError(
-                    f"{self._name}: expected {self._kind} to be unpacked, found no answer of "
-                    f"ffmpeg within {ANSWER_S:g} s: convert it by hand: `ffmpeg -i FILE FILE.flac`"
-                )
-            if not (data := os.read(self.output, size - len(found))):
-                break
-            found += data
-        return found

@@ -30,8 +30,6 @@ LOST_S = 0.2
 """When the clock is further ahead of the samples than this, samples were lost or are late."""
 BURST_WITHIN_S = 0.5
 """Late samples come within this; what has not come by then is lost."""
-FRONT, CENTRE, SURROUND = 0.5, 0.5**0.5, 0.5**1.5
-"""ITU-R BS.775: the centre and the surround come into left and right with -3 dB."""
 DRIFT_SHARE = 0.01
 """Share of a difference from the clock that is made good per block: smooths jitter, follows the
 sound card's own clock."""
@@ -327,7 +325,7 @@ class Resampler:
     """
 
     def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
-        """`weights` of the channels, as of `channel_weights`; None: a microphone's, see `_mix`."""
+        """`weights` of the channels in a recording's mono; None: a microphone's, see `_mix`."""
         self._weights = None if weights is None else np.array(weights, np.float32)
         self._powers: NDArray[np.float64] | None = None
         """Of the mean of two channels and of each of them, over the last half second."""
@@ -366,19 +364,3 @@ class Resampler:
             if self._powers[0] < OPPOSITE_SHARE * self._powers[1:].max():
                 return np.ascontiguousarray(sound[:, int(self._powers[1:].argmax())])
         return mono
-
-
-def channel_weights(channels: int, *, ogg: bool = False) -> tuple[float, ...]:
-    """Each channel's share in the mono sound of a recording: speech in films is in the centre.
-
-    Of 3 to 8 channels, in WAV's order, or Vorbis's: the mean of the stereo that ITU-R BS.775 makes
-    of them, without the deep effects; of others the mean.
-    """
-    if channels in (1, 2) or channels > 8:
-        return (1 / channels,) * channels
-    if channels == 4:
-        return (FRONT, FRONT, SURROUND, SURROUND)
-    front = (FRONT, CENTRE, FRONT) if ogg else (FRONT, FRONT, CENTRE)
-    deep = (0.0,) if channels > 5 else ()
-    surround = (SURROUND,) * (channels - 3 - len(deep))
-    return (*front, *surround, *deep) if ogg else (*front, *deep, *surround)
