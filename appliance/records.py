@@ -437,16 +437,6 @@ class EchoState:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamState:
-    """How a stream's sound arrives, if one is the microphone."""
-
-    opened_s: float
-    """Time from opening it to its first sound."""
-    late_s: float
-    """By how much its sound arrives later than it did at its earliest."""
-
-
-@dataclass(frozen=True, slots=True)
 class ApplianceState:
     """State of the appliance, as the topics `state` and `microphone` publish it."""
 
@@ -484,8 +474,6 @@ class ApplianceState:
     """Address and port of the Wyoming server; None while it cannot listen, empty if it is off."""
     echo: EchoState | None = None
     """What the echo canceller does; None without a reference."""
-    stream: StreamState | None = None
-    """How the sound arrives; None if the microphone is a sound card."""
 
     def news(self) -> tuple[object, ...]:
         """Return the fields that are published at once if they change; others wait for the next."""

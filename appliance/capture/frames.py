@@ -33,9 +33,6 @@ BURST_WITHIN_S = 0.5
 DRIFT_SHARE = 0.01
 """Share of a difference from the clock that is made good per block: smooths jitter, follows the
 sound card's own clock."""
-LARGEST_DRIFT = 0.0002
-"""The clocks of a stream's sender and of this machine may differ by this share."""
-LATE_PERIOD_S = 5.0
 
 
 def power_of(samples: Samples) -> float:
@@ -188,42 +185,6 @@ class SampleClock:
         return True
 
 
-class Arrival:
-    """Measures by how much sound arrives later than it did at its earliest. One thread pushes, any
-    thread reads `late_s`.
-
-    A stream does not tell when its sound was recorded. So the whole delay is unknown, and what is
-    known is by how much it has grown.
-    """
-
-    def __init__(self) -> None:
-        self._earliest_s = math.inf
-        """When the stream would have begun, by its earliest sound."""
-        self._now_s = self._since_s = 0.0
-        self._latest_s = self._latest_before_s = 0.0
-        """The largest delay of this period, and of the one before."""
-
-    @property
-    def late_s(self) -> float:
-        """The largest added delay of the last LATE_PERIOD_S and more."""
-        return max(self._latest_s, self._latest_before_s)
-
-    def push(self, now_s: float, received_s: float) -> None:
-        """Take note that `received_s` of sound had come when it was `now_s`."""
-        began_s = now_s - received_s
-        passed_s = now_s - self._now_s
-        self._earliest_s = min(self._earliest_s + LARGEST_DRIFT * passed_s, began_s)
-        self._now_s = now_s
-        if now_s >= self._since_s + LATE_PERIOD_S:
-            self._since_s, self._latest_before_s, self._latest_s = now_s, self._latest_s, 0.0
-        self._latest_s = max(self._latest_s, began_s - self._earliest_s)
-
-
-POWER_SHARE = 0.05
-"""Share of a block of 30 ms in the powers of two channels."""
-OPPOSITE_SHARE = 0.05
-"""Two channels whose mean has less than this share of their power are in opposite phase; without
-any relation it has a half."""
 HIGH_PASS_HZ = 90.0
 """Below it lie the hum of the mains (50 and 60 Hz), rumble and a constant offset."""
 HUM, HUM_SHARE = 10 ** (-60 / 10), 0.25
@@ -327,8 +288,6 @@ class Resampler:
     def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
         """`weights` of the channels in a recording's mono; None: a microphone's, see `_mix`."""
         self._weights = None if weights is None else np.array(weights, np.float32)
-        self._powers: NDArray[np.float64] | None = None
-        """Of the mean of two channels and of each of them, over the last half second."""
         self._stream = (
             None
             if rate_hz == SAMPLE_RATE
@@ -350,17 +309,10 @@ class Resampler:
         """(n,) mono of (n, channels): by the weights; else the mean of two, and the first of more.
 
         Microphone arrays put their processed channel first, and a mean of the raw ones blurs
-        speech. Of two in opposite phase, which would cancel each other, the louder one.
+        speech.
         """
         if self._weights is None and sound.shape[1] != 2:
             return np.ascontiguousarray(sound[:, 0])
         weights = np.full(2, 0.5, np.float32) if self._weights is None else self._weights
         mono: NDArray[np.float32] = sound @ weights
-        if len(weights) == 2 and weights[0] == weights[1] and len(sound):
-            parts = np.column_stack((mono, sound)).astype(np.float64)
-            powers = np.square(parts).mean(axis=0)
-            before = powers if self._powers is None else self._powers
-            self._powers = before + POWER_SHARE * (powers - before)
-            if self._powers[0] < OPPOSITE_SHARE * self._powers[1:].max():
-                return np.ascontiguousarray(sound[:, int(self._powers[1:].argmax())])
         return mono

@@ -6,7 +6,6 @@ and watched for a dead microphone and for distortion.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self
@@ -15,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, is_stream, stable_name
-from appliance.capture.frames import LAST_BIT, Arrival, Framer, Resampler, SampleClock, is_clipped
+from appliance.capture.frames import LAST_BIT, Framer, Resampler, SampleClock, is_clipped
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
-from appliance.records import FULL_SCALE, SAMPLE_RATE, EchoState, Frame, StreamState
+from appliance.records import FULL_SCALE, SAMPLE_RATE, EchoState, Frame
 
 if TYPE_CHECKING:
     from appliance.capture.echo import EchoCanceller
@@ -79,14 +78,13 @@ class Microphone:
     def __init__(self, settings: CaptureSettings, recorder: Recorder | None = None) -> None:
         """Opens it, with `recorder` if there is one already; raises DeviceError."""
         self._recorder = recorder or Recorder()
-        self._opening_s, self._opened_s = time.monotonic(), 0.0
         opened = self._recorder.open(settings.device, settings.channel)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
         self._levels = Levels(settings.silence_s, settings.channel)
         self._weights = (
             np.eye(self._channels)[settings.channel - 1].tolist() if settings.channel else None
         )
-        self._arrival = Arrival() if is_stream(settings.device) else None
+        self._is_stream = is_stream(settings.device)
         self.name = opened.name
         self._reference, self._canceller = _open_reference(settings)
         self.description = stable_name(opened.name)
@@ -99,13 +97,6 @@ class Microphone:
         if self._canceller is None:
             return EchoState(problem=self._reference.problem)
         return replace(self._canceller.state, problem=self._reference.problem)
-
-    @property
-    def stream(self) -> StreamState | None:
-        """How a stream's sound arrives; None before the first, and for a sound card."""
-        if self._arrival is None or not self._opened_s:
-            return None
-        return StreamState(round(self._opened_s, 1), round(self._arrival.late_s, 1))
 
     @property
     def silence(self) -> str:
@@ -143,7 +134,6 @@ class Microphone:
                 sound = np.frombuffer(block.data, np.int16).reshape(-1, self._channels)
                 received += len(sound)
                 self._levels.push(sound, len(sound) / self.rate_hz)
-                self._date(block.end_s, received / self.rate_hz)
                 waiting.append(sound)
                 lost = stream.clock.follow(block.end_s, received / self.rate_hz, lost=block.lost)
                 if lost is None:
@@ -153,7 +143,7 @@ class Microphone:
                 yield from self._without_echo(stream.push(waiting))
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
-            fix = STREAM_FIX if self._arrival else error.fix
+            fix = STREAM_FIX if self._is_stream else error.fix
             raise DeviceError(
                 f"microphone {self.name!r}: expected sound, found {error}: {fix}"
             ) from error
@@ -161,12 +151,6 @@ class Microphone:
     def stop(self) -> None:
         """Makes `frames` end at once. Any thread."""
         self._recorder.interrupt()
-
-    def _date(self, end_s: float, received_s: float) -> None:
-        """Take note of when a stream's sound arrives."""
-        if self._arrival:
-            self._opened_s = self._opened_s or end_s - self._opening_s
-            self._arrival.push(time.monotonic(), received_s)
 
     def _without_echo(self, frames: Iterator[Frame]) -> Iterator[Frame]:
         """The frames without what the loudspeakers play."""
@@ -244,11 +228,6 @@ class Source(Protocol):
     @property
     def echo(self) -> EchoState | None:
         """What the echo canceller does; None without a reference."""
-        ...
-
-    @property
-    def stream(self) -> StreamState | None:
-        """How a stream's sound arrives; None if there is none."""
         ...
 
     def frames(self) -> Iterator[Frame]:

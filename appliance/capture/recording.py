@@ -67,7 +67,7 @@ class Recording:
         self.description = legible(self._sound.description)
 
     silence = trouble = ""
-    echo = stream = None
+    echo = None
 
     @property
     def duration_s(self) -> float:

@@ -213,7 +213,6 @@ class Parts:
             fleet=self._fleet_state(),
             listens=self.supervisor.listens,
             echo=self.supervisor.echo,
-            stream=self.supervisor.stream,
         )
 
     def stats(self) -> ApplianceStats:

@@ -14,7 +14,7 @@ from appliance.config import NO_DEVICE, CaptureSettings
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
 from appliance.errors import DeviceError
-from appliance.records import EchoState, Frame, StreamState
+from appliance.records import EchoState, Frame
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -82,12 +82,6 @@ class CaptureSupervisor:
         """What the echo canceller does; None without a reference or an open source."""
         source = self._source
         return source.echo if source and not self._muted else None
-
-    @property
-    def stream(self) -> StreamState | None:
-        """How a stream's sound arrives; None without one."""
-        source = self._source
-        return source.stream if source and not self._muted else None
 
     @property
     def muted(self) -> bool:

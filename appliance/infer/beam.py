@@ -69,8 +69,7 @@ def search(
     when `size` texts are finished, and the best score wins.
 
     `ahead` is what may follow the empty text. `follow(parents, columns)` makes text i of text
-    parents[i] and a column, and returns what may follow; if parents[i] is not i, no other text is
-    made of text i.
+    parents[i] and a column, and returns what may follow.
     """
     texts, finished = [Text()], list[Text]()
     for left in reversed(range(limit)):
@@ -85,7 +84,6 @@ def search(
             break
         if not should_continue():
             return None
-        alive = _in_place(alive)
         texts = [text for _, text in alive]
         ahead = follow([row for row, _ in alive], [text.columns[-1] for text in texts])
     return max(finished, key=lambda text: text.score, default=None)
@@ -110,15 +108,3 @@ def _best(ahead: Ahead, sums: Sequence[float], count: int) -> list[tuple[int, in
         found += [(row, column, each) for column, each in zip(columns.tolist(), odds, strict=True)]
     possible = [one for one in found if one[2] > -np.inf]
     return sorted(possible, key=lambda one: -(sums[one[0]] + one[2]))[:count]
-
-
-def _in_place(alive: list[tuple[int, Text]]) -> list[tuple[int, Text]]:
-    """Order texts, given with those that they were made of, so that most stay in their place."""
-    placed: dict[int, tuple[int, Text]] = {}
-    others = []
-    for row, text in alive:
-        if row < len(alive) and row not in placed:
-            placed[row] = row, text
-        else:
-            others.append((row, text))
-    return [placed[place] if place in placed else others.pop(0) for place in range(len(alive))]

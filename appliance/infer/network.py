@@ -177,17 +177,13 @@ class Network:
 
     def advance_texts(self, parents: Sequence[int], tokens: Sequence[int]) -> Step:
         """Continue up to TEXTS texts by one token each and return the logits after it, one row for
-        each. Text i becomes text parents[i] and the token tokens[i]; if that is not i, no other
-        text may be made of text i.
-
-        Raises as `advance`.
+        each. Text i becomes text parents[i] and the token tokens[i]. Raises as `advance`.
         """
         if self.length == self.capacity:
             raise ValueError(f"expected at most {self.capacity} tokens, found more")
-        for text, parent in enumerate(parents):
-            if text != parent:
-                for cache in self._cache.values():
-                    cache[text, :, : self.length] = cache[parent, :, : self.length]
+        if list(parents) != list(range(len(parents))):
+            for cache in self._cache.values():
+                cache[: len(parents), :, : self.length] = cache[list(parents), :, : self.length]
         sizes = len(tokens), 1, 1, 0
         return self._run(self._steps.get(sizes) or self._bind(*sizes), tokens)
 

@@ -454,37 +454,7 @@ def _parse(values: dict[str, Any], folder: Path) -> Bundle:
     if not isinstance(values.get("files"), dict):
         raise _WrongValueError("files", "a table", repr(values.get("files", "nothing")))
     bundle: Bundle = _read(Bundle, values | {"folder": folder, "files": [*values["files"]]}, "")
-    _check_sense(bundle)
     return bundle
-
-
-def _check_sense(bundle: Bundle) -> None:
-    """Raise _WrongValueError for a value that is out of range or contradicts another."""
-    window_s, prompt, tokens = bundle.window_s, bundle.prompt, bundle.tokens
-    most, positions = bundle.max_tokens - 1, window_s * POSITIONS_PER_SECOND
-    ids = asdict(tokens) | {"prompt": max(prompt, default=0)}
-    ids |= {"suppressed": max((*bundle.suppressed, *bundle.suppressed_first), default=0)}
-    known = ", ".join(bundle.languages)
-    last, layers = max(bundle.alignment, default=0), bundle.decoder_layers
-    rules: list[tuple[bool, str, str, object]] = [
-        (bundle.quantize in QUANTIZE, "quantize", f"one of {', '.join(QUANTIZE)}", bundle.quantize),
-        (0.04 <= window_s <= 30, "window_s", "a number from 0.04 to 30", window_s),
-        (abs(positions - bundle.positions) < 1e-6, "positions", f"{positions:g}", bundle.positions),
-        (bundle.silences >= 0, "trained_positions", f"{positions:g} or more", bundle.silences),
-        (bool(bundle.heads), "heads", "a whole number from 1", 0),
-        (0 < len(prompt) <= most, "prompt", f"1 to {most} tokens", len(prompt)),
-        (tokens.start in prompt, "prompt", f"tokens.start {tokens.start} in it", prompt),
-        (bundle.language in bundle.languages, "language", f"one of {known}", bundle.language),
-        (last < layers * bundle.heads, "alignment", f"less than {layers * bundle.heads}", last),
-    ]
-    for key, token in ids.items():
-        size = bundle.vocabulary_size
-        rules.append(((token or 0) < size, key, f"token ids less than {size}", token))
-    end = tokens.end_of_text
-    rules.append((end not in bundle.suppressed, "suppressed", "a list without end_of_text", end))
-    for fits, key, expected, found in rules:
-        if not fits:
-            raise _WrongValueError(key, expected, found)
 
 
 def _verify_files(table: dict[str, Any], bundle: Bundle) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -158,7 +157,6 @@ def state(
         "uptime_s": rounded(appliance.uptime_s),
         **until,
         **_reference(appliance.echo),
-        **({"stream": asdict(appliance.stream)} if appliance.stream else {}),
         **wyoming,
         **rooms,
         **fleet,

@@ -30,12 +30,8 @@ class Texts:
 
     def follow(self, parents: Sequence[int], columns: Sequence[int]) -> Ahead:
         self.steps += 1
-        self.rows += [()] * (len(parents) - len(self.rows))
-        for text, parent in enumerate(parents):  # one after another, and overwritten
-            if text != parent:
-                self.rows[text] = self.rows[parent]
-        pairs = zip(self.rows, columns, strict=False)
-        self.rows = [(*row, column) for row, column in pairs]
+        pairs = zip(parents, columns, strict=True)
+        self.rows = [(*self.rows[parent], column) for parent, column in pairs]
         return self.ahead()
 
     def search(self, size: int, limit: int = 10, **others: Callable[[], bool]) -> Text | None:

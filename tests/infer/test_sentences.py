@@ -166,7 +166,7 @@ def test_of_two_sentences_that_are_the_same_the_first_counts(tmp_path: Path) -> 
         ("[slots]\nx = {from = 5, to = 1}\n", "slots.x: expected numbers from 0 to 999"),
         ("[slots]\nx = {from = 0, to = 9, stop = 1}\n", "slots.x: expected {from = 0, to = 100"),
         ("[slots]\nx = {from = 0}\n", "slots.x: expected {from = 0, to = 100"),
-        ("[phrases\n", "expected TOML in UTF-8, found: "),
+        ("[phrases\n", "expected TOML, found: "),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, table: str, trouble: str) -> None:
@@ -182,12 +182,12 @@ def test_no_file_bytes_and_too_many_sentences_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="found No such file"):
         read_phrases(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="expected TOML in UTF-8"):
+    with pytest.raises(ConfigError, match="codec can't decode"):
         read_phrases(tmp_path / "bytes.toml")
-    many = json.dumps([f"sentence {number}" for number in range(100_000)])
-    with pytest.raises(ConfigError, match="at most 20000 sentences in all, found more; put what"):
+    many = json.dumps([f"this is sentence {number}" for number in range(100_000)])
+    with pytest.raises(ConfigError, match="expected fewer sentences and values"):
         read_phrases(written(tmp_path, f"[phrases]\na = {many}\n"))
-    with pytest.raises(ConfigError, match="expected at most 4 MB of sentences, found 5 MB"):
+    with pytest.raises(ConfigError, match="expected at most 4 MB of sentences, found more"):
         read_phrases(written(tmp_path, "#" * (5 << 20)))
 
 

@@ -32,7 +32,6 @@ from appliance.records import (
     EchoState,
     Partial,
     Phrase,
-    StreamState,
     Transcript,
     Word,
     new_id,
@@ -258,7 +257,7 @@ def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
     ill = replace(STATE, status="degraded", reasons=("unplugged",), uptime_s=math.nan)
     ill = replace(ill, rooms=("hall",))
     muted = replace(STATE, status="muted", muted=True)
-    camera = replace(STATE, stream=StreamState(opened_s=1.2, late_s=0.4), echo=EchoState(21.0, 120))
+    camera = replace(STATE, echo=EchoState(21.0, 120))
     for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT), camera):
         check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
     bare, full = (

@@ -77,10 +77,8 @@ def _listen(around: Surroundings) -> Outcome:
     with Microphone(around.settings.capture) as opened:
         around.doing(f"waiting for sound from {opened.name!r}")
         sound = _samples(opened.frames(), SETTLE_S, LISTEN_S)
-        name, rate_hz, stream = opened.name, opened.rate_hz, opened.stream
+        name, rate_hz = opened.name, opened.rate_hz
     rate = f"{rate_hz:.0f} Hz" + ("" if rate_hz == SAMPLE_RATE else " resampled to 16000")
-    if stream:
-        rate += f", first sound after {stream.opened_s:.1f} s, then {stream.late_s:.1f} s late"
     return judge_sound(f"{name!r} at {rate}", sound)
 
 

@@ -36,10 +36,6 @@ function echo(reference) {
 
 const stateFigures = (state) => figures([
   ["Microphone", state.microphone === "none" ? "None" : state.microphone],
-  ...(state.stream ? [
-    ["First sound of the stream", `After ${state.stream.opened_s.toFixed(1)} s`],
-    ["Measured delay of the stream", `Up to ${state.stream.late_s.toFixed(1)} s`],
-  ] : []),
   ["Loudspeakers removed", echo(state.reference)],
   ["Model", state.model_title], ["Encoder", state.encoder], ["Version", state.version],
   ["Running for", duration(state.uptime_s)],
