@@ -8,10 +8,8 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.store.folders import MemoryFolder, remove_empty, runtime_folder, runtime_folders
-    from appliance.store.repair import set_aside_files
     from appliance.store.store import (
         Store,
-        delete_set_aside_files,
         inspect,
         open_fallback,
         read_newest,

@@ -210,7 +210,7 @@ class Store:
     def delete(self, wanted: Wanted) -> Deleted:
         """Delete what is `wanted`, published or not, and overwrite its text in the file.
 
-        If everything is wanted, the set-aside damaged files are deleted, too. Raises StoreError.
+        Set-aside damaged files may contain it and are deleted, too. Raises StoreError.
         """
         count = self._database.write(
             "delete transcripts",
@@ -218,8 +218,8 @@ class Store:
         )
         self._forget_deleted()
         gone = self._database.vacuum(_DELETE_WAIT_S, rewrite=count > 0)
-        if wanted.everything:
-            delete_set_aside_files(self.path)
+        with plain_errors(self.path, "delete the set-aside files"):
+            repair.delete_set_aside_files(self.path)
         return Deleted(count, gone)
 
     def cursor(self) -> int:
@@ -319,12 +319,6 @@ class Store:
 
     def _number(self, sql: str) -> int:
         return self._database.read("read the log", lambda found: tables.number(found, sql))
-
-
-def delete_set_aside_files(path: Path) -> None:
-    """Delete the damaged copies of the log `path`. Raises StoreError."""
-    with plain_errors(path, "delete the set-aside files"):
-        repair.delete_set_aside_files(path)
 
 
 @contextmanager

@@ -270,12 +270,6 @@ class Wanted:
     uncorrected: str = ""
     """Contains these words as whole words, and was not corrected."""
 
-    @property
-    def everything(self) -> bool:
-        """True if nothing is left out."""
-        chosen = self.since or self.until or any(self.grep) or self.uncorrected
-        return self.ids is None and not chosen
-
 
 def where(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
     """Return the SQL condition and its values."""

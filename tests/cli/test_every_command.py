@@ -26,7 +26,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "setup": lambda _folder: ("--yes", "--node", "!!!"),
     "transcribe": lambda folder: (folder / "talk.flac", folder / "nothing.wav"),
     "devices": lambda _folder: (),
-    "log": lambda _folder: ("--export", "csv"),
+    "log": lambda _folder: ("--csv",),
     "mute": lambda _folder: (),
     "mqtt watch": lambda _folder: (),
     "mqtt forget": lambda _folder: (),

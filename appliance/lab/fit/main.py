@@ -93,7 +93,7 @@ def write_facts(folder: Path, before: bytes, facts: dict[str, Any]) -> None:
 
 def read_corrections(file: Path, bundle: Bundle) -> list[Example]:
     """Return the texts of a bundle that somebody corrected or confirmed, from what
-    `roomscribe log --export jsonl` writes. Raises ConfigError, which names the line."""
+    `roomscribe log --json` prints. Raises ConfigError, which names the line."""
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -113,6 +113,6 @@ def read_corrections(file: Path, bundle: Bundle) -> list[Example]:
         except (AttributeError, LookupError, TypeError, ValueError):
             raise ConfigError(
                 f"{file}, line {number}: expected a transcript with a correction, as "
-                "`roomscribe log --export jsonl` writes them; write the file with that command"
+                "`roomscribe log --json` prints them; write the file with that command"
             ) from None
     return found
