@@ -565,10 +565,6 @@ class MqttSettings:
     ca_file: str = key(
         "", "Authority that signed the broker's certificate (PEM). Empty: those of the system."
     )
-    cert_file: str = key("", "Client certificate (PEM), for a broker that requires one.")
-    key_file: str = key(
-        "", "Its private key (PEM). Empty: the credential `roomscribe.mqtt-key`, else cert_file."
-    )
     partials: bool = key(
         False,
         "Publish partial results on the topic `partial` while someone speaks. Costs one "
@@ -1165,10 +1161,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                 )
     for name, needed, found in (
         ("password_file", "username", "none"),
-        ("key_file", "cert_file", "none"),
         ("ca_file", "tls", "false"),
-        ("cert_file", "tls", "false"),
-        ("key_file", "tls", "false"),
     ):
         if getattr(mqtt, name) and not getattr(mqtt, needed):
             wanted = f"mqtt.{needed}{' = true' if needed == 'tls' else ''}"

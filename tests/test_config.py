@@ -133,12 +133,11 @@ def test_no_fix_is_offered_that_would_not_help() -> None:
 def test_mistakes_between_keys_are_reported_with_the_others_as_far_as_their_keys_are_right() -> (
     None
 ):
-    found = mistakes('[mqtt]\nport = 0\npassword_file = "/x"\nkey_file = "/y"\n')
+    found = mistakes('[mqtt]\nport = 0\npassword_file = "/x"\nca_file = "/y"\n')
     assert [line.removeprefix("house.toml: ").partition(",")[0] for line in found] == [
         "mqtt.port: expected 1 to 65535",
         "mqtt.password_file: expected mqtt.username beside it",
-        "mqtt.key_file: expected mqtt.cert_file beside it",
-        "mqtt.key_file: expected mqtt.tls = true beside it",
+        "mqtt.ca_file: expected mqtt.tls = true beside it",
     ]
     assert len(mistakes('[mqtt]\npassword_file = "/x"\nusrname = "me"\n')) == 1
 

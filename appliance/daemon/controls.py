@@ -134,9 +134,8 @@ class Controls(Listener):
     def stats(self) -> dict[str, Any]:
         """Return the statistics as MQTT has them."""
         status = self._publisher.status() if self._publisher else None
-        undelivered = {"expired": status.expired} if status else {}
         latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
-        return events.stats(self._stats(), latencies_ms, undelivered)
+        return events.stats(self._stats(), latencies_ms, status.expired if status else 0)
 
     def speaking(self) -> bool:
         """Return True while someone speaks."""

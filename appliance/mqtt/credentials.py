@@ -11,11 +11,10 @@ from pathlib import Path
 
 from appliance.config import MqttSettings
 from appliance.errors import ConfigError
-from appliance.system import find_credential, read_secret
+from appliance.system import read_secret
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
-KEY_CREDENTIAL = "roomscribe.mqtt-key"
-"""Names of systemd's credentials with the password and with our certificate's private key."""
+"""Name of systemd's credential with the password."""
 
 
 def read_password(settings: MqttSettings) -> str | None:
@@ -44,8 +43,6 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     except (ssl.SSLError, OSError) as error:
         raise _unusable("ca_file", "certificates (PEM)", settings.ca_file, error) from error
     secure.minimum_version = ssl.TLSVersion.TLSv1_2
-    if settings.cert_file:
-        _load_certificate(settings, secure)
     return secure
 
 
@@ -61,42 +58,16 @@ def explain_tls_error(settings: MqttSettings, error: BaseException | None) -> st
     if isinstance(error, ssl.SSLError):
         return (
             f"{where} does not agree on TLS ({_reason(error)}); check that mqtt.port is its "
-            "TLS port, and whether it requires mqtt.cert_file"
+            "TLS port"
         )
     return ""
 
 
 def tls_hint(settings: MqttSettings) -> str:
-    """Return the likely cause of a connection that ends before the broker has answered.
-
-    With TLS 1.3, a broker refuses our certificate only after the handshake.
-    """
+    """Return the likely cause of a connection that ends before the broker has answered."""
     if not settings.tls:
         return " before its answer: is mqtt.port its TLS port (set mqtt.tls), or no MQTT broker's?"
-    if settings.cert_file:
-        return " before its answer: does it trust the authority of mqtt.cert_file?"
-    return " before its answer: does it require our certificate (mqtt.cert_file)?"
-
-
-def _load_certificate(settings: MqttSettings, secure: ssl.SSLContext) -> None:
-    """Load our own certificate; refuse a key with a passphrase instead of asking for it."""
-
-    def no_passphrase() -> str:
-        raise ConfigError(
-            f"mqtt.key_file: expected a key without a passphrase, found {key_file} encrypted; "
-            "remove the passphrase (`openssl pkey`), or use the credential "
-            f"{KEY_CREDENTIAL}, which systemd can encrypt"
-        )
-
-    cert_file = _readable(settings.cert_file, "cert_file") or ""
-    credential = find_credential(KEY_CREDENTIAL)
-    key_file = _readable(settings.key_file, "key_file") or str(credential or cert_file)
-    try:
-        secure.load_cert_chain(cert_file, key_file, password=no_passphrase)
-    except (ssl.SSLError, OSError) as error:
-        raise _unusable(
-            "cert_file", "a certificate and its key (PEM)", f"{cert_file} and {key_file}", error
-        ) from error
+    return " before its answer: does it require a client certificate, which is not supported?"
 
 
 def _readable(file: str, key: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,7 +33,7 @@ MUTE, STATS, PARTIAL = "mute", "stats", "partial"
 ASSIST_REPLY, CORRECTION = "assist/reply", "correction"
 COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload",
-    "set_aside", "expired", "refused", "guesses", "guesses_used", "closed_early",
+    "set_aside", "expired", "guesses", "guesses_used", "closed_early",
     "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
     "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",
     "npu_failovers",
@@ -241,15 +241,14 @@ def correction(made: Correction) -> dict[str, Any]:
 def stats(
     appliance: ApplianceStats,
     latencies_ms: Sequence[float],
-    undelivered: Mapping[str, int] | None = None,
+    expired: int = 0,
 ) -> dict[str, Any]:
     """Return the `stats` message; `latencies_ms` are those of the past hour's transcripts.
 
-    `undelivered` counts transcripts that were not published, by reason: expired,
-    refused.
+    `expired` transcripts were not published because they were too old.
     """
     prefix = "discarded_"
-    counters = {**appliance.counters, **(undelivered or {})}
+    counters = {**appliance.counters, "expired": expired}
     return {
         "uptime_s": rounded(appliance.uptime_s),
         **{name: counters.get(name, 0) for name in COUNTERS},

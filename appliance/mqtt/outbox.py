@@ -5,7 +5,6 @@ Owned by the publisher's thread; times are time.monotonic()'s.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -21,8 +20,6 @@ from appliance.mqtt.troubles import Troubles
 from appliance.records import Transcript
 from appliance.store import Store, StoredTranscript
 
-log = logging.getLogger("roomscribe.mqtt")
-
 IN_FLIGHT = 20
 """Most unacknowledged messages: our limit, and Mosquitto's."""
 RESERVED = 6
@@ -36,8 +33,6 @@ SUBSCRIBER_DELAY_S = 2.0
 """Between attempts while nobody subscribes: other clients return later than we do."""
 NOBODY_SUBSCRIBES = 16
 """Reason code of a PUBACK."""
-REFUSALS = 3
-"""After so many refusals in a row of one transcript, the next one is tried."""
 RECENT_S = 30.0
 """A subscriber may have stopped reading this long before its subscription ends, and the broker
 acknowledges meanwhile. Home Assistant did so for 3 s; a large one may take longer."""
@@ -65,8 +60,6 @@ class Outbox:
         """Pass over what is older than `expiry_s`. Raises StoreError."""
         self.expired = 0
         """Transcripts passed over as too old."""
-        self.refused_for_good = 0
-        """Transcripts passed over because the broker refuses them and accepts the next ones."""
         self._store = store
         self._expiry_s = expiry_s
         self._cursor = store.cursor()
@@ -79,10 +72,6 @@ class Outbox:
             if stored.seq <= self._cursor and stored.age_s() < RECENT_S:
                 self._recent.append((time.monotonic(), stored.seq))
         self._again = 0
-        self._refusals = (0, 0)
-        """The transcript that the broker refused last, and how often in a row."""
-        self._suspect: int | None = None
-        """A refused transcript that is passed over if the broker accepts the next one."""
 
     def iter_due(self, limit: int) -> Iterator[StoredTranscript]:
         """Yield the transcripts to send now, in order, while fewer than `limit` are in flight.
@@ -117,24 +106,13 @@ class Outbox:
         if seq is None:
             return False
         self._recent.append((now_s, seq))
-        if self._suspect is not None:
-            log.warning(
-                "the broker refused transcript %d %d times and accepts the next one. It stays in "
-                "the log and is not published",
-                *self._refusals,
-            )
-            self.refused_for_good += 1
-            self._suspect = None
         return True
 
     def resend_since(self, since_s: float) -> None:
         """Make everything due again from the first one acknowledged since then, or in flight."""
         sent = [seq for acknowledged_s, seq in self._recent if acknowledged_s >= since_s]
         sent += self._in_flight.values()
-        if self._suspect is not None:
-            sent.append(self._suspect)
         self._recent.clear()
-        self._suspect = None
         self._in_flight.clear()
         if sent:
             self._again = max(self._again, self._reached, *sent)
@@ -145,23 +123,10 @@ class Outbox:
         return seq <= self._again
 
     def mark_refused(self, message: int) -> bool:
-        """Make a refused message and everything after it due again; False as above.
-
-        A transcript that was refused REFUSALS times becomes the suspect, and the next one is tried.
-        If the broker accepts that one, it refuses only the suspect; else it refuses everything.
-        Raises StoreError.
-        """
-        seq = self._in_flight.get(message)
-        if seq is None:
+        """Make a refused message and everything after it due again; False as above."""
+        if message not in self._in_flight:
             return False
-        was_probing = self.is_probing
         self.rewind()
-        # A refusal of the probe says nothing about the suspect: the broker refuses everything.
-        if not was_probing:
-            known, times = self._refusals
-            self._refusals = (seq, times + 1 if known == seq else 1)
-            if self._refusals[1] >= REFUSALS and self._store.read_after(seq, 1):
-                self._suspect = self._reached = seq
         return True
 
     def mark_unsubscribed(self, message: int) -> bool:
@@ -178,27 +143,16 @@ class Outbox:
         self.rewind()
         return True
 
-    @property
-    def is_probing(self) -> bool:
-        """True while the transcript after a refused one is tried."""
-        return self._suspect is not None
-
     def rewind(self) -> None:
         """Make everything in flight due again."""
-        pending = list(self._in_flight.values())
-        if self._suspect is not None:
-            pending.append(self._suspect)
-        if pending:
-            self._reached = min(pending) - 1
+        if self._in_flight:
+            self._reached = min(self._in_flight.values()) - 1
         self._in_flight.clear()
-        self._suspect = None
 
     def save_cursor(self) -> None:
         """Store the cursor if it moved. Raises StoreError."""
-        # Everything before the first one in flight, or before the suspect, is acknowledged.
+        # Everything before the first one in flight is acknowledged.
         cursor = min(self._in_flight.values(), default=self._reached + 1) - 1
-        if self._suspect is not None:
-            cursor = self._suspect - 1
         if cursor != self._cursor:
             self._store.move_cursor(cursor, back=cursor < self._cursor)
             self._cursor = cursor
@@ -254,8 +208,7 @@ class Delivery:
         event = self._events.pop(message, None)
         if code >= FIRST_FAILURE:
             if self._outbox.mark_refused(message):
-                probing = self._outbox.is_probing
-                self._hold(now_s if probing else now_s + self._delays.refusal_s)
+                self._hold(now_s + self._delays.refusal_s)
         elif code == NOBODY_SUBSCRIBES:
             if self._outbox.mark_unsubscribed(message):
                 self._hold(now_s + SUBSCRIBER_DELAY_S)

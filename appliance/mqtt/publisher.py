@@ -222,13 +222,9 @@ class LiveTopics:
         online = events.ONLINE if state.microphone_online else events.OFFLINE
         self._retain(events.MICROPHONE, online, publish)
         if self._sources.stats and now_s >= self._stats_s + STATS_S:
-            undelivered = {
-                "expired": self._outbox.expired,
-                "refused": self._outbox.refused_for_good,
-            }
             since = datetime.now(UTC) - LATENCIES_FROM
             latencies_ms = self._store.read_latencies(since, LATENCIES)
-            message = events.stats(self._sources.stats(), latencies_ms, undelivered)
+            message = events.stats(self._sources.stats(), latencies_ms, self._outbox.expired)
             publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s
         self.publish_queued(publish)

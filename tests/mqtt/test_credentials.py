@@ -1,10 +1,10 @@
-"""TLS to a real Mosquitto: its certificate and name are checked, ours is shown."""
+"""TLS to a real Mosquitto: its certificate and name are checked."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,6 @@ def delivered(broker: Broker, chosen: MqttSettings, store: Store) -> str:
     command = ["stdbuf", "-oL", "mosquitto_sub", "-d", "-V", "5", "-q", "1"]
     command += ["-h", broker.host, "-p", str(broker.port)]
     command += ["--cafile", chosen.ca_file, "-t", "roomscribe/kitchen/transcript", "-C", "1"]
-    if chosen.cert_file:
-        command += ["--cert", chosen.cert_file, "--key", chosen.key_file]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as subscriber:
         assert subscriber.stdout
         while not (line := subscriber.stdout.readline()).startswith("Subscribed"):
@@ -124,72 +122,24 @@ def test_a_tls_port_without_tls_is_named_as_such(store: Store, house: Authority)
     assert "is mqtt.port its TLS port (set mqtt.tls)" in why
 
 
-def test_a_client_certificate_is_shown_to_a_broker_that_asks(
-    house: Authority, store: Store
-) -> None:
-    certificate, key = house.sign("kitchen")
-    asks = "require_certificate true\nuse_identity_as_username true\n"
-    with secure_broker(house, more=asks) as broker:
-        ours = {"cert_file": str(certificate), "key_file": str(key)}
-        chosen = settings(broker, ca_file=str(house.certificate), **ours)
-        assert '"text": "in private"' in delivered(broker, chosen, store)
-        assert "u'kitchen'" in broker.log()
-
-
 def test_a_broker_that_misses_our_certificate_is_named(house: Authority, store: Store) -> None:
     with secure_broker(house, more="require_certificate true\n") as broker:
         why = trouble(settings(broker, ca_file=str(house.certificate)), store)
-    assert "mqtt.cert_file" in why
+    assert "does it require a client certificate" in why
 
 
-def test_the_key_may_be_a_credential_of_systemd(
-    house: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certificate, key = house.sign("hall")
-    chosen = MqttSettings(tls=True, cert_file=str(certificate))
-    with pytest.raises(ConfigError, match=r"mqtt\.cert_file: expected a certificate and its key"):
-        credentials.tls_context(chosen)
-    (tmp_path / credentials.KEY_CREDENTIAL).write_bytes(key.read_bytes())
-    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert credentials.tls_context(chosen)
-
-
-def test_a_key_with_a_passphrase_is_refused(house: Authority, tmp_path: Path) -> None:
-    certificate, key = house.sign("cellar")
-    locked = tmp_path / "locked.key"
-    subprocess.run(
-        ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked],
-        check=True,
-    )
-    chosen = MqttSettings(tls=True, cert_file=str(certificate), key_file=str(locked))
-    with pytest.raises(ConfigError, match="expected a key without a passphrase"):
-        credentials.tls_context(chosen)
-
-
-@pytest.mark.parametrize(
-    ("key", "naming"),
-    [
-        ("ca_file", lambda file: MqttSettings(tls=True, ca_file=str(file))),
-        ("cert_file", lambda file: MqttSettings(tls=True, cert_file=str(file))),
-    ],
-)
-def test_a_file_that_is_missing_or_wrong_is_a_mistake_with_its_fix(
-    tmp_path: Path, key: str, naming: Callable[[Path], MqttSettings]
-) -> None:
+def test_a_file_that_is_missing_or_wrong_is_a_mistake_with_its_fix(tmp_path: Path) -> None:
     for file, found in ((tmp_path / "none", "No such file"), (tmp_path / "text", "")):
         if not found:
             file.write_text("no certificate", encoding="utf-8")
         with pytest.raises(ConfigError) as caught:
-            credentials.tls_context(naming(file))
-        assert str(caught.value).startswith(f"mqtt.{key}: expected ")
+            credentials.tls_context(MqttSettings(tls=True, ca_file=str(file)))
+        assert str(caught.value).startswith("mqtt.ca_file: expected ")
         assert found in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
-def test_without_tls_there_is_no_context_and_its_keys_are_a_mistake() -> None:
+def test_without_tls_there_is_no_context_and_its_key_is_a_mistake() -> None:
     assert credentials.tls_context(MqttSettings()) is None
-    for key in ("ca_file", "cert_file"):
-        with pytest.raises(ConfigError, match=rf"mqtt\.{key}: expected mqtt.tls = true beside it"):
-            parse(f'[mqtt]\n{key} = "x.pem"\n', "house.toml")
-    with pytest.raises(ConfigError, match=r"expected mqtt\.cert_file beside it"):
-        parse('[mqtt]\ntls = true\nkey_file = "x.pem"\n', "house.toml")
+    with pytest.raises(ConfigError, match=r"mqtt\.ca_file: expected mqtt.tls = true beside it"):
+        parse('[mqtt]\nca_file = "x.pem"\n', "house.toml")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
-from rigs.proxy import TRANSCRIPT_TOPIC, Lossy
 from rigs.publishing import running, transcript
 from rigs.stores import connection_of
 from rigs.waiting import until
@@ -65,48 +63,14 @@ def test_what_was_sent_before_one_without_a_subscriber_is_sent_as_repeated(store
     assert outbox.is_repeated(3) and not outbox.is_repeated(4)
 
 
-def refuse(outbox: Outbox, *numbers: int) -> None:
-    """Take what is due and let the broker refuse it; it must be these numbers."""
-    for number in numbers:
-        assert due(outbox, 1) == [str(number - 1)]
-        assert outbox.mark_refused(number)
-        outbox.save_cursor()
-
-
-def test_a_transcript_that_is_always_refused_lets_the_next_one_pass(store: Store) -> None:
+def test_what_the_broker_refuses_is_due_again(store: Store) -> None:
     say(store, *range(3))
     outbox = Outbox(store, 3600)
-    refuse(outbox, 1, 1)
-    assert not outbox.is_probing
-    refuse(outbox, 1)
-    assert (outbox.is_probing, store.cursor()) == (True, 0)
-    assert due(outbox, 1) == ["1"]
+    assert due(outbox, 2) == ["0", "1"]
+    assert outbox.mark_refused(2) and not outbox.mark_refused(7)
     outbox.save_cursor()
-    assert store.cursor() == 0, "not before the next one is acknowledged"
-    assert outbox.mark_acknowledged(2, 1.0)
-    outbox.save_cursor()
-    assert (outbox.refused_for_good, store.cursor()) == (1, 2)
-    assert due(outbox) == ["2"]
-
-
-def test_a_broker_that_refuses_all_loses_none(store: Store) -> None:
-    say(store, *range(3))
-    outbox = Outbox(store, 3600)
-    refuse(outbox, 1, 1, 1, 2, 1, 2, 1)
-    assert due(outbox, 1) == ["1"]
-    outbox.rewind()
-    outbox.save_cursor()
-    assert (outbox.refused_for_good, store.cursor(), outbox.is_probing) == (0, 0, False)
+    assert store.cursor() == 0
     assert due(outbox) == ["0", "1", "2"]
-
-
-def test_a_refused_transcript_waits_for_the_next_one(store: Store) -> None:
-    say(store, 0)
-    outbox = Outbox(store, 3600)
-    refuse(outbox, 1, 1, 1, 1)
-    say(store, 1)
-    refuse(outbox, 1)
-    assert due(outbox, 1) == ["1"]
 
 
 def test_without_a_connection_what_is_too_old_is_passed_over(store: Store) -> None:
@@ -118,37 +82,6 @@ def test_without_a_connection_what_is_too_old_is_passed_over(store: Store) -> No
     outbox.save_cursor()
     assert (outbox.expired, store.cursor()) == (2, 2)
     assert due(Outbox(store, 3600)) == ["2"]
-
-
-@needs_broker
-def test_a_transcript_that_the_broker_never_accepts_does_not_block_the_others(
-    store: Store,
-) -> None:
-    store.append(transcript("too long " * 400))
-    say(store, 1, 2, 3)
-    hasty = Delays(refusal_s=0.2)
-    with Broker() as broker, Subscriber(broker.port) as subscriber:
-        proxy = Refusing(broker.port, b"too long")
-        here = MqttSettings(host="127.0.0.1", port=proxy.port)
-        with proxy, running(here, store, delays=hasty):
-            until(lambda: store.depth() == 0 and len(subscriber.events()) >= 3)
-        assert (proxy.mark_refused, subscriber.texts()) == (3, ["1", "2", "3"])
-
-
-class Refusing(Lossy):
-    """A proxy that answers each PUBLISH of QoS 1 with `text` in it by PUBACK 0x97."""
-
-    def __init__(self, broker_port: int, text: bytes) -> None:
-        super().__init__(broker_port, self._is_refused)
-        self._text, self.mark_refused = text, 0
-
-    def _is_refused(self, packet: bytes, to_broker: bool) -> bool:
-        return to_broker and packet[0] >> 4 == 3 and self._text in packet
-
-    def lose(self, packet: bytes, connection: socket.socket) -> None:
-        self.mark_refused += 1
-        topic = packet.index(TRANSCRIPT_TOPIC) + len(TRANSCRIPT_TOPIC)
-        connection.sendall(b"\x40\x03" + packet[topic : topic + 2] + b"\x97")
 
 
 def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from appliance.config import DEFAULT_PATH, HomeAssistantSettings, MqttSettings, Settings
 from appliance.control import SOCKET_NAME, ControlClient
 from appliance.errors import DaemonError
-from appliance.mqtt import KEY_CREDENTIAL, PASSWORD_CREDENTIAL
+from appliance.mqtt import PASSWORD_CREDENTIAL
 from appliance.store import runtime_folders
 from appliance.system import find_credential
 
@@ -73,17 +73,13 @@ def beside_daemon(config: Path | None, settings: Settings) -> tuple[DaemonProces
 def with_credentials(
     mqtt: MqttSettings, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
 ) -> MqttSettings:
-    """Return `mqtt` with the files that systemd would give the service, if this user may read them.
+    """Return `mqtt` with the password file that systemd would give the service, if it is readable.
 
     Logs a warning for a file that cannot be decrypted.
     """
-    wanted = {"password_file": PASSWORD_CREDENTIAL} if mqtt.username else {}
-    wanted |= {"key_file": KEY_CREDENTIAL} if mqtt.cert_file else {}
-    found: dict[str, Any] = {}
-    for key, name in wanted.items():
-        if not getattr(mqtt, key):
-            found[key] = _credential_file(name, plain, encrypted)
-    return replace(mqtt, **found)
+    if not mqtt.username or mqtt.password_file:
+        return mqtt
+    return replace(mqtt, password_file=_credential_file(PASSWORD_CREDENTIAL, plain, encrypted))
 
 
 def with_token(

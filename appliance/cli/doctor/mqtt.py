@@ -47,18 +47,14 @@ def broker(around: Surroundings, connect_s: float = 5.0) -> Outcome:
 def secret_files(around: Surroundings) -> Outcome:
     """Check that not every user can read the configured files with a password, key or token."""
     mqtt, home = around.settings.mqtt, around.settings.homeassistant
-    named = [
-        Path(file).expanduser()
-        for file in (mqtt.password_file, mqtt.key_file, home.token_file)
-        if file
-    ]
+    named = [Path(file).expanduser() for file in (mqtt.password_file, home.token_file) if file]
     if not named:
-        return skipped("the configuration names no file with a password, a key or a token")
+        return skipped("the configuration names no file with a password or a token")
     exposed = [file for file in named if _is_open_to_all(file)]
     if exposed:
         files = " ".join(map(str, exposed))
         return failed(f"every user can read {files}", f"run `sudo chmod o= {files}`")
-    return ok("files with a password, a key or a token are protected")
+    return ok("files with a password or a token are protected")
 
 
 def _is_open_to_all(file: Path) -> bool:
