@@ -1,31 +1,24 @@
 """The control socket's server: JSON lines on a UNIX socket (docs/control.md).
 
-One thread serves all clients and waits for none of them: each has few unsent lines in memory, and
+One thread serves all clients and waits for none of them: each has few unsent bytes in memory, and
 is disconnected if it does not read. `daemon/controls` provides the events and commands.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
-import selectors
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from appliance.control.connection import (
-    LIMITS,
-    ClientState,
-    ConnectionLimits,
-    ControlConnection,
-    encode_line,
-    error_answer,
-)
 from appliance.errors import RoomscribeError
 from appliance.system import shorten
 
@@ -38,12 +31,28 @@ EVENTS = (
 )  # fmt: skip
 EVENTS_QUEUED = 1024
 """Most events that wait for the server's thread; the oldest are dropped first."""
-LINES_PER_TURN = 8
-"""Lines of one client that are executed before it is the others' turn."""
+LINE_BYTES = 65_536
+"""Longest line with its end, in both directions."""
 PAGE = 50
 """Transcripts that are read at once, and most that wait for one client."""
 STATE_EVERY_S, STATS_EVERY_S = 1.0, 10.0
 STORE_RETRY_S = 1.0
+END_WITHIN_S = 0.2
+"""For the connections to end when the server stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlLimits:
+    """What clients of the control socket may take up."""
+
+    connections: int = 32
+    unsent_bytes: int = 1 << 20
+    """A client with more unsent bytes is disconnected."""
+    replayed: int = 1000
+    """Most transcripts that are sent again to a client that names the last one it has."""
+
+
+LIMITS = ControlLimits()
 
 
 class ControlError(Exception):
@@ -86,12 +95,46 @@ class Feed(Protocol):
         """Complete late answers. Called at least once a second while a client waits for one."""
 
 
+@dataclass(slots=True, eq=False)
+class _Client:
+    """One connection, and what it subscribes to. The server's thread."""
+
+    writer: asyncio.StreamWriter
+    unsent_bytes: int
+    """As in ControlLimits."""
+    behind: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it may lack transcripts."""
+    events: frozenset[str] = frozenset()
+    seq: int | None = None
+    """Number of the last transcript that it was sent; None: it wants none."""
+    shown_state: tuple[object, ...] | None = None
+    """The appliance's state as it was last sent."""
+    stats_due_s: float = 0.0
+
+    def answer(self, message: Mapping[str, Any]) -> None:
+        """Send an answer."""
+        line = _encode_line(message)
+        if len(line) > LINE_BYTES:
+            why = f"the answer would be longer than {LINE_BYTES} bytes; ask for less"
+            line = _encode_line({"id": message["id"], **_refusal("unavailable", why)})
+        self.send(line)
+
+    def send(self, line: bytes) -> None:
+        """Send a line without waiting; disconnect a client that does not read."""
+        transport = self.writer.transport
+        if transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > self.unsent_bytes:
+            log.info("disconnected a client of the control socket that does not read")
+            transport.abort()
+        else:
+            self.writer.write(line)
+
+
 class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
     """The open socket. One thread calls `run`; any thread may call what is above it."""
 
-    def __init__(
-        self, path: Path, feed: Feed, limits: ConnectionLimits = LIMITS, idle_s: float = 1.0
-    ):
+    def __init__(self, path: Path, feed: Feed, limits: ControlLimits = LIMITS, idle_s: float = 1.0):
         """Listen at `path`, in a folder that exists. Raises OSError.
 
         Only one daemon can have it, so a socket that is there was left by one that was killed.
@@ -100,27 +143,20 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         self.wanted: frozenset[str] = frozenset()
         """The events that any client subscribes to. Any thread may read it."""
         self._queued: deque[tuple[str, Answer]] = deque(maxlen=EVENTS_QUEUED)
-        self._late: deque[tuple[ControlConnection, object, Future[Answer]]] = deque()
-        """Late answers that are there."""
         self._unanswered = 0
         """Late answers that are not there yet."""
-        self._connections: list[ControlConnection] = []
-        self._inode = 0
+        self._clients: dict[_Client, asyncio.Task[None] | None] = {}
+        """The connections, and their tasks."""
         self._stopping = False
         self._new_transcript = self._new_state = False
         self._highest, self._store_due_s, self._state_due_s = 0, 0.0, 0.0
-        self._selector = selectors.DefaultSelector()
-        self._woken, self._waker = socket.socketpair()
-        for end in (self._woken, self._waker):
-            end.setblocking(False)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._inode = _listen(self._listener, path, limits.connections)
         except OSError:
-            self.close()
+            self._listener.close()
             raise
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
 
     def publish(self, event: str, data: Answer) -> None:
         """Send an event to the clients that subscribe to it."""
@@ -147,135 +183,118 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
 
     def wake(self) -> None:
         """Make the server's thread poll now."""
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!")
+        if self._loop:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._woken.set)
 
     # the server's thread
 
     def run(self, heartbeat: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop`; what is queued by then is sent as far as the clients take it."""
-        while True:
-            stopping = self._stopping
-            heartbeat()
-            waiting = stopping or any(one.has_line for one in self._connections)
-            for key, _ in self._selector.select(0 if waiting else self._idle_s):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._woken:
-                    with contextlib.suppress(OSError):
-                        while self._woken.recv(4096):
-                            pass
-                elif key.data in self._connections:
-                    key.data.receive()
-            for connection in tuple(self._connections):
-                self._execute_lines(connection)
-            self._answer_late()
-            self._send_events()
-            for connection in tuple(self._connections):
-                self._flush(connection)
-            if stopping:
-                return
+        asyncio.run(self._serve(heartbeat))
 
     def close(self) -> None:
-        """End every connection and remove the socket."""
-        for connection in tuple(self._connections):
-            self._drop(connection)
+        """Remove the socket, once `run` has ended."""
         with contextlib.suppress(OSError):
-            if self._inode and self.path.lstat().st_ino == self._inode:
+            if self.path.lstat().st_ino == self._inode:
                 self.path.unlink()
-        for end in (self._listener, self._woken, self._waker):
-            end.close()
-        self._selector.close()
+        self._listener.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self) -> None:
-        try:
-            opened, _ = self._listener.accept()
-        except OSError:
-            return
-        opened.setblocking(False)
-        connection = ControlConnection(opened, self._limits)
-        if len(self._connections) >= self._limits.connections and not self._make_room():
+    async def _serve(self, heartbeat: Callable[[], None]) -> None:
+        self._woken = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        server = await asyncio.start_unix_server(
+            self._serve_client, sock=self._listener, limit=LINE_BYTES - 1
+        )
+        while not self._stopping:
+            heartbeat()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._idle_s):
+                    await self._woken.wait()
+            self._woken.clear()
+            if self._unanswered:
+                self._feed.poll()
+            self._send_events()
+        self._send_events()
+        await asyncio.sleep(0)  # for the transcripts
+        server.close()
+        tasks = [task for task in self._clients.values() if task]
+        for client in self._clients:
+            client.writer.close()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_WITHIN_S)
+        for client in self._clients:
+            client.writer.transport.abort()
+
+    async def _serve_client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer a client's lines in their order until its connection ends."""
+        client = _Client(writer, self._limits.unsent_bytes)
+        if len(self._clients) >= self._limits.connections:
             why = f"expected at most {self._limits.connections} connections, found them all in use"
-            connection.put({"id": None, **error_answer("too_many", why)})
-            connection.send()
-            opened.close()
+            client.answer({"id": None, **_refusal("too_many", why)})
+            writer.close()
             return
-        self._connections.append(connection)
-        self._selector.register(opened, selectors.EVENT_READ, connection)
+        self._clients[client] = asyncio.current_task()
+        follower = asyncio.ensure_future(self._send_transcripts(client))
+        try:
+            while (line := await reader.readline()).endswith(b"\n"):
+                if line.strip():
+                    self._execute(client, line)
+                await writer.drain()
+                await asyncio.sleep(0)  # the others' turn
+        except ValueError:
+            why = f"expected at most {LINE_BYTES} bytes a line, found more"
+            client.answer({"id": None, **_refusal("bad_request", why)})
+        except OSError:
+            pass  # it has gone
+        finally:
+            follower.cancel()
+            del self._clients[client]
+            self._count_wanted()
+            writer.close()
 
-    def _make_room(self) -> bool:
-        """Drop the connection that has been silent longest; False if none has been for long."""
-        silent = [one for one in self._connections if not one.events and not one.outbox]
-        longest = min(silent, key=lambda one: one.last_line_s, default=None)
-        if longest is None or time.monotonic() - longest.last_line_s < self._limits.silent_s:
-            return False
-        log.info("disconnected a silent client of the control socket to make room for another")
-        self._drop(longest)
-        return True
-
-    def _execute_lines(self, connection: ControlConnection) -> None:
-        """Execute the next lines of a connection, in order."""
-        for _ in range(LINES_PER_TURN):
-            if connection.state is ClientState.CLOSED:
-                return
-            try:
-                line = connection.next_line()
-            except ValueError as error:
-                connection.put({"id": None, **error_answer("bad_request", str(error))})
-                connection.finish()
-                return
-            if line is None:
-                break
-            if line.strip():
-                self._execute(connection, line)
-        if connection.state is ClientState.FINISHED and not connection.has_line:
-            connection.finish()
-
-    def _execute(self, connection: ControlConnection, line: bytes) -> None:
+    def _execute(self, client: _Client, line: bytes) -> None:
         number: object = None
 
-        def queue_late(done: Future[Answer]) -> None:  # any thread
-            self._late.append((connection, number, done))
-            self.wake()
+        def answer_late(done: Future[Answer]) -> None:
+            self._unanswered -= 1
+            if error := done.exception():
+                client.answer({"id": number, **_failure(error)})
+            else:
+                client.answer({"id": number, "ok": True, "result": done.result()})
+
+        def pass_on(done: Future[Answer]) -> None:  # any thread
+            if self._loop:
+                with contextlib.suppress(RuntimeError):  # it has ended
+                    self._loop.call_soon_threadsafe(answer_late, done)
 
         try:
             request = _parse(line)
             number = request.pop("id")
             name = request.pop("command")
             if name == "subscribe":
-                answer: Answer | Future[Answer] = self._subscribe(connection, request)
+                answer: Answer | Future[Answer] = self._subscribe(client, request)
             elif name in self._feed.commands:
                 answer = self._feed.commands[name](request)
             else:
                 known = ", ".join(("subscribe", *self._feed.commands))
                 raise ControlError("bad_request", f"unknown command; expected one of {known}")
         except Exception as error:
-            connection.put({"id": number, **_failure(error)})
+            client.answer({"id": number, **_failure(error)})
             return
         if isinstance(answer, Future):
             self._unanswered += 1
-            answer.add_done_callback(queue_late)
+            answer.add_done_callback(pass_on)
         else:
-            connection.put({"id": number, "ok": True, "result": answer})
+            client.answer({"id": number, "ok": True, "result": answer})
 
-    def _answer_late(self) -> None:
-        if self._unanswered:
-            self._feed.poll()
-        while self._late:
-            connection, number, future = self._late.popleft()
-            self._unanswered -= 1
-            if connection.state is ClientState.CLOSED:
-                continue
-            if error := future.exception():
-                connection.put({"id": number, **_failure(error)})
-            else:
-                connection.put({"id": number, "ok": True, "result": future.result()})
-
-    def _subscribe(self, connection: ControlConnection, request: Mapping[str, Any]) -> Answer:
-        """Replace a connection's subscription. Raises ControlError and StoreError."""
+    def _subscribe(self, client: _Client, request: Mapping[str, Any]) -> Answer:
+        """Replace a client's subscription. Raises ControlError and StoreError."""
         if unknown := request.keys() - {"events", "after"}:
             raise ControlError("bad_request", f"unknown argument {shorten(min(unknown))}")
         events, after = request.get("events"), request.get("after")
@@ -284,112 +303,94 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         if after is not None and (type(after) is not int or not 0 <= after < 1 << 63):
             raise ControlError("bad_request", "after: expected the seq of a transcript, or null")
         self._highest = highest = self._feed.highest()
-        connection.events, connection.seq = frozenset(map(str, events)), None
-        if "transcript" in connection.events:
+        client.events, client.seq = frozenset(map(str, events)), None
+        if "transcript" in client.events:
             start = highest if after is None or after > highest else after
-            connection.seq = max(start, highest - self._limits.replayed)
-        connection.shown_state, connection.stats_due_s, self._state_due_s = None, 0.0, 0.0
+            client.seq = max(start, highest - self._limits.replayed)
+            client.behind.set()
+        client.shown_state, client.stats_due_s, self._state_due_s = None, 0.0, 0.0
         self._count_wanted()
-        if "speech" in connection.events:
+        if "speech" in client.events:
             self._queued.append(("speech", {"speaking": self._feed.speaking()}))
-        return {"events": sorted(connection.events), "seq": highest}
+        self._woken.set()
+        return {"events": sorted(client.events), "seq": highest}
 
     def _count_wanted(self) -> None:
-        self.wanted = frozenset().union(*(one.events for one in self._connections))
+        self.wanted = frozenset().union(*(one.events for one in self._clients))
 
     def _send_events(self) -> None:
-        """Queue everything new for its subscribers."""
+        """Send everything new to its subscribers."""
         now_s = time.monotonic()
         self._send_queued()
         if now_s < self._store_due_s or not self.wanted:
             return
         try:
-            self._send_transcripts()
+            if self._new_transcript:
+                self._highest = self._feed.highest()
+                self._new_transcript = False
+                for client in self._clients:
+                    client.behind.set()
             self._send_state(now_s)
-            due = [one for one in self._connections if one.stats_due_s <= now_s]
+            due = [one for one in self._clients if one.stats_due_s <= now_s]
             if due := [one for one in due if "stats" in one.events]:
                 self._send_event("stats", self._feed.stats(), due)
-                for connection in due:
-                    connection.stats_due_s = now_s + STATS_EVERY_S
+                for client in due:
+                    client.stats_due_s = now_s + STATS_EVERY_S
         except RoomscribeError as error:
             log.debug("the control socket waits for the log: %s", error)
             self._store_due_s = now_s + STORE_RETRY_S
 
     def _send_queued(self) -> None:
         while self._queued:
-            self._send_event(*self._queued.popleft(), self._connections)
+            self._send_event(*self._queued.popleft(), self._clients)
 
-    def _send_event(
-        self, event: str, data: Answer, connections: Iterable[ControlConnection]
-    ) -> None:
-        line = encode_line({"event": event, "data": data})
-        if len(line) > self._limits.line_bytes:
+    def _send_event(self, event: str, data: Answer, clients: Iterable[_Client]) -> None:
+        line = _encode_line({"event": event, "data": data})
+        if len(line) > LINE_BYTES:
             log.error("event %s not sent: %d bytes are too many", event, len(line))
             return
-        for connection in connections:
-            if event in connection.events:
-                connection.outbox.append(line)
+        for client in clients:
+            if event in client.events:
+                client.send(line)
 
-    def _send_transcripts(self) -> None:
-        """Queue a page of transcripts for each subscriber that lacks some; those that a slow one
-        lacks stay in the store. Raises StoreError."""
-        if self._new_transcript:
-            self._new_transcript = False
-            try:
-                self._highest = self._feed.highest()
-            except RoomscribeError:
-                self._new_transcript = True
-                raise
-        subscribers = [(one, one.seq) for one in self._connections if one.seq is not None]
-        # a log that was started anew has lower numbers, and none of it has been sent
-        behind = [(one, seq if seq <= self._highest else 0) for one, seq in subscribers]
-        for connection, seq in behind:
-            connection.seq = seq
-        due = [(o, seq) for o, seq in behind if seq < self._highest and len(o.outbox) < PAGE]
-        if not due:
-            return
-        found = self._feed.transcripts(min(seq for _, seq in due), PAGE)
-        self._send_queued()  # no partial text may come after its transcript
-        for event in found:
-            self._send_event("transcript", event, [o for o, seq in due if seq < event["seq"]])
-        complete = len(found) < PAGE
-        for connection, seq in due:
-            last = found[-1]["seq"] if found else 0
-            connection.seq = max(seq, last, self._highest if complete else 0)
-        if not complete:
-            self.wake()
+    async def _send_transcripts(self, client: _Client) -> None:
+        """Send a client what it lacks, a page at a time; what a slow one lacks stays in the store.
+        Ends with its connection."""
+        while True:
+            await client.behind.wait()
+            client.behind.clear()
+            # a log that was started anew has lower numbers, and none of it has been sent
+            if client.seq is not None and client.seq > self._highest:
+                client.seq = 0
+            while client.seq is not None and client.seq < self._highest:
+                try:
+                    found = self._feed.transcripts(client.seq, PAGE)
+                except RoomscribeError as error:
+                    log.debug("the control socket waits for the log: %s", error)
+                    await asyncio.sleep(STORE_RETRY_S)
+                    continue
+                except Exception as error:
+                    log.error("the control socket reads the log: %s", error, exc_info=error)
+                    client.writer.transport.abort()
+                    return
+                self._send_queued()  # no partial text may come after its transcript
+                for event in found:
+                    self._send_event("transcript", event, (client,))
+                client.seq = found[-1]["seq"] if found else self._highest
+                with contextlib.suppress(OSError):  # it has gone
+                    await client.writer.drain()
 
     def _send_state(self, now_s: float) -> None:
-        """Queue the state for the subscribers to which it is new. Raises StoreError."""
+        """Send the state to the subscribers to which it is new. Raises StoreError."""
         if "state" not in self.wanted or not (self._new_state or now_s >= self._state_due_s):
             return
         self._new_state, self._state_due_s = False, now_s + STATE_EVERY_S
         state = self._feed.state()
         shown = tuple(value for name, value in state.items() if name != "uptime_s")
-        due = [one for one in self._connections if one.shown_state != shown]
+        due = [one for one in self._clients if one.shown_state != shown]
         self._send_event("state", state, due)
-        for connection in due:
-            connection.shown_state = shown
-
-    def _flush(self, connection: ControlConnection) -> None:
-        """Send what a client takes now; drop it if it is closed, or does not read."""
-        connection.send()
-        if connection.state is not ClientState.CLOSED and connection.is_stalled:
-            log.info("disconnected a client of the control socket that does not read")
-            connection.state = ClientState.CLOSED
-        if connection.state is ClientState.CLOSED:
-            self._drop(connection)
-            return
-        interest = selectors.EVENT_READ if connection.state is ClientState.OPEN else 0
-        interest |= selectors.EVENT_WRITE if connection.outbox else 0
-        self._selector.modify(connection.socket, interest or selectors.EVENT_READ, connection)
-
-    def _drop(self, connection: ControlConnection) -> None:
-        connection.state = ClientState.CLOSED
-        self._connections.remove(connection)
-        self._selector.unregister(connection.socket)
-        connection.socket.close()
-        self._count_wanted()
+        for client in due:
+            client.shown_state = shown
 
 
 def _listen(listener: socket.socket, path: Path, backlog: int) -> int:
@@ -436,10 +437,21 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(name)
 
 
+def _encode_line(message: Mapping[str, Any]) -> bytes:
+    """Return a message as it is sent; letters that UTF-8 cannot hold become question marks."""
+    text = json.dumps(message, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _refusal(code: str, message: str) -> dict[str, Any]:
+    """Return what a refused command is answered, without its id."""
+    return {"ok": False, "code": code, "error": message}
+
+
 def _failure(error: BaseException) -> dict[str, Any]:
     """Return the answer to a command that failed; log an unexpected error."""
     if isinstance(error, ControlError):
-        return {**error_answer(error.code, str(error)), **error.more}
+        return {**_refusal(error.code, str(error)), **error.more}
     if not isinstance(error, RoomscribeError):
         log.error("a command of the control socket failed: %s", error, exc_info=error)
-    return error_answer("unavailable", shorten(error, 400) or type(error).__name__)
+    return _refusal("unavailable", shorten(error, 400) or type(error).__name__)

@@ -1,8 +1,8 @@
 """Who may see the page: host names, the password, one-time links, sessions, login attempts.
 
 The page's process ends after ten idle minutes, so it keeps files in a folder of its user's:
-`password` (a hash), `secret` (signs sessions), `link-*` (links), `first-steps` (exists once the first
-steps were finished or skipped).
+`password` (a hash), `secret` (signs sessions), `link-*` (links), `first-steps` (exists once the
+first steps were finished or skipped).
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ from rigs.feed import Feed, serving
 from rigs.waiting import PATIENCE_S, holds, until
 
 from appliance.control.client import ControlClient
-from appliance.control.connection import ConnectionLimits
-from appliance.control.server import ControlServer
+from appliance.control.server import ControlLimits, ControlServer
 from appliance.errors import DaemonError
 
-TIGHT = ConnectionLimits(connections=2, unsent_lines=128, replayed=100)
+TIGHT = ControlLimits(connections=2, unsent_bytes=1 << 18, replayed=100)
 
 
 @pytest.fixture
@@ -145,7 +144,7 @@ def test_one_reader_too_many_is_told_so(server: ControlServer, path: Path) -> No
         ):
             three.call("echo")
         one.close()
-        until(lambda: len(server._connections) == 1)
+        until(lambda: len(server._clients) == 1)
         with ControlClient([path]) as again:
             assert again.call("echo") == two.call("echo")
 
@@ -225,7 +224,7 @@ def test_who_does_not_read_is_dropped_and_costs_the_others_nothing(
             server.publish("level", {"number": told, "text": "x" * 5000})
             told += 1
             assert (good.next_event(5) or ("", {}))[1]["number"] == told - 1
-            return len(server._connections) == 1
+            return len(server._clients) == 1
 
         assert holds(tell, PATIENCE_S, every_s=0.001)
         with pytest.raises(DaemonError, match="closed the connection"):
@@ -242,7 +241,7 @@ def test_transcripts_wait_in_the_log_for_a_slow_reader_and_come_when_it_reads(
         for number in range(1, 5001):
             feed.numbers.append(number)
         server.announce_transcript()
-        until(lambda: server._connections and server._connections[0].outbox)
+        until(lambda: [one for one in server._clients if one.seq])
         told = [(slow.next_event(5) or ("", {}))[1]["seq"] for _ in range(5000)]
         assert told == list(range(1, 5001))
 

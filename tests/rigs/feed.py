@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from appliance.control import server as control
-from appliance.control.connection import LIMITS, ConnectionLimits
-from appliance.control.server import Command, ControlError, ControlServer
+from appliance.control.server import (
+    LIMITS,
+    Command,
+    ControlError,
+    ControlLimits,
+    ControlServer,
+)
 from appliance.errors import StoreError
 
 
@@ -67,7 +72,7 @@ class Feed:
 
 @contextmanager
 def serving(
-    path: Path, feed: control.Feed, limits: ConnectionLimits = LIMITS
+    path: Path, feed: control.Feed, limits: ControlLimits = LIMITS
 ) -> Iterator[ControlServer]:
     """A server in a thread of its own; what ends it fails the test."""
     with ControlServer(path, feed, limits, idle_s=0.05) as server:
