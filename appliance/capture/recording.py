@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -125,20 +125,6 @@ class Recording:
         elif late_s < 0:
             self._stopped.wait(-late_s)
         return Frame(frame.samples, self._began_s + frame.start_s, frame.after_gap)
-
-
-class _Sound(Protocol):
-    """Source of a recording's samples."""
-
-    description: str
-
-    def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
-        """Yield (n,) int16 at 16 kHz until the end or `stopped`. Raises AudioError."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
 
 
 class _File:
@@ -252,6 +238,9 @@ class _Pipe:
             if stopped.is_set():
                 return None
             return _open_file(f"/proc/self/fd/{memory}", self._owner)
+
+
+_Sound = _File | _FfmpegFile | _Pipe
 
 
 def _open(path: str, name: str, owner: Recording) -> _Sound:

@@ -42,7 +42,7 @@ from appliance.system import legible, shorten
 
 CHIPS_THREAD = "NPU"
 """Name of infer/hailo/npu's threads; one that still runs at the end waits for a chip that hangs."""
-RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm", "unicode_rbnf")
+RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm")
 """Libraries that the package roomscribe-satellite comes without."""
 EXTRAS = {
     "nats": "fleet",
@@ -50,7 +50,6 @@ EXTRAS = {
     "requests": "models",
     "tornado": "page",
     "tqdm": "models",
-    "unicode_rbnf": "numbers",
     "websockets": "homeassistant",
 }
 """Libraries that `pip install .` leaves out, and the extra that brings each."""

@@ -122,7 +122,7 @@ def _open_rescorer(
 
 @dataclass(frozen=True, slots=True)
 class _PhraseMaker:
-    """Makes expected sentences for one decoder, with numbers in `languages`."""
+    """Makes expected sentences for one decoder, where `languages` are spoken."""
 
     settings: Settings
     bundle: Bundle
@@ -140,10 +140,10 @@ class _PhraseMaker:
         home, address = _home(self.settings), self.settings.assist.phrase
         built_in = built_in_sentences(self.languages)
         try:
-            return self._made(read_phrases(own, home, address, self.languages, built_in))
+            return self._made(read_phrases(own, home, address, built_in))
         except ModelError:  # a vocabulary without some letters
             log.info("%s cannot write the built-in sentences", self.bundle.name)
-            return self._made(read_phrases(own, home, address, self.languages)) if own else None
+            return self._made(read_phrases(own, home, address)) if own else None
 
     def __call__(self, table: Mapping[str, Any], *, alone: bool) -> Phrases:
         """Return others, `alone`: without the built-in ones, and few. Raises ConfigError."""
@@ -152,7 +152,7 @@ class _PhraseMaker:
         built_in = None if alone else built_in_sentences(self.languages)
         most = WORDS_RECEIVED if alone else WORDS_AT_MOST
         home, address = _home(self.settings), self.settings.assist.phrase
-        return self._made(build_network(table, address, self.languages, home, built_in, most=most))
+        return self._made(build_network(table, address, home, built_in, most=most))
 
     def _made(self, network: WordNetwork) -> Phrases:
         from appliance.infer.phrases import Phrases

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import ConfigError
-from appliance.infer.numbers import number_words, strange_letters
+from appliance.infer.numbers import in_words, strange_letters
 from appliance.records import Tier
 
 VALUES_AT_MOST = 20_000
@@ -167,7 +167,6 @@ def read_phrases(
     path: Path | None,
     home: Mapping[str, Sequence[str]] | None = None,
     address: str = "",
-    languages: Sequence[str] = ("en",),
     built_in: Path | None = None,
 ) -> WordNetwork:
     """Return the network of a file of sentences, and of the built-in file behind it; of that alone
@@ -177,14 +176,14 @@ def read_phrases(
     values of each slot: a list of texts, a table of values with the texts that mean them, or a
     range of whole numbers {from = 0, to = 100, step = 5}. `built_in = false` leaves out the
     built-in file. With `home`, names of the home are values of HOME_SLOTS. `address` may precede
-    every sentence ([assist] phrase). Ranges are spoken in `languages` (ISO 639). Raises
+    every sentence ([assist] phrase). Raises
     ConfigError, which names file and key.
     """
     if path is None:
-        return build_network({}, address, languages, home, built_in)
+        return build_network({}, address, home, built_in)
     try:
         table = parse_phrases(path.read_text("utf-8"))
-        return build_network(table, address, languages, home, built_in)
+        return build_network(table, address, home, built_in)
     except OSError as error:
         raise ConfigError(
             f"{path}: expected a readable file of sentences ([phrases] file), "
@@ -207,7 +206,6 @@ def parse_phrases(text: str) -> dict[str, Any]:
 def build_network(
     table: Mapping[str, Any],
     address: str,
-    languages: Sequence[str],
     home: Mapping[str, Sequence[str]] | None,
     built_in: Path | None = None,
     *,
@@ -220,15 +218,15 @@ def build_network(
     more, values = dict[str, Any](), dict[str, list[tuple[Value, str]]]()
     if built_in and table.get("built_in", True):
         more, defaults = _tables(parse_phrases(built_in.read_text("utf-8")))
-        values = _read_slots(defaults, languages)
+        values = _read_slots(defaults)
     network = WordNetwork(address=address.lower(), most=most)
     if home is not None:
-        again = functools.partial(build_network, table, address, languages)
+        again = functools.partial(build_network, table, address)
         network.rebuild = functools.partial(again, built_in=built_in, most=most)
         for slot in HOME_SLOTS:
             names: list[tuple[Value, str]] = [(name, spoken(name)) for name in home.get(slot, ())]
             values[slot] = names or values.get(slot, [])
-    given = _read_slots(slots, languages).items()
+    given = _read_slots(slots).items()
     values |= {slot: own for slot, own in given if own or slot not in values}
     first = network.add_state()
     network.add_free(START[0], first)
@@ -285,13 +283,11 @@ def _add_sentences(
                 raise ConfigError(f"{key}, sentence {number}: {error}") from None
 
 
-def _read_slots(
-    slots: Mapping[str, object], languages: Sequence[str]
-) -> dict[str, list[tuple[Value, str]]]:
+def _read_slots(slots: Mapping[str, object]) -> dict[str, list[tuple[Value, str]]]:
     """Return the values of each slot, with the texts that mean them. Raises ConfigError."""
     values: dict[str, list[tuple[Value, str]]] = {}
     for name, given in slots.items():
-        values[name] = list(_values(name, given, languages))
+        values[name] = list(_values(name, given))
         if sum(map(len, values.values())) > VALUES_AT_MOST:
             raise ConfigError(
                 f"slots.{name}: expected at most {VALUES_AT_MOST} values in all slots, found more"
@@ -304,11 +300,11 @@ def spoken(name: str) -> str:
     return " ".join(re.sub(r"[^\w'-]|_", " ", name).split())
 
 
-def _values(name: str, given: object, languages: Sequence[str]) -> Iterator[tuple[Value, str]]:
+def _values(name: str, given: object) -> Iterator[tuple[Value, str]]:
     """The values of a slot, each with a text that means it."""
     key = f"slots.{name}"
     if isinstance(given, dict) and given.keys() & {"from", "to"}:
-        yield from _numbers(key, given, languages)
+        yield from _numbers(key, given)
         return
     texts: list[tuple[Value, object]] = []
     if isinstance(given, list):
@@ -332,10 +328,8 @@ def _values(name: str, given: object, languages: Sequence[str]) -> Iterator[tupl
         yield value, text
 
 
-def _numbers(
-    key: str, given: Mapping[str, object], languages: Sequence[str]
-) -> Iterator[tuple[Value, str]]:
-    """A range of whole numbers, in words and in digits."""
+def _numbers(key: str, given: Mapping[str, object]) -> Iterator[tuple[Value, str]]:
+    """A range of whole numbers, in English words and in digits."""
     first, last, step = given.get("from"), given.get("to"), given.get("step", 1)
     whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (first, last, step))
     extra = given.keys() - {"from", "to", "step"}
@@ -349,11 +343,7 @@ def _numbers(
             f"found {first} to {last}, step {step}"
         )
     for number in range(first, last + 1, step):
-        try:
-            spoken_forms = [form for code in languages for form in number_words(number, code)]
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
-        for text in dict.fromkeys([*spoken_forms, str(number)]):
+        for text in (in_words(number), str(number)):
             yield number, text
 
 

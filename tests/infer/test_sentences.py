@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rigs.checkout import ROOT
-from rigs.needs import module
 from rigs.phrase_files import network, written
 
 from appliance.errors import ConfigError
@@ -191,36 +189,6 @@ def test_no_file_bytes_and_too_many_sentences_are_refused(tmp_path: Path) -> Non
         read_phrases(written(tmp_path, "#" * (5 << 20)))
 
 
-def test_the_numbers_of_a_range_are_in_the_language_that_is_spoken(tmp_path: Path) -> None:
-    module("unicode_rbnf", "unicode-rbnf")
-    table = '[slots]\ngrad = {from = 20, to = 22}\n[phrases]\nwarm = ["{grad} Grad"]\n'
-    words = read_phrases(written(tmp_path, table), languages=("de",))
-    for spoken in ("zweiundzwanzig", "22"):
-        assert words.parse([spoken, "grad"]) == {"": "warm", "grad": 22}
-    assert words.parse(["twenty", "two", "grad"]) is None
-    both = read_phrases(written(tmp_path, table), languages=("de", "en"))
-    assert both.parse(["zweiundzwanzig", "grad"]) == both.parse(["twenty", "two", "grad"])
-
-
-def test_a_language_without_number_words_is_named(tmp_path: Path) -> None:
-    module("unicode_rbnf", "unicode-rbnf")
-    table = '[slots]\na = {from = 1, to = 2}\n[phrases]\nb = ["{a}"]\n'
-    with pytest.raises(
-        ConfigError, match=r"slots\.a: number words in the language 'haw' are unkno"
-    ):
-        read_phrases(written(tmp_path, table), languages=("haw",))
-
-
-def test_without_the_library_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "unicode_rbnf", None)
-    table = '[slots]\na = {from = 1, to = 2}\n[phrases]\nb = ["{a}"]\n'
-    with pytest.raises(ConfigError, match="apt install python3-unicode-rbnf"):
-        read_phrases(written(tmp_path, table), languages=("is",))
-    read_phrases(written(tmp_path, table))
-
-
 def test_the_shipped_sentences_are_home_commands() -> None:
     words = read_phrases(BUILT_IN)
     for said, meant in (
@@ -251,7 +219,7 @@ def test_what_would_take_all_memory_or_time_is_refused(name: str) -> None:
     given = ATTACKS[name]
     table = {"phrases": {"answer": given["sentences"]}, "slots": given.get("slots", {})}
     with pytest.raises(ConfigError, match=r"expected (at most 20|fewer)"):
-        build_network(table, "", ("en",), None, most=WORDS_RECEIVED)
+        build_network(table, "", None, most=WORDS_RECEIVED)
 
 
 def test_toml_that_is_nested_too_deeply_is_refused() -> None:
@@ -261,7 +229,7 @@ def test_toml_that_is_nested_too_deeply_is_refused() -> None:
 
 @pytest.mark.parametrize("nothing", ["(||||)" * 200, "[set] " * 300])
 def test_many_ways_to_read_a_sentence_take_no_longer(nothing: str) -> None:
-    words = build_network({"phrases": {"a": [f"{nothing} set it now"]}}, "", ("en",), None)
+    words = build_network({"phrases": {"a": [f"{nothing} set it now"]}}, "", None)
     assert words.parse(["set", "it", "now"]) == {"": "a"}
     assert words.parse(["set", "it"]) is None
     assert words.is_beginning(["set", "it"]) and not words.is_beginning(["now"])
@@ -270,7 +238,7 @@ def test_many_ways_to_read_a_sentence_take_no_longer(nothing: str) -> None:
 def test_a_slot_is_in_the_network_once() -> None:
     slots = {"n": {"from": 0, "to": 999}}
     one, many = (
-        build_network({"phrases": {"a": ["say {n} " * times]}, "slots": slots}, "", ("en",), None)
+        build_network({"phrases": {"a": ["say {n} " * times]}, "slots": slots}, "", None)
         for times in (1, 9)
     )
     assert len(many.edges) - len(one.edges) == 8 * 2

@@ -14,7 +14,7 @@ import importlib.abc, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("onnx", "onnxruntime", "requests", "tqdm", "unicode_rbnf"):
+        if name.partition(".")[0] in ("onnx", "onnxruntime", "requests", "tqdm"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
