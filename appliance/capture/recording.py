@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Self
@@ -34,6 +35,8 @@ SOUND_FILE = re.compile(
     re.DOTALL,
 )
 """How a sound file begins in a pipe; anything else there is raw PCM."""
+HEAD_BYTES, NO_LENGTH = 4096, b"data" + bytes(4)
+"""Where the chunk of a WAV's samples begins, with the length that a killed writer leaves."""
 LOWEST_HZ, HIGHEST_HZ = 4000, 384_000
 BLOCK_S, READ_BYTES = 0.1, 1 << 20
 """Length of one read, and its limit in bytes whatever a header says."""
@@ -269,10 +272,27 @@ def _open(path: str, name: str, owner: Recording) -> _Sound:
 def _open_file(file: str, owner: Recording) -> _Sound:
     """Open a seekable file."""
     library = _soundfile()
-    try:
-        return _File(file, owner)
-    except (library.LibsndfileError, RuntimeError, TypeError) as error:
-        return _FfmpegFile(file, owner, _reason(error))
+    with _with_length(file) as found:
+        try:
+            return _File(found, owner)
+        except (library.LibsndfileError, RuntimeError, TypeError) as error:
+            return _FfmpegFile(found, owner, _reason(error))
+
+
+@contextmanager
+def _with_length(file: str) -> Iterator[str]:
+    """Yield the file; for a WAV whose header gives no length, since its writer was killed, a copy
+    in memory with the greatest one: libsndfile reads what is there."""
+    with Path(file).open("rb") as opened:
+        head = opened.read(HEAD_BYTES)
+        at = head.find(NO_LENGTH) if head.startswith(b"RIFF") else -1
+        rest = opened.read(PIPED_FILE_BYTES) if at >= 0 else b""
+    if at < 0:
+        yield file
+        return
+    with os.fdopen(os.memfd_create("recording"), "wb", buffering=0) as copy:
+        copy.write(head[: at + 4] + b"\xff" * 4 + head[at + 8 :] + rest)
+        yield f"/proc/self/fd/{copy.fileno()}"
 
 
 def _raw_blocks(descriptor: int, stopped: threading.Event, head: bytes = b"") -> Iterator[Samples]:

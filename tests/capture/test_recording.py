@@ -17,7 +17,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 from rigs.checkout import ROOT, environment
-from rigs.needs import needs_ffmpeg, unless
+from rigs.needs import unless
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer, HighPass
 from appliance.capture.recording import Recording
@@ -141,7 +141,6 @@ def test_bad_files_are_one_line_that_says_what_was_found(tmp_path: Path) -> None
     assert "no such file" in error_of(tmp_path / "nowhere.wav")
 
 
-@needs_ffmpeg
 def test_a_wav_without_a_length_is_read_by_the_bytes_that_are_there(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", tone(1), SAMPLE_RATE, "PCM_16")
     whole, data = samples_of(tmp_path / "a.wav"), (tmp_path / "a.wav").read_bytes()
