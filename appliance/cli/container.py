@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
 import pwd
 import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from appliance import config
@@ -44,7 +43,6 @@ POLL_S = 0.5
 ANSWER_S = 5.0
 FOR_EVER_S = "1e8"
 """The page does not end by itself here."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 def add_container(
@@ -149,26 +147,6 @@ def _leave_root(*folders: Path) -> None:
     os.environ |= {"HOME": user.pw_dir, "USER": USER}
 
 
-@dataclass(slots=True)
-class KeptProcess:
-    """A process that is started again when it fails."""
-
-    command: list[str]
-    pid: int = 0
-    """0 while it does not run."""
-    start_s: float = 0.0
-    """When it starts, on time.monotonic()'s clock."""
-    status: int | None = None
-    """Its last exit status."""
-
-    def ended(self, status: int) -> None:
-        """Note that it has ended, and when it starts again."""
-        self.pid, self.status, self.start_s = 0, status, time.monotonic() + DELAY_S
-        if status not in FINAL:
-            what = " ".join(self.command[-2:])
-            log.error("%s ended with status %d; next start in %.0f s", what, status, DELAY_S)
-
-
 class Appliance:
     """The daemon, the page, and processes that add models, until a signal. One thread."""
 
@@ -177,13 +155,11 @@ class Appliance:
     ) -> None:
         """`private` is a folder in memory of this user alone."""
         self._environment = dict(os.environ)
-        self._daemon = KeptProcess([*program, "run", *arguments])
-        self._children = [self._daemon]
+        self._commands = [[*program, "run", *arguments]]
         self._builder = [*program, "model", "serve", *arguments]
         self._for_models: socket.socket | None = None
         if web.enabled:
-            page = [*program, "web", "serve", "--idle", FOR_EVER_S, *arguments]
-            self._children.append(KeptProcess(page))
+            self._commands.append([*program, "web", "serve", "--idle", FOR_EVER_S, *arguments])
             path = private / "models"
             self._for_models = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._for_models.bind(str(path))
@@ -193,29 +169,27 @@ class Appliance:
 
     def run(self) -> int:
         """Run until SIGTERM, or the daemon's end with a status of FINAL; return that status."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        while self._daemon.status not in FINAL:
-            for child in self._children:
-                if not child.pid and time.monotonic() >= child.start_s:
-                    child.pid = self._spawn(child.command)
+        received = list[int]()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: received.append(number))
+        children = [self._start(command) for command in self._commands]
+        while children[0].poll() not in FINAL:
+            for index, command in enumerate(self._commands):
+                if status := children[index].poll():
+                    what = " ".join(command[-2:])
+                    log.error("%s ended with status %d; starts again", what, status)
+                    time.sleep(DELAY_S)
+                    children[index] = self._start(command)
             self._add_model()
-            received = signal.sigtimedwait(SIGNALS, POLL_S)
-            self._reap()
-            number = received.si_signo if received else 0
-            if number in (signal.SIGTERM, signal.SIGINT):
+            time.sleep(POLL_S)
+            if received and received[-1] != signal.SIGHUP:
                 break
-            if number == signal.SIGHUP and self._daemon.pid:
-                os.kill(self._daemon.pid, number)
-        self._end()
-        status = self._daemon.status
-        return status if status is not None and status >= 0 else DeviceError.exit_status
+            if received:
+                children[0].send_signal(received.pop())
+        return self._end(children)
 
-    def _spawn(self, command: list[str], stdin: int | None = None) -> int:
-        """Start a process, which gets its signals; return its id."""
-        actions = [] if stdin is None else [(os.POSIX_SPAWN_DUP2, stdin, 0)]
-        return os.posix_spawnp(
-            command[0], command, self._environment, file_actions=actions, setsigmask=()
-        )
+    def _start(self, command: Sequence[str], stdin: int | None = None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=stdin, env=self._environment)
 
     def _add_model(self) -> None:
         """Start the process for a client that wants a model to be added, if there is one."""
@@ -223,22 +197,18 @@ class Appliance:
             with suppress(BlockingIOError):
                 connection, _ = self._for_models.accept()
                 with connection:
-                    self._spawn(self._builder, connection.fileno())
+                    self._start(self._builder, connection.fileno())
 
-    def _reap(self) -> None:
-        """Note which processes have ended; orphans of processes that ended come here, too."""
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                for child in self._children:
-                    if child.pid == ended[0]:
-                        child.ended(os.waitstatus_to_exitcode(ended[1]))
-
-    def _end(self) -> None:
-        """End the children, with force after STOP_S."""
-        for number, within_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, math.inf)):
-            for child in filter(lambda child: child.pid, self._children):
-                os.kill(child.pid, number)
-            deadline_s = time.monotonic() + within_s
-            while any(child.pid for child in self._children) and time.monotonic() < deadline_s:
-                signal.sigtimedwait(SIGNALS, POLL_S)
-                self._reap()
+    def _end(self, children: Sequence[subprocess.Popen[bytes]]) -> int:
+        """End the children, with force after STOP_S; return the daemon's exit status."""
+        for child in children:
+            child.terminate()
+        deadline_s = time.monotonic() + STOP_S
+        for child in children:
+            try:
+                child.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        status = children[0].returncode
+        return status if status >= 0 else DeviceError.exit_status

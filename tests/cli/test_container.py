@@ -114,7 +114,7 @@ def test_a_daemon_that_fails_is_started_again(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
     assert starts.read_text() == "\n\n"
-    assert "ended with status 1; next start in" in said
+    assert "ended with status 1; starts again" in said
 
 
 def test_a_daemon_that_does_not_end_is_killed(tmp_path: Path) -> None:
