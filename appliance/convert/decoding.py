@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,15 +42,8 @@ LEAST_MULTILINGUAL = 51_865
 SUPPRESSED_FIRST = (220, 50_256)
 """A space, and the end of English-only texts: transformers' WhisperConfig by default."""
 
-_ALSO = """
-burmese=my valencian=ca flemish=nl haitian=ht letzeburgesch=lb pushto=ps panjabi=pa moldavian=ro
-moldovan=ro sinhalese=si castilian=es mandarin=zh
-"""
-NAMES = {name: code for code, name in LANGUAGES.items()} | dict(
-    entry.split("=") for entry in _ALSO.split()
-)
-"""Whisper's languages by all their English names (openai/whisper, tokenizer.py,
-TO_LANGUAGE_CODE)."""
+NAMES = {name: code for code, name in LANGUAGES.items()}
+"""Whisper's languages by their English names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> De
     folder = find_snapshot(folder)
     vocabulary = read_vocabulary(folder)
     special = {name: i for name, i in vocabulary.items() if re.fullmatch(r"<\|.*\|>", name)}
-    rules = _Rules(folder, config.vocab_size, special)
+    rules = _Rules(folder, config.vocab_size)
     multilingual = rules.multilingual()
     known = {match[1] for name in special if (match := LANGUAGE.fullmatch(name))}
     languages = tuple(sorted(known)) if multilingual and known else (ENGLISH,)
@@ -173,19 +165,15 @@ def _read_token_list(file: Path) -> dict[str, int]:
 
 
 class _Rules:
-    """generation_config.json, or config.json where there is none; `special` tokens by name."""
+    """generation_config.json, or config.json where there is none."""
 
-    def __init__(self, folder: Path, size: int, special: Mapping[str, int]) -> None:
-        config, own = folder / CONFIG_FILE, folder / GENERATION_FILE
-        self._config_file, self._config = config, read_json(config)
-        self._file, self._values = config, self._config
-        if own.exists():
-            self._file, self._values = own, read_json(own)
-        else:
+    def __init__(self, folder: Path, size: int) -> None:
+        own, self._size = folder / GENERATION_FILE, size
+        self._file = own if own.exists() else folder / CONFIG_FILE
+        self._values = read_json(self._file)
+        if not own.exists():
             usual = SUPPRESSED_FIRST if size > max(SUPPRESSED_FIRST) else ()
-            self._values = {"begin_suppress_tokens": [*usual]} | self._config
-        self._size = size
-        self._names = {number: name for name, number in special.items()}
+            self._values = {"begin_suppress_tokens": [*usual]} | self._values
 
     def trouble(self, key: str, expected: str, found: object) -> ModelError:
         """The error to raise for a wrong value."""
@@ -243,10 +231,6 @@ class _Rules:
             if not isinstance(named, str) or (code := _code(named)) not in known:
                 raise self._unknown(f"language: {shown(repr(named))}", known)
             return code, self._file.name
-        names, file = self._forced()
-        forced = [match[1] for name in names if (match := LANGUAGE.fullmatch(name))]
-        if forced:
-            return forced[0], f"forced_decoder_ids in {file.name}"
         if ENGLISH in known:
             return ENGLISH, "nothing in the checkpoint names one; --language for another"
         raise self._unknown("it names no language", known)
@@ -258,23 +242,6 @@ class _Rules:
         return ModelError(
             f"{self._file.parent}: {found}: expected one of {' '.join(known)}; give --language"
         )
-
-    def _forced(self) -> tuple[list[str], Path]:
-        """Return the names of the forced tokens after the first, and the file that lists them.
-
-        transformers looks into config.json where generation_config.json says nothing. Raises
-        ModelError.
-        """
-        key, file = "forced_decoder_ids", self._file
-        if (pairs := self._values.get(key)) is None:
-            pairs, file = self._config.get(key), self._config_file
-        try:
-            return [self._names.get(number, "") for _, number in pairs or []], file
-        except (TypeError, ValueError):
-            raise ModelError(
-                f"{file}: {key}: expected pairs of place and token id, found "
-                f"{shown(repr(pairs))}; correct it, or remove that key"
-            ) from None
 
 
 def _code(language: str) -> str:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import requests
 from requests.exceptions import ChunkedEncodingError as BrokenOffError
 
-from appliance.convert.progress import StreamProgress
-from appliance.convert.steps import ProgressDisplay
+from appliance.convert.progress import ProgressDisplay, StreamProgress
 from appliance.errors import ModelError
 from appliance.model import model_errors
 from appliance.system import shorten

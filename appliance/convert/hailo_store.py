@@ -17,8 +17,7 @@ from appliance.convert.download import (
     RemoteFile,
     UnreachableError,
 )
-from appliance.convert.known import CHANCE, NAMES, ON_CHIP, WRONG_WORDS
-from appliance.convert.shapes import WhisperConfig
+from appliance.convert.known import NAMES
 from appliance.errors import ModelError
 from appliance.model import CHIP_NAMES, HEF_MAGIC, model_errors
 
@@ -38,10 +37,6 @@ _PUBLISHED = {
     ("hailo10h", "base"): (10.0, "h10h/base", "10s", "10s-out-seq-64"),
 }
 """(chip, checkpoint): window in seconds, files' beginning, the encoder's and the decoder's end."""
-
-
-_SIZES = {(384, 4, 51865): "tiny", (384, 4, 51864): "tiny.en", (512, 6, 51865): "base"}
-"""Width, layers and vocabulary of the checkpoints that Hailo compiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +71,6 @@ def find_hef(
             f"{tables}/token_embedding_weight_{name}.npy",
             f"{tables}/onnx_add_input_{name}.npy",
         ),
-    )
-
-
-def name_of(config: WhisperConfig) -> str:
-    """Return which of these checkpoints has such sizes; empty if none has."""
-    return _SIZES.get((config.d_model, config.encoder_layers, config.vocab_size), "")
-
-
-def words_on_chip(chip: str) -> dict[str, float]:
-    """Return the percentage of wrong words for each model that runs on the chip and makes no more
-    of them there than on the CPU; those that were not measured are left out."""
-    found = {
-        name: ON_CHIP[name, window_s]
-        for (each, name), (window_s, *_) in _PUBLISHED.items()
-        if each == chip and (name, window_s) in ON_CHIP
-    }
-    return {name: wrong for name, wrong in found.items() if wrong <= WRONG_WORDS[name] + CHANCE}
-
-
-def why_worse(chip: str, checkpoint: str) -> str:
-    """Return why the CPU encodes better than what Hailo has for the chip; empty if it does not."""
-    name = next((name for name, each in NAMES.items() if each == checkpoint), checkpoint)
-    window_s = _PUBLISHED[chip, name][0]
-    wrong = ON_CHIP.get((name, window_s))
-    if wrong is None or name in words_on_chip(chip):
-        return ""
-    return (
-        f"{name} with Hailo's window of {window_s:g} s gets {wrong} % of people's words wrong, "
-        f"on the CPU {WRONG_WORDS[name]} %; --hef {chip} takes it all the same"
     )
 
 

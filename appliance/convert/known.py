@@ -9,15 +9,6 @@ NAMES = {name: f"openai/whisper-{name}" for name in SIZES}
 """Known names and their repositories on Hugging Face's hub."""
 
 
-WRONG_WORDS = {"tiny.en": 14.3, "base": 12.5}
-"""Percent of 1,085 words in 98 recordings, most of them of people: INT8 on the CPU, windows of
-10 s. Others were not measured (`scripts/measure hailo --only words`)."""
-ON_CHIP = {("tiny.en", 10.0): 14.1, ("base", 10.0): 13.4, ("base", 5.0): 16.1}
-"""The same by model and window, with the encoder's states as a Hailo gives them: 15 dB of noise."""
-CHANCE = 1.0
-"""Percent of words; a smaller difference says nothing."""
-
-
 class Pinned(NamedTuple):
     """A model of OpenAI (MIT): CTranslate2's conversion with float16."""
 

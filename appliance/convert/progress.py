@@ -1,65 +1,56 @@
-"""Show how far adding a model is: one bar on a terminal, elsewhere a line for each large step."""
+"""Show how far adding a model is: a bar for each download on a terminal, elsewhere a line."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
 
-from appliance.convert.steps import WorkInSteps
-
 WORTH_A_LINE = 10_000_000
-"""Bytes; smaller steps are not reported without a terminal."""
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed} of about {total_time}"
+"""Bytes; smaller files are not shown."""
 
 
-class _Bar(tqdm):  # type: ignore[misc]
-    """tqdm's bar with the whole time that the work takes, in place of what is left."""
+class ProgressDisplay:
+    """Follows one step after the other, such as a download; this one shows nothing."""
 
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        facts: dict[str, Any] = super().format_dict
-        share = self.n / self.total if self.total else 0.0
-        whole_s = self.format_interval(facts["elapsed"] / share) if share else "?"
-        return facts | {"total_time": whole_s}
+    def begin(self, step: str, done: int = 0, total: int | None = None) -> None:
+        """Begin a step after `done` bytes of `total` (None: unknown), or begin it again."""
+
+    def advance(self, count: int) -> None:
+        """Show that `count` more bytes are done."""
+
+    def note(self, line: str) -> None:
+        """Show a line."""
 
 
-class StreamProgress(WorkInSteps):
+class StreamProgress(ProgressDisplay):
     """A moving bar if `stream` (standard error) is a terminal with a size; else lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        super().__init__()
         self._stream = stream or sys.stderr
         self._moves = self._stream.isatty() and 0 not in os.get_terminal_size(self._stream.fileno())
-        self._bar: _Bar | None = None
+        self._bar: tqdm | None = None
 
-    def begin(self, name: str, done: int, total: int | None) -> None:
-        """Name the step in the bar, or write its name and size if it is large."""
-        super().begin(name, done, total)
-        is_large = total is None or total >= WORTH_A_LINE
+    def begin(self, step: str, done: int = 0, total: int | None = None) -> None:
+        """Show the step in a bar, or write its name and size, if it is large."""
+        self.close()
+        if total is None or total < WORTH_A_LINE:
+            return
         if self._moves:
-            if self._bar is None and is_large:
-                tqdm.monitor_interval = 0  # no thread
-                self._bar = _Bar(desc=name, total=self.total, file=self._stream, bar_format=BAR)
-            if self._bar is not None:
-                self._bar.set_description_str(name, refresh=False)
-            self._draw()
-        elif total is not None and is_large:
+            tqdm.monitor_interval = 0  # no thread
+            self._bar = tqdm(
+                desc=step, initial=done, total=total, unit="B", unit_scale=True, file=self._stream
+            )
+        else:
             after = f", from {done / 1e6:.1f} MB on" if done else ""
-            self.note(f"{name}: {total / 1e6:.1f} MB{after}")
+            self.note(f"{step}: {total / 1e6:.1f} MB{after}")
 
-    def advance(self, count: float) -> None:
+    def advance(self, count: int) -> None:
         """Move the bar."""
-        super().advance(count)
-        self._draw()
-
-    def _draw(self) -> None:
         if self._bar is not None:
-            self._bar.total = self.total
-            self._bar.update(self.done - self._bar.n)
+            self._bar.update(count)
 
     def close(self) -> None:
         """Leave the bar as it is."""
@@ -68,14 +59,6 @@ class StreamProgress(WorkInSteps):
             self._bar = None
 
     def note(self, line: str) -> None:
-        """Write a line, above the bar if there is one."""
-        self.above(lambda text: print(text, file=self._stream, flush=True))(line)
-
-    def above(self, show: Callable[[str], object]) -> Callable[[str], None]:
-        """Return `show` so that its lines stand above the bar."""
-
-        def show_above(line: str) -> None:
-            with tqdm.external_write_mode(file=self._stream):
-                show(line)
-
-        return show_above
+        """Write a line below the bar, if there is one."""
+        self.close()
+        print(line, file=self._stream, flush=True)

@@ -18,8 +18,6 @@ from appliance.errors import ModelError
 from appliance.model import read_json
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-"""Says in which of several files each weight is."""
 VOCAB_FILE, ADDED_FILE = "vocab.json", "added_tokens.json"
 TOKENIZER_FILE = "tokenizer.json"
 """Has all tokens; from transformers 5 on the only file with them."""

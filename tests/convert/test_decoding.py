@@ -118,15 +118,12 @@ def test_without_generation_config_json_the_keys_of_config_json_count(folder: Pa
         "is_multilingual": True,
         "suppress_tokens": [3, 9],
         "begin_suppress_tokens": [5, 40],
-        "forced_decoder_ids": [[1, FR], [2, TRANSCRIBE], [3, NO_TIMESTAMPS]],
     }
     write(folder / "config.json", old)
     (folder / "generation_config.json").unlink()
     found = read(folder, size=60)
     assert found.suppressed == (3, 9, *range(41, 60))
     assert found.suppressed_first == (5, 40)
-    assert found.prompt == (START, FR, TRANSCRIBE, NO_TIMESTAMPS)
-    assert (found.language, found.language_from) == ("fr", "forced_decoder_ids in config.json")
     write(folder / "generation_config.json", {"is_multilingual": True, "suppress_tokens": [7]})
     found = read(folder, size=60)
     assert found.suppressed == (7, *range(41, 60)) and found.suppressed_first == ()
@@ -164,19 +161,7 @@ def test_a_small_vocabulary_is_english_only_unless_the_checkpoint_says_otherwise
         ({"language": "<|de|>"}, {}, "de", "generation_config.json"),
         ({"language": ["de"]}, {}, "de", "generation_config.json"),
         (
-            {"language": "de", "forced_decoder_ids": [[1, FR], [2, TRANSCRIBE]]},
-            {}, "de", "generation_config.json",
-        ),
-        (
-            {"forced_decoder_ids": [[1, FR], [2, TRANSCRIBE]]},
-            {}, "fr", "forced_decoder_ids in generation_config.json",
-        ),
-        (
-            {"forced_decoder_ids": None},
-            {"forced_decoder_ids": [[1, FR]]}, "fr", "forced_decoder_ids in config.json",
-        ),
-        (
-            {"forced_decoder_ids": [[1, None], [2, TRANSCRIBE]]}, {"forced_decoder_ids": [[1, FR]]},
+            {}, {"language": "de"},
             "en", "nothing in the checkpoint names one; --language for another",
         ),
     ],
