@@ -64,7 +64,6 @@ def key(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     form: TextForm = ANY_TEXT,
-    single: bool = False,
     names: tuple[str, ...] = (),
     group: str = "",
     label: str = "",
@@ -74,8 +73,7 @@ def key(
 ) -> Any:
     """Return a dataclass field for a configuration key; `low` and `high` are inclusive.
 
-    `form` is that of each text in a list; `single`: one text may be written without a list;
-    `names`: the only names that a table may have.
+    `form` is that of each text in a list; `names`: the only names that a table may have.
 
     The local page shows a key with a `label`, below the heading `group`. `help` explains it; an
     empty field stands for the value in `blank`, whose text says so; `shown`:
@@ -88,7 +86,6 @@ def key(
         "high": high,
         "choices": choices,
         "form": form,
-        "single": single,
         "names": names,
         "group": group,
         "label": label,
@@ -780,16 +777,14 @@ class FleetSettings:
         'for the satellites, its own room first (capture.device = "none" if it has no microphone).',
         choices=("alone", "satellite", "worker"),
     )
-    server: tuple[str, ...] = key(
-        ("nats://127.0.0.1:4222",),
-        "The NATS server that the rooms share, or a list of its addresses: tls://HOST:PORT, "
-        "or nats:// for this machine alone.",
+    server: str = key(
+        "nats://127.0.0.1:4222",
+        "The NATS server that the rooms share: tls://HOST:PORT, or nats:// for this machine alone.",
         form=TextForm(
             "an address such as tls://192.168.1.10:4222, without a user or a path",
             accepts=is_fleet_server,
             suggest=lambda text: f"tls://{_bare_host(text)}:4222",
         ),
-        single=True,
     )
     credential: str = key(
         "",
@@ -799,11 +794,6 @@ class FleetSettings:
     ca: str = key(
         "", "The authority that signed the server's certificate (PEM); empty: those of the system."
     )
-    patience_s: float = key(
-        5.0,
-        "How long a satellite waits for a text. Then its own model is used, or the window waits.",
-        unit="s", low=1.0, high=60.0,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -1071,8 +1061,7 @@ def _section(
             troubles.append(f"{origin}: {section}.{name}: {trouble}")
             wrong.add(f"{section}.{name}")
         else:
-            lone = isinstance(value, str) and known[name].metadata["single"]
-            right[name] = types[name]([value] if lone else value)
+            right[name] = types[name](value)
     return right
 
 
@@ -1082,8 +1071,6 @@ def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
         return _trouble_of_table(entry, value)
     if kind != tuple[str, ...]:
         return _trouble_of_one(entry, kind, value)
-    if isinstance(value, str) and entry.metadata["single"]:
-        value = [value]
     if not isinstance(value, list):
         return f"expected a list of texts, found {_shown(value)}"
     return next(filter(None, (_trouble_of_one(entry, str, text) for text in value)), "")
@@ -1171,17 +1158,14 @@ def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...],
     fleet = settings.fleet
     if fleet.role == "alone":
         return
-    if not fleet.server:
-        yield ("fleet.server",), "fleet.server: expected at least one server, found none"
-    for address in fleet.server:
-        scheme, host, port = fleet_server(address)
-        if scheme == "nats" and not is_loopback(host):
-            yield (
-                ("fleet.role", "fleet.server"),
-                f"fleet.server: expected tls:// beyond this machine, as sound goes there, found "
-                f"{shorten(address)}; write tls://{host}:{port} and give it a certificate "
-                "(`roomscribe fleet serve` does)",
-            )
+    scheme, host, port = fleet_server(fleet.server)
+    if scheme == "nats" and not is_loopback(host):
+        yield (
+            ("fleet.role", "fleet.server"),
+            f"fleet.server: expected tls:// beyond this machine, as sound goes there, found "
+            f"{shorten(fleet.server)}; write tls://{host}:{port} and give it a certificate "
+            "(`roomscribe fleet invite` does)",
+        )
     if fleet.role == "satellite" and settings.capture.device == NO_DEVICE:
         yield (
             ("fleet.role", "capture.device"),

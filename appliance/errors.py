@@ -95,20 +95,8 @@ class DeviceError(RoomscribeError):
 
 
 class ServerError(DeviceError):
-    """The server that transcribes for this machine cannot be reached, refuses, or answers wrongly:
-    the window waits."""
-
-    NO_WORKER, WORKER_LOST, REFUSED = "no worker", "worker lost", "refused"
-    """Kinds: no worker is connected; the last one is gone; the server does not let us in."""
-
-    def __init__(self, trouble: str, *, busy: bool = False, kind: str = "") -> None:
-        super().__init__(trouble)
-        self.busy, self.kind = busy, kind
-        """True if the window is not the cause, but the server's load for instance."""
-
-
-class RefusedError(DeviceError):
-    """The server that transcribes for this machine works, but fails with this window."""
+    """Another machine that transcribes cannot be reached, refuses, or answers wrongly: the window
+    waits."""
 
 
 class StoreError(RoomscribeError):

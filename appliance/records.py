@@ -494,5 +494,3 @@ class ApplianceStats:
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
     """Current limits of the machine, in plain words."""
-    round_trips_ms: tuple[float, ...] = ()
-    """Time that a fleet's workers took for the last windows of this satellite."""

@@ -224,7 +224,6 @@ class Parts:
             npu_temperature_c=facts.get("temperature_c"),
             soc_temperature_c=system.soc_temperature_c(),
             throttling=system.throttling(),
-            round_trips_ms=facts.get("round_trips_ms", ()),
         )
 
     def _fleet_state(self) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from appliance.daemon.assembly import Parts
 from appliance.daemon.backlog import Kind, Lease, Task
 from appliance.daemon.health import report_backend
 from appliance.daemon.stages import Sentinel, Stage
-from appliance.errors import RefusedError, ServerError
+from appliance.errors import ServerError
 from appliance.records import ApplianceState, ApplianceStats, Discarded, Frame, Window
 
 log = logging.getLogger("roomscribe.daemon")
@@ -233,10 +233,6 @@ class Pipeline:
         task = parts.tasks.leased_task(lease)
         while True:
             parts.tasks.encode(task)
-            if isinstance(task.encoded, RefusedError):
-                log.error("a window of %.1f s: %s", lease.window.duration_s, task.encoded)
-                lease.discard("failed")
-                return None
             if not isinstance(task.encoded, ServerError):
                 return task
             report_backend(self.health, parts.transcriber)

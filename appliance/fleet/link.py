@@ -1,8 +1,8 @@
 """The connection to the fleet's server: a thread with its own loop, which always reconnects.
 
-No other thread waits for it beyond a deadline: a name lookup may hang, a server may accept and not
-answer, a cable may be pulled. Each connection is a new client, and handlers run only while it is
-up. Callers repeat what a lost connection interrupted.
+Each connection is a new client of nats-py, since that gives up reconnecting when the server refuses
+its user. The handler runs only while a connection is up. Callers repeat what a lost connection
+interrupted.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
-import socket
 import ssl
 import stat
 import threading
-import time
 import tomllib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,19 +38,14 @@ MOST_BYTES = 4096
 """Size limit of a credential file."""
 CONNECT_S = 5.0
 """Limit for a whole connection: name lookup, TCP, TLS, greeting."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
-"""Pauses between two attempts to connect."""
-STEADY_S = 2.0
-"""A connection that lasted longer resets the pause; after a shorter one the pause doubles."""
+PAUSE_S = 0.5
+"""Pause between two attempts to connect."""
 PING_S, PINGS = 20, 2
 """Seconds between pings, and unanswered pings in a row after which a connection is dead."""
 CLOSE_S = 1.0
 """Limit for closing a connection."""
 COMING = "no server: connecting to the fleet's server"
-LOOKED_UP = "its name is still being looked up; write its address in numbers into fleet.server"
-
 Result = TypeVar("Result")
-LookUp = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,98 +74,52 @@ def connect_options(settings: FleetSettings, node: str) -> dict[str, Any]:
     another machine would be used without a credential.
     """
     login = read_credential(settings)
-    beyond = [server for server in settings.server if not is_loopback(fleet_server(server)[1])]
-    if beyond and not login:
+    scheme, host, _ = fleet_server(settings.server)
+    if not is_loopback(host) and not login:
         raise ConfigError(
-            f"fleet.credential: expected a file with user and password for {beyond[0]}, found "
-            "none; `roomscribe fleet join CODE` writes one"
+            f"fleet.credential: expected a file with user and password for {settings.server}, "
+            "found none; `roomscribe fleet join CODE` writes one"
         )
-    chosen: dict[str, Any] = {
-        "inbox_prefix": Subjects(own_node(login, node)).inbox,
-        "name": own_node(login, node),
-    }
+    own = login.user if login else token(node)  # the rights belong to the user
+    chosen: dict[str, Any] = {"inbox_prefix": Subjects(own).inbox, "name": own}
     if login:
         chosen |= {"user": login.user, "password": login.password}
-    if any(server.startswith("tls:") for server in settings.server):
+    if scheme == "tls":
         chosen["tls"] = _context(settings)
     return chosen
-
-
-def own_node(login: Credential | None, node: str) -> str:
-    """Return the node's name in subjects: its user, which the rights belong to."""
-    return login.user if login else token(node)
-
-
-class LinkState(Enum):
-    """What holds of the link; only its own thread changes it after `start`."""
-
-    CONNECTING = "not started, no server has accepted us yet, or the connection was lost"
-    FAILED = "a handler ended the connection before: its reason stays until the handler works"
-    CONNECTED = "connected, and no handler has failed"
-    CLOSED = "closing or closed"
 
 
 class Link:
     """A connection that its own thread keeps up from `start` to `close`.
 
-    Call `add` before `start`. Any thread may call the others, if they do not say otherwise.
+    Any thread may call the methods, if they do not say otherwise.
     """
 
-    def __init__(
-        self,
-        settings: FleetSettings,
-        node: str,
-        *,
-        look_up: LookUp = socket.getaddrinfo,
-        connect_s: float = CONNECT_S,
-    ) -> None:
+    def __init__(self, settings: FleetSettings, node: str) -> None:
         """Read credential and authority, without connecting. Raises ConfigError."""
-        self._connect_s = connect_s
         self._options = connect_options(settings, node)
         self.node: str = self._options["name"]
+        self.address = settings.server
         self.trouble: str | None = COMING
         """Why there is no connection, with the fix; None while there is one."""
-        self.trouble_kind = ""
-        """Its kind, as of a ServerError."""
-        self.server = ""
-        """Address of the connected server; empty while there is none."""
+        self.client: Client | None = None
+        """The connected client, for coroutines of the link's loop."""
         self.refused: Callable[[str], None] = lambda _: None
         """Called in the link's thread with the server's message if we lack a permission."""
         self.changed: Callable[[str | None], object] = lambda _: None
         """Called in the link's thread with a new `trouble`."""
-        self._servers = random.sample(settings.server, len(settings.server))
-        """In random order, so that not all nodes connect to the first."""
-        self._handlers: list[Callable[[Client], Coroutine[Any, Any, None]]] = []
-        self._loop = _Loop(look_up)
-        self._state = LinkState.CONNECTING
-        self._closing = asyncio.Event()
-        """Set with the state CLOSED, for coroutines that wait."""
+        self.handler: Callable[[Client], Coroutine[Any, Any, None]] = _stay
+        """Runs on each connection until that is lost; its error ends the connection."""
+        self._loop = asyncio.new_event_loop()
         self._tried = threading.Event()
-        self._client: Client | None = None
-        self._since_s = 0.0
         self._thread: BackgroundTask | None = None
         self._ended: asyncio.Event | None = None
         self._running: asyncio.Task[None] | None = None
 
     @property
-    def client(self) -> Client | None:
-        """The connected client, for coroutines of the link's loop."""
-        return self._client
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the connection was made."""
-        return time.monotonic() - self._since_s
-
-    def add(self, handler: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-        """Run `handler` on each connection until that is lost. It may return; its error ends the
-        connection."""
-        self._handlers.append(handler)
-
-    def confirm_service(self) -> None:
-        """Report that the handler that failed before works again. The loop's thread."""
-        self._state = LinkState.CONNECTED
-        self._report(None)
+    def server(self) -> str:
+        """Address of the connected server; empty while there is none."""
+        return self.address if self.client else ""
 
     def start(self) -> None:
         """Begin to connect, without waiting."""
@@ -182,27 +128,29 @@ class Link:
         self._thread = BackgroundTask(self._run, "fleet")
 
     def settle(self, within_s: float) -> None:
-        """Wait until the first attempt at each server has succeeded or failed."""
+        """Wait until the first attempt to connect has succeeded or failed."""
         self._tried.wait(within_s)
 
-    def call(self, ask: Callable[[], Awaitable[Result]], within_s: float) -> Result:
-        """Return the result of a coroutine function, run in the link's loop.
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Return the future of a coroutine that runs in the link's loop; it may never come if the
+        link is closed. Raises ServerError if it is closed already."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise ServerError("the connection to the fleet is closed") from None
+
+    def call(self, work: Coroutine[Any, Any, Result], within_s: float) -> Result:
+        """Return the result of a coroutine that runs in the link's loop.
 
         Raises what it raises, and ServerError if it takes longer than `within_s`.
         """
-
-        async def bounded() -> Result:
-            async with asyncio.timeout(within_s):
-                return await ask()
-
-        if not self._thread or not self._thread.is_alive() or self._is_closed():
-            raise ServerError("the connection to the fleet is closed")
-        future = asyncio.run_coroutine_threadsafe(bounded(), self._loop)
+        future = self.submit(work)
+        if not wait([future], within_s).done:
+            future.cancel()
         try:
-            return future.result(within_s + 1.0)
-        except TimeoutError:
-            if not self._loop.is_closed():
-                future.cancel()
+            return future.result()
+        except CancelledError:
             raise ServerError(f"the fleet's server did not answer within {within_s:g} s") from None
 
     def call_soon(self, work: Callable[[], object]) -> None:
@@ -216,104 +164,58 @@ class Link:
             self._ended.set()
 
     def close(self) -> None:
-        """Close the connection, in CLOSE_S at most."""
-        thread = self._thread
-        if thread is None:
+        """Close the connection, in about CLOSE_S at most."""
+        if self._thread is None:
             self._loop.close()
             return
-        self.call_soon(self._begin_close)
-        thread.join(CLOSE_S + 0.5)
-
-    def _is_closed(self) -> bool:
-        return self._state is LinkState.CLOSED
-
-    def _begin_close(self) -> None:
-        """End the loop: it closes a connection, and cancels one that is being made."""
-        self._state = LinkState.CLOSED
-        self._closing.set()
-        if self._client is None and self._running:
-            self._running.cancel()
+        self.call_soon(lambda: self._running and self._running.cancel())
+        self._thread.join(CLOSE_S + 0.5)
 
     def _run(self) -> None:
         """Run the loop until `close`. The thread's body."""
-        asyncio.set_event_loop(self._loop)
-        self._running = self._loop.create_task(self._stay_connected())
-        try:
-            with suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._running)
-            # nats-py leaves tasks behind, which would be destroyed while they are pending
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_S))
-        finally:
-            self._loop.close()
+        with (
+            suppress(asyncio.CancelledError),
+            asyncio.Runner(loop_factory=lambda: self._loop) as runner,
+        ):
+            runner.run(self._stay_connected())
 
     async def _stay_connected(self) -> None:
-        """Connect to one server after the other until `close`."""
-        pause_s, turn, failed = FIRST_PAUSE_S, 0, 0
-        # a refusal of this round: reported rather than that another server does not answer
-        refusal: ServerError | None = None
-        while not self._is_closed():
-            server = self._servers[turn % len(self._servers)]
-            turn += 1
-            before_s = self._since_s
+        """Connect again and again until the task is cancelled."""
+        self._running = asyncio.current_task()
+        while True:
             try:
-                await self._serve_connection(server)
+                await self._serve_connection()
             except Exception as error:
-                if self._since_s != before_s and self.age_s > STEADY_S:
-                    pause_s, failed = FIRST_PAUSE_S, 0
-                failed += 1
-                if not self._is_closed():
-                    from_handler = isinstance(error, ServerError)
-                    self._state = LinkState.FAILED if from_handler else LinkState.CONNECTING
-                reason = explain_failure(server, error)
-                if reason.kind == ServerError.REFUSED:
-                    refusal = reason
-                if failed >= len(self._servers):  # another server of a cluster may accept us
-                    self._report(refusal or reason)
-            if failed % len(self._servers) == 0:
-                self._tried.set()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), pause_s)
-                pause_s, refusal = min(2 * pause_s, LONGEST_PAUSE_S), None
+                self._report(explain_failure(self.address, error))
+            self._tried.set()
+            await asyncio.sleep(PAUSE_S)
 
-    async def _serve_connection(self, server: str) -> None:
-        """Connect, and run the handlers until the connection ends. Raises what ended it."""
-        ended = asyncio.Event()
-        client, errors = await self._connect(server, ended)
-        self._ended = ended
-        self._client, self._since_s, self.server = client, time.monotonic(), server
-        if self._state is LinkState.CONNECTING:
-            self._state = LinkState.CONNECTED
-            self._report(None)
+    async def _serve_connection(self) -> None:
+        """Connect, and run the handler until the connection ends. Raises what ended it."""
+        ended = self._ended = asyncio.Event()
+        client, errors = await self._connect(ended)
+        self.client = client
+        self._report(None)
         self._tried.set()
-        handlers = [asyncio.ensure_future(work(client)) for work in self._handlers]
-        waits = [asyncio.ensure_future(event.wait()) for event in (ended, self._closing)]
-        watched: set[asyncio.Future[Any]] = {*handlers, *waits}
+        end = asyncio.create_task(ended.wait())
+        work = asyncio.create_task(self.handler(client))
         try:
-            while watched:
-                done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                if any(task in waits for task in done):
-                    break
-                for task in done:
-                    task.result()
+            await asyncio.wait({end, work}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
         finally:
-            self._client, self.server = None, ""
-            for task in (*handlers, *waits):
-                task.cancel()
-            await asyncio.gather(*handlers, *waits, return_exceptions=True)
+            self.client = None
+            end.cancel()
+            work.cancel()
+            await asyncio.gather(end, work, return_exceptions=True)
             await _disconnect(client)
-        if not self._is_closed():
-            raise errors[-1] if errors else ConnectionResetError("the connection was closed")
+        raise errors[-1] if errors else ConnectionResetError("the connection was closed")
 
-    async def _connect(self, server: str, ended: asyncio.Event) -> tuple[Client, list[Exception]]:
+    async def _connect(self, ended: asyncio.Event) -> tuple[Client, list[Exception]]:
         """Return a connected client and the list of its errors. Raises what prevents it."""
         from nats.aio.client import Client
 
         client, errors = Client(), list[Exception]()
-        scheme = fleet_server(server)[0]
 
         async def on_error(error: Exception) -> None:
             if "permissions violation" in str(error).lower():
@@ -326,13 +228,13 @@ class Link:
 
         chosen = dict(self._options)
         password = chosen.get("password")
-        if scheme == "tls" and password is not None:
+        if "tls" in chosen and password is not None:
             # nats-py calls it after the greeting: an impostor without TLS does not get the password
             chosen["password"] = lambda: _only_over_tls(client, password)
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with asyncio.timeout(CONNECT_S):
                 await client.connect(
-                    server,
+                    self.address,
                     error_cb=on_error,
                     disconnected_cb=on_end,
                     closed_cb=on_end,
@@ -355,34 +257,16 @@ class Link:
     def _report(self, failure: ServerError | None) -> None:
         """Keep why there is no connection, and call `changed` if that is new."""
         trouble = str(failure) if failure else None
-        self.trouble_kind = failure.kind if failure else ""
         if trouble != self.trouble:
             self.trouble = trouble
             self.changed(trouble)
             if not trouble:
-                log.info("connected to the fleet's server %s", self.server)
+                log.info("connected to the fleet's server %s", self.address)
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """A loop that looks names up in a thread of their own, since that may hang."""
-
-    def __init__(self, look_up: LookUp) -> None:
-        super().__init__()
-        self._look_up = look_up
-        self._lookups: dict[object, BackgroundTask] = {}
-
-    async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
-        """As socket.getaddrinfo. Raises OSError; at once while an earlier lookup hangs."""
-        if (before := self._lookups.get(host)) and before.is_alive():
-            raise OSError(LOOKED_UP)
-        lookup = self._lookups[host] = BackgroundTask(
-            lambda: self._look_up(host, port, **more), "fleet name"
-        )
-        while lookup.is_alive():
-            await asyncio.sleep(0.01)
-        if lookup.error:
-            raise lookup.error
-        return lookup.outcome
+async def _stay(_client: Client) -> None:
+    """Do nothing until the connection is lost."""
+    await asyncio.Event().wait()
 
 
 def _only_over_tls(client: Any, password: str) -> str:
@@ -404,9 +288,7 @@ _WRONG_TIME = {9: "its certificate is not valid yet", 10: "its certificate has e
 
 
 def explain_failure(server: str, error: Exception) -> ServerError:
-    """Return why there is no connection, with the fix; of kind REFUSED if the server answered."""
-    if isinstance(error, ServerError):
-        return error
+    """Return why there is no connection, with the fix."""
     where, reason = f"the fleet's server {server}", one_line(error)
     low = reason.lower()
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
@@ -443,7 +325,7 @@ def explain_failure(server: str, error: Exception) -> ServerError:
 
 
 def _refusal(text: str) -> ServerError:
-    return ServerError(f"refused: {text}", kind=ServerError.REFUSED)
+    return ServerError(f"refused: {text}")
 
 
 def _context(settings: FleetSettings) -> ssl.SSLContext:

@@ -1,26 +1,25 @@
 """Messages between satellites and workers (windows, answers, presence) and their subjects.
 
-Messages are not trusted: sizes, numbers and texts have limits, and the refusal of an unreadable
-message says why. Unknown fields are ignored, another version is refused.
-
-Over 500 lines because it packs and reads every message.
+The server decides who may send what (`provisioning.rights`). A window is checked nevertheless, as
+a satellite's stolen password lets anybody send one; workers are trusted with texts, as they are
+with sound. Another version is refused, with the reason.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from appliance.infer import clean_text, is_language, longest_text
+from appliance import __version__
+from appliance.infer import Model
 from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
 from appliance.system import shorten
 
@@ -35,28 +34,24 @@ WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
 INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
 LARGEST = 1_000_000
 """Size limit of a window's message; nats-server's default limit is one megabyte."""
-LARGEST_HEADER, LARGEST_ANSWER = 4096, 1 << 16
+LARGEST_HEADER = 4096
 LONGEST_S = 31.0
 """Longest window; Whisper's is 30 s."""
-MOST_TOKENS = 1000
 NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,100}")
-FLAG = re.compile(r"[a-z_]{1,40}")
-ENCODERS = ("cpu", "hailo8", "hailo8l", "hailo10h")
 FLEET = "fleet"
-"""Encoder of an event if the worker does not name one."""
+"""The encoder while workers are in use."""
 RECOMMENDED = ("low_confidence", "act_confidence")
 """Keys of [gates] for which a model recommends values."""
-CODES = ("version", "bad", "too_long", "busy", "failed", "set_aside")
-"""Why a worker has no text; see `Refusal`."""
 
 
 class MessageError(Exception):
-    """A message that cannot be read; `code` is one of CODES, the text is for people."""
+    """A message that cannot be read; `later`: because it has another version, so that another
+    machine, or this one once it is upgraded, may read it."""
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, text: str, *, later: bool = False) -> None:
         super().__init__(text)
-        self.code = code
+        self.later = later
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,25 +61,17 @@ class Job:
     window: Window
     node: str
     """The satellite's name."""
-    attempt: int
-    """1 when it is first sent."""
     ahead: bool = False
     """True if the worker is also to say whether the text is a complete sentence."""
-    patience_s: float = 5.0
-    """Seconds that the satellite waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no text.
+    """Why there is no text."""
 
-    version: the message has another version than the worker; bad: it is unreadable; too_long: it
-    is longer than the worker's model takes; busy: the worker has no time; failed: transcribing
-    failed; set_aside: workers ended while they transcribed it.
-    """
-
-    code: str
     text: str
+    later: bool = False
+    """True if the window is not the cause: it may be sent again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +79,6 @@ class Answer:
     """A worker's answer to a window."""
 
     id: str
-    attempt: int
     worker: str
     result: Transcription | Refusal
 
@@ -105,11 +91,6 @@ class Presence:
     name: str
     """Name of its model."""
     version: str
-    busy: bool
-    done: int
-    """Windows that it has transcribed for satellites."""
-    queue: int
-    """Windows of its own room that wait."""
     language: str
     languages: tuple[str, ...]
     window_s: float
@@ -147,20 +128,19 @@ def token(name: str) -> str:
     return re.sub(r"[^0-9A-Za-z_-]+", "-", name)[:100] or "-"
 
 
-def window_headers(job: Job) -> dict[str, str]:
-    """Return a window's fields, and the id by which the server recognises a repeated message."""
+def window_headers(job: Job, series: str = "") -> dict[str, str]:
+    """Return a window's fields, and the id by which the server recognises a message that is
+    repeated in the same `series`."""
     window = job.window
     fields = {
         "v": VERSION,
         "id": window.id,
-        "attempt": job.attempt,
         "utterance_id": window.utterance_id,
         "index": window.index,
         "last": window.last,
         "ahead": job.ahead,
-        "patience_s": job.patience_s,
     }
-    return {ID_HEADER: f"{job.node}.{window.id}.{job.attempt}", WINDOW_HEADER: json.dumps(fields)}
+    return {ID_HEADER: f"{job.node}.{window.id}.{series}", WINDOW_HEADER: json.dumps(fields)}
 
 
 def pack_sound(samples: Samples) -> bytes:
@@ -173,22 +153,21 @@ def pack_sound(samples: Samples) -> bytes:
         payload = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     if len(payload) > LARGEST - LARGEST_HEADER:
         raise MessageError(
-            "too_long",
-            f"expected at most {LARGEST - LARGEST_HEADER} bytes of sound, found {len(payload)}",
+            f"expected at most {LARGEST - LARGEST_HEADER} bytes of sound, found {len(payload)}"
         )
     return payload
 
 
 def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes) -> Job:
     """Return the window in a message. Raises MessageError."""
-    fields = read_window_header(headers)
-    node = subject.rpartition(".")[2]
+    fields = _read_header(headers)
     _expect_version(fields)
+    node = subject.rpartition(".")[2]
     utterance, index = fields.get("utterance_id"), fields.get("index")
-    window_id, attempt = read_identity(fields)
+    window_id = read_id(headers)
     known = isinstance(utterance, str) and ID.fullmatch(utterance) and NAME.fullmatch(node)
     if not known or type(index) is not int or not 0 < index < 1 << 31 or not window_id:
-        raise MessageError("bad", "expected a window's id, utterance and number, found others")
+        raise MessageError("expected a window's id, utterance and number, found others")
     samples = _read_sound(payload)
     now_s, duration_s = time.monotonic(), len(samples) / SAMPLE_RATE
     window = Window(
@@ -202,189 +181,102 @@ def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes)
         voiced_s=duration_s,
         id=window_id,
     )
-    patience_s = _read_number(fields.get("patience_s"), 0.0, 600.0)
-    return Job(
-        window,
-        node,
-        attempt,
-        ahead=fields.get("ahead") is True,
-        patience_s=patience_s if math.isfinite(patience_s) else 5.0,
-    )
+    return Job(window, node, ahead=fields.get("ahead") is True)
 
 
-def read_window_header(headers: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return the fields of a window's header. Raises MessageError."""
-    header = (headers or {}).get(WINDOW_HEADER, "")
-    if len(header) > LARGEST_HEADER:
-        raise MessageError("bad", f"expected a header of at most {LARGEST_HEADER} bytes")
-    return _parse_object(header)
+def read_id(headers: Mapping[str, str] | None) -> str:
+    """Return the id of a message's window; "" if it is missing or bad. Raises MessageError."""
+    found = _read_header(headers).get("id")
+    return found if isinstance(found, str) and ID.fullmatch(found) else ""
 
 
-def read_identity(fields: Mapping[str, Any]) -> tuple[str, int]:
-    """Return id and attempt of a message's window; the id is "" if it is missing or bad."""
-    found, attempt = fields.get("id"), fields.get("attempt")
-    known = isinstance(found, str) and ID.fullmatch(found)
-    return (
-        str(found) if known else "",
-        attempt if type(attempt) is int and 0 < attempt < 1 << 31 else 1,
-    )
-
-
-def pack_answer(answer: Answer, recommended: Mapping[str, float] | None = None) -> bytes:
-    """Return the message with an answer; `recommended`: the worker's values of RECOMMENDED."""
-    fields: dict[str, Any] = {
-        "v": VERSION,
-        "id": answer.id,
-        "attempt": answer.attempt,
-        "worker": answer.worker,
-    }
+def pack_answer(answer: Answer) -> bytes:
+    """Return the message with an answer."""
     result = answer.result
     if isinstance(result, Refusal):
-        fields["error"] = {"code": result.code, "text": shorten(result.text, 300)}
-        return _encode(fields)
-    fields["transcription"] = {
-        "text": result.text,
-        "tokens": list(result.tokens),
-        "language": result.language,
-        "language_probability": _finite(result.language_probability),
-        "avg_logprob": _finite(result.avg_logprob),
-        "no_speech_prob": _finite(result.no_speech_prob),
-        "ended": result.ended,
-        "encoder": result.encoder,
-        "encode_ms": _finite(result.encode_ms),
-        "decode_ms": _finite(result.decode_ms),
-        "confidence": _finite(result.confidence),
-        "flags": list(result.flags),
-        "model": result.model,
-        "gates": {name: _finite(value) for name, value in (recommended or {}).items()},
-    }
-    if result.phrase:
-        fields["transcription"]["phrase"] = {
-            "sentence": result.phrase.sentence,
-            "name": result.phrase.name,
-            "slots": dict(result.phrase.slots),
-            "confidence": _finite(result.phrase.confidence),
-        }
-    return _encode(fields)
+        return _encode({"id": answer.id, "worker": answer.worker, "refusal": asdict(result)})
+    fields = {name: getattr(result, name) for name in FIELDS}
+    fields["phrase"] = asdict(result.phrase) if result.phrase else None
+    return _encode({"id": answer.id, "worker": answer.worker, "transcription": fields})
 
 
-def read_answer(data: bytes, ratio: Callable[[str], float]) -> Answer:
-    """Return the answer in a message; `ratio` computes the compression ratio of a text.
-
-    Raises MessageError.
-    """
-    fields = _parse_object(_decode(data))
-    _expect_version(fields)
-    window_id, attempt = read_identity(fields)
-    if not window_id:
-        raise MessageError("bad", "expected the id of a window, found none")
-    worker = _read_name(fields.get("worker"))
-    refused = fields.get("error")
-    if isinstance(refused, dict):
-        code = refused.get("code")
-        text = shorten(refused.get("text", ""), 300)
-        known = code if isinstance(code, str) and code in CODES else "failed"
-        return Answer(window_id, attempt, worker, Refusal(known, text))
-    found = fields.get("transcription")
-    if not isinstance(found, dict):
-        raise MessageError("bad", "expected a transcription or an error, found neither")
-    return Answer(window_id, attempt, worker, _read_transcription(found, ratio))
+def read_answer(data: bytes) -> Answer:
+    """Return the answer in a message. Raises MessageError."""
+    try:
+        fields = json.loads(data)
+        refusal, found = fields.get("refusal"), fields.get("transcription")
+        result: Transcription | Refusal
+        if refusal:
+            result = Refusal(shorten(refusal["text"], 300), bool(refusal["later"]))
+        else:
+            phrase = found["phrase"]
+            result = Transcription(
+                **{name: read(found[name]) for name, read in FIELDS.items()},
+                phrase=Phrase(**phrase) if phrase else None,
+            )
+        return Answer(str(fields["id"]), str(fields["worker"]), result)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise MessageError(f"not an answer: {error!r}") from None
 
 
-def pack_presence(worker: Presence) -> bytes:
-    """Return the message with a worker's presence."""
+def pack_presence(node: str, model: Model) -> bytes:
+    """Return the message with the presence of a worker with that model."""
     return _encode(
         {
             "v": VERSION,
-            "node": worker.node,
-            "model": worker.name,
-            "version": worker.version,
-            "busy": worker.busy,
-            "done": worker.done,
-            "queue": worker.queue,
-            "language": worker.language,
-            "languages": list(worker.languages)[:200],
-            "window_s": worker.window_s,
+            "node": node,
+            "model": model.name,
+            "version": __version__,
+            "language": model.language,
+            "languages": list(model.languages),
+            "window_s": model.window_s,
         }
     )
 
 
 def read_presence(data: bytes) -> Presence:
-    """Return the presence in a message. Raises MessageError, with code `version` for another
-    version."""
-    fields = _parse_object(_decode(data))
+    """Return the presence in a message. Raises MessageError."""
     try:
-        _expect_version(fields)
-    except MessageError as error:
-        version = _read_line(fields.get("version"), 40)
-        who = f"{_read_name(fields.get('node'))} runs Roomscribe {version}"
-        raise MessageError(error.code, f"{who}: {error}") from None
-    window_s = _read_number(fields.get("window_s"), 1.0, LONGEST_S)
-    languages = fields.get("languages")
-    language = fields.get("language")
+        fields = json.loads(data)
+        node, version = fields["node"], fields["version"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MessageError(f"not a worker's presence: {error!r}") from None
+    if fields.get("v") != VERSION:
+        raise MessageError(
+            f"the worker {node} runs Roomscribe {version}, which this one does not understand; "
+            "upgrade the older of the two",
+            later=True,
+        )
+    languages = tuple(fields["languages"])
     return Presence(
-        node=_read_name(fields.get("node")),
-        name=_read_line(fields.get("model"), 100) or "unnamed",
-        version=_read_line(fields.get("version"), 40),
-        busy=fields.get("busy") is True,
-        done=_read_count(fields.get("done")),
-        queue=_read_count(fields.get("queue")),
-        language=language if is_language(language) else "und",
-        languages=tuple(code for code in languages[:200] if is_language(code))
-        if isinstance(languages, list)
-        else (),
-        window_s=window_s if math.isfinite(window_s) else 10.0,
+        node, fields["model"], version, fields["language"], languages, fields["window_s"]
     )
 
 
-def _read_transcription(found: Mapping[str, Any], ratio: Callable[[str], float]) -> Transcription:
-    text = found.get("text")
-    if not isinstance(text, str) or len(text) > longest_text(LONGEST_S):
-        raise MessageError("bad", "expected a text of a window's length, found another")
-    clean = clean_text(text)
-    tokens = found.get("tokens")
-    if not isinstance(tokens, list) or len(tokens) > MOST_TOKENS:
-        raise MessageError("bad", f"expected at most {MOST_TOKENS} tokens, found another")
-    language, encoder, flags = found.get("language"), found.get("encoder"), found.get("flags")
-    gates = found.get("gates")
-    given = gates if isinstance(gates, dict) else {}
-    limits = {name: _read_number(given.get(name), -1.0, 1.0) for name in RECOMMENDED}
-    return Transcription(
-        text=clean,
-        tokens=tuple(number for number in tokens if type(number) is int and 0 <= number < 1 << 31),
-        language=language if is_language(language) else "und",
-        language_probability=_read_number(found.get("language_probability"), 0.0, 1.0),
-        avg_logprob=_read_number(found.get("avg_logprob"), -1000.0, 0.0),
-        no_speech_prob=_read_number(found.get("no_speech_prob"), 0.0, 1.0),
-        compression_ratio=ratio(clean),
-        ended=found.get("ended") is not False,
-        encoder=encoder if isinstance(encoder, str) and encoder in ENCODERS else FLEET,
-        encode_ms=_milliseconds(found.get("encode_ms")),
-        decode_ms=_milliseconds(found.get("decode_ms")),
-        confidence=_read_number(found.get("confidence"), 0.0, 1.0),
-        flags=tuple(flag for flag in flags[:8] if isinstance(flag, str) and FLAG.fullmatch(flag))
-        if isinstance(flags, list)
-        else (),
-        model=_read_line(found.get("model"), 100) or "unnamed",
-        phrase=_read_phrase(found.get("phrase")),
-        recommended={name: value for name, value in limits.items() if math.isfinite(value)},
-    )
+def clean_text(text: str) -> str:
+    """Return another machine's text on one line, without what no transcript holds."""
+    whole = text.encode("utf-8", "replace").decode()
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in whole).split())
 
 
-def _read_phrase(found: object) -> Phrase | None:
-    """Return the expected sentence that a worker found; None if it is missing or bad."""
-    if not isinstance(found, dict):
-        return None
-    slots, confidence = found.get("slots"), _read_number(found.get("confidence"), 0.0, 1.0)
-    if not isinstance(slots, dict) or not math.isfinite(confidence):
-        return None
-    kept = {
-        shorten(name, 100): shorten(value, 200) if isinstance(value, str) else value
-        for name, value in list(slots.items())[:20]
-        if isinstance(value, str) or (type(value) is int and abs(value) < 1 << 53)
-    }
-    sentence, name = _read_line(found.get("sentence"), 500), _read_line(found.get("name"), 100)
-    return Phrase(sentence, name, kept, confidence) if sentence else None
+FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "text": clean_text,
+    "tokens": tuple,
+    "language": str,
+    "language_probability": float,
+    "avg_logprob": float,
+    "no_speech_prob": float,
+    "compression_ratio": float,
+    "ended": bool,
+    "encoder": str,
+    "encode_ms": float,
+    "decode_ms": float,
+    "confidence": float,
+    "flags": tuple,
+    "model": str,
+    "recommended": dict,
+}
+"""What an answer has of a Transcription, besides its phrase, and how each is read."""
 
 
 @contextmanager
@@ -411,75 +303,37 @@ def _read_sound(payload: bytes) -> Samples:
             form = file.format, file.samplerate, file.channels
             length = file.frames
             if form != ("FLAC", SAMPLE_RATE, 1):
-                raise MessageError("bad", f"expected FLAC of {SAMPLE_RATE} Hz, mono, found {form}")
+                raise MessageError(f"expected FLAC of {SAMPLE_RATE} Hz, mono, found {form}")
             if not 0 < length <= LONGEST_S * SAMPLE_RATE:
                 raise MessageError(
-                    "too_long" if length > 0 else "bad",
-                    f"expected up to {LONGEST_S:g} s of sound, found {length / SAMPLE_RATE:.1f} s",
+                    f"expected up to {LONGEST_S:g} s of sound, found {length / SAMPLE_RATE:.1f} s"
                 )
             samples: Samples = file.read(length, dtype="int16")
     except soundfile.LibsndfileError as error:
-        raise MessageError("bad", f"expected FLAC, found what is none: {error}") from None
+        raise MessageError(f"expected FLAC, found what is none: {error}") from None
     if samples.shape != (length,):
-        raise MessageError("bad", "expected whole FLAC, found a part of it")
+        raise MessageError("expected whole FLAC, found a part of it")
     return np.ascontiguousarray(samples)
 
 
 def _expect_version(fields: Mapping[str, Any]) -> None:
     """Raise MessageError for another version, or none."""
-    version = fields.get("v")
-    if type(version) is not int or version < 1:
-        raise MessageError("bad", "expected a version, found none")
-    if version != VERSION:
-        raise MessageError("version", f"expected messages of version {VERSION}, found {version}")
+    if (version := fields.get("v")) != VERSION:
+        text = f"expected messages of version {VERSION}, found {version}; upgrade the older machine"
+        raise MessageError(text, later=True)
 
 
-def _decode(data: bytes) -> str:
-    if len(data) > LARGEST_ANSWER:
-        raise MessageError("bad", f"expected at most {LARGEST_ANSWER} bytes, found {len(data)}")
+def _read_header(headers: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return the fields of a window's header. Raises MessageError."""
+    header = (headers or {}).get(WINDOW_HEADER, "")
     try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise MessageError("bad", "expected UTF-8, found none") from None
-
-
-def _parse_object(text: str) -> dict[str, Any]:
-    """Return a JSON object. Raises MessageError."""
-    try:
-        found = json.loads(text)
+        found = json.loads(header[:LARGEST_HEADER])
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise MessageError("bad", f"expected an object of JSON, found {shorten(text, 40)!r}")
+        raise MessageError(f"expected an object of JSON, found {shorten(header, 40)!r}")
     return found
 
 
 def _encode(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _read_number(value: object, low: float, high: float) -> float:
-    """Return a number within limits; NaN for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        return math.nan
-    return float(value)
-
-
-def _milliseconds(value: object) -> float:
-    return 0.0 if math.isnan(found := _read_number(value, 0.0, 1e7)) else found
-
-
-def _read_count(value: object) -> int:
-    return value if type(value) is int and 0 <= value < 1 << 53 else 0
-
-
-def _read_line(value: object, most: int) -> str:
-    return shorten(value, most) if isinstance(value, str) else ""
-
-
-def _read_name(value: object) -> str:
-    return value if isinstance(value, str) and NAME.fullmatch(value) else "unnamed"
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")

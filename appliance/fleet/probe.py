@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -9,62 +10,46 @@ from typing import Any, Self, TypeVar
 
 from appliance.config import FleetSettings
 from appliance.errors import ServerError
-from appliance.fleet.link import Link, read_credential
-from appliance.fleet.messages import (
-    STREAM,
-    WORKERS,
-    MessageError,
-    Presence,
-    read_presence,
-)
+from appliance.fleet.link import Link
+from appliance.fleet.messages import WORKERS, MessageError, Presence, read_presence
 from appliance.system import one_line
 
 CONNECT_S = 6.0
-"""Limit for the first attempt at all servers; the link's own limit is for one server."""
+"""Limit for the first attempt to connect."""
 PRESENT_S = 0.5
 """Seconds to wait for the presence of workers, which answer within milliseconds."""
 REFUSED_S = 0.3
 """Seconds to wait for a refusal, which nats-server sends at once."""
 API_S = 3.0
-NOBODY = "503"
-"""Status of the server's answer if nobody listens."""
 Result = TypeVar("Result")
 
 
 class Probe:
-    """A context manager: connects as a node, to the first server that accepts us."""
+    """A context manager: connects as a node."""
 
     def __init__(self, settings: FleetSettings, node: str) -> None:
         """Raises ConfigError for an unusable credential or certificate."""
-        self._settings = settings
         logging.getLogger("roomscribe.fleet").setLevel(logging.CRITICAL)  # what fails is raised
         self._link = Link(settings, node)
         self._link.refused = self._record_refusal
         self.node = self._link.node
         """Our name at the server."""
+        self.address = settings.server
         self._refusals: list[str] = []
         self.misfits: list[str] = []
         """Workers of another version that `find_workers` last found, with the fix."""
 
     def __enter__(self) -> Self:
-        """Connect. Raises ServerError if no server accepts us."""
+        """Connect. Raises ServerError if the server does not accept us."""
         self._link.start()
         self._link.settle(CONNECT_S)
         if self._link.client is None:
             self._link.close()
-            raise ServerError(
-                self._link.trouble or "the fleet's server does not answer",
-                kind=self._link.trouble_kind,
-            )
+            raise ServerError(self._link.trouble or "the fleet's server does not answer")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._link.close()
-
-    @property
-    def address(self) -> str:
-        """Address of the connected server."""
-        return self._link.server
 
     @property
     def version(self) -> str:
@@ -75,13 +60,6 @@ class Probe:
         """Return the workers of this version, by name; others are in `misfits`. Raises
         ServerError."""
         return self._call(lambda: self._find_workers(within_s), within_s + API_S)
-
-    def count_waiting(self) -> int | None:
-        """Return how many windows wait at the server; None for a satellite with a credential, which
-        must not see when other rooms speak. Raises ServerError."""
-        if self._settings.role == "satellite" and read_credential(self._settings):
-            return None
-        return self._call(self._count_waiting, API_S)
 
     def may_read(self, subject: str) -> bool:
         """Return True if we may subscribe to `subject`. Raises ServerError."""
@@ -102,7 +80,7 @@ class Probe:
         from nats.errors import Error
 
         try:
-            return self._link.call(work, within_s)
+            return self._link.call(work(), within_s)
         except (Error, TimeoutError) as error:
             raise ServerError(
                 f"the fleet's server {self.address}: {one_line(error)}; see "
@@ -127,30 +105,18 @@ class Probe:
     async def _find_workers(self, within_s: float) -> list[Presence]:
         client, found = self._client(), dict[str, Presence]()
         self.misfits.clear()
-        inbox = client.new_inbox()
-        subscription = await client.subscribe(inbox)
-        await client.publish(WORKERS, b"", reply=inbox)
-        deadline_s = time.monotonic() + within_s
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            try:
-                message = await subscription.next_msg(left_s)
-            except TimeoutError:
-                break
-            if (message.headers or {}).get("Status") == NOBODY:
-                break
+
+        async def keep(message: Any) -> None:
             try:
                 worker = read_presence(message.data)
                 found[worker.node] = worker
             except MessageError as error:
-                self.misfits.append(f"the worker {error}; upgrade the older of the two")
+                if error.later:
+                    self.misfits.append(str(error))
+
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox, cb=keep)
+        await client.publish(WORKERS, b"", reply=inbox)
+        await asyncio.sleep(within_s)
         await subscription.unsubscribe()
         return [found[node] for node in sorted(found)]
-
-    async def _count_waiting(self) -> int:
-        from nats.js.errors import NotFoundError
-
-        try:
-            info = await self._client().jetstream(timeout=API_S).stream_info(STREAM)
-        except NotFoundError:  # no worker has made it yet
-            return 0
-        return int(info.state.messages)

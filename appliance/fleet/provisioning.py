@@ -122,7 +122,7 @@ class FleetServer:
             raise ConfigError(f"{file}: cannot be read: {error.strerror}; see its disk") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"{file}: expected what `roomscribe fleet serve` wrote, found {shorten(error)}; "
+                f"{file}: expected what `roomscribe fleet invite` wrote, found {shorten(error)}; "
                 "move it away and set the server up again, with new codes"
             ) from error
 
@@ -196,7 +196,7 @@ class FleetServer:
         """Return `nats.conf`. It traces nothing: a trace would contain texts."""
         listen = self.names[0] if all(map(is_loopback, self.names)) else "0.0.0.0"
         return f"""\
-# Written by `roomscribe fleet serve`, and by each later run of it anew.
+# Written by `roomscribe fleet invite` again and again.
 host: "{listen}"
 port: {self.port}
 max_payload: 1048576

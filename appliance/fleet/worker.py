@@ -12,15 +12,13 @@ import functools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from appliance import __version__
 from appliance.capture import split_sound
 from appliance.config import GateSettings
-from appliance.errors import ServerError
 from appliance.fleet.link import Link
 from appliance.fleet.messages import (
     CONSUMER,
@@ -32,24 +30,22 @@ from appliance.fleet.messages import (
     Answer,
     Job,
     MessageError,
-    Presence,
     Refusal,
     Subjects,
     is_inbox,
     pack_answer,
     pack_presence,
-    read_identity,
+    read_id,
     read_window,
-    read_window_header,
 )
-from appliance.infer import Model, join_transcriptions
+from appliance.infer import Model, compression_ratio
 from appliance.records import SAMPLE_RATE, Transcription, Window
 from appliance.system import shorten
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
+    from nats.js.client import JetStreamContext
 
 log = logging.getLogger("roomscribe.fleet")
 
@@ -62,11 +58,14 @@ DELIVERIES = 3
 WAITING, WAITING_S = 4, 60.0
 """Windows of one satellite that wait at the server at most, and for how many seconds."""
 PULL_S = 5.0
-"""Pause between two requests for a window while none comes."""
+"""Longest wait of a request for a window."""
 QUIET_S = 0.05
 """Pause between two checks whether our own room has windows, or the pipeline takes one."""
-PATIENCE = 2.0
-"""A window that was not begun in so many times its satellite's patience is refused as busy."""
+BUSY_S = 10.0
+"""A window that could not be begun and finished in so long a time is given back: satellites wait
+half as long for an answer."""
+AGAIN_S = 1.0
+"""Pause after the server has refused what a worker needs."""
 REMEMBERED = 32
 """Texts kept for windows that are sent again."""
 API_S = 1.5
@@ -94,7 +93,7 @@ class OwnRoom:
     count_waiting: Callable[[], int]
     """Windows of the machine's own room that wait."""
     count: Callable[[str], object]
-    """Called with the name of the counter to raise: fleet_done, fleet_redone or fleet_refused."""
+    """Called with the name of the counter to raise: fleet_done."""
     report_trouble: Callable[[str | None], object]
     """Called with the reason why satellites are not served; None once they are."""
 
@@ -107,39 +106,43 @@ class FleetWorker:
         link: Link,
         room: OwnRoom,
         gates: GateSettings,
-        *,
-        pull_s: float = PULL_S,
+        busy_s: float = BUSY_S,
     ) -> None:
         """Create it before the link is started. `gates` are the values that the model recommends,
-        `pull_s` the seconds between two requests for a window."""
+        `busy_s` is BUSY_S."""
         self._link, self._room = link, room
         self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
-        self._pull_s = pull_s
-        self._busy, self._done = False, 0
+        self._busy_s, self._refusal = busy_s, ""
         self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
         """By satellite and window: a satellite that knows another's ids does not get its texts."""
-        link.add(self._serve)
-        link.changed = room.report_trouble
+        link.handler, link.changed = self._serve, room.report_trouble
         link.refused = self._report_refusal
 
     async def _serve(self, client: Client) -> None:
-        """Serve a connection until it ends. Raises ServerError."""
-        await self._prepare(client)
-        self._link.confirm_service()
-        subscription = await client.subscribe(WORKERS, cb=self._announce)
-        try:
-            while True:
-                while self._room.count_waiting():
-                    await asyncio.sleep(QUIET_S)
-                if message := await _fetch(client, self._pull_s):
+        """Serve a connection until it ends; begin again when the server refuses something."""
+        from nats.errors import TimeoutError as SlowError
+        from nats.js.errors import Error
+
+        self._refusal = ""
+        await client.subscribe(WORKERS, cb=self._announce)
+        queue = await client.jetstream().pull_subscribe_bind(CONSUMER, STREAM)
+        while True:
+            try:
+                await self._prepare(client)
+                self._room.report_trouble(None)
+                while message := await self._next(queue):
                     await self._process(client, message)
-        finally:
-            with suppress(Exception):
-                await subscription.unsubscribe()
+            except (Error, SlowError) as error:
+                self._room.report_trouble(
+                    self._refusal
+                    or f"refused: the fleet's server {self._link.address} refuses the stream "
+                    f"{STREAM}: {shorten(str(error) or type(error).__name__, 120)}; see that its "
+                    "JetStream is on (`roomscribe doctor`)"
+                )
+                await asyncio.sleep(AGAIN_S)
 
     async def _prepare(self, client: Client) -> None:
-        """Create or update stream and consumer. Raises ServerError."""
-        from nats.errors import Error
+        """Create or update stream and consumer. Raises nats.js.errors.Error."""
         from nats.js import api
         from nats.js.errors import BadRequestError
 
@@ -158,71 +161,47 @@ class FleetWorker:
             deny_purge=True,
             deny_delete=True,
         )
+        consumer = api.ConsumerConfig(
+            durable_name=CONSUMER,
+            filter_subject=WINDOWS,
+            ack_policy=api.AckPolicy.EXPLICIT,
+            ack_wait=ACK_WAIT_S,
+            max_deliver=DELIVERIES,
+        )
         server = client.jetstream(timeout=API_S)
         try:
-            try:
-                await server.add_stream(stream)
-            except BadRequestError:  # it exists with other values
-                await self._update_stream(server, stream)
-            wanted = api.ConsumerConfig(
-                durable_name=CONSUMER,
-                filter_subject=WINDOWS,
-                ack_policy=api.AckPolicy.EXPLICIT,
-                ack_wait=ACK_WAIT_S,
-                max_deliver=DELIVERIES,
-            )
-            await server.add_consumer(STREAM, wanted)
-        except Error as error:
-            raise ServerError(
-                f"refused: the fleet's server {self._link.server} refuses the stream {STREAM}: "
-                f"{shorten(str(error) or type(error).__name__, 120)}; see that its JetStream is on "
-                "(`roomscribe doctor`)",
-                kind=ServerError.REFUSED,
-            ) from error
+            await server.add_stream(stream)
+        except BadRequestError:  # it exists with other values
+            await server.update_stream(stream)
+        await server.add_consumer(STREAM, consumer)
 
-    async def _update_stream(self, server: Any, stream: Any) -> None:
-        """Update the stream, as far as the server allows it."""
-        from nats.js.errors import APIError
+    async def _next(self, queue: JetStreamContext.PullSubscription) -> Msg | None:
+        """Return the next window, once our own room has none; None if none comes in time, or if
+        the stream is gone. Raises nats.js.errors.Error."""
+        from nats.errors import TimeoutError as NothingError
 
-        found = (await server.stream_info(STREAM)).config
-        try:
-            await server.update_stream(stream.evolve(num_replicas=found.num_replicas or 1))
-        except APIError as error:
-            log.warning("the stream %s stays as it is: %s", STREAM, error)
+        while self._room.count_waiting():
+            await asyncio.sleep(QUIET_S)
+        with suppress(NothingError):
+            return (await queue.fetch(1, PULL_S))[0]
+        return None
 
     async def _announce(self, message: Msg) -> None:
         """Send our presence to the inbox of a request for workers.
 
         Any other reply subject would make this worker publish where the sender may not.
         """
-        if not is_inbox(message.reply):
-            return
-        model = self._room.model()
-        await message._client.publish(
-            message.reply,
-            pack_presence(
-                Presence(
-                    node=self._link.node,
-                    name=model.name,
-                    version=__version__,
-                    busy=self._busy,
-                    done=self._done,
-                    queue=self._room.count_waiting(),
-                    language=model.language,
-                    languages=tuple(model.languages),
-                    window_s=model.window_s,
-                )
-            ),
-        )
+        if is_inbox(message.reply):
+            presence = pack_presence(self._link.node, self._room.model())
+            await message._client.publish(message.reply, presence)
 
     async def _process(self, client: Client, message: Msg) -> None:
         """Answer a window's message; return it to the server if the connection ends first."""
-        self._busy = True
         try:
             answer = await self._answer(message)
             if answer:
                 node = message.subject.rpartition(".")[2]
-                await client.publish(Subjects(node).answer, pack_answer(answer, self._recommended))
+                await client.publish(Subjects(node).answer, pack_answer(answer))
                 await client.flush()
             await message.ack()
         except asyncio.CancelledError:
@@ -230,8 +209,6 @@ class FleetWorker:
                 await message.nak()
                 await client.flush(1)
             raise
-        finally:
-            self._busy = False
 
     async def _answer(self, message: Msg) -> Answer | None:
         """Return the answer to a window; None if its id is unreadable."""
@@ -239,33 +216,26 @@ class FleetWorker:
         try:
             job = read_window(message.subject, message.headers, message.data)
         except MessageError as error:
-            self._room.count("fleet_refused")
             log.warning("a window of the fleet (%s) is refused: %s", message.subject, error)
             with suppress(MessageError):
-                window_id, attempt = read_identity(read_window_header(message.headers))
-                if window_id:
-                    refusal = Refusal(error.code, str(error))
-                    return Answer(window_id, attempt, self._link.node, refusal)
+                if window_id := read_id(message.headers):
+                    refusal = Refusal(str(error), later=error.later)
+                    return Answer(window_id, self._link.node, refusal)
             return None
-        answer_with = functools.partial(Answer, job.window.id, job.attempt, self._link.node)
+        answer_with = functools.partial(Answer, job.window.id, self._link.node)
         key = job.node, job.window.id
         if known := self._recent.get(key):
             return answer_with(known)
         if deliveries >= DELIVERIES:
-            self._room.count("fleet_refused")
             text = f"{DELIVERIES - 1} workers did not finish this window, so it is not tried again"
-            return answer_with(Refusal("set_aside", text))
+            return answer_with(Refusal(text))
         result = await self._transcribe(job, message)
         if isinstance(result, Refusal):
-            self._room.count("fleet_refused")
             return answer_with(result)
         self._recent[key] = result
         while len(self._recent) > REMEMBERED:
             self._recent.popitem(last=False)
-        self._done += 1
         self._room.count("fleet_done")
-        if deliveries > 1:
-            self._room.count("fleet_redone")
         return answer_with(result)
 
     async def _transcribe(self, job: Job, message: Msg) -> Transcription | Refusal:
@@ -285,10 +255,10 @@ class FleetWorker:
                 return result
             if isinstance(result, Exception):
                 log.error("a window of %s failed: %s", job.node, result)
-                return Refusal("failed", shorten(f"transcribing failed: {result}", 200))
+                return Refusal(shorten(f"transcribing failed: {result}", 200))
             made.append(result)
-        whole = join_transcriptions(made)
-        return replace(whole, model=whole.model or model.name)
+        whole = _join(made)
+        return replace(whole, model=whole.model or model.name, recommended=self._recommended)
 
     async def _transcribe_part(
         self, window: Window, job: Job, message: Msg, begun_s: float
@@ -313,10 +283,8 @@ class FleetWorker:
                 if now_s - progress_s >= AT_WORK_S:
                     await message.in_progress()
                     progress_s = now_s
-                if now_s - begun_s > PATIENCE * job.patience_s:
-                    return Refusal(
-                        "busy", "it has no time: its own room or other rooms keep it busy"
-                    )
+                if now_s - begun_s > self._busy_s:
+                    return Refusal("its own room or other rooms keep it busy", later=True)
                 await asyncio.wait({made}, timeout=AT_WORK_S / 2 if request else QUIET_S)
         finally:
             if request:
@@ -325,33 +293,33 @@ class FleetWorker:
 
     def _report_refusal(self, message: str) -> None:
         """Report the server's message that we lack a permission."""
-        self._room.report_trouble(
+        self._refusal = (
             f"refused: the fleet's server does not let {self._link.node} do what a worker does "
             f"({shorten(message, 160)}); join again with a code for a worker"
         )
+        self._room.report_trouble(self._refusal)
 
 
-async def _fetch(client: Client, within_s: float) -> Msg | None:
-    """Return the next window; None after `within_s`. Raises ServerError if the stream or consumer
-    is gone."""
-    from nats.errors import TimeoutError as NothingError
+def _join(parts: Sequence[Transcription]) -> Transcription:
+    """Return one transcription of a window that was transcribed in parts.
 
-    heard: Subscription = await client.subscribe(inbox := client.new_inbox())
-    wanted = b'{"batch":1,"expires":%d}' % int(within_s * 1e9)
-    try:
-        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", wanted, reply=inbox)
-        with suppress(NothingError):  # the server says itself that no window came in time
-            message = await heard.next_msg(timeout=within_s + API_S)
-            headers = message.headers or {}
-            status = headers.get("Status", "")
-            if not status:
-                return message
-            if status not in ("404", "408"):
-                raise ServerError(
-                    f"worker lost: the fleet's stream {STREAM} is gone: {status} "
-                    f"{headers.get('Description', 'no responders')}"
-                )
-    finally:
-        with suppress(Exception):
-            await heard.unsubscribe()
-    return None
+    It is as certain as the least certain part that has a text.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    spoken = [part for part in parts if part.text] or parts[:1]
+    text = " ".join(part.text for part in spoken)
+    return replace(
+        parts[-1],
+        text=text,
+        tokens=tuple(token for part in spoken for token in part.tokens),
+        avg_logprob=min(part.avg_logprob for part in spoken),
+        no_speech_prob=min(part.no_speech_prob for part in spoken),
+        compression_ratio=compression_ratio(text),
+        ended=all(part.ended for part in spoken),
+        encode_ms=sum(part.encode_ms for part in parts),
+        decode_ms=sum(part.decode_ms for part in parts),
+        confidence=min(part.confidence for part in spoken),
+        flags=tuple(dict.fromkeys(flag for part in spoken for flag in part.flags)),
+        phrase=None,
+    )

@@ -8,6 +8,7 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.infer.completeness import silence_ms
+    from appliance.infer.corrections import Corrections
     from appliance.infer.decoder import Decoded, Decoder
     from appliance.infer.encoder import Backend, CpuEncoder, Encoder
     from appliance.infer.gates import Gates, compression_ratio, is_loop, judge
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
         why_on_cpu,
     )
     from appliance.infer.phrases import Phrases
-    from appliance.infer.remote import (
-        RemoteBackend,
-        RemoteTranscriber,
-        UnwantedError,
-        clean_text,
-        is_language,
-        join_transcriptions,
-        longest_text,
-    )
     from appliance.infer.runtime import (
         Model,
         RemoteModel,

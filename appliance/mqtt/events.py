@@ -35,8 +35,7 @@ COUNTERS = (
     "transcripts", "recovered", "frames_dropped", "lost_overload",
     "set_aside", "expired", "guesses", "guesses_used", "closed_early",
     "resumed", "partials", "wyoming_requests", "wyoming_refused", "wyoming_failed",
-    "fleet_done", "fleet_redone", "fleet_refused", "fleet_sent", "fleet_late", "fleet_own_cpu",
-    "npu_failovers",
+    "fleet_done", "fleet_sent", "fleet_own_cpu", "npu_failovers",
 )  # fmt: skip
 """Of the `stats` message, with 0 for what never happened."""
 ANSWER_BYTES = 60_000
@@ -259,8 +258,6 @@ def stats(
         },
         "latency_ms_p50": _percentile(latencies_ms, 0.50),
         "latency_ms_p95": _percentile(latencies_ms, 0.95),
-        "fleet_round_trip_ms_p50": _percentile(appliance.round_trips_ms, 0.50),
-        "fleet_round_trip_ms_p95": _percentile(appliance.round_trips_ms, 0.95),
         "npu_temperature_c": rounded(appliance.npu_temperature_c, 1),
         "soc_temperature_c": rounded(appliance.soc_temperature_c, 1),
         "throttling": None if appliance.throttling is None else list(appliance.throttling),

@@ -50,7 +50,7 @@ TYPED = {
     r"sudo mosquitto_passwd -c": "sesame",
     r"systemd-ask-password": "sesame",
     r"sudo roomscribe web password": "open sesame 1",
-    r"sudo roomscribe fleet serve$": "yes",
+    r"sudo roomscribe fleet invite kitchen bath$": "yes",
     r"sudo roomscribe log .*--delete": "y",
     r"sudo apt (install|remove|purge) ": "y",
 }

@@ -52,7 +52,7 @@ def awaits_a_worker(box: Container, satellite: str) -> str:
 def has_another_transcribe(box: Container, whole: str, model: str) -> str:
     """A sentence comes through from a worker on another configuration, over nats-server with TLS,
     and the satellite's processes take little memory."""
-    does(box, "sudo roomscribe fleet serve --yes --name 127.0.0.1 --role satellite")
+    invited = does(box, "sudo roomscribe fleet invite attic --role worker --yes --name 127.0.0.1")
     box.run(
         f"mkdir -p {WORKER} /etc/worker /var/lib/worker && dpkg-deb -x {whole} {WORKER} &&"
         f" dpkg-deb -x {model} {WORKER} &&"
@@ -63,7 +63,6 @@ def has_another_transcribe(box: Container, whole: str, model: str) -> str:
         '[store]\\npath = "/var/lib/worker"\\n[mqtt]\\nenabled = false\\n'
         f"' > {WORKER_CONFIG}"
     )
-    invited = does(box, "sudo roomscribe fleet invite attic --role worker")
     code = next(line for line in invited.splitlines() if "fleet join" in line).split()[-1]
     box.run(f"{WORKER_RUNS} fleet join --yes {shlex.quote(code)}")
     box.run("chown -R roomscribe: /etc/worker /var/lib/worker")

@@ -27,7 +27,7 @@ from rigs.wyoming import free_port
 from appliance.cli.doctor import fleet as doctor
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Surroundings
-from appliance.cli.fleet import serve
+from appliance.cli.fleet import invite
 from appliance.cli.main import main
 from appliance.config import DEFAULT_PATH, load
 from appliance.fleet.provisioning import PATHS, STATE
@@ -55,12 +55,15 @@ def house(folder: Path) -> Iterator[tuple[Path, NatsServer]]:
     """The configuration of the box attic, which serves, and its running server."""
     config, port = box(folder / "attic", "attic"), free_port()
     done = roomscribe(
-        *("fleet", "serve", "--yes", "--name", "127.0.0.1", "--port", str(port)),
+        *("fleet", "invite", "--yes", "--name", "127.0.0.1", "--port", str(port)),
         *("--config", config),
     )
     assert done.returncode == 0, done.stderr
     assert f"nats-server -c {config.parent}/fleet/nats.conf" in done.stdout
+    own = re.findall(r"once it runs, run this here: sudo roomscribe (.+)", done.stdout)
     with served(config.parent / "fleet", port) as server:
+        joined = roomscribe(*own[0].split(), "--config", config)
+        assert joined.returncode == 0, joined.stderr
         yield config, server
 
 
@@ -76,8 +79,6 @@ def invited(config: Path, server: NatsServer, *arguments: str) -> list[str]:
 
 def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) -> None:
     with house(tmp_path) as (attic, server):
-        again = roomscribe("fleet", "serve", "--yes", "--config", attic)
-        assert again.returncode == 0, again.stderr
         assert sections(attic)["fleet"] == {
             "role": "worker",
             "server": server.url,
@@ -105,7 +106,7 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         assert shown.returncode == 1  # nobody transcribes
         assert json.loads(shown.stdout) == {
             "node": "kitchen", "role": "satellite", "server": server.url,
-            "workers": [], "waiting": None,
+            "workers": [],
         }  # fmt: skip
         assert invited(attic, server, "bath") == codes[1:], "the same password"
         invited(attic, server, "bath", "--remove")
@@ -119,8 +120,6 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
         (code,) = invited(attic, server, "kitchen")
         kitchen = box(tmp_path / "kitchen")
         assert roomscribe("fleet", "join", "--yes", code, "--config", kitchen).returncode == 0
-        joined = roomscribe("fleet", "serve", "--yes", "--config", attic)
-        assert joined.returncode == 0, joined.stderr
         worker = write_config(
             attic.parent,
             appliance={"node": "attic"},
@@ -134,15 +133,25 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
             around = Surroundings(load(kitchen))
             assert [look(one, around).status for one in doctor.CHECKS] == ["ok"] * 2
             own = roomscribe("fleet", "status", "--config", worker, environment=runtime)
-            assert "attic                tiny.en, idle, 0 done" in own.stdout
-            assert "waiting at the server: 0 windows" in own.stdout
-            again = roomscribe("fleet", "serve", "--yes", "--config", worker, environment=runtime)
+            assert "attic                tiny.en, " in own.stdout
+            (code,) = invited(worker, server, "attic")
+            again = roomscribe(
+                *("fleet", "join", "--yes", code, "--config", worker), environment=runtime
+            )
             assert "written, and the daemon reads it" in again.stdout, again.stderr
             assert "password" not in log_of(worker)
         refused = [one for one in server.log().splitlines() if "Violation" in one]
         # the worker needs no more than it may; the doctor tried
         assert not [one for one in refused if 'User "attic"' in one]
         assert [one for one in refused if 'User "kitchen"' in one]
+
+
+def test_a_machine_of_a_fleet_becomes_no_second_server(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fleet={"role": "satellite", "server": "tls://attic.local"})
+    done = roomscribe("fleet", "invite", "kitchen", "--yes", "--config", config)
+    assert done.returncode == 78
+    assert "a satellite of tls://attic.local already. Run this command on" in errors(done)[0]
+    assert not (tmp_path / "fleet").exists()
 
 
 def test_a_join_twice_changes_nothing_and_another_boxs_code_is_refused(tmp_path: Path) -> None:
@@ -190,7 +199,7 @@ def test_where_nothing_runs_a_model_a_box_is_a_satellite_and_takes_no_workers_co
     tmp_path: Path,
 ) -> None:
     attic = box(tmp_path / "attic", "attic")
-    done = roomscribe("fleet", "serve", "--yes", "--config", attic, program=bare.PROGRAM)
+    done = roomscribe("fleet", "invite", "--yes", "--config", attic, program=bare.PROGRAM)
     assert done.returncode == 0, done.stderr
     assert "once it runs, run this here: sudo roomscribe fleet join --yes" in done.stdout
     code = roomscribe("fleet", "invite", "attic", "--role", "worker", "--config", attic)
@@ -231,11 +240,11 @@ def no_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("join --yes", 78, "found nothing"),
         ("join", 2, "add --yes"),
         ("join CODE", 2, "add --yes"),
-        ("serve", 2, "add --yes"),
-        ("serve --yes --port 0", 78, "--port: expected 1 to 65535, found 0"),
-        ("serve --yes --name a..b", 78, "--name: expected a host name or an address"),
-        ("serve --role king", 2, "invalid choice: 'king'"),
-        ("invite kitchen", 78, "no fleet's server is set up on this machine"),
+        ("invite kitchen", 2, "add --yes"),
+        ("invite --yes --port 0", 78, "--port: expected 1 to 65535, found 0"),
+        ("invite --yes --name a..b", 78, "--name: expected a host name or an address"),
+        ("invite --role king", 2, "invalid choice: 'king'"),
+        ("invite --yes kitchen --remove", 78, "kitchen: this node was not invited here"),
         ("invite kitchen --remove --role satellite", 2, "not allowed with"),
         ("status", 78, "this machine is in no fleet. Run `sudo roomscribe fleet join`"),
     ],
@@ -267,7 +276,7 @@ def test_without_nats_server_the_fix_is_named(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("not permitted: a namespace of its own (kernel.unprivileged_userns_clone)")
     done = roomscribe(
-        *("fleet", "serve", "--yes", "--config", config),
+        *("fleet", "invite", "--yes", "--config", config),
         wrapper=("unshare", "-rm", "sh", "-c", hide, "sh"),
     )
     assert done.returncode == 74
@@ -279,7 +288,7 @@ def test_without_nats_server_the_fix_is_named(tmp_path: Path) -> None:
 def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
     config = box(tmp_path / "attic")
     config.parent.chmod(0o500)
-    for typed in (("serve", "--yes"), ("join", "--yes", "x"), ("invite", "kitchen")):
+    for typed in (("join", "--yes", "x"), ("invite", "kitchen", "--yes")):
         done = roomscribe("fleet", *typed, "--config", config, wrapper=OBEYING_MODES)
         assert done.returncode == 78
         assert "run this with sudo" in errors(done)[0]
@@ -296,7 +305,7 @@ def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> 
 
 
 def test_a_server_of_somebody_elses_is_not_taken_over() -> None:
-    assert serve.DEFAULT_LINE.fullmatch("host: 127.0.0.1")
-    assert serve.DEFAULT_LINE.fullmatch("port: 4222")
-    assert not serve.DEFAULT_LINE.fullmatch("jetstream { store_dir: /data }")
+    assert invite.DEFAULT_LINE.fullmatch("host: 127.0.0.1")
+    assert invite.DEFAULT_LINE.fullmatch("port: 4222")
+    assert not invite.DEFAULT_LINE.fullmatch("jetstream { store_dir: /data }")
     assert Path("/etc/roomscribe/roomscribe.toml") == DEFAULT_PATH

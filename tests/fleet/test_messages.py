@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,33 +23,30 @@ from rigs.windows import a_window
 
 from appliance.config import GateSettings
 from appliance.fleet import messages
-from appliance.fleet.messages import Answer, Job, MessageError, Presence, Refusal
-from appliance.infer.gates import Gates, compression_ratio, resolve_gates
+from appliance.fleet.messages import Answer, Job, MessageError, Refusal, read_answer
+from appliance.infer.gates import Gates, resolve_gates
+from appliance.infer.runtime import RemoteModel
 from appliance.records import SAMPLE_RATE, Phrase
 
 SUBJECT = "roomscribe.window.kitchen"
-PRESENCE = Presence("pi5", "base", "0.1.0", True, 3, 1, "en", ("en", "de"), 10.0)
-
-
-def read_answer(data: bytes) -> Answer:
-    return messages.read_answer(data, compression_ratio)
+MODEL = RemoteModel("base", "en", ("en", "de"), 10.0)
 
 
 def header(**fields: Any) -> dict[str, str]:
     """A window's header with other fields."""
-    job = Job(a_window("u"), "kitchen", 1)
+    job = Job(a_window("u"), "kitchen")
     found = json.loads(messages.window_headers(job)[messages.WINDOW_HEADER])
     return {messages.WINDOW_HEADER: json.dumps(found | fields)}
 
 
 def test_a_window_arrives_as_it_was_sent_but_for_times_that_are_anothers() -> None:
     window = replace(a_window("u1", seconds=3), index=2, last=False)
-    headers, payload = pack_window(Job(window, "kitchen", 3, ahead=True, patience_s=2.5))
+    headers, payload = pack_window(Job(window, "kitchen", ahead=True), "3")
     assert headers["Nats-Msg-Id"] == f"kitchen.{window.id}.3"
     found = messages.read_window(SUBJECT, headers, payload)
     assert np.array_equal(found.window.samples, window.samples)
     assert (found.window.id, found.window.index, found.window.last) == (window.id, 2, False)
-    assert (found.node, found.attempt, found.ahead, found.patience_s) == ("kitchen", 3, True, 2.5)
+    assert (found.node, found.ahead) == ("kitchen", True)
     assert found.window.utterance_id == "kitchen.u1"
 
 
@@ -65,11 +63,9 @@ def test_an_answer_carries_all_that_a_satellite_makes_of_a_text() -> None:
     heard = replace(HEARD, phrase=phrase, model="base", flags=flags)
     heard = replace(heard, language="de", language_probability=0.8)
     gates = {"act_confidence": -1.0, "low_confidence": 0.5}
-    packed = messages.pack_answer(Answer("w", 2, "pi5", heard), gates)
-    found = read_answer(packed)
-    assert (found.id, found.attempt, found.worker) == ("w", 2, "pi5")
-    ratio = compression_ratio(heard.text)
-    sent = replace(heard, recommended=gates, compression_ratio=ratio)
+    sent = replace(heard, recommended=gates)
+    found = read_answer(messages.pack_answer(Answer("w", "pi5", sent)))
+    assert (found.id, found.worker) == ("w", "pi5")
     assert not differences(found.result, sent)
 
 
@@ -85,36 +81,30 @@ def test_a_satellites_gates_are_its_own_or_else_what_the_workers_model_recommend
 
 def test_what_is_not_known_stays_unknown() -> None:
     heard = replace(HEARD, confidence=math.nan, avg_logprob=-math.inf)
-    found = read_answer(messages.pack_answer(Answer("w", 1, "pi5", heard))).result
+    found = read_answer(messages.pack_answer(Answer("w", "pi5", heard))).result
     assert not isinstance(found, Refusal)
     assert math.isnan(found.confidence)
-    assert math.isnan(found.avg_logprob)
+    assert found.avg_logprob == -math.inf
 
 
 def test_a_refusal_and_a_presence_arrive() -> None:
-    refusal = Refusal("busy", "too much\nto do")
-    found = read_answer(messages.pack_answer(Answer("w", 1, "pi5", refusal))).result
-    assert found == Refusal("busy", "too much\\nto do")
-    seen = messages.read_presence(messages.pack_presence(PRESENCE))
-    assert seen == PRESENCE
+    refusal = Refusal("too much\nto do", later=True)
+    found = read_answer(messages.pack_answer(Answer("w", "pi5", refusal))).result
+    assert found == Refusal("too much\\nto do", later=True)
+    seen = messages.read_presence(messages.pack_presence("pi5", MODEL))
+    assert (seen.node, seen.name, seen.languages) == ("pi5", "base", ("en", "de"))
 
 
 def test_another_version_is_refused_by_name_and_unknown_fields_are_ignored() -> None:
     payload = messages.pack_sound(a_window().samples)
     with pytest.raises(MessageError, match="of version 1, found 3") as refused:
         messages.read_window(SUBJECT, header(v=3, utterance_id={"new": "form"}), payload)
-    assert refused.value.code == "version"
-    assert messages.read_window(SUBJECT, header(colour="red"), payload).attempt == 1
-    for packed in (
-        messages.pack_presence(PRESENCE),
-        messages.pack_answer(Answer("w", 1, "pi5", HEARD)),
-    ):
-        read = messages.read_presence if b"window_s" in packed else read_answer
-        for version in (2, 3):
-            other = json.dumps(json.loads(packed) | {"v": version}).encode()
-            with pytest.raises(MessageError, match=f"of version 1, found {version}") as refused:
-                read(other)
-            assert refused.value.code == "version"
+    assert refused.value.later
+    assert messages.read_window(SUBJECT, header(colour="red"), payload)
+    other = json.dumps(json.loads(messages.pack_presence("pi5", MODEL)) | {"v": 2}).encode()
+    with pytest.raises(MessageError, match=r"worker pi5 runs Roomscribe .*; upgrade") as refused:
+        messages.read_presence(other)
+    assert refused.value.later
 
 
 def flac(seconds: float, rate: int = SAMPLE_RATE, channels: int = 1, kind: str = "FLAC") -> bytes:
@@ -125,31 +115,27 @@ def flac(seconds: float, rate: int = SAMPLE_RATE, channels: int = 1, kind: str =
 
 
 @pytest.mark.parametrize(
-    ("headers", "payload", "code"),
+    ("headers", "payload"),
     [
-        (None, flac(1), "bad"),
-        ({}, flac(1), "bad"),
-        ({messages.WINDOW_HEADER: "[" * 4000}, flac(1), "bad"),
-        ({messages.WINDOW_HEADER: json.dumps({"v": 1, "id": "x" * 5000})}, flac(1), "bad"),
-        (header(id="a b"), flac(1), "bad"),
-        (header(index=0), flac(1), "bad"),
-        (header(utterance_id=7), flac(1), "bad"),
-        (header(v=True), flac(1), "bad"),
-        (header(), b"", "bad"),
-        (header(), b"fLaC" + bytes(100), "bad"),
-        (header(), flac(1)[:100], "bad"),
-        (header(), flac(1, kind="WAV"), "bad"),
-        (header(), flac(1, rate=44_100), "bad"),
-        (header(), flac(1, channels=2), "bad"),
-        (header(), flac(40), "too_long"),
+        (None, flac(1)),
+        ({}, flac(1)),
+        ({messages.WINDOW_HEADER: "[" * 4000}, flac(1)),
+        ({messages.WINDOW_HEADER: json.dumps({"v": 1, "id": "x" * 5000})}, flac(1)),
+        (header(id="a b"), flac(1)),
+        (header(index=0), flac(1)),
+        (header(utterance_id=7), flac(1)),
+        (header(), b""),
+        (header(), b"fLaC" + bytes(100)),
+        (header(), flac(1)[:100]),
+        (header(), flac(1, kind="WAV")),
+        (header(), flac(1, rate=44_100)),
+        (header(), flac(1, channels=2)),
+        (header(), flac(40)),
     ],
 )
-def test_what_is_no_window_is_refused(
-    headers: dict[str, str] | None, payload: bytes, code: str
-) -> None:
-    with pytest.raises(MessageError) as refused:
+def test_what_is_no_window_is_refused(headers: dict[str, str] | None, payload: bytes) -> None:
+    with pytest.raises(MessageError):
         messages.read_window(SUBJECT, headers, payload)
-    assert refused.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -162,9 +148,8 @@ def test_what_is_no_window_is_refused(
         b'{"v":1}',
         b'{"v":1,"id":"w"}',
         b'{"v":1,"id":"w","transcription":{}}',
-        b'{"v":1,"id":"w","transcription":{"text":"x","tokens":' + b"[1" + b",1" * 2000 + b"]}}",
-        b'{"v":1,"id":"w","transcription":{"text":"' + b"x" * 9000 + b'","tokens":[]}}',
-        b'{"v":1,"id":"w"}' + b" " * (1 << 16),
+        b'{"id":"w","worker":"pi5","refusal":"no"}',
+        b'{"stream":"ROOMSCRIBE","seq":7}',
     ],
 )
 def test_what_is_no_answer_is_refused(data: bytes) -> None:
@@ -172,34 +157,11 @@ def test_what_is_no_answer_is_refused(data: bytes) -> None:
         read_answer(data)
 
 
-def test_what_is_wrong_in_an_answer_is_left_out() -> None:
-    data = {
-        "v": 1,
-        "id": "w",
-        "worker": "a b",
-        "transcription": {
-            "text": "yes\x00\x1b[2J\nno",
-            "tokens": [1, "x", -1, True, 2],
-            "language": "<script>",
-            "avg_logprob": 1e400,
-            "confidence": 7,
-            "encoder": "quantum",
-            "encode_ms": -1,
-            "flags": ["clipped", "Bad flag", 3],
-            "model": "a\nb",
-            "phrase": {"sentence": "s", "name": "n", "slots": {"a": [1]}, "confidence": 0.5},
-            "gates": {"low_confidence": 9, "act_confidence": 0.5, "level": 1},
-        },
-    }
-    found = read_answer(json.dumps(data).encode()).result
+def test_a_text_is_one_printable_line() -> None:
+    heard = replace(HEARD, text=" turn\non \x1b[31mthe\0 light\udcff ")
+    found = read_answer(messages.pack_answer(Answer("w", "pi5", heard))).result
     assert not isinstance(found, Refusal)
-    assert (found.text, found.tokens, found.language) == ("yes [2J no", (1, 2), "und")
-    assert (found.encoder, found.encode_ms, found.flags) == ("fleet", 0.0, ("clipped",))
-    assert math.isnan(found.confidence)
-    assert found.model == "a\\nb"
-    assert found.phrase
-    assert found.phrase.slots == {}
-    assert found.recommended == {"act_confidence": 0.5}
+    assert found.text == "turn on [31mthe light?"
 
 
 def test_a_name_becomes_a_part_of_a_subject() -> None:
@@ -218,13 +180,10 @@ JSON = st.recursive(
 
 
 @settings(max_examples=25, deadline=None)
-@given(found=st.dictionaries(st.sampled_from(["v", "id", "transcription", "error"]), JSON))
+@given(found=st.dictionaries(st.sampled_from(["id", "worker", "transcription", "refusal"]), JSON))
 def test_no_answer_crashes_a_satellite(found: dict[str, Any]) -> None:
-    for data in (found, {"v": 1, "id": "w", "transcription": found.get("transcription")}):
-        try:
-            read_answer(json.dumps(data).encode())
-        except MessageError as error:
-            assert error.code in messages.CODES
+    with suppress(MessageError):
+        read_answer(json.dumps(found).encode())
 
 
 SEALED = """

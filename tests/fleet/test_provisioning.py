@@ -116,20 +116,6 @@ def test_a_wrong_clock_is_named_with_the_fix(number: int, found: str) -> None:
     assert "timedatectl" in reason
 
 
-def test_a_refusal_is_told_rather_than_another_server_that_does_not_answer(
-    tmp_path: Path,
-) -> None:
-    engine = engine_of(kitchen="satellite")
-    engine.write(tmp_path / "s", tmp_path / "js")
-    box = replace(engine.nodes["kitchen"], password="wrong")
-    with served(tmp_path / "s", engine.port):
-        wrong = settings_for(replace(engine, nodes={"kitchen": box}), "kitchen", tmp_path)
-        both = replace(wrong, server=(*wrong.server, f"tls://127.0.0.1:{free_port()}"))
-        for _ in range(4):  # the order of the servers is drawn
-            with pytest.raises(ServerError, match="does not know this"), Probe(both, "kitchen"):
-                pass
-
-
 def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
     engine = engine_of(kitchen="satellite", attic="worker")
     engine.write(tmp_path / "s", tmp_path / "js")

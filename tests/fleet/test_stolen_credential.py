@@ -30,7 +30,7 @@ from appliance.fleet.messages import Job
 pytestmark = needs_fleet
 PURGE = "$JS.API.STREAM.PURGE.ROOMSCRIBE"
 DELETE = "$JS.API.STREAM.MSG.DELETE.ROOMSCRIBE"
-HEADERS, PAYLOAD = pack_window(Job(a_window(), "den", 1))
+HEADERS, PAYLOAD = pack_window(Job(a_window(), "den"))
 
 
 @dataclass
@@ -80,7 +80,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def send(client: Bus, node: str) -> None:
-    headers, payload = pack_window(Job(a_window(), node, 1))
+    headers, payload = pack_window(Job(a_window(), node))
     client.publish(f"roomscribe.window.{node}", payload, headers)
 
 
@@ -115,7 +115,6 @@ def test_junk_in_a_rooms_queue_delays_its_windows_and_loses_none(house: House) -
     until(lambda: house.waiting() == 0)
     send(house.bath, "bath")
     until(lambda: len(house.worker.windows) == 2)
-    assert 1 <= house.worker.counts["fleet_refused"] <= 4
 
 
 def test_one_room_does_not_fill_the_server(house: House) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from protocol.follow import STORE_AND_PUBLISH
@@ -30,21 +29,19 @@ from protocol.nats import (
 from protocol.state import State
 from rigs.transcriber import HEARD
 
-from appliance.config import FleetSettings, GateSettings
+from appliance.config import GateSettings
 from appliance.errors import ServerError
 from appliance.fleet.link import Link
-from appliance.fleet.messages import Answer, Job, Refusal, pack_sound
+from appliance.fleet.messages import Job, Refusal
 from appliance.fleet.satellite import AGAIN_S, Satellite
 from appliance.fleet.worker import DELIVERIES, FleetWorker, OwnRoom
 from appliance.infer import Model as SpeechModel
 from appliance.records import Transcription, Window
 
-PATIENCE_S = 5.0
 SPEECH_MODEL = cast(
     "SpeechModel",
     SimpleNamespace(name="fake", title="Fake", language="en", languages=("en",), window_s=10.0),
 )
-SOUND = pack_sound(np.full(160, 7, np.int16))
 WHICH = st.integers(0, 3)
 
 
@@ -129,7 +126,7 @@ class FleetMachine(BrokerMachine):
         self.loop = VirtualLoop(self.house.clock)
         self.server = FakeServer(self.house.clock)
         self.server.on_window = self.on_window
-        self.asked: asyncio.Task[Answer] | None = None
+        self.asked: asyncio.Task[Transcription | Refusal] | None = None
         self.posts = [Post(self, name) for name in ("attic", "cellar")]
         self.on_up()
 
@@ -172,7 +169,7 @@ class FleetMachine(BrokerMachine):
         if not hasattr(self, "posts"):
             return
         self.link = FakeFleetLink(self.house.clock, self.loop, NODE)
-        self.satellite = Satellite(cast("Link", self.link), FleetSettings())
+        self.satellite = Satellite(cast("Link", self.link))
         self.satellite.muted = lambda: self.house.up.mute.on
         self.server.satellite = self.link.connect(self.server, serve=True)
         self.loop.settle()
@@ -190,9 +187,7 @@ class FleetMachine(BrokerMachine):
         lease = self.house.up.lease
         assert lease
         window = replace(lease.window, utterance_id=f"utterance-{lease.window.id}")
-        job = Job(window, NODE, 1, patience_s=PATIENCE_S)
-        asking = self.satellite._await_answer(job, SOUND, PATIENCE_S)
-        self.asked = self.loop.create_task(asking)
+        self.asked = self.loop.create_task(self.satellite._exchange(Job(window, NODE)))
 
     def run_fleet(self) -> list[str]:
         """Let satellite and workers do what is due; return the model's steps."""
@@ -212,7 +207,7 @@ class FleetMachine(BrokerMachine):
         """Return the text that the satellite got; None for a failure or a refusal."""
         assert self.asked
         try:
-            result = self.asked.result().result
+            result = self.asked.result()
         except (ServerError, TimeoutError):
             return None
         return None if isinstance(result, Refusal) else result

@@ -15,14 +15,14 @@ from typing import Any
 
 from protocol.fakes import Clock
 
-from appliance.fleet.messages import ID_HEADER, Presence, pack_presence, read_answer, read_window
+from appliance.fleet.messages import ID_HEADER, pack_presence, read_answer, read_window
 from appliance.fleet.worker import WAITING_S
-from appliance.infer import compression_ratio
+from appliance.infer import RemoteModel
 
 Handler = Callable[[Any], Coroutine[Any, Any, None]]
 
 NODE = "kitchen"
-PRESENT = Presence("pi5", "fake", "0", False, 0, 0, "en", ("en",), 10.0)
+PRESENCE = pack_presence("pi5", RemoteModel("fake", "en", ("en",), 10.0))
 
 
 PASS_S = 1e-6
@@ -135,7 +135,7 @@ class FakeServer:
 
 def answered_id(data: bytes) -> str:
     """Return the id of an answer's window."""
-    return read_answer(data, compression_ratio).id
+    return read_answer(data).id
 
 
 @dataclass(eq=False)
@@ -145,30 +145,19 @@ class FakeClient:
     server: FakeServer
     loop: VirtualLoop
     handlers: dict[str, Handler] = field(default_factory=dict)
-    inboxes: dict[str, asyncio.Queue[Any]] = field(default_factory=dict)
 
-    def new_inbox(self) -> str:
-        return f"_INBOX.{NODE}.{len(self.inboxes)}"
+    async def subscribe(self, subject: str, cb: Handler) -> None:
+        self.handlers[subject] = cb
 
-    async def subscribe(self, subject: str, cb: Handler | None = None) -> FakeSubscription:
-        if cb:
-            self.handlers[subject] = cb
-        else:
-            self.inboxes[subject] = asyncio.Queue()
-        return FakeSubscription(self, subject)
-
-    async def publish(
-        self, subject: str, data: bytes = b"", reply: str = "", headers: Any = None
-    ) -> None:
-        if reply:  # a request for workers
-            message = SimpleNamespace(headers=None, data=pack_presence(PRESENT))
-            self.inboxes[reply].put_nowait(message)
-        elif subject.startswith("roomscribe.answer."):
+    async def publish(self, subject: str, data: bytes = b"") -> None:
+        if subject.startswith("roomscribe.answer."):
             self.server.answers.append(data)
 
     async def request(
-        self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str]
+        self, subject: str, data: bytes, *, timeout: float, headers: Mapping[str, str] | None = None
     ) -> SimpleNamespace:
+        if headers is None:  # for workers
+            return SimpleNamespace(data=PRESENCE)
         return SimpleNamespace(data=self.server.take(subject, headers, data))
 
     async def flush(self, timeout: float = 1.0) -> None:
@@ -180,59 +169,34 @@ class FakeClient:
         self.loop.create_task(handler(SimpleNamespace(data=data)))
 
 
-@dataclass(frozen=True)
-class FakeSubscription:
-    """Of one subject."""
-
-    client: FakeClient
-    subject: str
-
-    async def next_msg(self, timeout: float) -> Any:
-        return await asyncio.wait_for(self.client.inboxes[self.subject].get(), timeout)
-
-    async def unsubscribe(self) -> None:
-        self.client.inboxes.pop(self.subject, None)
-
-
 class FakeFleetLink:
     """Stands for the fleet's Link: the machine connects it."""
 
     def __init__(self, clock: Clock, loop: VirtualLoop, node: str) -> None:
-        self.node, self.server, self.trouble = node, "nats://here", None
+        self.node, self.address, self.trouble = node, "nats://here", None
         self.client: FakeClient | None = None
         self.refused: Callable[[str], None] = lambda _: None
         self.changed: Callable[[str | None], object] = lambda _: None
-        self._clock, self._loop, self._since_s = clock, loop, 0.0
-        self._handlers: list[Handler] = []
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def age_s(self) -> float:
-        return self._clock.now_s - self._since_s
-
-    def add(self, handler: Handler) -> None:
-        self._handlers.append(handler)
+        self.handler: Handler
+        self._clock, self._loop = clock, loop
+        self._task: asyncio.Task[None] | None = None
 
     def call_soon(self, work: Callable[[], object]) -> None:
         self._loop.call_soon(work)
-
-    def confirm_service(self) -> None:
-        """Nothing to report."""
 
     def reset(self) -> None:
         raise AssertionError("the server always answers")
 
     def connect(self, server: FakeServer, *, serve: bool) -> FakeClient:
-        """Make a connection in place of the one before; `serve`: run the handlers on it."""
+        """Make a connection in place of the one before; `serve`: run the handler on it."""
         self.end()
-        self.client, self._since_s = FakeClient(server, self._loop), self._clock.now_s
+        self.client = FakeClient(server, self._loop)
         if serve:
-            handlers = [self._loop.create_task(one(self.client)) for one in self._handlers]
-            self._tasks = handlers
+            self._task = self._loop.create_task(self.handler(self.client))
         return self.client
 
     def end(self) -> None:
         """End the connection."""
-        for task in self._tasks:
-            task.cancel()
-        self._tasks, self.client = [], None
+        if self._task:
+            self._task.cancel()
+        self._task, self.client = None, None

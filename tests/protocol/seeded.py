@@ -5,9 +5,8 @@ Each function breaks one rule with `patch`, which takes it back afterwards.
 
 from __future__ import annotations
 
-import sys
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from appliance import system
 from appliance.daemon.mute import Mute
 from appliance.daemon.spool import Spool
-from appliance.fleet import messages, satellite
+from appliance.fleet import satellite
 from appliance.mqtt import events
 from appliance.mqtt.outbox import Outbox
 from appliance.store import retention
@@ -91,12 +90,10 @@ def do_not_sync_the_folder(patch: Patch) -> None:
 
 
 def take_any_answer(patch: Patch) -> None:
-    """The satellite takes an answer for that of the window that it waits for."""
-    read = messages.read_answer
+    """The satellite takes any answer for that of the window that it waits for."""
 
-    def waited_for(data: bytes, ratio: Any) -> Any:
-        found = read(data, ratio)
-        frame = sys._getframe(1).f_locals["self"]
-        return replace(found, id=next(iter(frame._awaited), found.id))
+    class Answers(OrderedDict[str, Any]):
+        def pop(self, _id: str, default: Any = None) -> Any:
+            return self.popitem()[1] if self else default
 
-    patch.setattr(satellite, "read_answer", waited_for)
+    patch.setattr(satellite, "OrderedDict", Answers)

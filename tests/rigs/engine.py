@@ -1,4 +1,4 @@
-"""A fleet's server as `roomscribe fleet serve` sets it up, run on loopback."""
+"""A fleet's server as `roomscribe fleet invite` sets it up, run on loopback."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def settings_for(engine: FleetServer, node: str, folder: Path, **keys: object) -
     certificate.write_text(engine.certificate, encoding="ascii")
     credential.touch(mode=0o600)
     credential.write_text(f'user = "{node}"\npassword = "{entry.password}"\n', encoding="utf-8")
-    chosen = {"role": entry.role, "server": engine.addresses, "credential": str(credential)}
+    chosen = {"role": entry.role, "server": engine.addresses[0], "credential": str(credential)}
     return FleetSettings(**{**chosen, "ca": str(certificate), **keys})  # type: ignore[arg-type]

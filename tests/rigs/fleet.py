@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -17,9 +17,9 @@ from appliance.fleet.messages import Job, pack_sound, window_headers
 Found = TypeVar("Found")
 
 
-def pack_window(job: Job) -> tuple[dict[str, str], bytes]:
+def pack_window(job: Job, series: str = "") -> tuple[dict[str, str], bytes]:
     """Headers and payload of a window's message."""
-    return window_headers(job), pack_sound(job.window.samples)
+    return window_headers(job, series), pack_sound(job.window.samples)
 
 
 class Bus:
@@ -51,15 +51,13 @@ class Bus:
         """Publishes, and returns when the server has it, or has refused it."""
         self.run(self._publish(subject, payload, headers))
 
-    def answer_all(self, subject: str, to: str, answers: Sequence[bytes]) -> None:
-        """Answers every window on a subject with these, at once; %s is its id."""
+    def reply_with(self, subject: str, payload: bytes) -> None:
+        """Replies the same to every request on a subject."""
 
-        async def answer(message: Msg) -> None:
-            told = json.loads((message.headers or {})["Roomscribe-Window"])
-            for one in answers:
-                await self.client.publish(to, one.replace(b"%s", told["id"].encode()))
+        async def reply(message: Msg) -> None:
+            await message.respond(payload)
 
-        self.run(self._listen(subject, answer))
+        self.run(self._listen(subject, reply))
 
     def workers(self, within_s: float = 0.3) -> dict[str, dict[str, Any]]:
         """What the workers say of themselves, by node."""

@@ -16,7 +16,7 @@ from rigs.waiting import until
 
 from appliance.config import FleetSettings, GateSettings
 from appliance.fleet.link import Link
-from appliance.fleet.worker import FleetWorker, OwnRoom
+from appliance.fleet.worker import BUSY_S, FleetWorker, OwnRoom
 from appliance.infer.runtime import Model
 from appliance.records import Transcription, Window
 
@@ -36,14 +36,14 @@ def says(text: str = HEARD.text) -> Callable[[Window], Transcription | Exception
 class FakeWorker:
     """Use with `with`; `say` makes the texts, in a thread for each window."""
 
-    def __init__(self, *servers: str, node: str = "pi5", model: str = "fake") -> None:
-        self.settings = FleetSettings(role="worker", server=servers)
+    def __init__(self, server: str = "", node: str = "pi5", model: str = "fake") -> None:
+        self.settings = FleetSettings(role="worker", server=server)
         self.node = node
         self.say: Callable[[Window], Transcription | Exception] = says()
         self.took_s = 0.0
         self.waiting = 0
         """Windows of its own room."""
-        self.pull_s = 5.0
+        self.busy_s = BUSY_S
         self.free = True
         """False: it takes no more requests."""
         self.windows: list[Window] = []
@@ -67,13 +67,13 @@ class FakeWorker:
                 report_trouble=self.troubles.append,
             ),
             self.gates,
-            pull_s=self.pull_s,
+            self.busy_s,
         )
         self.link.start()
 
     def settle(self) -> None:
         """Waits until it answers who asks for workers."""
-        with Bus(*self.settings.server) as bus:
+        with Bus(self.settings.server) as bus:
             until(lambda: self.node in bus.workers())
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,16 +83,21 @@ def join(
     from appliance.fleet import make_folder, unwritable
 
     folder = file.absolute().parent / FOLDER
-    changes = _plan_changes(code, settings, folder)
     secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"
     before = read_text(file)
-    after = set_keys(before, changes)
+
+    def planned(server: str) -> str:
+        return set_keys(before, _plan_changes(code, settings, folder, server))
+
     with tempfile.TemporaryDirectory(prefix="roomscribe-") as draft_dir:
         tried = Path(draft_dir)
         write_whole(tried / CREDENTIAL, secret, 0o600)
         write_whole(tried / TRUSTED, code.certificate, 0o600)
-        draft = after.replace(f"{folder}/", f"{tried}/")
-        print(_try_code(config.parse(draft, str(file)), code.node, within_s))
+        drafts = {
+            server: config.parse(planned(server).replace(f"{folder}/", f"{tried}/"), str(file))
+            for server in code.servers
+        }
+        after = planned(_find_server(drafts, code.node, within_s))
     dialog = Dialog(interactive=not options.yes)
     if before != after and not confirm_change(dialog, file, before, after):
         print("nothing was changed")
@@ -111,7 +117,7 @@ def join(
     return 0
 
 
-def _plan_changes(code: Code, settings: Settings, folder: Path) -> dict[str, Any]:
+def _plan_changes(code: Code, settings: Settings, folder: Path, server: str) -> dict[str, Any]:
     """Return the configuration keys that joining sets. Raises ConfigError for an unusable code."""
     from appliance.infer import lacking_model
 
@@ -121,7 +127,7 @@ def _plan_changes(code: Code, settings: Settings, folder: Path) -> dict[str, Any
         )
     changes: dict[str, Any] = {
         "fleet.role": code.role,
-        "fleet.server": list(code.servers) if code.servers[1:] else code.servers[0],
+        "fleet.server": server,
         "fleet.credential": str(folder / CREDENTIAL),
         "fleet.ca": str(folder / TRUSTED),
     }
@@ -137,21 +143,25 @@ def _plan_changes(code: Code, settings: Settings, folder: Path) -> dict[str, Any
     return {**changes, "appliance.node": code.node}
 
 
-def _try_code(settings: Settings, node: str, within_s: float) -> str:
-    """Return which server accepts the node, trying for `within_s`. Raises ServerError."""
+def _find_server(drafts: Mapping[str, Settings], node: str, within_s: float) -> str:
+    """Return the first of the server's addresses at which it accepts the node, trying for
+    `within_s`, and print who transcribes there. Raises ServerError."""
     from appliance.fleet import Probe
 
     until_s = time.monotonic() + within_s
     while True:
-        try:
-            with Probe(settings.fleet, node) as probe:
-                there = [f"{worker.node} ({worker.name})" for worker in probe.find_workers()]
-                who = ", ".join(there) or "nobody yet"
-                return f"{probe.address} lets {node} in; transcribing there: {who}"
-        except ServerError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(0.2)
+        for server, settings in drafts.items():
+            try:
+                with Probe(settings.fleet, node) as probe:
+                    there = [f"{worker.node} ({worker.name})" for worker in probe.find_workers()]
+                    who = ", ".join(there) or "nobody yet"
+                    print(f"{server} lets {node} in; transcribing there: {who}")
+                    return server
+            except ServerError as error:
+                refusal = error
+        if time.monotonic() > until_s:
+            raise refusal
+        time.sleep(0.2)
 
 
 def _reload_daemon(settings: Settings, file: Path) -> str:

@@ -5,49 +5,39 @@ from __future__ import annotations
 import argparse
 import functools
 
+from appliance.cli.fleet.invite import invite_nodes
 from appliance.cli.fleet.join import join_fleet
-from appliance.cli.fleet.serve import invite_nodes, serve_fleet
 from appliance.cli.fleet.status import show_status
 
 
 def add_fleet(
     names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
 ) -> None:
-    """Add `roomscribe fleet serve`, `invite`, `join` and `status` to the command line."""
+    """Add `roomscribe fleet invite`, `join` and `status` to the command line."""
     fleet = names.add_parser("fleet", help="several rooms: share the machines that transcribe")
     words = fleet.add_subparsers(metavar="WHAT", required=True)
     add = functools.partial(words.add_parser, parents=[common])
-    serve = add(
-        "serve",
-        help="set up the server that all rooms share, and join it",
-        description="Sets up this machine's nats-server (`apt install nats-server openssl`) for "
-        "the fleet, and this machine joins; run it again to change something. Needs root.",
+    invite = add(
+        "invite",
+        help="let machines join, and print the command for each",
+        description="Run it on the machine that is the server of all rooms. It gives each node its "
+        "own password, and prints the command to run on the node's machine; for a node that was "
+        "invited before, the same command again. The first time it also sets up this machine's "
+        "nats-server (`apt install nats-server openssl`) for this, and this machine joins. "
+        "Needs root.",
     )
-    serve.add_argument(
+    invite.add_argument(
+        "nodes", nargs="*", metavar="NODE", help="name of the room, as in [appliance]"
+    )
+    invite.add_argument(
         "--name",
         action="append",
         metavar="HOST",
         help="name or address under which the other machines reach this one; may be repeated "
         "(default: HOSTNAME.local and the address)",
     )
-    serve.add_argument(
-        "--role",
-        choices=("satellite", "worker", "none"),
-        help="role of this machine besides that (default: worker, if it has a model)",
-    )
-    serve.add_argument("--port", type=int, metavar="N", help="TCP port (default: 4222)")
-    serve.add_argument("--yes", action="store_true", help="write the changes without asking")
-    serve.set_defaults(command=serve_fleet, usage_error=serve.error)
-    invite = add(
-        "invite",
-        help="let machines join, and print the command for each",
-        description="Run it on the server's machine. It gives each node its own password, and "
-        "prints the command to run on the node's machine. For a node that was invited before, "
-        "it prints the same command again. Needs root.",
-    )
-    invite.add_argument(
-        "nodes", nargs="+", metavar="NODE", help="name of the room, as in [appliance]"
-    )
+    invite.add_argument("--port", type=int, metavar="N", help="TCP port (default: 4222)")
+    invite.add_argument("--yes", action="store_true", help="write the changes without asking")
     what = invite.add_mutually_exclusive_group()
     what.add_argument(
         "--role",
@@ -57,7 +47,7 @@ def add_fleet(
     what.add_argument(
         "--remove", action="store_true", help="revoke the access of these nodes at once"
     )
-    invite.set_defaults(command=invite_nodes)
+    invite.set_defaults(command=invite_nodes, usage_error=invite.error)
     join = add(
         "join",
         help="join a fleet",
@@ -73,9 +63,9 @@ def add_fleet(
     join.set_defaults(command=join_fleet, usage_error=join.error)
     status = add(
         "status",
-        help="show the workers, and how many windows wait",
-        description="Shows the workers, their activity, and how many windows wait at the server. "
-        "The exit status is 1 if there is no worker. `roomscribe doctor` finds what is wrong.",
+        help="show the workers",
+        description="Shows the workers that are connected to the server. The exit status is 1 if "
+        "there is none. `roomscribe doctor` finds what is wrong.",
     )
     status.add_argument("--json", action="store_true", help="one JSON object, for programs")
     status.set_defaults(command=show_status)

@@ -26,27 +26,20 @@ def show_status(options: argparse.Namespace, settings: Settings) -> int:
                     "node": worker.node,
                     "model": worker.name,
                     "version": worker.version,
-                    "busy": worker.busy,
-                    "done": worker.done,
-                    "queue": worker.queue,
                 }
                 for worker in workers
             ],
-            "waiting": probe.count_waiting(),
         }
     if options.json:
         print(json.dumps(found))
         return 0 if workers else 1
     print(f"{found['node']}, {settings.fleet.role}, at {found['server']}")
     for worker in workers:
-        state = "busy" if worker.busy else "idle"
-        print(f"  {worker.node:20} {worker.name}, {state}, {worker.done} done")
+        print(f"  {worker.node:20} {worker.name}, {worker.version}")
     for line in probe.misfits:
         print(f"  {line}")
     if not workers:
         print("  no worker: is a worker's daemon running? `roomscribe fleet status` there")
-    if found["waiting"] is not None:
-        print(f"waiting at the server: {found['waiting']} windows")
     return 0 if workers else 1
 
 

@@ -1,4 +1,5 @@
-"""Set up the fleet's server on this machine, and let other machines join it."""
+"""Let machines join the fleet, whose server is set up on this machine when the first one is
+invited."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from appliance.cli.config_file import read_text, systemctl
 from appliance.cli.fleet.join import FOLDER, has_systemd, join, require_answer
 from appliance.config import DEFAULT_PATH, Settings, is_loopback, node_name
-from appliance.errors import ConfigError, ServerError, StoreError
+from appliance.errors import ConfigError, StoreError
 from appliance.system import require_writable, shorten, write_whole
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ START_S = 10.0
 """Seconds that nats-server may take until it accepts us."""
 DEFAULT_LINE = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
 UNIT_TEXT = """\
-# Written by `roomscribe fleet serve`.
+# Written by `roomscribe fleet invite`.
 [Service]
 ExecStart=
 ExecStart={program} -c {config}
@@ -54,46 +55,63 @@ PrivateDevices=yes
 """
 
 
-def serve_fleet(options: argparse.Namespace, settings: Settings) -> int:
-    """Run `roomscribe fleet serve`. Raises RoomscribeError."""
+def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe fleet invite`. Raises RoomscribeError."""
     from appliance.fleet import FleetServer, find_nats_server
-    from appliance.infer import lacking_model
 
     file = options.config or DEFAULT_PATH
-    require_answer(options)
     require_writable(file, "run this with sudo")
-    find_nats_server()
-    _require_unused_server(file)
     folder, node = file.absolute().parent / FOLDER, node_name(settings)
-    server = _change_server(options, FleetServer.load(folder))
-    usual = "satellite" if lacking_model(settings) else "worker"
-    role = options.role or (server.nodes[node].role if node in server.nodes else usual)
-    if role != "none":
-        server = server.invite(node, role)
-    server = server.with_certificate()
+    before = FleetServer.load(folder)
+    if before is None:
+        if settings.fleet.role != "alone":
+            raise ConfigError(
+                f"fleet.role: this machine is a {settings.fleet.role} of {settings.fleet.server} "
+                "already. Run this command on the server's machine"
+            )
+        require_answer(options)
+        find_nats_server()
+        _require_unused_server(file)
+    server = _change_server(options, before).with_certificate()
+    if before is None:
+        server = server.invite(node, _own_role(settings))
+    for name in options.nodes:
+        known = server.nodes.get(name)
+        role = options.role or (known.role if known else "satellite")
+        server = server.remove(name) if options.remove else server.invite(name, role)
     anew = server.write(folder, _store_dir(file, server))
     started = _start_server(server, folder, file, anew=anew)
-    print(f"the server: {', '.join(server.names)}, port {server.port}; its files are in {folder}")
-    print(started)
-    status = 0 if role == "none" else _join_itself(server, options, settings, file)
-    print("to let another machine join, run `sudo roomscribe fleet invite NODE` on this machine")
+    if before is None:
+        print(f"the server: {', '.join(server.names)}, port {server.port}; its files: {folder}")
+    if before is None or not has_systemd(file):
+        print(started)
+    status = _join_itself(server, options, settings, file) if before is None else 0
+    for name in options.nodes:
+        if options.remove:
+            print(f"{name} has no access any more")
+        else:
+            print(f"on {name}, which becomes a {server.nodes[name].role} (keep this line secret):")
+            print(f"  sudo roomscribe fleet join --yes {server.code(name).text()}")
     return status
+
+
+def _own_role(settings: Settings) -> str:
+    """Return what the server's own machine becomes."""
+    from appliance.infer import lacking_model
+
+    return "satellite" if lacking_model(settings) else "worker"
 
 
 def _join_itself(
     server: FleetServer, options: argparse.Namespace, settings: Settings, file: Path
 ) -> int:
     """Have this machine join its own server. Raises RoomscribeError."""
-    node = node_name(settings)
     # does not depend on names in the network
-    code = replace(server.code(node), servers=(f"tls://127.0.0.1:{server.port}",))
+    code = replace(server.code(node_name(settings)), servers=(f"tls://127.0.0.1:{server.port}",))
     if has_systemd(file):
         return join(code, options, settings, file, START_S)
-    try:
-        return join(code, options, settings, file)
-    except ServerError:
-        print(f"once it runs, run this here: sudo roomscribe fleet join --yes {code.text()}")
-        return 0
+    print(f"once it runs, run this here: sudo roomscribe fleet join --yes {code.text()}")
+    return 0
 
 
 def _change_server(options: argparse.Namespace, before: FleetServer | None) -> FleetServer:
@@ -132,36 +150,6 @@ def _own_names() -> tuple[str, ...]:
 
     host = socket.gethostname().partition(".")[0]
     return tuple(host for host in dict.fromkeys((f"{host}.local", own_address())) if is_host(host))
-
-
-def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
-    """Run `roomscribe fleet invite`. Raises RoomscribeError."""
-    from appliance.fleet import FleetServer
-
-    file = options.config or DEFAULT_PATH
-    require_writable(file, "run this with sudo")
-    folder = file.absolute().parent / FOLDER
-    server = FleetServer.load(folder)
-    if server is None:
-        raise ConfigError(
-            f"{folder}: no fleet's server is set up on this machine. Run `sudo roomscribe "
-            "fleet serve`, or this command on the server's machine"
-        )
-    for node in options.nodes:
-        known = server.nodes.get(node)
-        role = options.role or (known.role if known else "satellite")
-        server = server.remove(node) if options.remove else server.invite(node, role)
-    anew = server.write(folder, _store_dir(file, server))
-    started = _start_server(server, folder, file, anew=anew)
-    if not has_systemd(file):
-        print(started)
-    for node in options.nodes:
-        if options.remove:
-            print(f"{node} has no access any more")
-        else:
-            print(f"on {node}, which becomes a {server.nodes[node].role} (keep this line secret):")
-            print(f"  sudo roomscribe fleet join --yes {server.code(node).text()}")
-    return 0
 
 
 def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) -> str:
