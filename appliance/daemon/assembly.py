@@ -296,7 +296,6 @@ class Parts:
         """Return what decides with other rooms which one acts on a sentence."""
         return House(
             self.node,
-            folder=store_folder(self.settings.store),
             prefix=self.settings.mqtt.prefix,
             report=self._report_rooms,
             muted=lambda: self.mute.on,

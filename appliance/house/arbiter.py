@@ -21,7 +21,6 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from appliance.house.claims import (
@@ -31,7 +30,6 @@ from appliance.house.claims import (
     Message,
     Withdrawal,
     is_same_sentence,
-    sender,
 )
 from appliance.house.rooms import OtherRooms
 
@@ -47,18 +45,6 @@ ANSWER_S = 1.0
 """If the broker has not returned one of our messages within this time, we cannot communicate."""
 SETTLED_S = 15.0
 """A connection this old has shown every room's Hearing of the present sentence."""
-START_S = 5.0
-"""Longest wait for the first connection with a sentence that was spoken before our start."""
-RETURN_S = 0.5
-"""A room that has just connected may miss messages for this time. It waits as long for rooms that
-acted meanwhile, and they repeat that."""
-PRESENCE_S = 0.3
-"""The broker sends which rooms are online within this time of a connection."""
-AGAIN_S = 6.0
-"""A sentence that was decided alone is decided again after a reconnection, if it is not older. Home
-Assistant gets older ones as late, and nothing acts on those."""
-CONFIRM_S = 10.0
-"""A room that does not say within this time of our connection that it is online, is offline."""
 REMEMBER_S = 60.0
 """Claims and decisions are kept for this time."""
 
@@ -84,15 +70,12 @@ class Decision:
     separation: Separation
     waited_s: float
     """Since the text was ready."""
-    again: bool = False
-    """True if it was decided before, without a connection. What needs no broker was done then."""
     first: bool = True
 
 
 class SentenceState(enum.Enum):
     """State of a sentence that this room has claimed."""
 
-    HELD = "waits for the first connection"
     WAITING = "waits for the claims or the Act of other rooms"
     ACTING = "our Act is on its way to the broker and back"
     ACTED = "we act on it"
@@ -106,9 +89,7 @@ class ClaimedSentence:
     claim: Claim
     ready_s: float
     state: SentenceState = SentenceState.WAITING
-    again: bool = False
     separation: Separation = Separation.NONE
-    decided_s: float = math.inf
     others: set[str] = field(default_factory=set)
 
 
@@ -118,15 +99,12 @@ class Arbiter:
     Times are seconds on one monotonic clock of this machine.
     """
 
-    def __init__(self, node: str, now_s: float, known: Collection[str] = ()) -> None:
-        """`known` are rooms that were online before this process began."""
+    def __init__(self, node: str) -> None:
         self.node = node
         self.outgoing: deque[Message] = deque()
         self.decisions: deque[Decision] = deque()
-        self.others = OtherRooms(set(known) - {node})
-        self._started_s, self._connected_s = now_s, math.inf
-        self._known = bool(self.others.since_s)
-        """True if another room was online before the first connection."""
+        self.others = OtherRooms()
+        self._connected_s = math.inf
         self._sentences: dict[str, ClaimedSentence] = {}
         self._unanswered: deque[tuple[Message, float]] = deque()
         """Our messages that the broker has not returned, the oldest first."""
@@ -136,13 +114,11 @@ class Arbiter:
     def set_connected(self, connected: bool, now_s: float) -> None:
         """The connection to the broker begins or ends."""
         self._unanswered.clear()
-        self.others.reconnect(now_s)
+        self.others.hearers.clear()
         self.outgoing.clear()
-        if not connected:
-            self._connected_s = math.inf
-        elif self._connected_s == math.inf:
-            self._connected_s = now_s
-            self._decide_separated_again(now_s)
+        self._connected_s = now_s if connected else math.inf
+        if connected:  # those that are online follow
+            self.others.nodes.clear()
         self.poll(now_s)
 
     def set_online(self, node: str, online: bool, now_s: float) -> None:
@@ -150,9 +126,9 @@ class Arbiter:
         if node == self.node:
             return
         if online:
-            self.others.join(node, now_s)
+            self.others.nodes.add(node)
         else:
-            self.others.leave(node, now_s)
+            self.others.leave(node)
         self.poll(now_s)
 
     def hear(self, utterance: str, start_s: float, now_s: float) -> None:
@@ -165,22 +141,20 @@ class Arbiter:
         if self.rooms and self._is_connected:
             self._send(Withdrawal(self.node, utterance), now_s)
 
-    def claim(self, claim: Claim, now_s: float, *, acted: bool = False) -> None:
-        """This room has the text of a sentence, and would act on it; or it has `acted`, because no
-        other room was online. A room that returns then hears of it."""
-        sentence = ClaimedSentence(claim, now_s)
-        self._sentences[claim.id] = sentence
-        if acted:
-            sentence.state, sentence.decided_s = SentenceState.ACTED, now_s
-            return
-        if claim.end_s < self._started_s and self._known and self._holds(now_s):
-            sentence.state = SentenceState.HELD
-        self._begin(sentence, now_s)
+    def claim(self, claim: Claim, now_s: float) -> None:
+        """This room has the text of a sentence, and would act on it."""
+        self._sentences[claim.id] = sentence = ClaimedSentence(claim, now_s)
+        if self.rooms and self._separation(now_s) is Separation.NONE:
+            if self._is_heard_here_alone(sentence):
+                self._send(Act(claim), now_s)
+                self._decide(sentence, SentenceState.ACTED, now_s)
+            else:
+                self._send(claim, now_s)
         self.poll(now_s)
 
     def receive(self, message: Message, now_s: float) -> None:
         """Take in a message of the topic, this room's own ones included, in the broker's order."""
-        if sender(message) == self.node:
+        if message.node == self.node:
             self._receive_own(message, now_s)
         else:
             self._receive(message, now_s)
@@ -190,8 +164,6 @@ class Arbiter:
         """Decide what can be decided; call it at `due_s` at the latest."""
         for sentence in self._sentences.values():
             self._advance(sentence, now_s)
-        if now_s >= self._connected_s + CONFIRM_S:
-            self.others.drop_unconfirmed()
         self.others.forget(now_s - REMEMBER_S)
         old = [key for key, one in self._sentences.items() if one.ready_s < now_s - REMEMBER_S]
         for key in old:
@@ -209,8 +181,6 @@ class Arbiter:
         places = [at for at, (one, _) in enumerate(self._unanswered) if _identity(one) == answered]
         for _ in range(places[0] + 1 if places else 0):
             self._unanswered.popleft()
-        if places and not self._unanswered:
-            self._decide_separated_again(now_s)
         sentence = self._sentences.get(message.claim.id) if isinstance(message, Act) else None
         if sentence and sentence.state is SentenceState.ACTING:
             self._decide(sentence, SentenceState.ACTED, now_s)
@@ -224,9 +194,6 @@ class Arbiter:
                 self.others.hearers.pop((node, utterance), None)
             case Claim():
                 self._add_claim(message, now_s)
-                self._answer_late_claim(message, now_s)
-            case Act(_, _, by) if by and now_s > self._connected_s + RETURN_S + AGAIN_S:
-                pass  # for a room that was away, which this one was not
             case Act(claim):
                 act = replace(message, claim=self._add_claim(claim, now_s))
                 self.others.acts.append((act, now_s))
@@ -253,57 +220,10 @@ class Arbiter:
                 self.decisions.append(self._decision(sentence, now_s, first=False))
         return claim
 
-    def _answer_late_claim(self, claim: Claim, now_s: float) -> None:
-        """Repeat an Act for a room that was offline when it was published: ours, or that of a room
-        which has ended since, and cannot repeat it."""
-        came_s = self.others.since_s.get(claim.node, -math.inf)
-        for act, acted_s in self.others.acts:
-            has_ended = self.others.since_s.get(act.node, math.inf) > acted_s
-            missed = came_s + RETURN_S > acted_s and act.node != claim.node
-            if has_ended and missed and self.others.is_about(act, claim):
-                self._send(Act(act.claim, (claim.id,), self.node), now_s)
-                break
-        for sentence in self._sentences.values():
-            if sentence.state is SentenceState.ACTED and is_same_sentence(claim, sentence.claim):
-                missed_s = max(self.others.since_s.get(claim.node, -math.inf), self._connected_s)
-                if (
-                    missed_s + RETURN_S > sentence.decided_s
-                    and sentence.separation is Separation.NONE
-                ):
-                    self._send(Act(sentence.claim, (claim.id,)), now_s)
-
     # deciding
-
-    def _begin(self, sentence: ClaimedSentence, now_s: float) -> None:
-        """Publish the claim of a sentence, or act at once if nobody else hears it."""
-        if (
-            sentence.state is SentenceState.HELD
-            or not self.rooms
-            or self._separation(now_s) is not Separation.NONE
-        ):
-            return
-        if self._is_heard_here_alone(sentence):
-            self._send(Act(sentence.claim), now_s)
-            self._decide(sentence, SentenceState.ACTED, now_s)
-        else:
-            self._send(sentence.claim, now_s)
-
-    def _decide_separated_again(self, now_s: float) -> None:
-        """Let the rooms decide about recent sentences that we decided alone."""
-        for sentence in self._sentences.values():
-            is_recent = now_s - sentence.claim.end_s <= AGAIN_S
-            if sentence.separation is not Separation.NONE and is_recent and self.rooms:
-                sentence.again, sentence.ready_s = True, now_s
-                sentence.state, sentence.separation = SentenceState.WAITING, Separation.NONE
-                self._send(sentence.claim, now_s)
 
     def _advance(self, sentence: ClaimedSentence, now_s: float) -> None:
         """Decide about a sentence if everything for that is known, or if it is time."""
-        if sentence.state is SentenceState.HELD:
-            if self._holds(now_s):
-                return
-            sentence.state, sentence.ready_s = SentenceState.WAITING, now_s
-            self._begin(sentence, now_s)
         if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
             return
         waits = sentence.state is SentenceState.WAITING
@@ -311,8 +231,7 @@ class Arbiter:
             self._decide(sentence, SentenceState.DEFERRED, now_s, node)
             return
         if not self.rooms:
-            if now_s >= self.others.closing_until_s:
-                self._decide(sentence, SentenceState.ACTED, now_s)
+            self._decide(sentence, SentenceState.ACTED, now_s)
             return
         separation = self._separation(now_s)
         if separation is not Separation.NONE:
@@ -336,7 +255,7 @@ class Arbiter:
     def _decide(
         self, sentence: ClaimedSentence, state: SentenceState, now_s: float, node: str = ""
     ) -> None:
-        sentence.state, sentence.decided_s = state, now_s
+        sentence.state = state
         sentence.others = {claim.node for claim, _ in self.others.group(sentence.claim)} - {node}
         self.decisions.append(self._decision(sentence, now_s, node))
 
@@ -350,7 +269,6 @@ class Arbiter:
             others=() if node else tuple(sorted(sentence.others)),
             separation=sentence.separation,
             waited_s=now_s - sentence.ready_s,
-            again=sentence.again,
             first=first,
         )
 
@@ -359,21 +277,16 @@ class Arbiter:
     @property
     def rooms(self) -> list[str]:
         """The other rooms that are online, or may be."""
-        return sorted(self.others.since_s)
+        return sorted(self.others.nodes)
 
     @property
     def must_ask(self) -> bool:
         """True if another room may act on a sentence, or has just acted on one and gone."""
-        return bool(self.others.since_s or self.others.acts)
+        return bool(self.others.nodes or self.others.acts)
 
     @property
     def _is_connected(self) -> bool:
         return self._connected_s < math.inf
-
-    def _holds(self, now_s: float) -> bool:
-        """Return True while a sentence from before our start has to wait for the connection."""
-        waits_s = min(self._connected_s + PRESENCE_S, self._started_s + START_S)
-        return now_s < waits_s
 
     def _separation(self, now_s: float) -> Separation:
         """Return why we cannot communicate."""
@@ -398,12 +311,7 @@ class Arbiter:
         return self._connected_s < sentence.claim.start_s - SETTLED_S
 
     def _decide_s(self, sentence: ClaimedSentence) -> float:
-        """Return when to choose: at once if every room that hears the speech has claimed it.
-
-        After a connection, rooms that acted before it repeat that, so we wait for them.
-        """
-        if sentence.claim.start_s < self._connected_s + RETURN_S:
-            return sentence.ready_s + RETURN_S
+        """Return when to choose: at once if every room that hears the speech has claimed it."""
         if not self._is_settled(sentence):
             return sentence.ready_s + DECIDE_S
         if not self.others.hear(sentence.claim):
@@ -422,12 +330,8 @@ class Arbiter:
         return max(sentence.ready_s, self._decide_s(sentence), *better) + TAKE_OVER_S
 
     def _due_s(self, sentence: ClaimedSentence) -> float:
-        if sentence.state is SentenceState.HELD:
-            return min(self._connected_s + PRESENCE_S, self._started_s + START_S)
         if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
             return math.inf
-        if not self.rooms:
-            return self.others.closing_until_s
         due_s = self._unanswered[0][1] + ANSWER_S if self._unanswered else math.inf
         if sentence.state is SentenceState.WAITING:
             ordered = [

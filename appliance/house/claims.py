@@ -67,8 +67,6 @@ class Act:
     claim: Claim
     over: tuple[str, ...] = ()
     """Ids of the claims of other rooms that it takes for the same sentence."""
-    by: str = ""
-    """The room that repeats it for one that missed it; empty if the acting room sends it."""
 
     @property
     def node(self) -> str:
@@ -81,11 +79,6 @@ class Act:
 
 
 Message = Hearing | Withdrawal | Claim | Act
-
-
-def sender(message: Message) -> str:
-    """Return the room that sent a message, on whose clock its times are."""
-    return message.by or message.node if isinstance(message, Act) else message.node
 
 
 def is_same_sentence(one: Claim, other: Claim) -> bool:

@@ -44,8 +44,8 @@ def shift(message: Message, offset_s: float) -> Message:
             return Hearing(node, utterance, start_s + offset_s)
         case Claim():
             return _shift_claim(message, offset_s)
-        case Act(claim, over, by):
-            return Act(_shift_claim(claim, offset_s), over, by)
+        case Act(claim, over):
+            return Act(_shift_claim(claim, offset_s), over)
     return message
 
 

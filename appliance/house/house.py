@@ -13,15 +13,13 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from appliance.house.acoustics import Measurement, measure_window
 from appliance.house.arbiter import Arbiter, Decision, Separation
-from appliance.house.claims import Claim, Message, sender
+from appliance.house.claims import Claim, Message
 from appliance.house.clocks import ClockOffsets, shift
 from appliance.house.messages import decode, encode, short_id
 from appliance.house.score import score
@@ -34,13 +32,10 @@ from appliance.records import (
     Window,
     why_not_act,
 )
-from appliance.system import write_whole
 
 log = logging.getLogger("roomscribe.house")
 Value = TypeVar("Value")
 
-ROOMS_FILE = "rooms.json"
-MOST_ROOMS = 50
 MINUTE_S, MOST_MESSAGES = 60.0, 200
 """A room sends three messages for a sentence, and nobody says 60 in a minute."""
 KEPT = 100
@@ -66,7 +61,6 @@ class Assistant(Protocol):
 class _Spoken:
     transcript: Transcript
     command: str
-    acted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +85,28 @@ class House(Listener):
         self,
         node: str,
         *,
-        folder: Path,
         prefix: str = "roomscribe",
         report: Callable[[HeardIn], object] = lambda _: None,
         muted: Callable[[], bool] = lambda: False,
         wake: Callable[[], object] = lambda: None,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        """`folder` keeps which rooms there are, `prefix` begins all topics. `wake` wakes the
-        publisher's thread, in which `report` is called when it is known who else heard a sentence,
-        and `on_change` when `rooms` has changed."""
-        self._node, self._prefix, self._file = node, prefix, folder / ROOMS_FILE
+        """`prefix` begins all topics. `wake` wakes the publisher's thread, in which `report` is
+        called when it is known who else heard a sentence, and `on_change` when `rooms` has
+        changed."""
+        self._node, self._prefix = node, prefix
         self.topics: tuple[str, ...] = (f"{prefix}/+/claim", f"{prefix}/+/availability")
         """To subscribe to, with what is retained there. A room writes below its own name, which an
         access list ensures."""
         self._report, self._muted = report, muted
         self._wake, self._on_change = wake, on_change
         self.assistant: Assistant | None = None
-        self._known = _read(self._file)
-        self._arbiter = Arbiter(node, time.monotonic(), self._known)
+        self._arbiter = Arbiter(node)
         self._clocks = ClockOffsets()
-        self.rooms: tuple[str, ...] = tuple(self._arbiter.rooms)
+        self.rooms: tuple[str, ...] = ()
         """Other rooms that are online, or may be."""
-        self._must_ask = bool(self.rooms)
+        self._seen = set[str]()
+        self._must_ask = False
         """Whether another room may act on a sentence, or has just acted on one and gone."""
         self._inbox: deque[_Spoken | _Begun | Discarded] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
@@ -150,11 +143,8 @@ class House(Listener):
         command = self.assistant.find_command(transcript) if self.assistant else ""
         if self._is_arbitrated(transcript):
             self._put(_Spoken(transcript, command))
-        else:
-            if command and self.assistant:
-                self.assistant.hand_over(transcript, command)
-            if self._known and transcript.source == HEARD_HERE:
-                self._put(_Spoken(transcript, command, acted=True))
+        elif command and self.assistant:
+            self.assistant.hand_over(transcript, command)
 
     def _is_arbitrated(self, transcript: Transcript) -> bool:
         """Return whether the rooms decide; the same at each call for one transcript."""
@@ -189,7 +179,7 @@ class House(Listener):
 
     def _take_message(self, node: str, message: Message, sent_s: float, now_s: float) -> None:
         """Take in what a room published, unless another room is named as its sender."""
-        if sender(message) != node:
+        if message.node != node:
             return
         if node != self._node:
             if not self._listens_to(node, now_s):
@@ -251,9 +241,8 @@ class House(Listener):
         transcript, key = spoken.transcript, short_id(spoken.transcript.id)
         now = datetime.now(UTC)
         if not -OLD < now - transcript.end < OLD:
-            if not spoken.acted:
-                self._hand_over(spoken)
-        elif self._muted() and not spoken.acted:
+            self._hand_over(spoken)
+        elif self._muted():
             log.info("muted: this room does not act on its last sentence")
             self._arbiter.withdraw(short_id(transcript.utterance_id), now_s)
         else:
@@ -270,19 +259,18 @@ class House(Listener):
                 sketch=measured.sketch,
                 last=transcript.windows is not None,
             )
-            self._arbiter.claim(claim, now_s, acted=spoken.acted)
+            self._arbiter.claim(claim, now_s)
 
     def _obey(self, decision: Decision) -> None:
         """Act on a sentence or not, and report which other rooms heard it."""
         if not (spoken := self._spoken.get(decision.id)):
             return
-        if decision.first and not decision.again:
+        if decision.first:
+            self._log(decision)
             if decision.acts:
                 self._hand_over(spoken)
-            self._log(decision)
-        if decision.first and decision.acts:
-            self._decisions[decision.id] = decision
-            self._post_act(decision)
+                self._decisions[decision.id] = decision
+                self._post_act(decision)
         if not decision.acts or decision.others:
             better = "" if decision.acts else decision.node
             self._report(HeardIn(spoken.transcript.id, better, decision.others))
@@ -299,10 +287,9 @@ class House(Listener):
             log.info("%s heard the sentence better and acts on it", decision.node)
 
     def _post_act(self, decision: Decision) -> None:
-        """Publish that this room acts, once the transcript is published, if something may act. Only
-        what was decided together: a sentence that waits for the broker is late."""
+        """Publish that this room acts, once the transcript is published, if something may act."""
         event = self._events.pop(decision.id, None)
-        if not event or not event["acts"] or decision.separation is not Separation.NONE:
+        if not event or not event["acts"]:
             return
         fields = {name: value for name, value in event.items() if name != "arbitrated"}
         fields |= {"event_type": "act", "heard_also": list(decision.others)}
@@ -311,16 +298,13 @@ class House(Listener):
 
     def _set_rooms(self, rooms: tuple[str, ...]) -> None:
         """Note which rooms are online; report each one the first time."""
-        new = [node for node in rooms if node not in self._known]
-        if new:
+        if new := set(rooms) - self._seen:
             log.info(
                 "other rooms are online: %s. If several rooms hear one sentence, the best one acts "
                 "on it",
-                ", ".join(new),
+                ", ".join(sorted(new)),
             )
-            self._known = [*self._known, *new][-MOST_ROOMS:]
-            with suppress(OSError):
-                write_whole(self._file, json.dumps(self._known), 0o600)
+            self._seen |= new
         self.rooms = rooms
         self._on_change()
 
@@ -332,10 +316,3 @@ class _Recent(OrderedDict[str, Value]):
         super().__setitem__(key, value)
         if len(self) > KEPT:
             self.popitem(last=False)
-
-
-def _read(file: Path) -> list[str]:
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        found = json.loads(file.read_bytes()[: 1 << 16])
-        return [node for node in found if isinstance(node, str)][-MOST_ROOMS:]
-    return []

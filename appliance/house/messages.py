@@ -46,10 +46,8 @@ def encode(message: Message, now_s: float) -> bytes:
             fields |= _claim_fields(message, now_s)
             if not message.last:
                 fields["last"] = False
-        case Act(claim, over, by):
+        case Act(claim, over):
             fields |= _claim_fields(claim, now_s) | {"over": list(over[:MOST_OVER])}
-            if by:
-                fields["by"] = by
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -84,8 +82,7 @@ def _decode(fields: dict[str, Any], sent_s: float) -> Message:
             if not isinstance(over, list) or len(over) > MOST_OVER:
                 raise ValueError
             ids = tuple(_text({"id": one}, "id", _ID) for one in over)
-            by = _text(fields, "by", _NODE) if "by" in fields else ""
-            return Act(_decode_claim(fields, node, utterance, sent_s), ids, by)
+            return Act(_decode_claim(fields, node, utterance, sent_s), ids)
     raise ValueError
 
 

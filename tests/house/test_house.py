@@ -158,9 +158,9 @@ def test_without_the_broker_each_room_acts_and_says_so(
 
 
 def test_who_is_not_online_speaks_for_another_or_sends_too_much_is_not_heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house, counted = House("kitchen", folder=tmp_path), list[object]()
+    house, counted = House("kitchen"), list[object]()
     monkeypatch.setattr(house._arbiter, "receive", lambda message, _: counted.append(message))
 
     def claim(node: str, topic: str = "") -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal, sender
+from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal
 from appliance.house.clocks import shift
 from appliance.house.messages import decode, encode
 from appliance.house.sketch import LONGEST_STEPS
@@ -31,16 +31,6 @@ PLAIN = Claim("kitchen", "0123456789", "ABCDEFGHJK", 97.5, 99.25, 1, 2.0, b"", F
 )
 def test_a_message_is_read_as_it_was_written(message: Message) -> None:
     assert decode(encode(message, 100.0)) == (message, 100.0)
-
-
-def test_a_repeated_act_has_the_times_of_the_room_that_repeats_it() -> None:
-    act = Act(PLAIN, ("ZZZZZZZZZZ",), "hall")
-    found = decode(encode(act, 100.0))
-    assert found
-    assert isinstance(found[0], Act)
-    assert (found[0].by, sender(found[0]), found[0].node) == ("hall", "hall", "kitchen")
-    assert (found[0].claim.end_s, found[1]) == (PLAIN.end_s, 100.0)
-    assert sender(Act(PLAIN)) == "kitchen"
 
 
 def test_the_messages_of_a_sentence_have_at_most_650_bytes_with_their_topics() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from appliance.house import Arbiter, Claim, Decision, Message
-from appliance.house.claims import sender
 from appliance.house.clocks import ClockOffsets, shift
 
 TICK_S = 0.001
@@ -68,7 +67,7 @@ class House:
         for at in range(nodes):
             node = f"room{at}"
             offset_s = offsets_s[at] if at < len(offsets_s) else 0.0
-            self.rooms[node] = Room(node, offset_s, Arbiter(node, self.now_s + offset_s))
+            self.rooms[node] = Room(node, offset_s, Arbiter(node))
         for room in self.rooms.values():
             self._connect(room)
         self.run(30.0)
@@ -124,7 +123,7 @@ class House:
                     self._tell_online(room, other, False)
 
     def kill(self, node: str, back_s: float) -> None:
-        """kill -9, and a restart that forgets everything but the names of the rooms."""
+        """kill -9, and a restart that forgets everything."""
         room = self.rooms[node]
         if not room.up:
             return
@@ -135,8 +134,7 @@ class House:
 
         def restart() -> None:
             room.up = True
-            known = [other for other in self.rooms if other != node]
-            room.arbiter = Arbiter(node, self.now_s + room.offset_s, known)
+            room.arbiter = Arbiter(node)
             self.later(self.chance.uniform(0.05, 1.5), lambda: self._connect(room))
 
         self.later(back_s, restart)
@@ -209,7 +207,7 @@ class House:
         def arrive() -> None:
             if room.connected and room.up and room.life == life:
                 now_s = self.now_s + room.offset_s
-                moved = shift(message, room.clocks.observe(sender(message), sent_s, now_s))
+                moved = shift(message, room.clocks.observe(message.node, sent_s, now_s))
                 self._do(room, lambda now_s: room.arbiter.receive(moved, now_s))
 
         self.later(self._delay(room, "in"), arrive)
@@ -218,7 +216,7 @@ class House:
         outcome = self.outcomes[self._sentence_of[decision.id]]
         if decision.first:
             outcome.decided[room.node] = decision
-            if decision.acts and not decision.again:
+            if decision.acts:
                 outcome.acted.append((room.node, decision))
 
     # speech

@@ -57,7 +57,6 @@ class RealRoom:
         self.assist = Assist(node)
         self.house = house(
             node,
-            folder=folder,
             prefix=mqtt.get("prefix", MqttSettings().prefix),
             report=self._report,
             muted=lambda: self.muted,
