@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import socket
 import time
 from collections import deque
@@ -48,6 +49,11 @@ class ControlLimits:
     connections: int = 32
     unsent_bytes: int = 1 << 20
     """A client with more unsent bytes is disconnected."""
+    stalled_s: float = 60.0
+    """So is one that has read nothing for this long while something is unsent."""
+    silent_s: float = 10.0
+    """A client without subscription that has completed no line for this long loses its place if
+    all are taken."""
     replayed: int = 1000
     """Most transcripts that are sent again to a client that names the last one it has."""
 
@@ -110,6 +116,10 @@ class _Client:
     shown_state: tuple[object, ...] | None = None
     """The appliance's state as it was last sent."""
     stats_due_s: float = 0.0
+    last_line_s: float = field(default_factory=time.monotonic)
+    """When it connected, or last completed a line."""
+    unread_s: float = math.inf
+    """Since when something is unsent."""
 
     def answer(self, message: Mapping[str, Any]) -> None:
         """Send an answer."""
@@ -218,6 +228,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
             if self._unanswered:
                 self._feed.poll()
             self._send_events()
+            self._drop_stalled(time.monotonic())
         self._send_events()
         await asyncio.sleep(0)  # for the transcripts
         server.close()
@@ -234,7 +245,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
     ) -> None:
         """Answer a client's lines in their order until its connection ends."""
         client = _Client(writer, self._limits.unsent_bytes)
-        if len(self._clients) >= self._limits.connections:
+        if len(self._clients) >= self._limits.connections and not self._make_room():
             why = f"expected at most {self._limits.connections} connections, found them all in use"
             client.answer({"id": None, **_refusal("too_many", why)})
             writer.close()
@@ -243,6 +254,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         follower = asyncio.ensure_future(self._send_transcripts(client))
         try:
             while (line := await reader.readline()).endswith(b"\n"):
+                client.last_line_s = time.monotonic()
                 if line.strip():
                     self._execute(client, line)
                 await writer.drain()
@@ -257,6 +269,25 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
             del self._clients[client]
             self._count_wanted()
             writer.close()
+
+    def _make_room(self) -> bool:
+        """Drop the client that has been silent longest; False if none has been for long."""
+        silent = [one for one in self._clients if not one.events]
+        longest = min(silent, key=lambda one: one.last_line_s, default=None)
+        if longest is None or time.monotonic() - longest.last_line_s < self._limits.silent_s:
+            return False
+        log.info("disconnected a silent client of the control socket to make room for another")
+        longest.writer.transport.abort()
+        return True
+
+    def _drop_stalled(self, now_s: float) -> None:
+        """Drop the clients that have read nothing for too long."""
+        for client in self._clients:
+            unsent = client.writer.transport.get_write_buffer_size()
+            client.unread_s = min(client.unread_s, now_s) if unsent else math.inf
+            if now_s - client.unread_s > self._limits.stalled_s:
+                log.info("disconnected a client of the control socket that does not read")
+                client.writer.transport.abort()
 
     def _execute(self, client: _Client, line: bytes) -> None:
         number: object = None

@@ -149,6 +149,22 @@ def test_one_reader_too_many_is_told_so(server: ControlServer, path: Path) -> No
             assert again.call("echo") == two.call("echo")
 
 
+@pytest.mark.parametrize("limits", [{"silent_s": 0.0}, {"silent_s": 99.0, "stalled_s": 0.0}])
+def test_a_silent_client_makes_room_and_one_that_does_not_read_goes(
+    path: Path, feed: Feed, limits: dict[str, float]
+) -> None:
+    with serving(path, feed, ControlLimits(connections=1, **limits)) as server, Raw(path) as raw:  # type: ignore[arg-type]
+        until(lambda: len(server._clients) == 1)
+        if "stalled_s" in limits:
+            raw.send(b'{"id": 1, "command": "subscribe", "events": ["level"]}\n')
+            until(lambda: server.wanted)
+            for _ in range(100):
+                server.publish("level", {"text": "x" * 5000})
+            until(lambda: not server._clients)
+        with ControlClient([path]) as client:
+            assert client.call("echo") == {"got": {}}
+
+
 def test_a_subscriber_hears_what_it_asked_for_and_nothing_else(
     server: ControlServer, path: Path, feed: Feed
 ) -> None:
