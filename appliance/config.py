@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import os
 import re
 import socket
@@ -1091,7 +1090,7 @@ def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:
     whole_as_number = kind is float and type(value) is int
     limits = entry.metadata
     if type(value) is not kind and not whole_as_number:
-        return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}{_quotes(entry, kind, value)}"
+        return f"expected {_TYPE_NAMES[kind]}, found {_shown(value)}"
     if kind is str and _CONTROL.search(value):
         return f"expected text without control characters, found {_shown(value)}"
     if limits["choices"] and value not in limits["choices"]:
@@ -1108,20 +1107,6 @@ def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:
         meant = form.suggest(value)
         hint = f"; did you mean {shorten(meant)}?" if meant and form.fits(meant) else ""
         return f"expected {form.description}, found {_shown(value)}{hint}"
-    return ""
-
-
-def _quotes(entry: Field[Any], kind: type, value: Any) -> str:
-    """Return how to mend quotes, if they are the only mistake."""
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        ruled = entry.metadata["choices"] or entry.metadata["form"].pattern
-        if ruled and not _trouble(entry, str, _shown(value)):
-            return f'; write it in quotes: "{_shown(value)}"'
-    if kind is not str and isinstance(value, str):
-        plain = value.strip().lower()
-        with suppress(ValueError, OverflowError):
-            if plain in ("true", "false") if kind is bool else math.isfinite(kind(plain)):
-                return f"; write it without quotes: {shorten(plain)}"
     return ""
 
 

@@ -90,8 +90,6 @@ class Assist:
         """`folder` is in memory and outlives the process."""
         self._phrase, self._sent, self._answer_s = phrase, SentIds(folder), answer_s
         self._conversation, self._until_s = "", 0.0
-        self.pipeline: dict[str, Any] | None = None
-        """Home Assistant's preferred pipeline; None while it is unknown."""
 
     def find_command(self, transcript: Transcript) -> str:
         """Return the command in a transcript that is to be handed over; else "". Any thread."""
@@ -164,11 +162,10 @@ class Assist:
         agent answers. Raises HomeAssistantError."""
         try:
             async with asyncio.timeout(UNDERSTOOD_S):
-                if self.pipeline is None:
-                    self.pipeline = await preferred_pipeline(link)
-                if self.pipeline.get("conversation_engine") not in OWN_AGENTS:
+                pipeline = await preferred_pipeline(link)
+                if pipeline.get("conversation_engine") not in OWN_AGENTS:
                     return ""
-                return why_not_matched(await _understood(link, device, text, self.pipeline))
+                return why_not_matched(await _understood(link, device, text, pipeline))
         except (CommandError, TimeoutError) as error:
             why = shorten(error, 200) or f"no answer within {UNDERSTOOD_S:.0f} s"
             return f"Home Assistant does not say what it understands: {why}"

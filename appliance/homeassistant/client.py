@@ -21,7 +21,7 @@ from typing import Any
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
-from appliance.homeassistant.assist import Assist, preferred_pipeline, refused
+from appliance.homeassistant.assist import Assist, refused
 from appliance.homeassistant.connection import (
     CommandError,
     HomeAssistantError,
@@ -71,8 +71,6 @@ class Intervals:
     """Between two checks of a Home Assistant that is still starting."""
     names_s: float = 60.0
     """Least time between two readings of the names."""
-    pipeline_s: float = 60.0
-    """Between two readings of the preferred Assist pipeline; no event reports a change."""
     names_anyway_s: float = 3600.0
     """The names are read again after this even if no event reported a change."""
 
@@ -237,8 +235,6 @@ class HomeAssistantClient(Listener):
         finally:
             with self._lock:
                 self._loop, self._ready = None, False
-                if self._assist:
-                    self._assist.pipeline = None
                 left = list(self._waiting)
                 self._waiting.clear()
             for transcript, text in left:
@@ -264,7 +260,7 @@ class HomeAssistantClient(Listener):
         log.info("connected to %s, version %s", self._url, link.version)
         with self._lock:
             self._ready = True
-        await first(self._keep_names(link), self._keep_pipeline(link), self._serve(link))
+        await first(self._keep_names(link), self._serve(link))
 
     async def _keep_names(self, link: WebsocketLink) -> None:
         """Read the names, and again when they may have changed."""
@@ -289,18 +285,6 @@ class HomeAssistantClient(Listener):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._intervals.names_anyway_s):
                     await self._changed.wait()
-
-    async def _keep_pipeline(self, link: WebsocketLink) -> None:
-        """Read repeatedly which Assist pipeline is preferred: every free text needs it."""
-        while True:
-            if self._assist:
-                try:
-                    self._assist.pipeline = await preferred_pipeline(link)
-                except CommandError:
-                    self._assist.pipeline = {}
-                except HomeAssistantError:
-                    self._assist.pipeline = None  # read again at the next command
-            await asyncio.sleep(self._intervals.pipeline_s)
 
     def _save_names(self, names: Sequence[Name]) -> None:
         try:

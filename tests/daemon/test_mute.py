@@ -15,7 +15,7 @@ from rigs.sources import FakeSource, silence
 from rigs.waiting import until
 
 from appliance.capture.recorder import Recorder
-from appliance.config import NO_DEVICE, CaptureSettings
+from appliance.config import CaptureSettings
 from appliance.daemon import mute as switch
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
@@ -452,25 +452,3 @@ def test_the_command_fails_when_the_microphone_stays_open(tmp_path: Path) -> Non
         done = roomscribe("mute", "on", "--config", there)
     assert done.returncode == 69
     assert "the microphone is still open" in errors(done)[0]
-
-
-def test_an_appliance_without_a_microphone_is_muted_and_unmuted_all_the_same(
-    tmp_path: Path,
-) -> None:
-    mute = Mute(tmp_path)
-    supervisor = CaptureSupervisor(
-        CaptureSettings(device=NO_DEVICE), Health(), mute, lambda _: None, lambda: None
-    )
-    mute.on_change = supervisor.apply_mute
-    thread = threading.Thread(target=supervisor.listen, args=(lambda: None,), daemon=True)
-    thread.start()
-    try:
-        assert not supervisor.muted
-        mute.set(True, "a test")
-        until(lambda: supervisor.muted)
-        mute.set(False, "a test")
-        until(lambda: not supervisor.muted)
-    finally:
-        supervisor.stop()
-        thread.join(30)
-    assert not thread.is_alive()

@@ -387,29 +387,6 @@ def test_the_speech_of_others_is_transcribed_and_stored_at_once_if_that_is_wante
     assert pipeline.health.counters() == {"wyoming_requests": 1, "transcripts": 1}
 
 
-@pytest.mark.parametrize("stuck", STAGES)
-def test_a_stage_that_stands_still_is_named_while_the_others_move(
-    tmp_path: Path, stuck: str
-) -> None:
-    rig = Rig(tmp_path)
-    pipeline = rig.pipeline(rig.settings)
-    pipeline.start()
-    try:
-        until(lambda: pipeline.health.counters().get("discarded_no_speech", 0) > 3)
-        assert pipeline.idle_s()[0] < STUCK_S
-        rig.gates[stuck].shut()
-        assert rig.gates[stuck].reached.wait(30)
-        until(lambda: pipeline.idle_s()[0] > STUCK_S)
-        assert pipeline.idle_s()[1] == stuck
-        until(lambda: max(stage(pipeline, one).idle_s() for one in STAGES if one != stuck) < 0.5)
-        rig.open_gates()
-        until(lambda: pipeline.idle_s()[0] < STUCK_S / 2)
-    finally:
-        rig.open_gates()
-        pipeline.stop()
-    pipeline.check()
-
-
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("stuck", STAGES)
 def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
