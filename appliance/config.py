@@ -742,27 +742,16 @@ class WyomingSettings:
         "Addresses and ranges from which clients may connect.",
         form=TextForm("addresses or ranges such as 192.168.0.0/16", accepts=is_network),
     )  # fmt: skip
-    zeroconf: bool = key(
-        True,
-        "Announce the server to the network, so that Home Assistant finds it by itself: through "
-        "avahi-daemon or the library zeroconf.",
-    )
     log: bool = key(
         False,
         "Store and publish these transcripts like your own, with the source `wyoming`. false: only "
         "the client gets the text.",
     )
-    confidence: float = key(
-        0.0,
-        "If a text has a lower confidence, the client gets an empty text, so that nothing acts on "
-        "it. 0: off, -1: the same limit as [gates] low_confidence.",
-        low=-1.0, high=1.0,
-    )  # fmt: skip
 
     @property
     def announced(self) -> bool:
         """True if the network is to know of the server: not if only this machine can reach it."""
-        return self.zeroconf and not self.listen.startswith(("127.", "::1"))
+        return not self.listen.startswith(("127.", "::1"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,6 @@ OWNERS = {
     "rich": ("cli/",),
     "tomlkit": ("cli/",),
     "jeepney": ("wyoming/discovery.py", "cli/discovery.py"),
-    "zeroconf": ("wyoming/discovery.py",),
     "systemd": ("daemon/journal.py",),
     "tornado": ("web/",),
     "websockets": ("homeassistant/",),

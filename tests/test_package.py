@@ -102,10 +102,10 @@ def test_nothing_that_the_sandbox_needs_was_taken_out(unit: dict[str, list[str]]
     [
         ("", "", []),
         ("[wyoming]\nport = 10301\n", "", []),
-        ("[wyoming]\nenabled = true\n", "", ["tcp:10300", "udp:5353"]),
-        ("wyoming.enabled = true\nwyoming.port = 7\nwyoming.zeroconf = false", "", ["tcp:7"]),
+        ("[wyoming]\nenabled = true\n", "", ["tcp:10300"]),
+        ("wyoming.enabled = true\nwyoming.port = 7", "", ["tcp:7"]),
         ("[wyoming]\nport = 10301\n", "[wyoming]\nenabled = true", []),
-        ("[wyoming]\nenabled = true\n", "[wyoming]\nport = 22", ["tcp:10300", "udp:5353"]),
+        ("[wyoming]\nenabled = true\n", "[wyoming]\nport = 22", ["tcp:10300"]),
         ("[wyoming]\nenabled = true\nport = 'any'\n", "", []),
         ("wyoming = 7", "", []),
         ("capture.device = 'udp://0.0.0.0:5004?buffer_size=9'", "", ["udp:5004"]),

@@ -1,9 +1,9 @@
 """Announces the server to the network, so that Home Assistant finds it by itself (DNS-SD over
 multicast DNS, `_wyoming._tcp`).
 
-If avahi-daemon runs, it is told over D-Bus to announce the server. This needs no rights, works
-within the unit's sandbox, and ends with the process. A file in /etc/avahi/services would need root
-and would announce a server that has stopped. Without avahi-daemon, python3-zeroconf is used.
+avahi-daemon gets the announcement over D-Bus. This needs no rights, works within the unit's
+sandbox, and ends with the process. A file in /etc/avahi/services would need root and would announce
+a server that has stopped.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ WITHIN_S = 5.0
 LOOK_EVERY_S = 30.0
 """Between two checks that D-Bus and avahi-daemon still run."""
 CLOSE_WITHIN_S = 0.7
-"""Longest wait for the farewell messages: the library zeroconf sends three within 0.25 s. Without
-them, the network forgets the server some minutes later."""
+"""Longest wait for the end of the connection to D-Bus."""
 AGAIN_S = 10.0
 """Between two attempts."""
 
 
-class _NoAnnouncerError(Exception):
-    """This way of announcing is not available, or not any more."""
+class _NoAvahiError(Exception):
+    """avahi-daemon is not available, or not any more."""
 
 
 async def advertise(
@@ -51,13 +50,11 @@ async def advertise(
     is announced.
     """
     while True:
-        for announce in (_with_avahi, _with_zeroconf):
-            with suppress(_NoAnnouncerError):
-                await announce(instance, port, report, look_s)
+        with suppress(_NoAvahiError):
+            await _with_avahi(instance, port, report, look_s)
         report(
-            "the Wyoming server is not announced: neither avahi-daemon nor python3-zeroconf is "
-            "installed. Run `sudo apt install avahi-daemon`, or type "
-            f"{own_address()}, port {port}, in Home Assistant"
+            "the Wyoming server is not announced: avahi-daemon does not run. Run `sudo apt install "
+            f"avahi-daemon`, or type {own_address()}, port {port}, in Home Assistant"
         )
         await asyncio.sleep(again_s)
 
@@ -80,13 +77,13 @@ def _collision(instance: str) -> str:
 async def _with_avahi(
     instance: str, port: int, report: Callable[[str], None], look_s: float
 ) -> None:
-    """Announce through avahi-daemon while it runs. Raises _NoAnnouncerError."""
+    """Announce through avahi-daemon while it runs. Raises _NoAvahiError."""
     try:
         from jeepney import AuthenticationError, DBusErrorResponse
         from jeepney.io.asyncio import open_dbus_router
         from jeepney.io.common import RouterClosed
     except ImportError:
-        raise _NoAnnouncerError from None
+        raise _NoAvahiError from None
     opened = open_dbus_router("SYSTEM")
     try:
         async with asyncio.timeout(2 * WITHIN_S):
@@ -98,12 +95,12 @@ async def _with_avahi(
                 async with asyncio.timeout(CLOSE_WITHIN_S):
                     await opened.__aexit__(None, None, None)
     except (OSError, EOFError, AuthenticationError, RouterClosed) as error:
-        raise _NoAnnouncerError from error
+        raise _NoAvahiError from error
     except DBusErrorResponse as error:
         if "Collision" in error.name:
             report(_collision(instance))
             await asyncio.sleep(look_s)
-        raise _NoAnnouncerError from error
+        raise _NoAvahiError from error
 
 
 async def _announced_by_avahi(
@@ -111,7 +108,7 @@ async def _announced_by_avahi(
 ) -> None:
     """Keep an entry group of avahi-daemon, which ends with the connection.
 
-    Raises _NoAnnouncerError when avahi-daemon ends.
+    Raises _NoAvahiError when avahi-daemon ends.
     """
     from jeepney import DBusAddress, HeaderFields, MatchRule, message_bus, new_method_call
     from jeepney.io.asyncio import Proxy
@@ -142,42 +139,4 @@ async def _announced_by_avahi(
             with suppress(TimeoutError):
                 signal = await asyncio.wait_for(signals.get(), look_s)
                 if signal.header.fields[HeaderFields.member] == "NameOwnerChanged":
-                    raise _NoAnnouncerError
-
-
-async def _with_zeroconf(
-    instance: str, port: int, report: Callable[[str], None], look_s: float
-) -> None:
-    """Announce with the library zeroconf until it is cancelled. Raises _NoAnnouncerError."""
-    try:
-        from zeroconf import NonUniqueNameException
-        from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
-    except ImportError:
-        raise _NoAnnouncerError from None
-    address = own_address()
-    name = f"{SERVICE}.local."
-    try:
-        # without an interface it would use netlink, which the unit's sandbox forbids
-        running = AsyncZeroconf(interfaces=[address])
-    except (OSError, RuntimeError, ValueError):
-        raise _NoAnnouncerError from None
-    try:
-        service = AsyncServiceInfo(
-            name,
-            f"{instance}.{name}",
-            port=port,
-            parsed_addresses=[address],
-            server=f"{instance}.local.",
-        )
-        try:
-            await (await running.async_register_service(service))
-        except NonUniqueNameException:
-            report(_collision(instance))
-            await asyncio.sleep(look_s)
-            raise _NoAnnouncerError from None
-        report("")
-        await asyncio.get_running_loop().create_future()
-    finally:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_WITHIN_S):
-                await running.async_close()
+                    raise _NoAvahiError

@@ -8,7 +8,6 @@ transcribed speculatively, so that its text is ready when the sound ends. The sa
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -21,9 +20,7 @@ from numpy.typing import NDArray
 from appliance.capture import Framer, Resampler, Segmenter, VoiceDetector
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer import Gates, Model, is_unspaced
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window, likelihood
-
-log = logging.getLogger("roomscribe.wyoming")
+from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
 
 LONGEST_S, LONGEST_FILE_S = 60.0, 3600.0
 """Longest sound of a request, and of one that the page sends."""
@@ -169,15 +166,12 @@ class TranscriptionRequest:
         hooks: Hooks,
         segmenter: SegmenterSettings,
         *,
-        confidence: float = -1.0,
         hints: Hints = NO_HINTS,
         longest_s: float = LONGEST_S,
     ) -> None:
-        """`confidence` is WyomingSettings's."""
         self.form = form
         self._hooks, self._gates = hooks, Gates(hooks.gates)
-        self._hints, self._least_confidence = hints, confidence
-        self._longest_s = longest_s
+        self._hints, self._longest_s = hints, longest_s
         self._segmenter = Segmenter(detector, segmenter, hooks.model().window_s)
         self._speculate = segmenter.speculate
         self._resampler, self._framer = Resampler(form.rate), Framer()
@@ -188,17 +182,9 @@ class TranscriptionRequest:
         """Samples received, and samples at 16 kHz that the framer got."""
         self._queue: deque[_PendingText] = deque()
         self._speculative: _PendingText | None = None
-        self._text = self.language = ""
-        self._refused = False
-        """True once a window's text had too little confidence."""
+        self.text = self.language = ""
         self.new_texts: list[dict[str, Any]] = []
         """Parts of the text that were not fetched yet: `text`, joined as it is, and its figures."""
-
-    @property
-    def text(self) -> str:
-        """The text so far; "" if part of it had too little confidence: the rest of a command is
-        another command."""
-        return "" if self._refused else self._text
 
     async def push(self, sound: bytes) -> None:
         """Add sound. Raises RequestError."""
@@ -306,12 +292,9 @@ class TranscriptionRequest:
         if self._hooks.keep:
             queue_ms = 1000 * (time.monotonic() - part.queued_s)
             self._hooks.keep(_date_back(part.window), result, queue_ms)
-        self._refused = self._refused or self._is_unsure(result)
-        if self._refused:
-            return
-        unspaced = is_unspaced(self._text[-1:] + result.text[:1])
-        piece = result.text if unspaced or not self._text else " " + result.text
-        self._text += piece
+        unspaced = is_unspaced(self.text[-1:] + result.text[:1])
+        piece = result.text if unspaced or not self.text else " " + result.text
+        self.text += piece
         figures = ("language", "avg_logprob", "compression_ratio", "no_speech_prob")
         start_s = part.window.start_s - self._began_s
         words = [word.as_json(start_s) for word in result.words]
@@ -325,17 +308,6 @@ class TranscriptionRequest:
                 "words": words,
             }
         )
-
-    def _is_unsure(self, result: Transcription) -> bool:
-        """Return True for a text below the least confidence, and log that. A text whose
-        probability is unknown passes."""
-        unsure = "low_confidence" in result.flags
-        if self._least_confidence >= 0:
-            unsure = likelihood(result) < self._least_confidence
-        if unsure:
-            confidence = 100 * likelihood(result)
-            log.info("a request is answered as empty: confidence %.0f %% is too low", confidence)
-        return unsure
 
 
 def _date_back(window: Window) -> Window:

@@ -385,7 +385,6 @@ class ClientConnection:
             self._detector,
             replace(server.hooks, keep=None) if self.is_local else server.hooks,
             server.settings.segmenter,
-            confidence=0.0 if self.is_local else server.settings.wyoming.confidence,
             hints=self._hints,
             longest_s=LONGEST_FILE_S if self.is_local else LONGEST_S,
         )
@@ -410,8 +409,7 @@ class ClientConnection:
             await self._send(self._pack_new_texts(request))
 
     async def _answer(self) -> None:
-        """Send the whole text as soon as it is complete; empty if nothing was said, or if the model
-        was not sure enough of it."""
+        """Send the whole text as soon as it is complete; empty if nothing was said."""
         request = self._request
         if request:
             async with _in_time(self._server.timeouts.request_s):

@@ -156,7 +156,6 @@ class Stand:
             "web": {"enabled": True, "port": web_port, "path": str(self._folder / "page")},
             "wyoming": {
                 "enabled": True, "listen": "127.0.0.1", "port": self.wyoming_port,
-                "zeroconf": False,
             },
         }  # fmt: skip
         if self._chip:

@@ -104,6 +104,6 @@ def test_transcribing_reaches_nobody(tmp_path: Path) -> None:
 def test_the_daemon_reaches_its_broker_and_nobody_else(tmp_path: Path) -> None:
     """For 25 s: the telemetry of onnxruntime came 5 s after the daemon was ready."""
     require_model()
-    config = write_config(tmp_path, 1883, wyoming={"enabled": True, "zeroconf": False})
+    config = write_config(tmp_path, 1883, wyoming={"enabled": True})
     command = (sys.executable, *PROGRAM, "run", "--config", str(config))
     assert strangers(tmp_path, 25, *command) == []

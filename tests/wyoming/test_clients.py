@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import wave
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rigs.recordings import heard_right
-from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.word_errors import same_words
 from rigs.wyoming import RELEASES, Running, needs_library, running, say, sound_of
 
@@ -26,22 +24,6 @@ SENTENCE = heard_right()[3]
 def house(built_in: Bundle) -> Iterator[Running]:
     with open_transcriber(Settings(), bundle=built_in) as transcriber, running(transcriber) as one:
         yield one
-
-
-@pytest.mark.parametrize(
-    "release", [pytest.param(one, marks=needs_library(one)) for one in RELEASES]
-)
-def test_a_client_gets_no_unsure_text_if_a_setting_says_so(tmp_path: Path, release: str) -> None:
-    file = tmp_path / "unclear.wav"
-    with wave.open(str(file), "wb") as written:
-        written.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
-        written.writeframes(sound_of(SENTENCE.file).tobytes())
-    transcriber = FakeTranscriber()
-    transcriber.answer = replace(HEARD, confidence=0.1)
-    with running(transcriber) as house:
-        assert say(release, house.port, file)[-1]["text"] == HEARD.text
-    with running(transcriber, confidence=-1.0) as house:
-        assert say(release, house.port, file)[-1]["text"] == ""
 
 
 @pytest.mark.parametrize(

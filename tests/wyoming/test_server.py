@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import struct
 import sys
@@ -77,46 +76,6 @@ def test_parts_of_the_text_are_sent_during_speech_and_add_up() -> None:
     assert kinds(rest) == WHOLE[1:]
     parts = [one.data["text"] for one in (*first, *rest) if one.type == "transcript-chunk"]
     assert rest[-2].data["text"] == "".join(parts) == f"{HEARD.text} {HEARD.text}"
-
-
-@pytest.mark.parametrize(
-    ("limit", "confidence", "answered"),
-    [
-        (0.9, 0.82, False),
-        (0.82, 0.82, True),
-        (0.0, 0.01, True),
-        (0.9, math.nan, True),  # of a server that tells none
-        (-1.0, 0.49, False),  # the bundle's low_confidence
-        (-1.0, 0.51, True),
-    ],
-)
-def test_a_text_of_too_little_confidence_is_answered_as_empty(
-    limit: float, confidence: float, answered: bool
-) -> None:
-    transcriber = FakeTranscriber()
-    transcriber.gates = replace(transcriber.gates, low_confidence=0.5)
-    logprob = math.nan if math.isnan(confidence) else HEARD.avg_logprob
-    transcriber.answer = replace(HEARD, confidence=confidence, avg_logprob=logprob)
-    with running(transcriber, keep=True, confidence=limit) as house, Talk(house.port) as talk:
-        talk.speak(SPEECH)
-        events = talk.events("transcript-stop")
-    assert events[-2].data["text"] == (HEARD.text if answered else "")
-    assert ("transcript-chunk" in kinds(events)) == answered
-    assert len(house.kept) == 1, "the log has it, with its flag"
-
-
-def test_a_command_of_which_a_part_is_unsure_is_answered_as_empty() -> None:
-    transcriber = FakeTranscriber()
-    with running(transcriber, confidence=0.5) as house, Talk(house.port) as talk:
-        talk.send("audio-start", **AUDIO_16K)
-        talk.sound(np.concatenate((SPEECH, SILENCE, SILENCE)))
-        talk.events("transcript-chunk")
-        transcriber.answer = replace(HEARD, confidence=0.1)
-        talk.sound(np.concatenate((SPEECH, SILENCE)))
-        talk.send("audio-stop")
-        rest = talk.events("transcript-stop")
-    assert kinds(rest) == ["transcript", "transcript-stop"]
-    assert rest[0].data["text"] == ""
 
 
 def test_one_connection_makes_one_request_after_another_and_asks_in_between() -> None:

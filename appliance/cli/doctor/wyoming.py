@@ -42,8 +42,8 @@ def own_server(around: Surroundings) -> Outcome:
             f"{chosen.listen}, port {chosen.port}"
         )
         return failed(split_fix(str(error))[0], fix)
-    unsure = "answers; the test sentence is below the confidence that clients get a text from"
-    return ok(f"{address}: {compare_text(text) if words(text) else unsure}; {1000 * took_s:.0f} ms")
+    found = f"{address}: {compare_text(text)}; {1000 * took_s:.0f} ms"
+    return ok(found) if words(text) else failed(found, "see `journalctl -u roomscribe`")
 
 
 def _not_ours(around: Surroundings, host: str) -> str:

@@ -38,18 +38,6 @@ def test_the_own_server_is_tried_with_a_sentence(built_in: Bundle) -> None:
     assert f"word for word: '{TEXT}" in found.found.lower()
 
 
-def test_a_text_below_the_confidence_for_clients_is_no_fault_of_the_own_server(
-    built_in: Bundle,
-) -> None:
-    with (
-        open_transcriber(Settings(), bundle=built_in) as brain,
-        running(brain, confidence=1.0) as server,
-    ):
-        found = look(house.CHECKS[0], around(listen="127.0.0.1", port=server.port))
-    assert found.status == "ok", found.found
-    assert "below the confidence" in found.found
-
-
 def test_a_closed_port_fails_and_a_missing_daemon_is_skipped() -> None:
     port = free_port()
     for check in house.CHECKS:
