@@ -225,7 +225,7 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         npu_decoder=options.npu_decoder,
         decoder_hef=options.decoder_hef,
     )
-    _build_with_bar(request, _say)
+    _build_with_bar(request)
     _choose_new(request.bundle_name, options, settings)
     return 0
 
@@ -238,9 +238,8 @@ def choose_model(name: str) -> None:
         library.choose(name)
 
 
-def add_source(source: str, say: Callable[[str], object]) -> str:
-    """Add a model with the defaults of `model add`, but do not use it; return its name. `say` is
-    called with what was done.
+def add_source(source: str) -> str:
+    """Add a model with the defaults of `model add`, but do not use it; return its name.
 
     Raises RoomscribeError.
     """
@@ -249,17 +248,17 @@ def add_source(source: str, say: Callable[[str], object]) -> str:
 
     request = AddRequest(source, hef=AUTO, chip_present=find_chip())
     with changing_models():
-        _build_with_bar(request, say)
+        _build_with_bar(request)
     return request.bundle_name
 
 
-def _build_with_bar(request: AddRequest, say: Callable[[str], object]) -> None:
-    """Build a model, with a bar for each download on a terminal."""
+def _build_with_bar(request: AddRequest) -> None:
+    """Build a model, with one bar for all its steps on a terminal; remarks come above it."""
     from appliance.convert import StreamProgress
 
     progress = StreamProgress()
     try:
-        build_model(request, say, progress)
+        build_model(request, lambda line: progress.note(line, sys.stdout), progress)
     finally:
         progress.close()
 

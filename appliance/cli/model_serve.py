@@ -97,23 +97,18 @@ def _end_with(page: socket.socket) -> None:
 
 
 class _PageProgress(ProgressDisplay):
-    """Sends a line for each percent of a step."""
+    """Sends a line for each step and percent."""
 
     def __init__(self) -> None:
-        self._step, self._done, self._total, self._percent = "", 0, 0, 0
+        super().__init__()
+        self._shown = "", -1
 
-    def begin(self, step: str, done: int = 0, total: int | None = None) -> None:
-        """Begin a step, such as a download, of which `done` is done already."""
-        self._step, self._done, self._total, self._percent = step, done, total or 0, -1
-        self.advance(0)
-
-    def advance(self, count: int) -> None:
-        """Add `count` to what is done."""
-        self._done += count
-        percent = 100 * self._done // self._total if self._total else 0
-        if percent != self._percent:
-            self._percent = percent
-            show({"doing": self._step, "done": self._done, "total": self._total})
+    def show(self) -> None:
+        """Send what is done now, if it is another percent."""
+        shown = self.step, 100 * self.done // self.total if self.total else 0
+        if shown != self._shown:
+            self._shown = shown
+            show({"doing": self.step, "done": self.done, "total": self.total})
 
     def note(self, line: str) -> None:
         """Show a line before the next step."""

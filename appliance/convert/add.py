@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from appliance.convert import hailo_store
-from appliance.convert.build import Recipe, build_bundle, window_positions
+from appliance.convert.build import PARTS, Recipe, build_bundle, window_positions
 from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
 from appliance.convert.decoding import read_decoding
 from appliance.convert.download import Downloader
@@ -135,12 +135,14 @@ def make_bundle(
     for file in filter(None, (request.hef_file, request.decoder_hef)):
         _require_hef(file)
     window_s = request.window_s or (hef.window_s if hef else None)
+    step = f"building {staging.name}"
 
     def check(folder: Path) -> None:
         """Raise ModelError if the checkpoint cannot be built, as its small files show."""
         config, _ = read_sizes(folder)
         window_positions(config, window_s or window_of(config))
         read_decoding(folder, config, request.language)
+        progress.expect(step, parameters(config) // 2)
         needed, found = memory_needed(config, request.quantize), free()
         if found < needed:
             smaller = "a smaller model" if request.quantize == "int8" else "--quantize int8"
@@ -170,9 +172,11 @@ def make_bundle(
         language=request.language,
         quantize=request.quantize,
     )
-    yield f"building {staging.name}"
-    progress.begin(f"building {staging.name}")
-    build_bundle(origin.folder, staging.draft, recipe)
+    yield step
+    progress.begin(step)
+    # two bytes of a parameter take the time of half a byte that is downloaded at 6 MB/s
+    part = parameters(config) // 2 // PARTS
+    build_bundle(origin.folder, staging.draft, recipe, written=lambda: progress.advance(part))
     if hef:
         file = hailo_store.fetch_encoder(hef, staging.folder, Downloader(progress=progress))
         yield f"fetched {hef.address} (Hailo publishes no checksum)"

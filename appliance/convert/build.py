@@ -7,6 +7,7 @@ added_tokens.json, and, where the model has it, generation_config.json, as Huggi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,8 @@ from appliance.model import (
     write_manifest,
 )
 
+PARTS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -59,11 +62,13 @@ def build_bundle(
     out: Path,
     recipe: Recipe,
     *,
+    written: Callable[[], object] = lambda: None,
     inline: int = INLINE,
 ) -> None:
     """Write the bundle folder `out`, whole or not at all; one that is there is replaced.
 
-    A graph with more than `inline` bytes of constants has them in a file of its own.
+    `written` is called after each of PARTS files. A graph with more than `inline` bytes of
+    constants has them in a file of its own.
 
     Raises ModelError saying everything that is wrong with the checkpoint or does not fit it.
     """
@@ -79,6 +84,7 @@ def build_bundle(
     positions = bundle.positions
     with drafted(out, "a bundle") as draft:
         write_embedding(checkpoint, bundle, draft / EMBEDDING_FILE)
+        written()
         silence = silent_means(checkpoint, positions, bundle.silences)
         (draft / SILENCE_FILE).write_bytes(silence.astype("<f4").tobytes())
         write_encoder(
@@ -88,6 +94,7 @@ def build_bundle(
             int8=int8,
             inline=inline,
         )
+        written()
         write_cross(
             checkpoint,
             bundle.attended,
@@ -95,7 +102,9 @@ def build_bundle(
             int8=int8,
             inline=inline,
         )
+        written()
         write_step(checkpoint, bundle, draft / STEP_FILE, inline=inline)
+        written()
         write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)
 

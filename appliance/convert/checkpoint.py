@@ -43,6 +43,8 @@ from appliance.convert.tensors import (
 from appliance.errors import ModelError
 from appliance.model import MANIFEST, read_json, unreadable
 
+FIRST = "encoder.conv1.weight"
+"""A tensor that every Whisper has."""
 HALVES = ("encoder.", "decoder.")
 
 
@@ -71,14 +73,22 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         config = read_config(folder / CONFIG_FILE)
         tied = read_json(folder / CONFIG_FILE).get("tie_word_embeddings") is not False
         found, files = _open_weights(folder, config)
-        # WhisperModel leaves "model." out
-        tensors = {f"model.{name}" if name.startswith(HALVES) else name: tensor
-                   for name, tensor in found.items()}  # fmt: skip
+        tensors = _by_usual_names(found)
     path = files[0] if len(files) == 1 else folder
     troubles, readers = _check(tensors, config, tied=tied)
     if troubles:
         raise ModelError(f"{path}: {listed('wrong weights', troubles)}")
     return Checkpoint(config, LazyWeights(readers), digest(files))
+
+
+def _by_usual_names(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, ReadableTensor]:
+    """Return the tensors without what a wrapper put before all names (torch.compile's `_orig_mod.`,
+    a merged adapter's `base_model.model.`), and with "model.", which WhisperModel leaves out."""
+    first = next((name for name in tensors if name.endswith(FIRST)), FIRST)
+    names = {name.removeprefix(first.removesuffix(FIRST).removesuffix("model.")): tensor
+             for name, tensor in tensors.items()}  # fmt: skip
+    return {f"model.{name}" if name.startswith(HALVES) else name: tensor
+            for name, tensor in names.items()}  # fmt: skip
 
 
 def read_sizes(folder: Path) -> tuple[WhisperConfig, str]:

@@ -199,9 +199,11 @@ def _weights(repository: str, files: Files, folder: Path) -> list[str]:
 
 def _fetch(names: list[str], files: Files, folder: Path, client: Downloader) -> None:
     """Fetch those of the files that the repository has and that are not there yet."""
-    for name in names:
-        if name in files:
-            client.fetch(files[name], folder / name)
+    present = [name for name in names if name in files]
+    for name in present:
+        client.progress.expect(name, files[name].size or 0)
+    for name in present:
+        client.fetch(files[name], folder / name)
 
 
 def endpoint() -> str:

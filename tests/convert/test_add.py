@@ -54,6 +54,20 @@ def make(source: str | Path, free: float = 64e9) -> list[str]:
         return list(make_bundle(request, place, progress=ProgressDisplay(), free=lambda: free))
 
 
+def test_a_download_and_its_build_have_one_total_from_the_weights_on(hub: LocalHub) -> None:
+    shares = list[float]()
+
+    class Shown(ProgressDisplay):
+        def show(self) -> None:
+            if self.step in ("model.safetensors", "building home"):
+                shares.append(self.done / self.total)
+
+    with work_on("home") as place:
+        list(make_bundle(AddRequest("somebody/home"), place, progress=Shown()))
+    assert shares == sorted(shares), "it never goes back"
+    assert shares[-1] == pytest.approx(1.0, abs=1e-5)
+
+
 def test_too_little_memory_is_refused_before_the_weights_come(hub: LocalHub) -> None:
     line = (
         "somebody/home: expected 0.3 GB of memory to build and to verify it, found 0.1 GB free; "

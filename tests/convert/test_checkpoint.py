@@ -129,6 +129,13 @@ def test_loading_needs_the_memory_of_one_tensor_and_not_of_all(tmp_path: Path) -
     assert peak < 2 * largest + 500_000 < everything / 2
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "base_model.model."])
+def test_weights_that_a_wrapper_saved_are_read(folder: Path, weights: Weights, prefix: str) -> None:
+    wrapped = {f"{prefix}{name}": array for name, array in weights.items()}
+    save_file(wrapped, folder / "model.safetensors")
+    assert_same(load_checkpoint(folder).weights, weights)
+
+
 def test_everything_wrong_with_the_weights_is_told_at_once(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.encoder.conv1.bias"]

@@ -66,7 +66,7 @@ def take_model(context: Context, answers: Answers, source: str) -> Answers:
     pinned = source == context.settings.model.bundle and "/" in source
     if source not in installed_bundles() and not pinned:
         context.dialog.say(f"Adding {source}.")
-        name = models.add_source(source, context.dialog.say)
+        name = models.add_source(source)
     works, found = try_model(context, name)
     if not works and name != answers.model:
         raise ModelError(found)
