@@ -238,19 +238,23 @@ def read_presence(data: bytes) -> Presence:
     """Return the presence in a message. Raises MessageError."""
     try:
         fields = json.loads(data)
-        node, version = fields["node"], fields["version"]
+        node, version = str(fields["node"]), str(fields["version"])
+        if fields.get("v") != VERSION:
+            raise MessageError(
+                f"the worker {node} runs Roomscribe {version}, which this one does not understand; "
+                "upgrade the older of the two",
+                later=True,
+            )
+        return Presence(
+            node,
+            name=str(fields["model"]),
+            version=version,
+            language=str(fields["language"]),
+            languages=tuple(fields["languages"]),
+            window_s=float(fields["window_s"]),
+        )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MessageError(f"not a worker's presence: {error!r}") from None
-    if fields.get("v") != VERSION:
-        raise MessageError(
-            f"the worker {node} runs Roomscribe {version}, which this one does not understand; "
-            "upgrade the older of the two",
-            later=True,
-        )
-    languages = tuple(fields["languages"])
-    return Presence(
-        node, fields["model"], version, fields["language"], languages, fields["window_s"]
-    )
 
 
 def clean_text(text: str) -> str:

@@ -62,8 +62,7 @@ PULL_S = 5.0
 QUIET_S = 0.05
 """Pause between two checks whether our own room has windows, or the pipeline takes one."""
 BUSY_S = 10.0
-"""A window that could not be begun and finished in so long a time is given back: satellites wait
-half as long for an answer."""
+"""A window that our pipeline has not taken for so long is refused: another worker may have time."""
 AGAIN_S = 1.0
 """Pause after the server has refused what a worker needs."""
 REMEMBERED = 32
@@ -283,7 +282,7 @@ class FleetWorker:
                 if now_s - progress_s >= AT_WORK_S:
                     await message.in_progress()
                     progress_s = now_s
-                if now_s - begun_s > self._busy_s:
+                if not request and now_s - begun_s > self._busy_s:
                     return Refusal("its own room or other rooms keep it busy", later=True)
                 await asyncio.wait({made}, timeout=AT_WORK_S / 2 if request else QUIET_S)
         finally:
