@@ -180,7 +180,7 @@ def make_bundle(
     if hef:
         file = hailo_store.fetch_encoder(hef, staging.folder, Downloader(progress=progress))
         yield f"fetched {hef.address} (Hailo publishes no checksum)"
-        _put_hef(file, hef.chip, staging)
+        _put_hef(file, staging)
         if request.npu_decoder:
             yield f"fetching {hef.decoder[0]}, for comparison only: the CPU decodes faster"
             fetched = hailo_store.fetch_decoder(hef, staging.folder, Downloader(progress=progress))
@@ -189,7 +189,7 @@ def make_bundle(
                     shutil.copyfile(file, staging.draft / name)
                 enter_files(staging.draft, DECODER_FILES)
     elif request.hef_file:
-        _put_hef(request.hef_file, "", staging)
+        _put_hef(request.hef_file, staging)
     elif without:
         yield f"without a HEF: {without}"
     if request.decoder_hef:
@@ -278,7 +278,7 @@ def _put_own_decoder(hef: Path, checkpoint: Path, staging: StagingFolder) -> Non
         enter_files(staging.draft, DECODER_FILES)
 
 
-def _put_hef(file: Path, chip: str, staging: StagingFolder) -> None:
+def _put_hef(file: Path, staging: StagingFolder) -> None:
     with model_errors(file):
         shutil.copyfile(file, staging.draft / HEF_FILE)
-        enter_files(staging.draft, (HEF_FILE,), hef_chip=chip)
+        enter_files(staging.draft, (HEF_FILE,))

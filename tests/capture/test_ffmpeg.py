@@ -18,7 +18,7 @@ from appliance.errors import AudioError
 from appliance.records import Samples
 
 SENTENCE = SPEECH / "00.flac"
-ENDINGS = ("m4a", "mp4", "webm", "mkv", "aac", "mov", "wma", "avi", "ts", "wv")
+ENDINGS = ("m4a", "mp4", "webm", "mkv", "aac", "wma")
 
 
 def convert(out: Path, *options: str | Path, source: Path = SENTENCE) -> Path:

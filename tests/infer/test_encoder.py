@@ -17,7 +17,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
-from appliance.infer.encoder import CpuEncoder, Encoder
+from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import errors, failover
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import NpuLimits, is_closing, open_npu
@@ -338,25 +338,6 @@ def test_a_chip_that_becomes_too_hot_is_let_go_until_it_has_cooled_down(
     looked_after(encoder, clock.now_s)
     assert encoder.name == "hailo8" and encoder.facts()["temperature_c"] == 70.0
     encoder.close()
-
-
-def test_closing_frees_the_chip_also_after_a_fault(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    every: tuple[list[int] | str, ...] = ([], "all", [])
-    kept: list[Encoder] = []
-    for jobs in every:
-        simulator.set(fail_jobs=[])
-        encoder = open_encoder(hef_bundle, HAILO)
-        kept.append(encoder)  # one that nobody holds would free the chip without being closed
-        simulator.set(fail_jobs=jobs)
-        encoder.encode(mel_of(hef_bundle, 1))
-        assert (encoder.trouble is not None) == (jobs == "all")
-        if not encoder.trouble:
-            assert errors.owners() != []
-        encoder.close()
-        assert errors.owners() == []
 
 
 def test_a_stream_with_faults_everywhere_gives_what_the_cpu_alone_gives(

@@ -93,10 +93,6 @@ def test_the_same_window_gives_the_same_transcription(transcriber: Transcriber) 
     assert set(differences(first, again)) <= {"encode_ms", "decode_ms"}
 
 
-def test_different_sounds_give_different_transcriptions(transcriber: Transcriber) -> None:
-    assert transcriber.transcribe(window(2.0)).tokens != transcriber.transcribe(window(9.0)).tokens
-
-
 def test_silence_behind_a_short_window_changes_nothing_but_the_limit(
     transcriber: Transcriber,
 ) -> None:
@@ -112,12 +108,6 @@ def test_a_window_of_the_models_whole_length_is_taken_and_a_longer_one_refused(
     assert transcriber.transcribe(window(10.0)).tokens
     with pytest.raises(ValueError, match=r"at most 10 s, found 10\.01 s"):
         transcriber.transcribe(window(10.01))
-
-
-def test_warming_up_leaves_no_trace(bundle_folder: Path, transcriber: Transcriber) -> None:
-    warm = open_transcriber(settings(bundle_folder))
-    warm.warm_up()
-    assert warm.transcribe(window(1.0)).tokens == transcriber.transcribe(window(1.0)).tokens
 
 
 def test_the_shortest_and_the_emptiest_windows_do_no_harm(transcriber: Transcriber) -> None:
@@ -144,13 +134,6 @@ def test_a_damaged_bundle_stops_the_opening(bundle_folder: Path, tmp_path: Path)
     (broken / "vocabulary.json").write_text("{}")
     with pytest.raises(ModelError, match=r"vocabulary\.json"):
         open_transcriber(settings(broken))
-
-
-def test_the_two_halves_give_what_the_whole_gives(transcriber: Transcriber) -> None:
-    halves = [transcriber.encode(window(2.0, seed)) for seed in (1, 2)]
-    for seed, encoded in zip((1, 2), halves, strict=True):
-        half, whole = transcriber.decode(encoded), transcriber.transcribe(window(2.0, seed))
-        assert (half.tokens, half.avg_logprob) == (whole.tokens, whole.avg_logprob)
 
 
 def test_two_threads_may_encode_and_write_at_once(transcriber: Transcriber) -> None:

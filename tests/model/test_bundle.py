@@ -72,12 +72,6 @@ def test_a_calibration_weighs_mean_and_sum(folder: Path) -> None:
     assert 0 < bundle.calibration.confidence([-9.0] * 100) < 1e-9
 
 
-def test_a_calibration_may_state_from_which_confidence_on_something_may_act(folder: Path) -> None:
-    numbers = {"offset": 2.0, "mean": 3.0, "total": 0.5, "low": 0.4}
-    edit(folder, calibration=numbers | {"act": 0.91})
-    assert load_bundle(folder).calibration.act == 0.91
-
-
 def test_a_model_without_a_fit_has_the_confidence_of_every_whisper(folder: Path) -> None:
     assert "calibration" not in json.loads((folder / "bundle.json").read_text())
     bundle = load_bundle(folder)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,6 @@ OTHER_HEF = (
     "add NAME --hef auto`; until then, set [encoder] backend = cpu, and please send the "
     "file of `roomscribe doctor --report FILE`"
 )
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,6 @@ class Compared:
     npu_ms: float
     is_empty: bool = False
     """True if the NPU's states give no word and the CPU's do."""
-    mel_ms: float = 0.0
-    cpu_decode_ms: float = 0.0
-    npu_decode_ms: float = 0.0
 
 
 def run(around: Surroundings, folder: Path | None) -> Outcome:
@@ -116,7 +112,7 @@ def summarize(found: Sequence[Compared]) -> dict[str, Any]:
         for name in ("cpu_errors", "npu_errors"):
             wrong = sum(getattr(window, name) for window in found)
             figures[f"word_{name}"] = round(wrong / word_count, 4)
-    for stage in ("mel_ms", "npu_ms", "cpu_ms", "npu_decode_ms", "cpu_decode_ms"):
+    for stage in ("npu_ms", "cpu_ms"):
         p50, p95 = np.percentile([getattr(window, stage) for window in found], [50, 95])
         figures[stage] = {"p50": round(float(p50), 2), "p95": round(float(p95), 2)}
     return figures
@@ -164,11 +160,12 @@ def _compare_one(
 
     bundle = transcriber.bundle
     window = spoken_window(bundle.window_s, file)
-    mel, mel_ms = _timed(lambda: window_mel(window.samples, bundle.n_mels, bundle.frames))
-    states, npu_ms = _timed(lambda: encode(mel))
+    mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
+    begun_s = time.perf_counter()
+    states = encode(mel)
+    npu_ms = 1000 * (time.perf_counter() - begun_s)
     cpu, npu = transcriber.encode(window), Encoded(states, window.duration_s, chip, npu_ms)
-    cpu_text, cpu_decode_ms = _timed(lambda: words(transcriber.decode(cpu).text))
-    npu_text, npu_decode_ms = _timed(lambda: words(transcriber.decode(npu).text))
+    cpu_text, npu_text = (words(transcriber.decode(each).text) for each in (cpu, npu))
     cpu_states, npu_states = (each.states.astype(np.float64).ravel() for each in (cpu, npu))
     lengths = float(np.linalg.norm(cpu_states) * np.linalg.norm(npu_states))
     difference = float(np.linalg.norm(cpu_states - npu_states))
@@ -184,17 +181,7 @@ def _compare_one(
         cpu_ms=cpu.encode_ms,
         npu_ms=npu_ms,
         is_empty=bool(cpu_text) and not npu_text,
-        mel_ms=mel_ms,
-        cpu_decode_ms=cpu_decode_ms,
-        npu_decode_ms=npu_decode_ms,
     )
-
-
-def _timed(action: Callable[[], T]) -> tuple[T, float]:
-    """Return what `action` returns, and the milliseconds it took."""
-    begun_s = time.perf_counter()
-    result = action()
-    return result, 1000 * (time.perf_counter() - begun_s)
 
 
 def _spoken(folder: Path | None) -> list[tuple[Path, str]]:

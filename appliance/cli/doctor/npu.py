@@ -8,7 +8,6 @@ only run against a simulator, never on a real Hailo.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,6 @@ from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, f
 if TYPE_CHECKING:
     from appliance.system import Holder
 
-LIBRARIES = (
-    "usr/lib/libhailort.so.*",
-    "usr/lib/*/libhailort.so.*",
-    "usr/local/lib/libhailort.so.*",
-)
 INSTALL = "run `sudo apt install dkms hailo-all` (Hailo-10H: dkms hailo-h10-all) and reboot"
 SEATING = (
     "check its cable and seat, and whether `lspci` lists a Hailo; to run without one, set "
@@ -67,7 +61,8 @@ def device(around: Surroundings) -> Outcome:
 
 
 def library(around: Surroundings) -> Outcome:
-    """Check that HailoRT, its Python binding and the driver have the same version."""
+    """Check that HailoRT's Python binding, which loads only a library of its own version, and the
+    driver have the same version."""
     from appliance.infer import device as hailo, errors
 
     if why := _absent(around):
@@ -76,10 +71,6 @@ def library(around: Surroundings) -> Outcome:
     versions = {"Python binding": str(hailo.load_binding().__version__)}
     if driver := errors.driver_version():
         versions["driver"] = driver
-    for version in _library_versions(around.root):
-        versions["libhailort"] = version
-        if version == versions["Python binding"]:
-            break
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
     chip = errors.generation()
     major = machine.version_of(versions["Python binding"])[0]
@@ -202,13 +193,6 @@ def _owners() -> list[Holder]:
     from appliance.infer import errors
 
     return [holder for holder in errors.owners() if holder.pid != os.getpid()]
-
-
-def _library_versions(root: Path) -> list[str]:
-    """Return the versions of the installed HailoRT libraries, from their files' names."""
-    names = (file.name for pattern in LIBRARIES for file in root.glob(pattern))
-    found = (re.search(r"\.so\.(\d+\.\d+\.\d+)$", name) for name in names)
-    return sorted({match[1] for match in found if match})
 
 
 MODEL = ("[model]", "[encoder]", "[decoder]", BUNDLE)

@@ -68,21 +68,6 @@ def test_a_path_and_bad_buffers_are_refused(simulator: Simulator, hef_bundle: Bu
     assert opened.bindings.output().get_buffer() is opened.output
 
 
-def test_a_failed_job_is_told_to_the_callback_alone_and_leaves_garbage(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug(fail_jobs="all")
-    opened = Opened(hef_bundle)
-    told: list[Any] = []
-    job = opened.configured.run_async(
-        [opened.bindings], lambda completion_info: told.append(completion_info.exception)
-    )
-    job.wait(5000)
-    opened.configured.run([opened.bindings], 5000)
-    assert "error: 8 (HAILO_INTERNAL_FAILURE)" in str(told[0]) and told[0].__cause__ is None
-    assert opened.output.any() and np.isfinite(opened.output).all()
-
-
 def test_a_model_that_survives_keeps_the_chip_from_its_own_process(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
@@ -93,21 +78,3 @@ def test_a_model_that_survives_keeps_the_chip_from_its_own_process(
         first.platform.VDevice()
     first.close()
     first.platform.VDevice().release()
-
-
-def test_a_real_chips_noise_is_as_loud_as_it_should_be_and_the_same_each_time(
-    simulator: Simulator, hef_bundle: Bundle
-) -> None:
-    simulator.plug()
-    opened = Opened(hef_bundle)
-    states = []
-    for noise_db in (0.0, 15.0, 15.0):
-        simulator.set(noise_db=noise_db, remember=False)
-        opened.input[:] = np.linspace(-1, 1, opened.input.size).reshape(opened.input.shape)
-        opened.configured.run([opened.bindings], 5000)
-        states.append(opened.output[0].astype(np.float64))
-    clean, noisy, again = states
-    spread, noise = clean.std(axis=0), (noisy - clean).std(axis=0)
-    assert np.median(20 * np.log10(spread / noise)) == pytest.approx(15, abs=0.5)
-    assert np.array_equal(noisy, again)
-    opened.close()
