@@ -500,15 +500,10 @@ class StoreSettings:
 class SpoolSettings:
     """[spool]"""
 
-    enabled: bool = key(
-        True,
-        "Keep speech that is not transcribed yet in memory that outlives a crash of the daemon. "
-        "Only the daemon's user can read it; it is deleted once it is transcribed, and never "
-        "written to a disk.",
-    )
     limit_mb: int = key(
         64,
-        "Most memory for waiting speech; beyond it the oldest is discarded (10 s take 0.3 MB).",
+        "Most memory for speech that is not transcribed yet (10 s take 0.3 MB); beyond it the "
+        "oldest is discarded. It outlives a crash, and only the daemon's user can read it.",
         unit="MB", low=1, high=4096,
     )  # fmt: skip
     path: str = key(

@@ -112,20 +112,6 @@ def write_attempts(path: Path, attempts: int) -> None:
             os.close(descriptor)
 
 
-def delete_windows(folder: Path) -> None:
-    """Delete every window in `folder`, if it exists. Raises OSError, also if it is in use."""
-    if not folder.is_dir():
-        return
-    held = MemoryFolder(folder)
-    held.lock()
-    try:
-        for path in folder.iterdir():
-            if NAME.fullmatch(path.name):
-                path.unlink()
-    finally:
-        held.leave()
-
-
 @dataclass(slots=True)
 class Kept:
     """A window in the spool, without its samples."""
@@ -168,14 +154,10 @@ class Spool:
     ) -> Spool:
         """Return the configured spool with the windows that were left in it.
 
-        If it cannot be opened, log why and return one without a folder. If it is turned off, delete
-        what was left.
+        If it cannot be opened, log why and return one without a folder.
         """
         folder = spool_folder(settings)
         try:
-            if not settings.spool.enabled:
-                delete_windows(folder)
-                return cls(None, health)
             held = MemoryFolder(folder)
             held.take()
             spool = cls(held, health, write)

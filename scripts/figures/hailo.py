@@ -39,8 +39,15 @@ from rigs.hailo_simulator.control import Simulator, enlist, with_hef
 from rigs.recordings import SHARED_AUDIO, sentences
 from rigs.sources import FakeSource
 from rigs.weights import find_weights
+from rigs.windows import NO_FOLDER
 
-from appliance.config import CaptureSettings, EncoderSettings, Settings, StoreSettings
+from appliance.config import (
+    CaptureSettings,
+    EncoderSettings,
+    Settings,
+    SpoolSettings,
+    StoreSettings,
+)
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.checkpoint import load_checkpoint
 from appliance.convert.whisper import write_encoder
@@ -185,7 +192,7 @@ def deaf(simulator: Simulator, bundle: Bundle, folder: Path) -> None:
     base = Settings()
     settings = replace(
         base, model=replace(base.model, bundle=str(bundle.folder)),
-        mqtt=replace(base.mqtt, enabled=False), spool=replace(base.spool, enabled=False),
+        mqtt=replace(base.mqtt, enabled=False), spool=SpoolSettings(path=NO_FOLDER),
         store=StoreSettings(path=str(folder / "log")), capture=CaptureSettings(recording="script"),
         encoder=EncoderSettings(backend="auto", threads=2),
     )  # fmt: skip

@@ -23,6 +23,7 @@ from resilience.rig import BYTES_PER_S, Daemon, Place, Spoken, reference_texts, 
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.waiting import holds
+from rigs.windows import NO_FOLDER
 
 HEARD_AFTER = int(0.35 * BYTES_PER_S)
 """A sentence is heard to its end once so much of the next one's silence has been read: one read
@@ -237,7 +238,7 @@ def run(kills: int, seed: int = 0, *, spool: bool = True, count: int = 40) -> Ou
     known = Sentences(texts)
     usable = [one for one in sentences() if one.number in texts]
     with Place() as place, Broker(persistent=True) as broker, Subscriber(broker.port) as listener:
-        place.configure(broker.port, spool={"enabled": spool})
+        place.configure(broker.port, spool={"path": place.spool if spool else NO_FOLDER})
         killing = Killing(place, usable, chance, listener)
         outcome = killing.outcome
         with BrokerOutages(broker, random.Random(seed + 1)) as outages:

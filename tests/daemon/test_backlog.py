@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rigs.needs import needs_memory
-from rigs.windows import a_window
+from rigs.windows import NO_FOLDER, a_window
 
 from appliance.config import Settings, SpoolSettings
 from appliance.daemon import backlog
@@ -31,7 +31,6 @@ from appliance.errors import DeviceError
 from appliance.records import Discarded, Transcription, Window
 
 WINDOW_S = 6.0
-NOWHERE = Path("/nowhere/at/all")
 
 
 OPENED: list[Backlog] = []
@@ -55,9 +54,7 @@ class Rig:
 
     def __init__(self, memory: Path | None, limit_mb: int = 1) -> None:
         self.health = Health()
-        chosen = SpoolSettings(
-            limit_mb=limit_mb, path=str(memory or NOWHERE), enabled=memory is not None
-        )
+        chosen = SpoolSettings(limit_mb=limit_mb, path=str(memory or NO_FOLDER))
         self.discarded: list[Discarded] = []
         self.backlog = Backlog(Settings(spool=chosen), self.health, self.discarded.append)
         OPENED.append(self.backlog)
@@ -136,6 +133,7 @@ def test_being_behind_is_a_trouble_until_it_has_caught_up(
 ) -> None:
     caplog.set_level("INFO")
     rig = Rig(None)
+    caplog.clear()
     rig.push(5)
     assert rig.health.troubles() == {}
     rig.push(3)

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.windows import NO_FOLDER
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog
@@ -32,7 +33,7 @@ class Rig:
         self.health = Health()
         transcriber = cast(Transcriber, self.transcriber)
         self.tasks = TaskTranscriber(Settings(), transcriber, self.store, self.health)
-        without = SpoolSettings(enabled=False, path="/nowhere/at/all")
+        without = SpoolSettings(path=NO_FOLDER)
         self.backlog = Backlog(Settings(spool=without), self.health, self.tasks.discard)
 
     def say(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:

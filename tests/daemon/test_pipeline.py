@@ -22,7 +22,7 @@ from rigs.sources import FakeSource, silence
 from rigs.systemd import Systemd
 from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
 from rigs.waiting import until
-from rigs.windows import a_window
+from rigs.windows import NO_FOLDER, a_window
 from rigs.wyoming import Talk, free_port, sound_of
 
 from appliance.config import (
@@ -144,7 +144,7 @@ class Rig:
             # two daemons of one node are refused on a machine, and other tests may run beside these
             appliance=ApplianceSettings(node=f"node_{os.getpid()}"),
             store=StoreSettings(path=str(self.folder)),
-            spool=SpoolSettings(enabled=False, path=str(self.folder / "none")),
+            spool=SpoolSettings(path=NO_FOLDER),
             capture=CaptureSettings(recording="a script" if self.scripts else ""),
         )
 

@@ -26,9 +26,8 @@ from appliance.store import folders
 pytestmark = needs_memory
 
 
-def opened(folder: Path, **settings: object) -> Spool:
-    chosen = SpoolSettings(path=str(folder), **settings)  # type: ignore[arg-type]
-    return Spool.open(Settings(spool=chosen), Health())
+def opened(folder: Path) -> Spool:
+    return Spool.open(Settings(spool=SpoolSettings(path=str(folder))), Health())
 
 
 def files(folder: Path) -> list[str]:
@@ -117,14 +116,6 @@ def test_nothing_is_kept_on_a_disk(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert not spool.put(a_window())
     assert not list(tmp_path.rglob("*.window"))
     assert "expected a folder in memory (tmpfs), found one on a disk" in caplog.text
-
-
-def test_what_was_kept_is_deleted_when_it_is_turned_off(memory: Path) -> None:
-    with opened(memory) as spool:
-        spool.put(a_window())
-    with opened(memory, enabled=False) as spool:
-        assert not spool.put(a_window())
-    assert files(memory) == []
 
 
 def test_two_daemons_never_share_one(memory: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rigs.needs import needs_memory
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.windows import a_window
+from rigs.windows import NO_FOLDER, a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon import transcription
@@ -97,7 +97,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with FullDisk.open(StoreSettings(path=str(tmp_path))) as store:
-        yield Rig(store, SpoolSettings(enabled=False, path=str(tmp_path / "none")))
+        yield Rig(store, SpoolSettings(path=NO_FOLDER))
 
 
 def test_a_listener_is_told_after_the_store_has_it(rig: Rig) -> None:

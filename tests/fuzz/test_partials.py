@@ -26,6 +26,7 @@ from rigs.speaking import (
     broken_rules,
     sound_of,
 )
+from rigs.windows import NO_FOLDER
 
 from appliance.capture.segmenter import Segmenter
 from appliance.config import SegmenterSettings, Settings, SpoolSettings, StoreSettings
@@ -144,7 +145,7 @@ def test_the_rule_holds_whoever_goes_on_when(
         settings: Any = replace(
             Settings(),
             store=StoreSettings(path=folder),
-            spool=SpoolSettings(enabled=False, path=f"{folder}/none"),
+            spool=SpoolSettings(path=NO_FOLDER),
             segmenter=replace(SegmenterSettings(), early_ms=early_ms),
         )
         with Store.open(settings.store) as store:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from rigs.sources import FakeSource
 from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.windows import NO_FOLDER
 
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.segmenter import Segmenter
@@ -244,7 +245,7 @@ def hear(
     settings = Settings(
         appliance=ApplianceSettings(node=f"speaking_{os.getpid()}"),
         store=StoreSettings(path=str(folder)),
-        spool=SpoolSettings(enabled=False, path=str(folder / "none")),
+        spool=SpoolSettings(path=NO_FOLDER),
         segmenter=segmenter or SegmenterSettings(),
     )
     settings = replace(settings, capture=replace(settings.capture, recording="made up"))

@@ -8,6 +8,9 @@ import numpy as np
 
 from appliance.records import SAMPLE_RATE, Samples, Window, new_id
 
+NO_FOLDER = "/proc/none"
+"""A spool.path that cannot be made: windows are in the process only."""
+
 
 def a_window(utterance_id: str = "", seconds: float = 0.1, **fields: object) -> Window:
     """A window that ends now, with a sound of its own."""

@@ -14,6 +14,7 @@ from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_memory, needs_nats
 from rigs.waiting import holds, until
+from rigs.windows import NO_FOLDER
 from rigs.word_errors import same_words
 from rigs.workers import FakeWorker, says
 
@@ -42,7 +43,7 @@ def worker(folder: Path, server: NatsServer, node: str = "pi5") -> Path:
         appliance={"node": node},
         fleet={"role": "worker", "server": server.url},
         capture={"device": "none"},
-        spool={"enabled": False},
+        spool={"path": NO_FOLDER},
     )
 
 

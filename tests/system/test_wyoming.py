@@ -9,6 +9,7 @@ import pytest
 from rigs.daemon import in_silence, log_of, write_config
 from rigs.recordings import heard_right
 from rigs.waiting import until
+from rigs.windows import NO_FOLDER
 from rigs.word_errors import same_words
 from rigs.wyoming import AUDIO_16K, Talk, free_port, sound_of, wait_for_port
 
@@ -24,7 +25,7 @@ class House:
         self.port = free_port()
         self.folder = folder
         chosen = {"enabled": True, "listen": "127.0.0.1", "port": self.port, **keys}
-        self.config = write_config(folder, wyoming=chosen, spool={"enabled": False})
+        self.config = write_config(folder, wyoming=chosen, spool={"path": NO_FOLDER})
 
     def stored(self) -> list[tuple[str, str]]:
         """Text and source of each transcript in the log."""
@@ -82,7 +83,7 @@ def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_pa
 
 
 def test_an_appliance_that_was_not_asked_to_listens_on_no_port(tmp_path: Path) -> None:
-    config = write_config(tmp_path, spool={"enabled": False})
+    config = write_config(tmp_path, spool={"path": NO_FOLDER})
     with in_silence(config) as running:
         until(lambda: "listening to" in log_of(config), 30)
         sockets = {
