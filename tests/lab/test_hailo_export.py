@@ -229,12 +229,12 @@ def test_without_recordings_the_graphs_are_written_and_the_lack_is_told(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     out, folder = tmp_path / "out", shutil.copytree(checkpoint, tmp_path / "my model 2")
-    report = export_for_hailo(folder, out, window_s=WINDOW_S, length=7, opset=17)
+    report = export_for_hailo(folder, out, window_s=WINDOW_S)
     assert report.windows == (0, 0)
     assert "no calibration sets: give recordings" in str(report)
     assert not list(out.glob("*calib*"))
-    assert "output logits_3: (1, 7, 253) float32" in report.checks["decoder.onnx"]
-    assert "opset 17, IR version 8" in report.checks["encoder.onnx"]
+    assert "output logits_3: (1, 32, 253) float32" in report.checks["decoder.onnx"]
+    assert "opset 13, IR version 8" in report.checks["encoder.onnx"]
     assert (out / "decoder_assets" / "onnx_add_input_my-model-2.npy").exists()
     assert "--net-name my_model_2_encoder" in (out / "compile_encoder.sh").read_text()
 
@@ -254,41 +254,14 @@ def test_what_is_not_an_export_is_left_alone(
     assert out.is_file() if content is None else (out / "report.json").read_text() == content
 
 
-def short() -> Iterator[NDArray[np.float32]]:
-    yield from mels(1)
-    yield random_mel(ODD, FRAMES - 1, 0)
-
-
-def not_finite() -> Iterator[NDArray[np.float32]]:
-    yield np.full((FRAMES, 128), np.nan, np.float32)
-
-
-def double() -> Iterator[NDArray[np.float64]]:
-    yield np.zeros((FRAMES, 128))
-
-
 def unreadable() -> Iterator[NDArray[np.float32]]:
     yield from mels(1)
     raise AudioError("b.wav: expected sound")
 
 
-@pytest.mark.parametrize(
-    ("recordings", "message"),
-    [
-        (short, r"window 2: expected a mel \(60, 128\) float32, found \(59, 128\) float32"),
-        (double, r"window 1: expected a mel \(60, 128\) float32, found \(60, 128\) float64"),
-        (not_finite, "window 1: expected finite numbers, found NaN"),
-        (unreadable, "b.wav: expected sound"),
-    ],
-)
-def test_nothing_is_left_of_an_export_that_fails(
-    checkpoint: Path,
-    tmp_path: Path,
-    recordings: Callable[[], Iterator[NDArray[np.float32]]],
-    message: str,
-) -> None:
-    with pytest.raises((ModelError, AudioError), match=message):
-        export_for_hailo(checkpoint, tmp_path / "out", window_s=WINDOW_S, mels=recordings())
+def test_nothing_is_left_of_an_export_that_fails(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(AudioError, match=r"b\.wav: expected sound"):
+        export_for_hailo(checkpoint, tmp_path / "out", window_s=WINDOW_S, mels=unreadable())
     assert not list(tmp_path.iterdir())
 
 
@@ -350,7 +323,7 @@ def broken(model: onnx.ModelProto) -> None:
         (free_axis, "mel: expected a fixed size on every axis, found a free one"),
         (gather, "operators: expected none but Add, .*, found Gather"),
         (shape_arithmetic, "operators: .* found Shape.*size: expected FLOAT, found INT64"),
-        (late_opset, "opset: expected 13 to 17, found 18"),
+        (late_opset, "opset: expected 13, found 18"),
         (late_ir, "IR version: expected at most 10, found 11"),
         (foreign_domain, "expected ONNX's own, found the domain com.microsoft"),
         (not_a_number, "constant positions: expected finite numbers, found NaN or infinity"),

@@ -18,7 +18,6 @@ from rigs.parity_cases import CASES, Case, log_sum
 
 from appliance.convert.checkpoint import Checkpoint
 from appliance.convert.whisper import write_encoder
-from appliance.errors import ModelError
 from appliance.lab.hailo.graphs import (
     embed,
     host_tables,
@@ -125,22 +124,6 @@ def test_logits_equal_those_of_transformers(
     assert worst < LOGITS_TOLERANCE
 
 
-@pytest.mark.parametrize("network", ["encoder", "decoder"])
-def test_every_opset_computes_the_same(network: str, tmp_path: Path) -> None:
-    rng = np.random.Generator(np.random.PCG64(3))
-    case, results = case_named("odd"), []
-    every: dict[str, list[tuple[int, ...]]] = {
-        "encoder": [(1, 128, 1, 250)],
-        "decoder": [(1, 125, 48), (1, LENGTH["odd"], 48)],
-    }
-    assert (case.config.num_mel_bins, case.positions, case.config.d_model) == (128, 125, 48)
-    inputs = [rng.random(shape, np.float32) for shape in every[network]]
-    for opset in (13, 17):
-        write(network, tmp_path / f"{opset}.onnx", opset)
-        results.append(np.concatenate(opened(tmp_path / f"{opset}.onnx")(*inputs), axis=-1))
-    assert distance(*results) < 1e-5
-
-
 @pytest.mark.parametrize("positions", [1, 2, 77, 125, 250, 333])
 def test_a_window_of_any_length_is_encoded_as_by_the_cpu_form(
     positions: int, tmp_path: Path
@@ -163,28 +146,6 @@ def test_the_host_adds_places_to_embeddings_and_pads_the_sequence() -> None:
     assert np.array_equal(placed[:2], embedding[[1001, 7]] + places[:2])
     assert np.array_equal(placed[2:], embedding[[0, 0, 0, 0]] + places[2:6])
     assert embed(host_tables(checkpoint, 6), range(20)).shape == (6, 48)
-
-
-@pytest.mark.parametrize("opset", [12, 18])
-def test_an_opset_that_the_compiler_does_not_read_is_refused(opset: int, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"opset: expected 13 to 17, found {opset}"):
-        write_hailo_encoder(odd_checkpoint(), 10, tmp_path / "encoder.onnx", opset=opset)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("length", [1, 62])
-def test_a_sequence_longer_than_the_model_knows_is_refused(length: int, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"length: expected 2 to 61 tokens, found {length}"):
-        write_hailo_decoder(odd_checkpoint(), 10, length, tmp_path / "decoder.onnx")
-
-
-def write(network: str, file: Path, opset: int) -> None:
-    """Writes one graph of the odd case."""
-    checkpoint, positions = odd_checkpoint(), case_named("odd").positions
-    if network == "encoder":
-        write_hailo_encoder(checkpoint, positions, file, opset=opset)
-    else:
-        write_hailo_decoder(checkpoint, positions, LENGTH["odd"], file, opset=opset)
 
 
 def load_golden(case: Case) -> dict[str, NDArray[Any]]:

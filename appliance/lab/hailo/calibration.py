@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from appliance.capture import Recording
 from appliance.config import EncoderSettings
 from appliance.convert import Recipe, build_bundle
-from appliance.errors import ConfigError, ModelError
+from appliance.errors import ConfigError
 from appliance.infer import Decoder, open_encoder, window_mel
 from appliance.lab.hailo.graphs import Tables, embed
 from appliance.model import load_bundle
@@ -113,10 +113,10 @@ class Rows:
 def write_encoder_set(folder: Path, mels: Iterable[Mel], shape: tuple[int, int]) -> int:
     """Write the encoder's set of mels of `shape` (W, n_mels); how many there were.
 
-    Nothing is left of it when there was none. Raises ModelError for a mel of another shape.
+    Nothing is left of it when there was none.
     """
     with Rows(folder / ENCODER_SET, (1, *shape)) as rows:
-        for mel in _check(mels, shape):
+        for mel in mels:
             rows.append(mel)
     if not rows.count:
         (folder / ENCODER_SET).unlink()
@@ -128,8 +128,7 @@ def write_decoder_set(
 ) -> int:
     """Write the decoder's set beside the encoder's, of whose windows it is made; their count.
 
-    `network` is the name that the compiler is given. Raises ModelError for other states than
-    (P, d_model), P `positions`.
+    `network` is the name that the compiler is given; `positions` are P of the states (P, d_model).
     """
     length, width = tables[1].shape
     parts = [folder / "states.npy", folder / "embeddings.npy"]
@@ -138,10 +137,6 @@ def write_decoder_set(
         written = stack.enter_context(Rows(parts[1], (length, 1, width)))
         for mel in np.load(folder / ENCODER_SET, mmap_mode="r"):
             states, tokens = transcribe(np.array(mel[0]))
-            if states.shape != (positions, width):
-                raise ModelError(
-                    f"calibration: expected states ({positions}, {width}), found {states.shape}"
-                )
             encoded.append(states)
             written.append(embed(tables, tokens))
     with zipfile.ZipFile(folder / DECODER_SET, "w") as archive:
@@ -149,16 +144,3 @@ def write_decoder_set(
             archive.write(part, f"{network}/input_layer{number}.npy")
             part.unlink()
     return encoded.count
-
-
-def _check(mels: Iterable[Mel], shape: tuple[int, int]) -> Iterator[Mel]:
-    """The mels. Raises ModelError at one that is not of `shape`, float32 and finite."""
-    for number, mel in enumerate(mels, 1):
-        if mel.shape != shape or mel.dtype != np.float32:
-            raise ModelError(
-                f"recordings, window {number}: expected a mel {shape} float32, "
-                f"found {mel.shape} {mel.dtype}"
-            )
-        if not np.isfinite(mel).all():
-            raise ModelError(f"recordings, window {number}: expected finite numbers, found NaN")
-        yield mel

@@ -35,7 +35,7 @@ from appliance.lab.hailo.calibration import (
     write_encoder_set,
 )
 from appliance.lab.hailo.graphs import (
-    OPSETS,
+    OPSET,
     host_tables,
     infer_shapes,
     sizes,
@@ -75,7 +75,6 @@ class Report:
 
     folder: Path
     sizes: Sizes
-    opset: int
     windows: tuple[int, int]
     """In the calibration sets of encoder and decoder."""
     checks: dict[str, list[str]]
@@ -96,23 +95,20 @@ def export_for_hailo(
     *,
     window_s: float,
     mels: Iterable[Mel] = (),
-    opset: int = 13,
-    length: int | None = None,
     language: str = "",
 ) -> Report:
     """Write the folder `out`, whole or not at all; replace an earlier export there.
 
     `mels` (W, n_mels) float32 of real recordings become the encoder's calibration set, and what the
-    checkpoint itself makes of them, in `language` or its own, the decoder's. `length`: tokens of
-    the decoder's sequence, by default Hailo's. Raises ModelError.
+    checkpoint itself makes of them, in `language` or its own, the decoder's. Raises ModelError.
     """
     out = out.absolute()
     _refuse_foreign(out)
     checkpoint = load_checkpoint(checkpoint_folder)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", checkpoint_folder.resolve().name)
-    sizes = _plan(checkpoint.config, window_s, length, name.strip("-.") or "whisper")
+    sizes = _plan(checkpoint.config, window_s, name.strip("-.") or "whisper")
     with drafted(out, "an export") as draft:
-        checks = _write_graphs(checkpoint, sizes, opset, draft)
+        checks = _write_graphs(checkpoint, sizes, draft)
         encoded, decoded = write_encoder_set(draft, mels, (2 * sizes.positions, sizes.n_mels)), 0
         if encoded:
             tables, network = host_tables(checkpoint, sizes.length), f"{sizes.network}_decoder"
@@ -120,7 +116,7 @@ def export_for_hailo(
                 checks["encoder.onnx"].append(_compare_states(draft, transcribe))
                 decoded = write_decoder_set(draft, network, transcribe, tables, sizes.positions)
         windows = encoded, decoded
-        report = Report(out, sizes, opset, windows, checks, _remarks(windows))
+        report = Report(out, sizes, windows, checks, _remarks(windows))
         _write_texts(report, checkpoint.sha256, draft)
     return report
 
@@ -140,7 +136,7 @@ def _refuse_foreign(out: Path) -> None:
         )
 
 
-def _plan(config: WhisperConfig, window_s: float, length: int | None, name: str) -> Sizes:
+def _plan(config: WhisperConfig, window_s: float, name: str) -> Sizes:
     """Every size of the export. Raises ModelError for a window that the model does not have."""
     positions = window_positions(config, window_s)
     usual = NARROW_LENGTH if config.d_model < WIDE else WIDE_LENGTH
@@ -151,17 +147,15 @@ def _plan(config: WhisperConfig, window_s: float, length: int | None, name: str)
         positions=positions,
         d_model=config.d_model,
         vocabulary=config.vocab_size,
-        length=min(usual, config.max_target_positions) if length is None else length,
+        length=min(usual, config.max_target_positions),
     )
 
 
-def _write_graphs(
-    checkpoint: Checkpoint, sizes: Sizes, opset: int, folder: Path
-) -> dict[str, list[str]]:
+def _write_graphs(checkpoint: Checkpoint, sizes: Sizes, folder: Path) -> dict[str, list[str]]:
     """Write both graphs and the host's tables; return facts about the graphs."""
     encoder, decoder = folder / "encoder.onnx", folder / "decoder.onnx"
-    write_hailo_encoder(checkpoint, sizes.positions, encoder, opset=opset)
-    write_hailo_decoder(checkpoint, sizes.positions, sizes.length, decoder, opset=opset)
+    write_hailo_encoder(checkpoint, sizes.positions, encoder)
+    write_hailo_decoder(checkpoint, sizes.positions, sizes.length, decoder)
     assets = folder / "decoder_assets"
     assets.mkdir()
     embedding, places = host_tables(checkpoint, sizes.length)
@@ -211,7 +205,6 @@ def _write_texts(report: Report, sha256: str, folder: Path) -> None:
         "made_for": MADE_FOR,
         "checkpoint_sha256": sha256,
         **asdict(sizes),
-        "opset": report.opset,
         "calibration_windows": {"encoder": report.windows[0], "decoder": report.windows[1]},
         "checks": report.checks,
         "remarks": report.remarks,
@@ -252,8 +245,8 @@ def _check_versions(model: onnx.ModelProto) -> Iterator[str]:
     for entry in model.opset_import:
         if entry.domain:
             yield f"operators: expected ONNX's own, found the domain {entry.domain}"
-        elif entry.version not in OPSETS:
-            yield f"opset: expected {OPSETS[0]} to {OPSETS[-1]}, found {entry.version}"
+        elif entry.version != OPSET:
+            yield f"opset: expected {OPSET}, found {entry.version}"
 
 
 def _check_operators(model: onnx.ModelProto) -> Iterator[str]:

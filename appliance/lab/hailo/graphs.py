@@ -35,10 +35,8 @@ from appliance.errors import ModelError
 
 SMALL = 1024
 """Bytes. A constant up to this size may say what shape another tensor has."""
-OPSETS = range(13, 18)
-"""What the compiler is known to read; 17 is the first with LayerNormalization."""
-IR_VERSION = 8
-"""Goes with opset 13 to 17."""
+OPSET, IR_VERSION = 13, 8
+"""Those of Hailo's own exports, which the compiler is known to read."""
 LARGEST = 2**31 - 1
 """Bytes of an ONNX file that holds its own weights."""
 PARTS = 4
@@ -95,14 +93,7 @@ def sizes(tensor: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 class HailoGraph(Graph):
-    """A growing static graph in a given opset; the first axis of a tensor is the batch."""
-
-    def __init__(self, weights: Weights, opset: int) -> None:
-        """Raise ModelError for an opset that the compiler is not known to read."""
-        if opset not in OPSETS:
-            raise ModelError(f"opset: expected {OPSETS[0]} to {OPSETS[-1]}, found {opset}")
-        super().__init__(weights)
-        self._opset = opset
+    """A growing static graph; the first axis of a tensor is the batch."""
 
     def output(self, tensor: str, name: str, shape: Dimensions) -> None:
         """Declares `tensor`, which the newest node makes, an output under `name`."""
@@ -114,9 +105,7 @@ class HailoGraph(Graph):
         self._nodes[-1].name = name
 
     def layer_norm(self, x: str, name: str) -> str:
-        """Layer norm over the last axis, in parts where the opset has no operator for it."""
-        if self._opset >= 17:
-            return super().layer_norm(x, name)
+        """Layer norm over the last axis, in parts: this opset has no operator for it."""
         two = self.constant("two", np.array(2.0, np.float32))
         epsilon = self.constant("epsilon", np.array(LAYER_NORM_EPSILON, np.float32))
         centred = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1]))
@@ -196,7 +185,7 @@ class HailoGraph(Graph):
             )
         model = helper.make_model(
             helper.make_graph(self._nodes, name, self._inputs, self._outputs),
-            opset_imports=[helper.make_opsetid("", self._opset)],
+            opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
             producer_name="roomscribe",
         )
@@ -208,15 +197,13 @@ class HailoGraph(Graph):
         onnx.save(model, str(file))
 
 
-def write_hailo_encoder(
-    checkpoint: Checkpoint, positions: int, file: Path, *, opset: int = 13
-) -> None:
+def write_hailo_encoder(checkpoint: Checkpoint, positions: int, file: Path) -> None:
     """Write the encoder: mel (1, n_mels, 1, 2 P) float32 -> states (1, P, d_model) float32.
 
     The time axis is an image's width: both convolutions are two-dimensional, of height one.
     P is `positions`; the position table is cut to it. Raises ModelError.
     """
-    config, graph = checkpoint.config, HailoGraph(checkpoint.weights, opset)
+    config, graph = checkpoint.config, HailoGraph(checkpoint.weights)
     mel = graph.input("mel", (1, config.num_mel_bins, 1, 2 * positions))
     x = _convolve(graph, checkpoint.weights, mel, f"{ENCODER}.conv1", stride=1)
     x = _convolve(graph, checkpoint.weights, x, f"{ENCODER}.conv2", stride=2)
@@ -250,9 +237,7 @@ def _convolve(graph: HailoGraph, weights: Weights, x: str, name: str, stride: in
     return graph.gelu(convolved)
 
 
-def write_hailo_decoder(
-    checkpoint: Checkpoint, positions: int, length: int, file: Path, *, opset: int = 13
-) -> None:
+def write_hailo_decoder(checkpoint: Checkpoint, positions: int, length: int, file: Path) -> None:
     """Write the decoder: encoder_hidden_states (1, P, d_model) and token_embeddings
     (1, L, d_model), both float32 -> logits_0 .. logits_3 (1, L, vocabulary / 4) float32.
 
@@ -260,11 +245,7 @@ def write_hailo_decoder(
     the token behind the i-th; tokens behind it do not matter. Raises ModelError.
     """
     config = checkpoint.config
-    if not 2 <= length <= config.max_target_positions:
-        raise ModelError(
-            f"length: expected 2 to {config.max_target_positions} tokens, found {length}"
-        )
-    graph = HailoGraph(checkpoint.weights, opset)
+    graph = HailoGraph(checkpoint.weights)
     states = graph.input("encoder_hidden_states", (1, positions, config.d_model))
     embeddings = graph.input("token_embeddings", (1, length, config.d_model))
     x = _as_image_and_back(graph, embeddings, config.d_model)

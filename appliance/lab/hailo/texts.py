@@ -175,8 +175,6 @@ The encoder
   - Hailo's model scripts (*.alls) call layers by their number in the graph. The order here is that
     of the simplified torch export, so a script made for tiny or base may fit; it goes behind the
     chip.
-  - If the parser refuses the layer norms (ReduceMean, Sub, Pow ...), export with opset 17, where
-    each is one operator: the one public log of such an encoder shows that form parsed.
   - The compiler reports a signal-to-noise ratio. The published tiny encoder has 15 dB in its name;
     in that public log, with the fine-tuning cut short, it was 9 dB.
 """
