@@ -8,6 +8,7 @@ simulator of them alone: never on a real chip.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAIL
 OLDEST = (4, 19)
 """4.18 has InferModel, too, but copies bindings flat (infer_model_api.cpp): after the first job it
 writes the outputs into memory that it has freed, and the bound buffers keep those of the first."""
+NEWEST = {4: (4, 23, 0), 5: (5, 4, 0)}
+"""Of each line, the newest version that this was compared with, 5.4 in part (docs/hailo.md)."""
 READY_WITHIN_MS = 200
 GREEN, ORANGE, RED = 0, 1, 2
 """The firmware's zones of temperature; in the red one it stops the network by itself."""
@@ -69,6 +72,14 @@ def load_binding() -> Any:
             f"{errors.generation().upgrade}",
         )
     return hailo_platform
+
+
+def newest_known(version: str) -> str:
+    """Return the newest version of the line that is known, like "4.23.0", if `version` is newer;
+    otherwise empty."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    known = NEWEST.get(numbers[0], max(NEWEST.values())) if numbers else numbers
+    return ".".join(map(str, known)) if numbers > known else ""
 
 
 def identify(binding: Any) -> Identity:

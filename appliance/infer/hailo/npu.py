@@ -6,6 +6,8 @@ simulator that refuses what they refuse; never run on a real chip.
 
 from __future__ import annotations
 
+import statistics
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +43,19 @@ _closing: list[BackgroundTask] = []
 class NpuLimits:
     """How long the chip may take for a job before it counts as failed, ms."""
 
-    job_ms: int = 1000
-    """HailoRT may wait twice as long; then the CPU gets the window after 2 s. tiny takes some 31 ms
-    on a Hailo-8L, as others measured; no time of base is published."""
+    job_ms: int = 400
+    """At least, and six times what the first jobs need. tiny takes some 31 ms on a Hailo-8L, as
+    others measured; no time of base is published."""
+    longest_job_ms: int = 1000
+    """At most. HailoRT may wait twice as long; then the CPU gets the window after 2 s."""
     first_job_ms: int = 2000
     """For the first one, which also loads the network."""
     step_ms: int = STEP_WITHIN_MS
 
 
 LIMITS = NpuLimits()
+TRIAL_JOBS, PATIENCE = 3, 6
+"""Jobs that are timed when the chip is opened, and the limit by the median of their times."""
 
 
 def open_npu(
@@ -112,7 +118,7 @@ class Npu:
             guarded(lambda: self._open(share), "opening the chip", binding)
             self._encoder = NpuModel(binding, self._device, hef, self._check)
             self._first_job(self._encoder, "encoding")
-            self._encoder.run(limits.job_ms)  # a chip that is too slow is not used at all
+            self._job_ms = self._time_jobs(self._encoder)
             if decoder:
                 self.decoder = NpuDecoder(binding, self._device, decoder, limits.step_ms)
                 self._first_job(self.decoder.model, "decoding")
@@ -138,7 +144,7 @@ class Npu:
         (buffer,) = encoder.inputs.values()
         (encoded,) = encoder.outputs.values()
         buffer[0] = mel
-        encoder.run(self._limits.job_ms)
+        encoder.run(self._job_ms)
         states: States = encoded[0].copy()
         encoder.check_finite(states)
         return states
@@ -181,6 +187,20 @@ class Npu:
                     f"found {', '.join(map(str, edges.values())) or 'none'}; "
                     "it is not this model's encoder",
                 )
+
+    def _time_jobs(self, encoder: NpuModel) -> int:
+        """Return the limit for a job, ms, by the times of some. Raises NpuError for a chip that
+        does not keep the longest limit."""
+        limits, times_ms = self._limits, list[float]()
+        longest_ms = max(limits.job_ms, limits.longest_job_ms)
+        for _ in range(TRIAL_JOBS):
+            begun_s = time.perf_counter()
+            encoder.run(longest_ms)
+            times_ms.append(1000 * (time.perf_counter() - begun_s))
+        needed_ms = statistics.median(times_ms)
+        limit_ms = round(min(max(limits.job_ms, PATIENCE * needed_ms), longest_ms))
+        encoder.doing = f"encoding (the chip needs {needed_ms:.0f} ms and is given {limit_ms} ms)"
+        return limit_ms
 
     def _first_job(self, model: NpuModel, next_job: str) -> None:
         model.doing = "the first job"

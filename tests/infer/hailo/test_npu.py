@@ -15,7 +15,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance.errors import DeviceError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import device, errors
-from appliance.infer.hailo.device import find_chip, identify, load_binding
+from appliance.infer.hailo.device import find_chip, identify, load_binding, newest_known
 from appliance.infer.hailo.errors import NpuError
 from appliance.infer.hailo.npu import Npu, NpuLimits, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
@@ -165,10 +165,30 @@ def test_a_hailo_10h_is_shared_by_its_group_without_a_service(
     other.communicate()
 
 
-def test_a_chip_that_is_too_slow_is_not_taken(simulator: Simulator, hef_bundle: Bundle) -> None:
-    simulator.plug(latency_ms=1200)
+def test_the_limit_for_a_job_comes_from_the_first_ones_and_the_trouble_tells_their_time(
+    simulator: Simulator, hef_bundle: Bundle
+) -> None:
+    simulator.plug(latency_ms=120)
+    npu = open_here(hef_bundle, limits=NpuLimits())
+    simulator.set(latency_ms=600)
+    assert npu.encode(mel_of(hef_bundle, 1)).any()
+    simulator.set(hang_jobs="all", hang_s=30)
+    needs = r"needs 1\d\d ms and is given ([7-9]\d\d|1000) ms\): the chip did not answer in time"
+    with pytest.raises(NpuError, match=needs):
+        npu.encode(mel_of(hef_bundle, 2))
+    npu.close(20.0)
+    simulator.set(hang_jobs=[], latency_ms=1200)
     with pytest.raises(NpuError, match="did not answer in time"):
-        open_here(hef_bundle, limits=NpuLimits(job_ms=500, first_job_ms=5000))
+        open_here(hef_bundle, limits=NpuLimits(first_job_ms=5000))
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("4.19.0", ""), ("4.23.0", ""), ("4.24.0", "4.23.0"), ("4.23.1", "4.23.0"), ("5.4.0", ""),
+     ("5.5.0", "5.4.0"), ("6.0.0", "5.4.0"), ("unknown", "")],
+)  # fmt: skip
+def test_a_version_newer_than_the_compared_ones_is_recognised(version: str, known: str) -> None:
+    assert newest_known(version) == known
 
 
 @pytest.mark.parametrize("version", ["4.20.0", "4.23.0"])
