@@ -11,6 +11,13 @@ from appliance.cli.terminal import YELLOW, coloured
 from appliance.errors import ConfigError
 from appliance.system import shorten
 
+BACK = "back"
+"""An answer that returns to the question before."""
+
+
+class BackError(Exception):
+    """The user answered BACK."""
+
 
 class Dialog:
     """Asks the user. If it is not `interactive`, every answer is the default."""
@@ -35,8 +42,11 @@ class Dialog:
         return self.read(f"{question} [{default}] " if default else f"{question} ") or default
 
     def read(self, prompt: str) -> str:
-        """Return a line, without spaces at its ends. Raises ConfigError at the end of input."""
-        return _until_closed(input, prompt).strip()
+        """Return a line, without spaces at its ends.
+
+        Raises ConfigError at the end of input, and BackError for BACK.
+        """
+        return _check_back(_until_closed(input, prompt).strip())
 
     def read_secret(self, prompt: str) -> str:
         """Return a line that is not shown. Raises ConfigError at the end of input."""
@@ -82,9 +92,15 @@ def _until_closed(read: Callable[[str], str], prompt: str) -> str:
         raise ConfigError("the terminal was closed; nothing was changed") from None
 
 
+def _check_back(answer: str) -> str:
+    if answer.casefold() == BACK:
+        raise BackError
+    return answer
+
+
 def is_entered(within_s: float) -> bool:
-    """Return True if a line was entered within the time."""
+    """Return True if a line was entered within the time. Raises BackError for BACK."""
     if not select.select([sys.stdin], [], [], within_s)[0]:
         return False
-    sys.stdin.readline()
+    _check_back(sys.stdin.readline().strip())
     return True

@@ -122,7 +122,9 @@ def test_a_user_who_may_not_write_the_configuration_is_asked_no_question(tmp_pat
 
 @needs_broker
 @needs_microphone
-def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> None:
+def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
+    tmp_path: Path,
+) -> None:
     microphone = PulseMicrophone(tmp_path / "microphone")
     with microphone, Broker(users={"ada": "mellon7", "watch": "mellon7"}) as broker:
         config = write_config(tmp_path)
@@ -142,6 +144,10 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
                 terminal.until("[shed]")
                 terminal.enter("Küche")
                 terminal.until("Which microphone? [default]")
+                terminal.enter("back")
+                terminal.until("[kuche]")
+                terminal.enter()
+                terminal.until("Which microphone? [default]")
                 terminal.enter()
                 terminal.until("to continue")
                 microphone.speak(SENTENCE)
@@ -155,6 +161,8 @@ def test_a_person_answers_five_questions_and_sees_each_work(tmp_path: Path) -> N
                 terminal.until("not shown")
                 terminal.enter("mellon7")
                 terminal.until("accepts the connection.\nHome Assistant does not use")
+                terminal.until("12.5 % of words wrong")
+                terminal.until("Recommended: base, or tiny.en where that is too slow.")
                 terminal.until("Which model? [tiny.en]")
                 terminal.enter()
                 terminal.until("Whisper tiny.en heard the test sentence word for word")

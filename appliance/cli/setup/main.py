@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from appliance import config
 from appliance.cli import model as models, web
-from appliance.cli.dialog import Dialog
+from appliance.cli.dialog import BACK, BackError, Dialog
 from appliance.cli.setup.answers import Answers, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
 from appliance.cli.setup.microphone import ask_microphone
@@ -82,10 +82,7 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
     context = Context(options, settings, file, sockets, dialog)
     before = configured_answers(settings, models.model_in_use(settings))
     try:
-        answers = before
-        for number, (title, question) in enumerate(QUESTIONS, 1):
-            dialog.say(f"\n{number} of {len(QUESTIONS) + 1}  {title}", BOLD)
-            answers = question(context, answers)
+        answers = ask_all(context, before)
         if not save(context, before, answers):
             return 1
     except KeyboardInterrupt:
@@ -101,6 +98,22 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
     dialog.say("\nResult, as `sudo roomscribe doctor` shows it", BOLD)
     print_findings(surroundings(options.config, config.read(file).settings), GROUPS)
     return 0
+
+
+def ask_all(context: Context, answers: Answers) -> Answers:
+    """Ask one question after the other, and the one before again after `back`."""
+    dialog, number = context.dialog, 0
+    if dialog.interactive:
+        dialog.say(f"`{BACK}` as an answer returns to the question before.")
+    while number < len(QUESTIONS):
+        title, question = QUESTIONS[number]
+        dialog.say(f"\n{number + 1} of {len(QUESTIONS) + 1}  {title}", BOLD)
+        try:
+            answers = question(context, answers)
+            number += 1
+        except BackError:
+            number = max(0, number - 1)
+    return answers
 
 
 def ask_room(context: Context, answers: Answers) -> Answers:

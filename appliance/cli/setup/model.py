@@ -7,12 +7,12 @@ from dataclasses import replace
 from appliance.cli import model as models
 from appliance.cli.setup.answers import Answers, Context
 from appliance.config import ModelSettings
-from appliance.errors import ModelError, RoomscribeError
+from appliance.errors import DeviceError, ModelError, RoomscribeError
 
 ADVICE = (
-    "Names with .en know English, the others 99 languages. base takes twice the time of tiny, and "
-    "gets fewer words wrong. You can also give a folder: a model of faster-whisper (CTranslate2), "
-    "or a checkpoint of Hugging Face's."
+    "Names with .en know English, the others 99 languages. base takes twice the time of tiny. You "
+    "can also give a folder: a model of faster-whisper (CTranslate2), or a checkpoint of Hugging "
+    "Face's."
 )
 
 
@@ -21,6 +21,7 @@ def ask_model(context: Context, answers: Answers) -> Answers:
 
     Raises RoomscribeError for a wrong --model where nobody is asked.
     """
+    from appliance.convert import WRONG_WORDS
     from appliance.model import installed_bundles, library
 
     dialog, name = context.dialog, context.options.model
@@ -34,8 +35,10 @@ def ask_model(context: Context, answers: Answers) -> Answers:
             for number, each in enumerate(names, 1):
                 published = library.PUBLISHED.get(each)
                 download = f"download {published.download_mb} MB" if published else ""
-                dialog.say(f"{number:3} {each:10} {'installed' if each in installed else download}")
-            dialog.say(ADVICE)
+                wrong = f"  {WRONG_WORDS[each]} % of words wrong" if each in WRONG_WORDS else ""
+                where = "installed" if each in installed else download
+                dialog.say(f"{number:3} {each:10} {where:16}{wrong}".rstrip())
+            dialog.say(f"{ADVICE} {recommendation()}")
             name = dialog.choose("Which model?", names, answers.model, accepts=is_source)
         try:
             return take_model(context, answers, name)
@@ -47,6 +50,22 @@ def ask_model(context: Context, answers: Answers) -> Answers:
             dialog.say(f"The model stays as it was: {name}")
             return answers
         name = None
+
+
+def recommendation() -> str:
+    """Return which of the measured models gets the fewest words wrong on this machine, and on which
+    processor."""
+    from appliance.convert import words_on_chip
+    from appliance.infer import find_chip
+
+    try:
+        chip = find_chip()
+    except DeviceError as error:
+        return f"{error}."
+    if on_chip := words_on_chip(chip or ""):
+        return f"Recommended: {min(on_chip, key=on_chip.__getitem__)}, on the Hailo."
+    where = ", both on the CPU, not on the Hailo" if chip else ""
+    return f"Recommended: base, or tiny.en where that is too slow{where}."
 
 
 def is_source(answer: str) -> bool:

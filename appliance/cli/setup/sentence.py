@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance import config
 from appliance.cli.config_file import RESTART_S
-from appliance.cli.dialog import is_entered
+from appliance.cli.dialog import BackError, is_entered
 from appliance.cli.setup.answers import Context
 from appliance.cli.setup.meter import EVERY_S, Meter, read_daemon
 from appliance.cli.setup.microphone import MUTED
@@ -44,6 +44,8 @@ def hear_sentence(context: Context, *, patient: bool) -> None:
                 show_transcript(context, event, probe)
     except DaemonError as error:
         dialog.report(error)
+    except BackError:
+        dialog.say("The answers are written. Run setup again to change one.")
 
 
 def connect(context: Context, opened: ExitStack, *, patient: bool) -> ControlClient:
