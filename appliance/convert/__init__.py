@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RuntimeGraph,
         to_int8,
     )
-    from appliance.convert.hailo_store import words_on_chip
+    from appliance.convert.hailo_store import find_hef
     from appliance.convert.known import WRONG_WORDS
     from appliance.convert.progress import ProgressDisplay, StreamProgress
     from appliance.convert.shapes import (

@@ -54,16 +54,18 @@ def ask_model(context: Context, answers: Answers) -> Answers:
 
 def recommendation() -> str:
     """Return which of the measured models gets the fewest words wrong on this machine, and on which
-    processor."""
-    from appliance.convert import words_on_chip
+    processor: a Hailo's encoder with a shorter window than the CPU's gets more wrong."""
+    from appliance.convert import find_hef
     from appliance.infer import find_chip
+    from appliance.model import WINDOW_S
 
     try:
         chip = find_chip()
     except DeviceError as error:
         return f"{error}."
-    if on_chip := words_on_chip(chip or ""):
-        return f"Recommended: {min(on_chip, key=on_chip.__getitem__)}, on the Hailo."
+    hef = find_hef(chip, "base") if chip else None
+    if hef and hef.window_s >= WINDOW_S:
+        return "Recommended: base, on the Hailo."
     where = ", both on the CPU, not on the Hailo" if chip else ""
     return f"Recommended: base, or tiny.en where that is too slow{where}."
 
