@@ -230,7 +230,7 @@ def _printer(options: argparse.Namespace, settings: Settings) -> Callable[[Store
         else:
             start = transcript.start.astimezone()
             doubt = YELLOW if "low_confidence" in transcript.flags else DIM
-            known = math.isfinite(transcript.confidence)  # a Wyoming server sends none
+            known = math.isfinite(transcript.confidence)  # not of each model
             sure = coloured(f"{percent(transcript.confidence) if known else '?':>4}", doubt)
             line = f"{coloured(f'{start:%Y-%m-%d %H:%M:%S}', DIM)}  {sure}  {transcript.text}"
             spoken = f"  (said: {transcript.correction})" if transcript.correction else ""

@@ -396,7 +396,7 @@ class Parts:
                 is_stored=self.tasks.is_stored,
             )
         )
-        # a server is the whole home's, and a window waits for the answer that it owes us
+        # workers are the whole home's, and a window waits for the answer that they owe us
         here = not transcribed_elsewhere(self.settings)
         submit = self.backlog.submit if here else lambda _: False
         self.partials = Partials(submit, self.tasks.preview, self.listeners)

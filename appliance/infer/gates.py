@@ -22,8 +22,7 @@ NOISE = 1.05
 tokens lies below 0, are this much together. Of tiny.en and base, right texts of people have at most
 1.00, texts of noise and music at least 1.10."""
 MOST_COMPRESSED = 2.4
-"""Text with a greater compression_ratio is a loop (openai/whisper, transcribe.py); for texts of
-servers, which have no tokens."""
+"""Text with a greater compression_ratio is a loop (openai/whisper, transcribe.py)."""
 
 
 def compression_ratio(text: str) -> float:

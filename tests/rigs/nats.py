@@ -66,19 +66,15 @@ class NatsServer:
 
     def start(self) -> None:
         """Starts it and returns when it takes connections; RuntimeError with its log if not."""
-        self.launch()
-        if not holds(self._answers, START_S):
-            self.stop()
-            raise RuntimeError(f"nats-server does not listen on port {self.port}:\n{self.log()}")
-
-    def launch(self) -> None:
-        """Starts it and does not wait."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [_program(), "-c", str(self._config), "-m", str(self._monitor)],
                 stdout=log,
                 stderr=log,
             )
+        if not holds(self._answers, START_S):
+            self.stop()
+            raise RuntimeError(f"nats-server does not listen on port {self.port}:\n{self.log()}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ends it by a signal; everybody is disconnected."""
@@ -119,15 +115,6 @@ class NatsServer:
                 if stream["name"] == name:
                     return dict(stream)
         return {}
-
-    def usage(self) -> tuple[float, float]:
-        """Seconds of processor used so far, and resident memory in MB."""
-        fields = (
-            Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        )
-        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
-        resident_kb = int(status.partition("VmRSS:")[2].split()[0])
-        return (int(fields[11]) + int(fields[12])) / 100, resident_kb / 1024
 
     def _answers(self) -> bool:
         """True when it greets whoever connects."""
