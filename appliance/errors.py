@@ -21,8 +21,8 @@ later (cli/run). The daemon catches:
 - ModelError and whatever else one window meets: counted, and several in a row are a DeviceError;
   too little memory (`lacks_memory`) is waited for, and a DeviceError if it lasts
   (daemon/transcription)
-- DeviceError of the microphone: it is opened again (daemon/listening); of the NPU: the CPU goes on
-  (infer/hailo/failover), unless encoder.backend asks for the NPU alone
+- DeviceError of the microphone: it is opened again (daemon/capture_supervisor); of the NPU: the CPU
+  goes on (infer/hailo/failover), unless encoder.backend asks for the NPU alone
 - ServerError, a DeviceError of who transcribes for this machine (fleet/satellite): this machine's
   model, or the window waits (daemon/pipeline)
 - StoreError: a fallback in memory (store/fallback), and without memory the next start finds the

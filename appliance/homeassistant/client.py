@@ -23,6 +23,7 @@ from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
 from appliance.homeassistant.assist import Assist, refused
 from appliance.homeassistant.connection import (
+    Address,
     CommandError,
     HomeAssistantError,
     HomeAssistantUrl,
@@ -185,7 +186,7 @@ class HomeAssistantClient(Listener):
                 chosen = token(self._settings.homeassistant)
                 if chosen != refused_token or begun_s > refused_s + self._intervals.refused_s:
                     refused_token = ""
-                    asyncio.run(self._run_connection(chosen))
+                    asyncio.run(self._run_connection(chosen, self._url.resolve()))
             except RefusedTokenError as error:
                 refused_token, refused_s = chosen, time.monotonic()
                 self._report_trouble(str(error))
@@ -222,7 +223,7 @@ class HomeAssistantClient(Listener):
         self._callbacks.on_names((*self._phrase, *names))
         return True
 
-    async def _run_connection(self, chosen: str) -> None:
+    async def _run_connection(self, chosen: str, addresses: Sequence[Address]) -> None:
         """Run one connection until it ends (HomeAssistantError) or `stop`."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
@@ -231,7 +232,7 @@ class HomeAssistantClient(Listener):
             if self._stopping.is_set():
                 self._halt.set()
         try:
-            await first(self._halt.wait(), self._connected(chosen))
+            await first(self._halt.wait(), self._connected(chosen, addresses))
         finally:
             with self._lock:
                 self._loop, self._ready = None, False
@@ -240,8 +241,8 @@ class HomeAssistantClient(Listener):
             for transcript, text in left:
                 self._callbacks.on_reply(refused(transcript, text, "the connection has ended"))
 
-    async def _connected(self, chosen: str) -> None:
-        async with connect(self._url, chosen) as link:
+    async def _connected(self, chosen: str, addresses: Sequence[Address]) -> None:
+        async with connect(self._url, addresses, chosen) as link:
             await link.during(self._serve_connection(link))
 
     async def _serve_connection(self, link: WebsocketLink) -> None:

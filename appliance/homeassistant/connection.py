@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ quiet.setLevel(logging.WARNING)  # below that, the library logs what it sends, i
 
 Event = Callable[[dict[str, Any]], object]
 T = TypeVar("T")
+Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 def as_table(value: object) -> dict[str, Any]:
@@ -97,6 +98,17 @@ class HomeAssistantUrl:
 
     def __str__(self) -> str:
         return f"Home Assistant at {self.host}:{self.port}"
+
+    def resolve(self) -> Sequence[Address]:
+        """Return its IP addresses; may wait for the resolver. Raises HomeAssistantError."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or one_line(error)
+            raise HomeAssistantError(
+                f"{self}: no such host ({why}); check homeassistant.url"
+            ) from error
+        return [(family, address) for family, _, _, _, address in found]
 
 
 class WebsocketLink:
@@ -208,24 +220,26 @@ async def first(*works: Awaitable[object]) -> None:
 
 
 @asynccontextmanager
-async def connect(url: HomeAssistantUrl, token: str) -> AsyncIterator[WebsocketLink]:
+async def connect(
+    url: HomeAssistantUrl, addresses: Sequence[Address], token: str
+) -> AsyncIterator[WebsocketLink]:
     """A link to Home Assistant, closed at the end. Raises HomeAssistantError."""
     from websockets.asyncio.client import connect as open_websocket
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
     try:
-        websocket = await open_websocket(
-            url.uri,
-            host=url.host,  # a redirect to another one must not get the token
-            port=url.port,
-            proxy=None,
-            max_size=LARGEST,
-            max_queue=4,
-            compression=None,
-            open_timeout=OPEN_WITHIN_S,
-            close_timeout=CLOSE_WITHIN_S,
-            logger=quiet,
-        )
+        async with asyncio.timeout(OPEN_WITHIN_S):
+            opened = await _open(addresses)
+            websocket = await open_websocket(
+                url.uri,
+                sock=opened,
+                max_size=LARGEST,
+                max_queue=4,
+                compression=None,
+                open_timeout=None,
+                close_timeout=CLOSE_WITHIN_S,
+                logger=quiet,
+            )
     except InvalidStatus as error:
         raise _no_websocket(url, error.response.status_code) from error
     except ssl.SSLCertVerificationError as error:
@@ -233,9 +247,7 @@ async def connect(url: HomeAssistantUrl, token: str) -> AsyncIterator[WebsocketL
             f"{url} shows a certificate that is not trusted ({error.verify_message}); use a "
             "name from the certificate in homeassistant.url, or http:// within your network"
         ) from error
-    except UnicodeError as error:  # of the host's name
-        raise _unreachable(url, error) from error
-    except (InvalidURI, ValueError) as error:  # a redirect to another host
+    except (InvalidURI, ValueError) as error:  # a redirect, which this socket cannot follow
         raise HomeAssistantError(
             f"{url} redirects to another address; in homeassistant.url, try https:// instead of http://"
         ) from error
@@ -245,6 +257,25 @@ async def connect(url: HomeAssistantUrl, token: str) -> AsyncIterator[WebsocketL
         yield WebsocketLink(websocket, url, await _authenticate(websocket, url, token))
     finally:
         await websocket.close()
+
+
+async def _open(addresses: Sequence[Address]) -> socket.socket:
+    """Return a socket connected to the first address that accepts it. Raises OSError."""
+    failed: OSError = OSError("no address")
+    for family, address in addresses:
+        one = socket.socket(family, socket.SOCK_STREAM)
+        one.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(one, address)
+        except OSError as error:
+            failed = error
+            one.close()
+        except BaseException:
+            one.close()
+            raise
+        else:
+            return one
+    raise failed
 
 
 async def _authenticate(websocket: Any, url: HomeAssistantUrl, token: str) -> str:
@@ -291,8 +322,6 @@ def _unreachable(url: HomeAssistantUrl, error: BaseException) -> HomeAssistantEr
     why = one_line(error)
     if isinstance(error, ssl.SSLError):
         why = "it does not use TLS: write http:// instead of https://"
-    elif isinstance(error, socket.gaierror):
-        why = f"no such host ({error.strerror})"
     elif isinstance(error, OSError) and error.errno:
         why = os.strerror(error.errno)
     if isinstance(error, TimeoutError):

@@ -42,8 +42,10 @@ def probe_home(settings: HomeAssistantSettings, node: str) -> ProbeResult:
     """Connect, read and disconnect. Raises HomeAssistantError, and ConfigError without a token."""
     chosen, url = token(settings), HomeAssistantUrl.parse(settings.url)
 
+    addresses = url.resolve()
+
     async def visit() -> ProbeResult:
-        async with connect(url, chosen) as link:
+        async with connect(url, addresses, chosen) as link:
             return await link.during(_request_probe(link, url, node))
 
     return asyncio.run(visit())

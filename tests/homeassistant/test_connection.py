@@ -36,7 +36,7 @@ def on_link(hub: Hub, work: Callable[[WebsocketLink], Awaitable[Any]], token: st
         async def run() -> Any:
             return await work(link)
 
-        async with connect(place, token) as link:
+        async with connect(place, place.resolve(), token) as link:
             return await link.during(run())
 
     return asyncio.run(visit())
@@ -157,7 +157,7 @@ def test_an_unreachable_server_is_reported_with_the_usual_port() -> None:
     place = HomeAssistantUrl.parse(f"http://127.0.0.1:{port}")
 
     async def visit(place: HomeAssistantUrl) -> None:
-        async with connect(place, TOKEN):
+        async with connect(place, place.resolve(), TOKEN):
             pass
 
     with pytest.raises(
@@ -169,7 +169,7 @@ def test_an_unreachable_server_is_reported_with_the_usual_port() -> None:
     ):
         asyncio.run(visit(HomeAssistantUrl("127.0.0.1", port, False, "/api/websocket", False)))
     with pytest.raises(HomeAssistantError, match="no such host"):
-        asyncio.run(visit(HomeAssistantUrl.parse("http://nobody.invalid")))
+        HomeAssistantUrl.parse("http://nobody.invalid").resolve()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_server_that_is_no_home_assistant_is_reported_on_one_line(
         place = HomeAssistantUrl.parse(f"http://127.0.0.1:{server.getsockname()[1]}")
 
         async def visit() -> None:
-            async with connect(place, TOKEN):
+            async with connect(place, place.resolve(), TOKEN):
                 pass
 
         with pytest.raises(HomeAssistantError, match=said) as found:

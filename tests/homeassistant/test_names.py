@@ -38,7 +38,7 @@ def names_of(hub: Hub) -> Names:
         return await naming.fetch(link, devices)
 
     async def visit() -> Names:
-        async with connect(place, TOKEN) as link:
+        async with connect(place, place.resolve(), TOKEN) as link:
             return await link.during(work(link))
 
     return asyncio.run(visit())
