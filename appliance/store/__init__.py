@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.store.folders import MemoryFolder, remove_empty, runtime_folder, runtime_folders
+    from appliance.store.folders import (
+        FILE_NAME,
+        MemoryFolder,
+        remove_empty,
+        runtime_folder,
+        runtime_folders,
+    )
     from appliance.store.store import (
         Store,
-        inspect,
         open_fallback,
         read_newest,
     )

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Self
 
 from appliance.config import Settings, StoreSettings, store_folder
@@ -274,6 +273,24 @@ class Store:
             repair.prune(self.path, self._settings.retention_days, now)
         return count
 
+    def check(self) -> str:
+        """Return what SQLite finds damaged on any page, in its words; "" for nothing.
+
+        Raises StoreError.
+        """
+
+        def check(connection: sqlite3.Connection) -> str:
+            try:
+                return repair.quick_check(connection)
+            except sqlite3.DatabaseError as error:
+                return str(error)
+
+        return self._database.read("check the log", check)
+
+    def count_set_aside(self) -> int:
+        """Return how many damaged copies lie beside the file."""
+        return len(repair.set_aside_files(self.path))
+
     def poll(self) -> None:
         """Return from the fallback to the file if that is possible, and forget what another process
         has deleted. Call it often; it seldom does anything and raises nothing."""
@@ -358,51 +375,3 @@ def _newest(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscri
     newest = store.query(wanted.since, wanted.grep, limit, wanted.until) if limit else []
     if newest or not limit:
         yield from store.walk(wanted, newest[0].seq - 1 if newest else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """The state of the log's file."""
-
-    file: Path
-    in_memory: bool = False
-    """True while the daemon uses the fallback; the other fields are not filled in then."""
-    exists: bool = False
-    trouble: str = ""
-    """What SQLite finds damaged, in its words."""
-    size_bytes: int = 0
-    waiting: int = 0
-    """Transcripts that the broker does not have."""
-    set_aside: int = 0
-    """Damaged copies beside it."""
-    schema: int = tables.SCHEMA
-
-
-def inspect(settings: Settings, doing: Callable[[str], None] = lambda _: None) -> Inspection:
-    """Check every page of the log without changing it; `doing` is called before each step.
-
-    Raises PermissionError if this user may not read the folder, and StoreError for a file that
-    cannot be opened as a log.
-    """
-    file = store_folder(settings.store) / FILE_NAME
-    with open_fallback(settings) as fallback:
-        if fallback is not None:
-            return Inspection(file, in_memory=True)
-    if not file.exists():
-        return Inspection(file)
-    doing(f"opening {file}")
-    with Store.open(settings.store, read_only=True) as opened:
-        doing(f"checking every page of {file}")
-        trouble = opened._database.read("check the log", _quick_check)
-        if trouble:
-            return Inspection(file, exists=True, trouble=trouble)
-        waiting = opened.depth()
-    size, set_aside = file.stat().st_size, len(repair.set_aside_files(file))
-    return Inspection(file, exists=True, size_bytes=size, waiting=waiting, set_aside=set_aside)
-
-
-def _quick_check(connection: sqlite3.Connection) -> str:
-    try:
-        return repair.quick_check(connection)
-    except sqlite3.DatabaseError as error:
-        return str(error)

@@ -11,7 +11,7 @@ from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, o
 from appliance.config import store_folder
 from appliance.errors import StoreError
 from appliance.records import HEARD_HERE
-from appliance.store import Store, inspect
+from appliance.store import FILE_NAME, Store, open_fallback
 from appliance.system import stat_fields
 
 LEAST_FREE_MB = 200
@@ -24,30 +24,35 @@ LAST = 200
 
 def log(around: Surroundings) -> Outcome:
     """Check that the log can be opened, its schema is known and its pages are intact."""
+    folder = store_folder(around.settings.store)
+    file = folder / FILE_NAME
     try:
-        found = inspect(around.settings, around.doing)
+        exists = file.exists()
     except PermissionError:
-        folder = store_folder(around.settings.store)
         return skipped(f"this user cannot read {folder}: run `sudo roomscribe doctor`")
-    file = found.file
-    if found.in_memory:
-        return failed(
-            f"{file} cannot be written; new transcripts are in memory and lost without power",
-            "make the disk writable or free some space; the daemon then writes them to the file",
-        )
-    if not found.exists:
+    with open_fallback(around.settings) as fallback:
+        if fallback:
+            return failed(
+                f"{file} cannot be written; new transcripts are in memory and lost without power",
+                "make the disk writable or free some space; the daemon then writes them to the "
+                "file",
+            )
+    if not exists:
         return skipped(f"{file} does not exist: the daemon has not run yet, or uses another file")
-    if found.trouble:
-        fix = (
-            "restart the daemon (`sudo systemctl restart roomscribe`): it sets the file aside and "
-            "keeps what can be read"
-        )
-        return failed(f"{file} is damaged: {found.trouble}", fix)
-    size_mb, waiting = found.size_bytes / 1e6, found.waiting
-    aside = f"; {found.set_aside} damaged files were set aside" if found.set_aside else ""
+    around.doing(f"checking every page of {file}")
+    with Store.open(around.settings.store, read_only=True) as store:
+        if trouble := store.check():
+            return failed(
+                f"{file} is damaged: {trouble}",
+                "restart the daemon (`sudo systemctl restart roomscribe`): it sets the file aside "
+                "and keeps what can be read",
+            )
+        waiting, damaged = store.depth(), store.count_set_aside()
+    aside = f"; {damaged} damaged files were set aside" if damaged else ""
     waits = f"{waiting} unpublished transcripts" if waiting else "all transcripts are published"
     note = " (see the broker's checks)" if waiting > DEEP else ""
-    return ok(f"{file}: schema {found.schema}, {size_mb:.1f} MB, intact; {waits}{note}{aside}")
+    size_mb = file.stat().st_size / 1e6
+    return ok(f"{file}: {size_mb:.1f} MB, intact; {waits}{note}{aside}")
 
 
 def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
