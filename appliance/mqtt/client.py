@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from paho.mqtt import MQTTException
@@ -35,6 +35,8 @@ CONNECT_S = 5.0
 """Longest wait until the broker's host accepts the connection."""
 PROBE_S = 0.15
 """A broker that is online accepts a connection within this time; one that stops drops it."""
+LARGEST_BYTES = 268_435_460
+"""The protocol's limit of a packet (MQTT 5, 2.1.4)."""
 FIRST_FAILURE = 128
 """Reason codes from here on are failures."""
 
@@ -43,10 +45,8 @@ FIRST_FAILURE = 128
 class Connected:
     """The broker let us in."""
 
-    receive_maximum: int
-    """Most unacknowledged messages that it accepts."""
-    largest_bytes: int = 268_435_460
-    """Longest packet that it accepts; the default is the protocol's limit (MQTT 5, 2.1.4)."""
+    largest_bytes: int
+    """Longest packet that it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,8 @@ class Mailbox:
             self._put_event(Refused(reason.value, str(reason)))
         else:
             self._met = True
-            found = Connected(getattr(properties, "ReceiveMaximum", 65535))
-            largest = getattr(properties, "MaximumPacketSize", found.largest_bytes)
-            self._put_event(replace(found, largest_bytes=largest))
+            largest = getattr(properties, "MaximumPacketSize", LARGEST_BYTES)
+            self._put_event(Connected(largest))
 
     def on_connect_fail(self, _client: Any, _data: Any) -> None:
         """Handle a failed connection; paho passes the error only as the one being handled."""

@@ -173,7 +173,7 @@ class BrokerConnection:
         while self._link and self._link.news:
             item = self._link.news.popleft()
             match item:
-                case Connected(_, largest_bytes):
+                case Connected(largest_bytes):
                     self._largest_bytes = largest_bytes
                     self._on_connected(now_s)
                     yield item

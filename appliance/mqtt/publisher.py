@@ -559,12 +559,12 @@ class Publisher(Listener):
 
     def _step(self, now_s: float) -> None:
         """Do everything that is due. Raises BrokerError and StoreError."""
-        # What the broker answered comes first: it frees places in flight, and a lost connection
-        # makes its transcripts due again.
+        # What the broker answered comes first: then the next transcript may be sent, or the same
+        # one again.
         for news in self._connection.poll(now_s):
             match news:
-                case Connected(receive_maximum, _):
-                    self._on_connected(now_s, receive_maximum)
+                case Connected():
+                    self._on_connected(now_s)
                 case Acknowledged(number, code, _):
                     self._presence.on_puback(now_s, number, nobody=code == NOBODY_SUBSCRIBES)
                     self._delivery.on_puback(now_s, number, code)
@@ -639,9 +639,9 @@ class Publisher(Listener):
             return True
         return not self._connection.is_open or time.monotonic() >= self._stop_s
 
-    def _on_connected(self, now_s: float, receive_maximum: int) -> None:
+    def _on_connected(self, now_s: float) -> None:
         """Prepare everything for a new connection, over which `online` was published."""
-        self._delivery.on_connected(receive_maximum)
+        self._delivery.on_connected()
         self._live.on_connected()
         if self._home_assistant.enabled:
             self._presence.on_connected(now_s, self._announce())

@@ -1,4 +1,4 @@
-"""The outbox: its bound, its cursor while the store refuses, and what it takes for late."""
+"""The outbox: its order, its cursor while the store refuses, and what it takes for late."""
 
 from __future__ import annotations
 
@@ -33,44 +33,27 @@ def say(store: Store, *numbers: int) -> None:
 
 
 def due(outbox: Outbox, limit: int = 20) -> list[str]:
-    """Takes what is due, as sent in messages of the transcript's number."""
-    found = []
-    for stored in outbox.iter_due(limit):
+    """Takes what is due, and the broker acknowledges all but the last of `limit`."""
+    found: list[str] = []
+    while stored := outbox.next_due():
         outbox.mark_sent(stored.seq, stored.seq)
+        assert outbox.is_sent(stored.seq) and outbox.next_due() is None
         found.append(stored.transcript.text)
+        if len(found) == limit:
+            break
+        outbox.mark_acknowledged(0.0)
     return found
 
 
-def test_what_was_sent_after_one_without_a_subscriber_is_sent_as_repeated(store: Store) -> None:
-    say(store, *range(3))
-    outbox = Outbox(store, 3600)
-    assert due(outbox) == ["0", "1", "2"]
-    outbox.mark_acknowledged(1, 0.0)
-    assert outbox.mark_unsubscribed(2), "a client subscribes just then, and gets the third one"
-    assert not outbox.mark_acknowledged(3, 0.0)
-    assert due(outbox) == ["1", "2"]
-    assert outbox.is_repeated(3)
-
-
-def test_what_was_sent_before_one_without_a_subscriber_is_sent_as_repeated(store: Store) -> None:
-    say(store, *range(4))
-    outbox = Outbox(store, 3600)
-    assert due(outbox) == ["0", "1", "2", "3"]
-    outbox.mark_acknowledged(1, 0.0)
-    outbox.mark_acknowledged(3, 0.0)
-    assert outbox.mark_unsubscribed(4), "the acknowledgement of the second one is lost"
-    assert due(outbox) == ["1", "2", "3"]
-    assert outbox.is_repeated(3) and not outbox.is_repeated(4)
-
-
-def test_what_the_broker_refuses_is_due_again(store: Store) -> None:
+def test_what_was_sent_and_not_acknowledged_is_due_again(store: Store) -> None:
     say(store, *range(3))
     outbox = Outbox(store, 3600)
     assert due(outbox, 2) == ["0", "1"]
-    assert outbox.mark_refused(2) and not outbox.mark_refused(7)
+    outbox.rewind()
     outbox.save_cursor()
-    assert store.cursor() == 0
-    assert due(outbox) == ["0", "1", "2"]
+    assert store.cursor() == 1
+    assert due(outbox) == ["1", "2"]
+    assert not outbox.is_repeated(2)
 
 
 def test_without_a_connection_what_is_too_old_is_passed_over(store: Store) -> None:
@@ -91,24 +74,21 @@ def test_a_deleted_transcript_leaves_a_gap_that_counts_for_nothing(store: Store)
     assert due(outbox) == ["0", "3", "4", "5"]
 
 
-def test_what_was_acknowledged_since_then_or_is_in_flight_is_repeated_in_order(
-    store: Store,
-) -> None:
+def test_what_was_acknowledged_since_then_or_just_sent_is_repeated_in_order(store: Store) -> None:
     say(store, *range(6))
     outbox = Outbox(store, 3600)
-    assert len(due(outbox, 4)) == 4
-    for seq in (1, 2, 3):
-        outbox.mark_acknowledged(seq, float(seq))
+    for seq in (1, 2, 3, 4):
+        outbox.mark_sent(seq, seq)
+        if seq < 4:
+            outbox.mark_acknowledged(float(seq))
     outbox.save_cursor()
     assert store.cursor() == 3
     outbox.resend_since(2.0)
     outbox.save_cursor()
     assert (store.cursor(), outbox.has_in_flight) == (1, False)
-    assert not outbox.mark_acknowledged(4, 5.0), "what was in flight counts no more"
+    assert not outbox.is_sent(4), "what was in flight counts no more"
     assert due(outbox) == ["1", "2", "3", "4", "5"]
     assert [seq for seq in range(1, 7) if outbox.is_repeated(seq)] == [1, 2, 3, 4]
-    for seq in range(2, 7):
-        outbox.mark_acknowledged(seq, 10.0)
     outbox.save_cursor()
     assert store.cursor() == 6
 
@@ -116,13 +96,11 @@ def test_what_was_acknowledged_since_then_or_is_in_flight_is_repeated_in_order(
 def test_what_was_acknowledged_shortly_before_a_restart_can_be_repeated(store: Store) -> None:
     say(store, *range(4))
     outbox = Outbox(store, 3600)
-    due(outbox)
-    for seq in (1, 2, 3):
-        outbox.mark_acknowledged(seq, 1.0)
+    due(outbox, 4)
     outbox.save_cursor()
     connection_of(store).execute("UPDATE transcripts SET boot_s = boot_s - 60 WHERE seq = 1")
     after = Outbox(store, 3600)
-    assert due(after) == ["3"]
+    assert due(after, 1) == ["3"]
     after.resend_since(time.monotonic() - 30.0)
     assert due(after) == ["1", "2", "3"]
     assert [seq for seq in range(1, 5) if after.is_repeated(seq)] == [1, 2, 3, 4]
@@ -147,19 +125,16 @@ def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_ag
     say(store, *range(4))
     refusing = RefusingStore(store)
     outbox = Outbox(refusing, 3600)
-    assert due(outbox, 2) == ["0", "1"]
-    outbox.mark_acknowledged(1, 0.0)
-    outbox.mark_acknowledged(2, 0.0)
+    assert due(outbox, 3) == ["0", "1", "2"]
     for _ in range(3):
         with pytest.raises(StoreError):
             outbox.save_cursor()
         assert store.cursor() == 0
-    assert due(outbox, 2) == ["2", "3"]
     outbox.rewind()
     assert due(outbox, 2) == ["2", "3"]
     refusing.refuses = False
     outbox.save_cursor()
-    assert store.cursor() == 2
+    assert store.cursor() == 3
 
 
 @needs_broker

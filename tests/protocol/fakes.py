@@ -141,7 +141,7 @@ class Broker:
         self.break_connection()
         if self.up:
             self.link = link
-            link.news.append(Connected(20))
+            link.news.append(Connected(1 << 20))
         else:
             link.news.append(Lost(0, "Connection refused"))
 
@@ -155,7 +155,6 @@ class Broker:
     def carry(self, link: FakeLink, message: Message) -> None:
         if message.event:
             self.on_publish(message.event)
-        message.early = any(code == NOBODY for _, code, _, _ in self.acks)
         if link is self.link and not self.deaf:
             self.wire.append(message)
 

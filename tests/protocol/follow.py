@@ -114,12 +114,12 @@ class Follower(RuleBasedStateMachine):
     def _observe(self) -> dict[str, Any]:
         """Return what can be seen of the appliance, in the model's terms."""
         house, number = self.house, self._number
-        sent = house.appliance.publisher._outbox._in_flight if house.appliance else {}
+        sent = house.appliance.publisher._outbox._sent if house.appliance else None
         seen: dict[str, Any] = {
             "spool": sorted(number(one) for one in house.spooled()),
             "wire": [number(one["id"]) for one in house.broker.transcripts_on_wire()],
             # of what was sent before a later attempt, no acknowledgement counts
-            "acks": [number(ack[2]) for ack in house.broker.acks if ack[0] in sent],
+            "acks": [number(ack[2]) for ack in house.broker.acks if ack[:1] == (sent or ())[:1]],
             "inbox": [number(one["id"]) for one in house.broker.inbox],
             "received": sorted(number(one) for one in self.ledger.received),
             "up": house.appliance is not None,
@@ -132,7 +132,7 @@ class Follower(RuleBasedStateMachine):
                 "texts": [],
                 "rows": [number(one) for _, one in house.rows()],
                 "linked": up.publisher._connection.is_connected,
-                "flight": sorted(outbox._in_flight.values()),
+                "flight": [*(outbox._sent or ())[1:]],
                 "cursor": up.store._number("SELECT cursor FROM outbox"),
             }
         return seen | self.observe_fleet()

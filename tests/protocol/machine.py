@@ -51,8 +51,8 @@ class BrokerMachine(SpeechMachine):
 
     def _next_counts(self) -> bool:
         """Return True if the next acknowledgement of a transcript is that of its last attempt."""
-        sent = self.house.up.publisher._outbox._in_flight
-        return next((ack[0] in sent for ack in self.house.broker.acks if ack[2]), False)
+        sent = self.house.up.publisher._outbox.is_sent
+        return next((sent(ack[0]) for ack in self.house.broker.acks if ack[2]), False)
 
     @precondition(lambda self: self.house.broker.inbox)
     @rule()

@@ -145,15 +145,15 @@ class Model:
         if s.unheard:
             yield "what was published lately is due again", self._repeated(s)
         number = s.reached + 1
-        if not s.unheard and number <= len(s.rows):
+        if not s.unheard and not s.flight and number <= len(s.rows):
             window = s.rows[number - 1]
             if window in s.deleted or window in s.expired:
-                passed = s._replace(reached=number, cursor=s.cursor if s.flight else number)
+                passed = s._replace(reached=number, cursor=number)
                 yield f"deleted row {number} is passed over", passed
             else:
-                marks = LATE * (number <= s.stood) | EARLY * any(one < 0 for one in s.acks)
+                marks = LATE * (number <= s.stood)
                 wire = s.wire if s.deaf else (*s.wire, (number, window, marks))
-                sent = s._replace(wire=wire, flight=(*s.flight, number), reached=number)
+                sent = s._replace(wire=wire, flight=(number,), reached=number)
                 yield f"transcript {window} is published", sent
         if s.acks:
             number, *rest = s.acks
@@ -171,9 +171,7 @@ class Model:
         if number < 0:
             if -number not in s.flight:
                 return s
-            last = max(s.flight)
-            stood = max(s.stood, last if last > -number else -number - 1)
-            return _superseded(s)._replace(reached=min(s.flight) - 1, flight=(), stood=stood)
+            return _superseded(s)._replace(reached=-number - 1, flight=())
         flight = tuple(one for one in s.flight if one != number)
         recent = min(s.recent or number, number or s.recent)
         cursor = min(flight, default=s.reached + 1) - 1

@@ -6,7 +6,6 @@ Each function breaks one rule with `patch`, which takes it back afterwards.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -27,7 +26,7 @@ Patch = pytest.MonkeyPatch
 
 def move_cursor_before_the_acknowledgement(patch: Patch) -> None:
     def save(self: Outbox) -> None:
-        self._store.move_cursor(self._reached)
+        self._store.move_cursor(self._sent[1] if self._sent else self._reached)
 
     patch.setattr(Outbox, "save_cursor", save)
 
@@ -42,10 +41,19 @@ def never_mark_as_late(patch: Patch) -> None:
 
 
 def publish_the_newest_first(patch: Patch) -> None:
-    def page(self: Outbox, limit: int) -> Iterator[StoredTranscript]:
-        yield from reversed(self._store.read_after(self._reached, limit - len(self._in_flight)))
+    sent = set[int]()
 
-    patch.setattr(Outbox, "iter_due", page)
+    def newest(self: Outbox) -> StoredTranscript | None:
+        due = [one for one in self._store.read_after(self._reached) if one.seq not in sent]
+        return due[-1] if due and not self._sent else None
+
+    def acknowledge(self: Outbox, _now_s: float) -> None:
+        assert self._sent
+        sent.add(self._sent[1])
+        self._sent = None
+
+    patch.setattr(Outbox, "next_due", newest)
+    patch.setattr(Outbox, "mark_acknowledged", acknowledge)
 
 
 def publish_from_a_cache(patch: Patch) -> None:

@@ -114,10 +114,6 @@ def play(
 
 
 WINDOW = "hear, lease, write"
-LOST_ACK = (
-    f"{WINDOW}, read, ack, get, {WINDOW}, {WINDOW}, read, get, lose ack, leave, read, ack, pause, "
-    "return, read, get"
-)
 STORIES = {
     "a window that was stored when the process died is not stored again after its deletion":
         "hear, lease, crash after the commit, delete",
@@ -125,8 +121,6 @@ STORIES = {
         "hear, lease, refuse, write, crash, accept, delete, restart",
     "a transcript that was deleted unpublished does not come back with the log in memory":
         "broker, hear, lease, write, delete, refuse, hear, lease, write",
-    "what may have arrived is repeated as late when the broker says that nobody subscribes":
-        LOST_ACK,
 }  # fmt: skip
 """What the machine has found wrong."""
 
@@ -139,7 +133,10 @@ def test_a_fault_that_was_found_stays_mended(name: str) -> None:
 SEEDED: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, str]] = {
     seeded.move_cursor_before_the_acknowledgement: ("once", f"{WINDOW}, break, wait, crash"),
     seeded.never_mark_as_late: ("once", f"{WINDOW}, read, get, break, wait, read, get"),
-    seeded.publish_the_newest_first: ("order", f"{WINDOW}, {WINDOW}, {WINDOW}, read, ack"),
+    seeded.publish_the_newest_first: (
+        "order",
+        f"{WINDOW}, {WINDOW}, {WINDOW}, read, ack",
+    ),
     seeded.publish_from_a_cache: ("deletion", f"{WINDOW}, delete, break, wait"),
     seeded.do_not_spool: ("owner", "hear, crash"),
     seeded.leave_the_spool_at_the_start: ("delivery", "hear, crash"),

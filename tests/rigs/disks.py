@@ -125,11 +125,10 @@ def deliver(store: Store) -> list[str]:
 def tell(outbox: Outbox) -> list[str]:
     """What a publisher that goes on tells the broker, which has all of it then."""
     texts = []
-    for number, stored in enumerate(outbox.iter_due(10_000)):
-        outbox.mark_sent(number, stored.seq)
+    while stored := outbox.next_due():
+        outbox.mark_sent(0, stored.seq)
+        outbox.mark_acknowledged(0.0)
         texts.append(stored.transcript.text)
-    for number in range(len(texts)):
-        outbox.mark_acknowledged(number, 0.0)
     outbox.save_cursor()
     return texts
 
