@@ -494,3 +494,18 @@ class ApplianceStats:
     soc_temperature_c: float | None = None
     throttling: tuple[str, ...] | None = None
     """Current limits of the machine, in plain words."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """An MQTT message to publish."""
+
+    topic: str
+    """An answer's topic is checked by its maker: no wildcard, none of our own topics."""
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+    expiry_s: int | None = None
+    """The broker discards it after this time (MQTT 5)."""
+    correlation: bytes | None = None
+    """Data of the request that an answer repeats (MQTT 5)."""

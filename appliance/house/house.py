@@ -28,6 +28,7 @@ from appliance.records import (
     Discarded,
     HeardIn,
     Listener,
+    OutgoingMessage,
     Transcript,
     Window,
     why_not_act,
@@ -69,15 +70,6 @@ class _Begun:
     start_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
-    """A message for the publisher to send, with QoS 1."""
-
-    topic: str
-    payload: bytes
-    expiry_s: int
-
-
 class House(Listener):
     """Decides with other rooms whether this one acts. See the module for the threads."""
 
@@ -117,7 +109,7 @@ class House(Listener):
         self._events = _Recent[dict[str, Any]]()
         """Published transcripts about which the rooms decide."""
         self._decisions = _Recent[Decision]()
-        self._posts: deque[Post] = deque()
+        self._posts: deque[OutgoingMessage] = deque()
         self._messages: dict[str, tuple[float, int]] = {}
         """When each node's minute began, and how many messages came in it."""
 
@@ -209,7 +201,7 @@ class House(Listener):
         if decision := self._decisions.get(short_id(transcript.id)):
             self._post_act(decision)
 
-    def poll(self, now_s: float) -> Iterator[Post]:
+    def poll(self, now_s: float) -> Iterator[OutgoingMessage]:
         """Do what is due, and yield what to send. Call it often."""
         while self._inbox:
             match self._inbox.popleft():
@@ -224,7 +216,8 @@ class House(Listener):
             self._obey(self._arbiter.decisions.popleft())
         while self._arbiter.outgoing:
             message = self._arbiter.outgoing.popleft()
-            yield Post(f"{self._prefix}/{self._node}/claim", encode(message, now_s), ACT_EXPIRY_S)
+            topic = f"{self._prefix}/{self._node}/claim"
+            yield OutgoingMessage(topic, encode(message, now_s), expiry_s=ACT_EXPIRY_S)
         while self._posts:
             yield self._posts.popleft()
         self._must_ask = self._arbiter.must_ask
@@ -294,7 +287,8 @@ class House(Listener):
         fields = {name: value for name, value in event.items() if name != "arbitrated"}
         fields |= {"event_type": "act", "heard_also": list(decision.others)}
         payload = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-        self._posts.append(Post(f"{self._prefix}/{self._node}/act", payload, ACT_EXPIRY_S))
+        topic = f"{self._prefix}/{self._node}/act"
+        self._posts.append(OutgoingMessage(topic, payload, expiry_s=ACT_EXPIRY_S))
 
     def _set_rooms(self, rooms: tuple[str, ...]) -> None:
         """Note which rooms are online; report each one the first time."""

@@ -8,7 +8,6 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.mqtt import events
-    from appliance.mqtt.client import OutgoingMessage
     from appliance.mqtt.commands import subscriptions
     from appliance.mqtt.connection import client_id
     from appliance.mqtt.credentials import PASSWORD_CREDENTIAL, read_password

@@ -26,6 +26,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from appliance.config import MqttSettings
 from appliance.mqtt import credentials, events
+from appliance.records import OutgoingMessage
 
 PACKET_BYTES = 65536
 """The broker is told not to send larger messages."""
@@ -104,20 +105,6 @@ class ReceivedMessage:
     """Topic for the answer (MQTT 5); "" if the sender wants none."""
     correlation: bytes | None = None
     """Data that the answer must repeat (MQTT 5)."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingMessage:
-    """A message to publish."""
-
-    topic: str
-    """An answer's topic is checked by its maker: no wildcard, none of our own topics."""
-    payload: bytes
-    qos: int = 1
-    retain: bool = False
-    expiry_s: int | None = None
-    """The broker discards it after this time (MQTT 5)."""
-    correlation: bytes | None = None
 
 
 BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from appliance.mqtt import events
-from appliance.mqtt.client import OutgoingMessage, ReceivedMessage
+from appliance.mqtt.client import ReceivedMessage
+from appliance.records import OutgoingMessage
 
 MUTE_SET, EXPECT, RESPONSE = "mute/set", "command/expect", "response"
 """RESPONSE is the topic of the answers; a request may name one below it."""

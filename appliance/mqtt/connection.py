@@ -21,7 +21,6 @@ from appliance.mqtt.client import (
     BrokerLink,
     Connected,
     Lost,
-    OutgoingMessage,
     ReceivedMessage,
     Refused,
     Subscribed,
@@ -29,6 +28,7 @@ from appliance.mqtt.client import (
     accepts_connections,
 )
 from appliance.mqtt.troubles import Troubles
+from appliance.records import OutgoingMessage
 
 log = logging.getLogger("roomscribe.mqtt")
 

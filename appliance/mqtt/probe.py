@@ -19,13 +19,13 @@ from appliance.mqtt.client import (
     BrokerLink,
     Connected,
     Lost,
-    OutgoingMessage,
     ReceivedMessage,
     Refused,
     Subscribed,
     Untrusted,
 )
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES
+from appliance.records import OutgoingMessage
 
 ANSWER_S = 3.0
 """Longest wait for an answer of a broker that let us in."""

@@ -29,7 +29,6 @@ from appliance.mqtt.client import (
     Acknowledged,
     Connected,
     Lost,
-    OutgoingMessage,
     ReceivedMessage,
 )
 from appliance.mqtt.commands import CommandRequestError, Subscription
@@ -48,6 +47,7 @@ from appliance.records import (
     Correction,
     Discarded,
     Listener,
+    OutgoingMessage,
     Partial,
     Transcript,
 )
@@ -86,22 +86,6 @@ class Announcement:
 _ANNOUNCEMENT = Announcement()
 
 
-class OutgoingPost(Protocol):
-    """A message with QoS 1 on a topic outside the node's own."""
-
-    @property
-    def topic(self) -> str:
-        """The whole topic."""
-
-    @property
-    def payload(self) -> bytes:
-        """What to send."""
-
-    @property
-    def expiry_s(self) -> int:
-        """The broker discards the message after this time."""
-
-
 class RoomExchange(Protocol):
     """What exchanges messages with other appliances. The publisher's thread calls it."""
 
@@ -116,7 +100,7 @@ class RoomExchange(Protocol):
     def take(self, topic: str, payload: bytes, *, retained: bool, now_s: float) -> bool:
         """Handle a message; return False if it is on none of `topics`."""
 
-    def poll(self, now_s: float) -> Iterator[OutgoingPost]:
+    def poll(self, now_s: float) -> Iterator[OutgoingMessage]:
         """Yield the messages to send."""
 
     def due_s(self, now_s: float) -> float:
@@ -596,9 +580,8 @@ class Publisher(Listener):
         They compare clocks, so they need the present time and not that of the step's beginning: a
         slow disk or broker may have delayed the step since.
         """
-        for post in rooms.poll(time.monotonic()):
+        for message in rooms.poll(time.monotonic()):
             if self._connection.is_connected:
-                message = OutgoingMessage(post.topic, post.payload, expiry_s=post.expiry_s)
                 self._connection.send(message)
 
     def _publish_due(self, now_s: float) -> None:

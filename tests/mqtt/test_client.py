@@ -21,10 +21,11 @@ from rigs.publishing import running, transcript
 from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt.client import OutgoingMessage, ReceivedMessage
+from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.commands import BURST, Expect, Subscription, subscriptions
 from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.publisher import Publisher
+from appliance.records import OutgoingMessage
 from appliance.store.store import Store
 
 pytestmark = needs_broker

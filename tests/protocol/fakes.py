@@ -17,10 +17,10 @@ from appliance.mqtt.client import (
     BrokerEvent,
     Connected,
     Lost,
-    OutgoingMessage,
     ReceivedMessage,
     Subscribed,
 )
+from appliance.records import OutgoingMessage
 
 TICK_S = 0.001
 """No two steps happen at the same time."""
