@@ -36,7 +36,7 @@ def add_fit(new: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentPar
         "--corrections",
         type=Path,
         metavar="FILE",
-        help="the sentences that you corrected: what `roomscribe log --export jsonl` wrote",
+        help="the sentences that you corrected: what `roomscribe log --json --limit 0` printed",
     )
     return sub
 
