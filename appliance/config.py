@@ -420,7 +420,7 @@ class VocabularySettings:
         (),
         "Words of your home that the model does not know: names of people, rooms, devices and "
         "places, spelled as you want them. If a text has something similar and the sound allows "
-        "it, the word is written instead. At most 1000, with those of the file.",
+        "it, the word is written instead. At most 1000.",
         form=TextForm(
             "words or names of 1 to 64 letters",
             accepts=is_word,
@@ -430,7 +430,6 @@ class VocabularySettings:
         help="One per line: people, rooms, devices, places. List only words that it gets wrong: "
              "every extra word is another chance of a false match.",
     )  # fmt: skip
-    file: str = key("", "File with more words, one per line (# starts a comment). Empty: none.")
     boost: float = key(
         -1.0,
         "How strongly these words are preferred. 0: off; higher values find more of them and write "

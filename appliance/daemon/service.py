@@ -292,7 +292,7 @@ def _read_again(
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     try:
         renewed = reread()
-        if renewed.vocabulary.file or renewed.phrases.own_file:
+        if renewed.phrases.own_file:
             from appliance.infer import check_files
 
             check_files(renewed)  # one that is wrong now would end the old configuration, too
@@ -311,9 +311,6 @@ def _read_again(
             return renewed
         if renewed.phrases.own_file:
             log.info("starting again with the sentences of %s", renewed.phrases.own_file)
-            return renewed
-        if renewed.vocabulary.file:
-            log.info("starting again with the words of %s", renewed.vocabulary.file)
             return renewed
         log.info("the configuration is the one in use")
     notify("READY=1")

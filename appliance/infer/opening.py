@@ -91,12 +91,10 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
 
 
 def check_files(settings: Settings) -> None:
-    """Read the files of words and sentences that the configuration names. Raises ConfigError for
-    those that `open_transcriber` would refuse, whatever the model."""
+    """Read the file of sentences that the configuration names. Raises ConfigError for one that
+    `open_transcriber` would refuse, whatever the model."""
     from appliance.infer.sentences import read_phrases
-    from appliance.infer.vocabulary import read_words
 
-    read_words(settings.vocabulary)
     if settings.phrases.own_file:
         read_phrases(Path(settings.phrases.own_file), _home(settings))
 

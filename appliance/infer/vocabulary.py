@@ -19,7 +19,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("roomscribe.infer")
 
-FILE_AT_MOST = 1 << 20
-"""Bytes."""
 LEAST = 0.5
 """Words less alike than this are not compared."""
 CREDIT, UNLIKE = 20.0, 0.3
@@ -327,43 +324,13 @@ def open_vocabulary(
         except ModelError:  # a vocabulary without every byte
             return False
 
-    return Vocabulary(read_words(settings), can_write)
-
-
-def read_words(settings: VocabularySettings) -> list[str]:
-    """Return the words of the configuration and its file. Raises ConfigError."""
-    words = list(dict.fromkeys([*settings.words, *_read(settings.file)]))
+    words = list(dict.fromkeys(settings.words))
     if len(words) > WORDS_AT_MOST:
         raise ConfigError(
-            f"[vocabulary] words, file: expected at most {WORDS_AT_MOST} words in all, found "
-            f"{len(words)}; keep those that are misheard"
+            f"[vocabulary] words: expected at most {WORDS_AT_MOST} words, found {len(words)}; keep "
+            "those that are misheard"
         )
-    return words
-
-
-def _read(name: str) -> list[str]:
-    """The words of a file, one per line; none without a file."""
-    if not name:
-        return []
-    path = Path(name).expanduser()
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_AT_MOST + 1)
-        lines = data.decode("utf-8-sig").splitlines()
-        if len(data) > FILE_AT_MOST:
-            raise ValueError("more than 1 MB")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: expected a file of words in UTF-8, one a line ([vocabulary] file), found: "
-            f"{getattr(error, 'strerror', None) or shorten(error, 200)}"
-        ) from None
-    words = {at: line.split("#")[0].strip() for at, line in enumerate(lines, 1)}
-    if strange := [at for at, word in words.items() if word and not is_word(word)]:
-        raise ConfigError(
-            f"{path}, line {strange[0]}: expected a word or name of 1 to 64 letters, found "
-            f"{shorten(repr(words[strange[0]]), 60)}"
-        )
-    return [word for word in words.values() if word]
+    return Vocabulary(words, can_write)
 
 
 def clean(name: str) -> str:

@@ -163,23 +163,23 @@ def test_a_signal_may_come_at_any_moment() -> None:
     assert int(heard) > 100
 
 
-def test_a_reload_reads_the_words_of_the_home_again(tmp_path: Path, systemd: Systemd) -> None:
-    words = tmp_path / "words.txt"
-    words.write_text("Gideon\n")
-    config = write_config(tmp_path, vocabulary={"file": str(words)})
+def test_a_reload_reads_the_expected_sentences_again(tmp_path: Path, systemd: Systemd) -> None:
+    sentences = tmp_path / "sentences.toml"
+    sentences.write_text('[phrases]\na = ["stop"]\n')
+    config = write_config(tmp_path, phrases={"file": str(sentences)})
     with deaf_daemon(config, systemd, "--recording", "-", sound="/dev/zero") as running:
         systemd.told("READY=1")
-        for content in ("Priscilla\n", "\x07\n"):
-            words.write_text(content)
+        for content in ('[phrases]\na = ["go on"]\n', '[phrases]\na = ["stop!"]\n'):
+            sentences.write_text(content)
             running.send_signal(signal.SIGHUP)
             systemd.told("RELOADING=1")
             systemd.told("READY=1")
         assert systemd.told("STATUS=").startswith("STATUS=the configuration on the disk is wrong")
         assert running.poll() is None
     log = log_of(config)
-    assert log.count(f"starting again with the words of {words}") == 1
+    assert log.count(f"starting again with the sentences of {sentences}") == 1
     assert log.count("ERROR") == 1
-    assert f"{words}, line 1: expected a word or name of 1 to 64 letters" in log
+    assert f"{sentences}: phrases.a, sentence 1: expected letters" in log
     assert "going on with the configuration that was read before" in log
 
 

@@ -241,40 +241,10 @@ def test_words_that_the_model_cannot_write_are_left_out_with_a_line(
     assert "the model cannot write 1 of them: Анна" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"Anna\n\x07bell\n", "line 2: expected a word or name of 1 to 64 letters, found"),
-        (b"x" * 65, "line 1: expected a word or name of 1 to 64 letters, found"),
-        (b"Anna\n\xff\n", "can't decode byte 0xff in position 5"),
-        (b"a\n" * (1 << 20), "more than 1 MB"),
-        (b"".join(b"w%d\n" % at for at in range(1001)), "at most 1000 words in all, found 1001"),
-        (
-            None,
-            "expected a file of words in UTF-8, one a line ([vocabulary] file), found: No",
-        ),
-    ],
-)
-def test_a_file_of_words_that_is_wrong_is_refused_in_one_line(
-    tmp_path: Path, built_in: Bundle, tokenizer: Tokenizer, content: bytes | None, message: str
-) -> None:
-    file = tmp_path / "words.txt"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        open_vocabulary(VocabularySettings(file=str(file)), built_in, tokenizer)
-    (line,) = caught.value.messages
-    assert message in line and "\n" not in line
-
-
-def test_a_file_of_words_is_read_with_its_comments(
-    tmp_path: Path, built_in: Bundle, tokenizer: Tokenizer
-) -> None:
-    file = tmp_path / "words.txt"
-    file.write_text("# people\nGideon  # a cat\n\nair fryer\nGideon\n")
-    settings = VocabularySettings(words=("Pantry",), file=str(file))
-    read = open_vocabulary(settings, built_in, tokenizer)
-    assert read.words.words == ("Pantry", "Gideon", "air fryer")
+def test_too_many_words_are_refused(built_in: Bundle, tokenizer: Tokenizer) -> None:
+    many = VocabularySettings(words=tuple(f"w{at}" for at in range(1001)))
+    with pytest.raises(ConfigError, match="at most 1000 words, found 1001"):
+        open_vocabulary(many, built_in, tokenizer)
 
 
 CELLAR = SPEECH / "08.flac"

@@ -49,7 +49,7 @@ def refuse_settings(settings: Settings, bundle: Bundle, languages: Languages | N
     bundle's, and what compares texts in its KV cache."""
     refused = {
         f"[decoder] language (other than {bundle.language}, the model's)": languages is not None,
-        "[vocabulary] words": settings.vocabulary.words or settings.vocabulary.file,
+        "[vocabulary] words": settings.vocabulary.words,
         "[phrases] file": settings.phrases.own_file,
     }
     for key, used in refused.items():
