@@ -38,10 +38,12 @@ from appliance.infer import (
 from appliance.records import (
     Discarded,
     Listener,
+    NoAct,
     Transcript,
     Transcription,
     Window,
     utc_from_monotonic,
+    why_not_act,
 )
 from appliance.store import Store, Wanted
 
@@ -49,6 +51,8 @@ log = logging.getLogger("roomscribe.daemon")
 
 EXPIRE_EVERY_S = 3600.0
 """Seconds between two deletions of transcripts that are older than the retention."""
+UNSURE_FROM, DAY_S = 20, 86_400.0
+"""So many sentences of which none is sure enough to act on are a problem, if none of a day was."""
 QUIET_FROM = 5
 """So many sentences in a row that are too quiet are a problem."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
@@ -97,6 +101,8 @@ class TaskTranscriber:
         self._address = AddressPhrase(settings.assist.phrase)
         self._quiet_dbfs: list[float] = []
         """Levels of the last sentences, all of them too quiet."""
+        self._unsure, self._acted_s = 0, -math.inf
+        """Sentences that were not sure enough since the last one that was, and when that was."""
         self._expire_s = 0.0
 
     def leased_task(self, lease: Lease) -> Task:
@@ -231,7 +237,9 @@ class TaskTranscriber:
             lease.discard(reason)
             return
         transcript = compose(window, result, result.model or self.model, queue_ms)
-        self._store_transcript(self._address.mark(transcript))
+        transcript = self._address.mark(transcript)
+        self._store_transcript(transcript)
+        self._judge_acting(transcript)
         lease.finish()
         self._on_stored(window)
         self._expectations.complete(window, result.text, result.candidates)
@@ -252,6 +260,25 @@ class TaskTranscriber:
             )
             if self._health.trouble("level", trouble):
                 log.warning("%s", trouble)
+
+    def _judge_acting(self, transcript: Transcript) -> None:
+        """Note whether nothing may act on what is said here; a sure sentence clears it."""
+        reason = why_not_act(transcript)
+        if reason is None:
+            self._unsure, self._acted_s = 0, time.monotonic()
+            self._health.trouble("acting", None)
+            return
+        self._unsure += reason in (NoAct.LOW_CONFIDENCE, NoAct.UNSURE)
+        if self._unsure >= UNSURE_FROM and time.monotonic() - self._acted_s > DAY_S:
+            phrases = self._settings.phrases.own_file
+            name = "" if self._settings.assist.phrase else "set assist.phrase and say it first, "
+            listed = "" if phrases else "list what you say in [phrases] file, "
+            self._health.trouble(
+                "acting",
+                f"nothing acts on what you say: none of {UNSURE_FROM} sentences and more was sure "
+                f"enough; {name}{listed}improve the microphone, or take a larger model "
+                "(`roomscribe model add base`)",
+            )
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
         """Let `flush` store the text of a window that another program sent. Any thread."""

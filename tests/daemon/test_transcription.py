@@ -19,7 +19,7 @@ from appliance.daemon import transcription
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Task
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
-from appliance.daemon.transcription import QUIET_FROM, TaskTranscriber
+from appliance.daemon.transcription import DAY_S, QUIET_FROM, UNSURE_FROM, TaskTranscriber
 from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
 from appliance.records import (
@@ -164,6 +164,26 @@ def test_an_unsure_yes_is_kept_and_flagged(rig: Rig) -> None:
     rig.say(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3, confidence=0.2))
     assert rig.texts() == ["yes"]
     assert rig.store.query()[0].transcript.flags == ("low_confidence",)
+
+
+def test_it_is_a_problem_with_its_fix_that_nothing_acts_until_something_does(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(UNSURE_FROM - 1):
+        rig.say(replace(HEARD, confidence=0.1))
+    assert not rig.health.troubles()
+    rig.say(replace(HEARD, confidence=0.1))
+    (why,) = rig.health.troubles().values()
+    assert why.startswith(f"nothing acts on what you say: none of {UNSURE_FROM} sentences and more")
+    assert "set assist.phrase and say it first, list what you say in [phrases] file" in why
+    rig.say(replace(HEARD, confidence=1.0))
+    for _ in range(UNSURE_FROM):
+        rig.say(replace(HEARD, confidence=0.1))
+    assert not rig.health.troubles(), "something acted today"
+    tomorrow_s = time.monotonic() + DAY_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: tomorrow_s)
+    rig.say(replace(HEARD, confidence=0.1))
+    assert rig.health.troubles()
 
 
 def test_speech_that_stays_too_quiet_is_a_problem_with_its_level_until_it_is_louder(
