@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.cli import model_fit, model_serve
+from appliance.cli import model_fit
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.system import acting_as_owner
@@ -291,7 +291,9 @@ def build_model(
 
 def serve(_options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe model serve`."""
-    return model_serve.serve(build_model)
+    from appliance.cli.model_serve import serve  # requests and tqdm, which a satellite lacks
+
+    return serve(build_model)
 
 
 def fit(options: argparse.Namespace, settings: Settings) -> int:
