@@ -88,7 +88,7 @@ def test_a_satellite_hears_a_sentence_with_nothing_that_runs_a_model(tmp_path: P
         ("benchmark", "--rows", "cpu"),
         ("model", "add", "tiny"),
         ("model", "verify"),
-        ("model", "export", "tiny.en", "--for", "hailo"),
+        ("model", "export", "tiny.en"),
     ],
 )
 def test_what_needs_a_model_says_in_one_line_what_is_missing(
@@ -118,7 +118,7 @@ def test_the_doctor_of_a_satellite_misses_no_model_and_that_of_a_box_alone_does(
         _, said = run_bare("doctor", "--json", "--config", config)
         found[role] = {one["name"]: one for one in json.loads("\n".join(said))["checks"]}
     for checks in found.values():
-        for name in ("model bundle", "self-test on the CPU", "HEF"):
+        for name in ("model bundle", "self-test on the CPU"):
             assert checks[name]["status"] == "skipped", checks[name]
     assert found["satellite"]["libraries"]["status"] == "ok"
     assert found["alone"]["libraries"]["status"] == "failed"
