@@ -246,6 +246,12 @@ class _PahoClient(Client):
             return MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
+def _send_at_once(_client: Client, _data: Any, opened: Any) -> None:
+    """Switch Nagle's algorithm off: a transcript behind another message waited 40 ms for TCP's
+    delayed acknowledgement of that one."""
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 class BrokerLink:
     """An attempt to connect and, if it succeeds, the connection. Owned by one thread."""
 
@@ -286,6 +292,7 @@ class BrokerLink:
             will = settings.topic(node, events.AVAILABILITY)
             self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
             limits.MaximumPacketSize = PACKET_BYTES
+        self._client.on_socket_open = _send_at_once
         self._client.on_connect, self._client.on_connect_fail = box.on_connect, box.on_connect_fail
         self._client.on_disconnect, self._client.on_publish = box.on_disconnect, box.on_publish
         self._client.on_subscribe, self._client.on_message = box.on_subscribe, box.on_message

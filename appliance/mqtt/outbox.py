@@ -32,8 +32,6 @@ NOBODY_SUBSCRIBES = 16
 RECENT_S = 30.0
 """A subscriber may have stopped reading this long before its subscription ends, and the broker
 acknowledges meanwhile. Home Assistant did so for 3 s; a large one may take longer."""
-PAGE = 100
-"""Transcripts that are looked at at a time."""
 RECENT = 100
 """Acknowledgements whose time is kept."""
 
@@ -73,20 +71,21 @@ class Outbox:
 
         Raises StoreError.
         """
-        if self._sent:
-            return None
-        self.skip_expired()
-        return next(iter(self._store.read_after(self._reached, 1)), None)
+        return None if self._sent else self.skip_expired()
 
-    def skip_expired(self) -> None:
-        """Pass over what is too old to be published, also without a connection: the retention
-        deletes by age what the cursor has passed. Raises StoreError."""
-        while page := self._store.read_after(self._reached, PAGE):
-            for stored in page:
-                if stored.age_s() < self._expiry_s:
-                    return
-                self.expired += not self.is_repeated(stored.seq)
-                self._reached = stored.seq
+    def skip_expired(self) -> StoredTranscript | None:
+        """Pass over what is too old to be published, and return the first that is not.
+
+        Call it also without a connection: the retention deletes by age what the cursor has passed.
+        Raises StoreError.
+        """
+        while page := self._store.read_after(self._reached, 1):
+            stored = page[0]
+            if stored.age_s() < self._expiry_s:
+                return stored
+            self.expired += not self.is_repeated(stored.seq)
+            self._reached = stored.seq
+        return None
 
     def mark_sent(self, message: int, seq: int) -> None:
         """Record that transcript `seq` was sent as `message`."""

@@ -55,6 +55,20 @@ def add(store: Store, publisher: Publisher, *texts: str) -> None:
         publisher.notify()
 
 
+def test_a_backlog_does_not_wait_for_delayed_acknowledgements_of_tcp(store: Store) -> None:
+    for number in range(100):
+        store.append(transcript(str(number)))
+    with Broker() as broker, Subscriber(broker.port) as subscriber:
+        with running(settings(broker), store) as publisher:
+            until(subscriber.events)
+            link = publisher._connection._link
+            assert link
+            opened: Any = link._client.socket()
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            until(lambda: len(subscriber.events()) == 100)
+        assert subscriber.texts() == [str(number) for number in range(100)]
+
+
 def test_a_stored_transcript_reaches_subscribers_at_once(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker), store) as publisher:
