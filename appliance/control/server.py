@@ -232,13 +232,17 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         self._send_events()
         await asyncio.sleep(0)  # for the transcripts
         server.close()
-        tasks = [task for task in self._clients.values() if task]
         for client in self._clients:
             client.writer.close()
-        if tasks:
-            await asyncio.wait(tasks, timeout=END_WITHIN_S)
+        await self._await_ends()
         for client in self._clients:
             client.writer.transport.abort()
+        await self._await_ends()
+
+    async def _await_ends(self) -> None:
+        """Wait for the connections to end, END_WITHIN_S at most."""
+        if tasks := [task for task in self._clients.values() if task]:
+            await asyncio.wait(tasks, timeout=END_WITHIN_S)
 
     async def _serve_client(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
