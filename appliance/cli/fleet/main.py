@@ -67,5 +67,4 @@ def add_fleet(
         description="Shows the workers that are connected to the server. The exit status is 1 if "
         "there is none. `roomscribe doctor` finds what is wrong.",
     )
-    status.add_argument("--json", action="store_true", help="one JSON object, for programs")
     status.set_defaults(command=show_status)

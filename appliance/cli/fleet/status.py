@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-from typing import Any
 
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError
 
 
-def show_status(options: argparse.Namespace, settings: Settings) -> int:
+def show_status(_options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe fleet status`; return 1 without a worker. Raises RoomscribeError."""
     from appliance.fleet import Probe
 
     _require_joined(settings)
-    with Probe(settings.fleet, node_name(settings)) as probe:
+    node = node_name(settings)
+    with Probe(settings.fleet, node) as probe:
         workers = probe.find_workers()
-        found: dict[str, Any] = {
-            "node": node_name(settings),
-            "role": settings.fleet.role,
-            "server": probe.address,
-            "workers": [
-                {
-                    "node": worker.node,
-                    "model": worker.name,
-                    "version": worker.version,
-                }
-                for worker in workers
-            ],
-        }
-    if options.json:
-        print(json.dumps(found))
-        return 0 if workers else 1
-    print(f"{found['node']}, {settings.fleet.role}, at {found['server']}")
+    print(f"{node}, {settings.fleet.role}, at {probe.address}")
     for worker in workers:
         print(f"  {worker.node:20} {worker.name}, {worker.version}")
     for line in probe.misfits:
