@@ -132,6 +132,8 @@ class FleetWorker:
                 while message := await self._next(queue):
                     await self._process(client, message)
             except (Error, SlowError) as error:
+                if isinstance(error, SlowError) and not self._refusal:
+                    raise  # the connection seems dead
                 self._room.report_trouble(
                     self._refusal
                     or f"refused: the fleet's server {self._link.address} refuses the stream "

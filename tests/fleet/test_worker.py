@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -223,6 +224,17 @@ def test_a_server_that_forgot_everything_is_made_ready_again(
     server.start()
     until(lambda: worker.troubles[-1] is None and server.stream().get("consumer_detail"))
     until(bus.workers)
+    send(bus, a_window())
+    until(lambda: bus.heard)
+
+
+def test_a_server_that_hangs_is_named_and_used_again_afterwards(
+    server: NatsServer, worker: FakeWorker, bus: Bus
+) -> None:
+    server.signal(signal.SIGSTOP)
+    until(lambda: str(worker.troubles[-1]).startswith("no server"))
+    server.signal(signal.SIGCONT)
+    until(lambda: worker.troubles[-1] is None)
     send(bus, a_window())
     until(lambda: bus.heard)
 
