@@ -87,5 +87,8 @@ class StreamProgress(ProgressDisplay):
 
     def note(self, line: str, stream: TextIO | None = None) -> None:
         """Write a line on `stream` (the bar's), above the bar if there is one."""
-        with tqdm.external_write_mode(file=self._stream):
-            print(line, file=stream or self._stream, flush=True)
+        if self._bar is not None:
+            self._bar.clear()
+        print(line, file=stream or self._stream, flush=True)
+        if self._bar is not None:
+            self._bar.refresh()
