@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, date, datetime, time as clock, timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from appliance.errors import StoreError
 from appliance.system import shorten
 
 if TYPE_CHECKING:
-    from appliance.store import StoredTranscript, Wanted
+    from appliance.store import Store, StoredTranscript, Wanted
 
 MOST = 2**63 - 1
 """SQLite's largest integer."""
@@ -249,26 +250,22 @@ def _other_rooms(better: str | None, also: Sequence[str] | None) -> str:
 
 def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
     """Show the newest transcripts and all new ones, across daemon restarts and replaced files."""
-    from appliance.store import Store, open_fallback, read_newest
+    from appliance.store import read_newest
 
     show, failures = _printer(options, settings), 0
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupted))
     try:
-        with Store.open(settings.store, read_only=True) as store:
-            last = store.highest()
+        with ExitStack() as opened:
+            last = max(source.highest() for source in _open_logs(settings, opened))
         limit = SHOWN if options.limit is None else options.limit
         for stored in read_newest(settings, wanted, limit):
             show(stored)
             last = max(last, stored.seq)
         while not interrupted.is_set() and _wait():
             try:
-                # what is in memory first: it is in the file before it is gone from there
-                with (
-                    open_fallback(settings) as kept,
-                    Store.open(settings.store, read_only=True) as store,
-                ):
-                    sources = [store, kept] if kept else [store]
+                with ExitStack() as opened:
+                    sources = _open_logs(settings, opened)
                     # another numbering was begun: nothing of it has been shown
                     last = last if max(source.highest() for source in sources) >= last else 0
                     for source in sources:
@@ -286,6 +283,24 @@ def _follow(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
     finally:
         signal.signal(signal.SIGINT, before)
     return 0
+
+
+def _open_logs(settings: Settings, opened: ExitStack) -> list[Store]:
+    """Return the log and, while the daemon keeps one in memory, that. Raises StoreError.
+
+    What is in memory is opened first: it is in the file before it is gone from there. Meanwhile the
+    file may be on a disk on which it cannot be opened.
+    """
+    from appliance.store import Store, open_fallback
+
+    kept = opened.enter_context(open_fallback(settings))
+    try:
+        file = opened.enter_context(Store.open(settings.store, read_only=True))
+    except StoreError:
+        if kept is None:
+            raise
+        return [kept]
+    return [file, kept] if kept else [file]
 
 
 def _interrupt(interrupted: threading.Event, _number: int, _frame: FrameType | None) -> None:
