@@ -237,15 +237,24 @@ def _published_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, s
     """Return Hailo's encoder for the request, or why it is not taken; neither without a chip.
 
     Without a wish, one is taken that has the CPU's window: with base's of 5 s on a Hailo-8, more
-    words are wrong (docs/hailo.md). Raises ConfigError if the user named a chip and none fits.
+    words are wrong (docs/hailo.md). A folder's is found by its sizes, and taken if the user named
+    the chip. Raises ConfigError if the user named a chip and none fits, and ModelError for the
+    folder.
     """
     if not request.chip:
         return None, ""
+    name = request.source
+    if request.folder:
+        require_checkpoint(request.folder)
+        name = hailo_store.name_of(read_sizes(request.folder)[0]) or request.bundle_name
     wanted = request.window_s or (WINDOW_S if request.hef == AUTO else None)
-    found = hailo_store.find_hef(request.chip, request.source)
+    found = hailo_store.find_hef(request.chip, name)
     if found and wanted in (None, found.window_s):
+        if request.folder and request.hef == AUTO:
+            weights = f"if it has OpenAI's weights of {name}"
+            return None, f"{weights}, --hef {request.chip} takes Hailo's encoder"
         return found, ""
-    reason = hailo_store.explain_none(request.chip, request.source, wanted or WINDOW_S)
+    reason = hailo_store.explain_none(request.chip, name, wanted or WINDOW_S)
     if request.hef != AUTO:
         raise ConfigError(f"--hef: {reason}")
     return None, reason

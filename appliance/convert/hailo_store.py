@@ -18,6 +18,7 @@ from appliance.convert.download import (
     UnreachableError,
 )
 from appliance.convert.known import NAMES
+from appliance.convert.shapes import WhisperConfig
 from appliance.errors import ModelError
 from appliance.model import CHIP_NAMES, HEF_MAGIC, model_errors
 
@@ -37,6 +38,10 @@ _PUBLISHED = {
     ("hailo10h", "base"): (10.0, "h10h/base", "10s", "10s-out-seq-64"),
 }
 """(chip, checkpoint): window in seconds, files' beginning, the encoder's and the decoder's end."""
+
+
+_SIZES = {(384, 4, 51865): "tiny", (384, 4, 51864): "tiny.en", (512, 6, 51865): "base"}
+"""Width, layers and vocabulary of the checkpoints that Hailo compiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,11 @@ def find_hef(
             f"{tables}/onnx_add_input_{name}.npy",
         ),
     )
+
+
+def name_of(config: WhisperConfig) -> str:
+    """Return which of these checkpoints has such sizes; empty if none has."""
+    return _SIZES.get((config.d_model, config.encoder_layers, config.vocab_size), "")
 
 
 def published(chip: str) -> str:

@@ -16,6 +16,7 @@ from appliance.errors import ConfigError, ModelError
 from appliance.model.library import work_on
 
 TINY = sized(384, (4, 4), 6, 51865, 1500, 448)
+BASE = sized(512, (6, 6), 8, 51865, 1500, 448)
 LARGE = sized(1280, (32, 32), 20, 51866, 1500, 448, n_mels=128)
 
 
@@ -36,13 +37,18 @@ def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]
 @pytest.mark.parametrize(
     ("chip", "taken"), [("hailo8", False), ("hailo8l", False), ("hailo10h", True)]
 )
-def test_hailos_encoder_is_taken_by_itself_if_its_window_is_the_cpus(
-    checkpoint: Path, chip: str, taken: bool
+def test_hailos_encoder_is_taken_by_itself_if_its_window_is_the_cpus_and_for_a_folder_by_its_size(
+    checkpoint: Path, tmp_path: Path, chip: str, taken: bool
 ) -> None:
     encoder, why = _published_hef(AddRequest("base", hef="auto", chip_present=chip))
     assert (encoder is not None, why == "") == (taken, taken)
     encoder, why = _published_hef(AddRequest("base", hef=chip))
     assert encoder and (encoder.window_s, why) == (10.0 if taken else 5.0, "")
+    folder = str(write_checkpoint(tmp_path / "mine", BASE, {}))
+    assert _published_hef(AddRequest(folder, hef=chip)) == (encoder, "")
+    found, why = _published_hef(AddRequest(folder, hef="auto", chip_present=chip))
+    assert found is None
+    assert (f"OpenAI's weights of base, --hef {chip} takes" in why) == taken
     with pytest.raises(ConfigError, match="publishes no such encoder"):
         _published_hef(AddRequest(str(checkpoint), hef=chip))
 
