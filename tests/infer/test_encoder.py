@@ -210,7 +210,11 @@ def test_nobody_waits_for_a_chip_that_hangs_and_cannot_be_given_up(
     def encode(number: int) -> None:
         assert np.array_equal(encoder.encode(mels[number]), wanted[number])
 
-    while time.monotonic() < begun_s + 5.0:  # it is closed, opened in vain, and closed again
+    def tried_again() -> bool:
+        return "the first job" in str(encoder.trouble)
+
+    # it is closed, opened in vain, and closed again, on a busy machine later
+    while (passed_s := time.monotonic() - begun_s) < 5.0 or not (tried_again() or passed_s > 30):
         clock.now_s += 0.1
         encoding_s = seconds(encode, tried % len(mels))
         longest_s = max(longest_s, encoding_s, seconds(encoder.poll, clock.now_s))
@@ -220,7 +224,7 @@ def test_nobody_waits_for_a_chip_that_hangs_and_cannot_be_given_up(
         tried += 1
         time.sleep(0.05)
     assert longest_s < AT_ONCE_S and most <= before + 2
-    assert "the first job" in str(encoder.trouble), "it was tried again meanwhile"
+    assert tried_again()
     simulator.set(**HEARS)
     clock.now_s += 60
     for _ in range(2):  # what was begun before ends first
