@@ -14,12 +14,14 @@ reads with an `Inbox`.
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import json
 import os
 import signal
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -39,6 +41,7 @@ LATENCY_S = 0.2
 """Requested of PortAudio: if a read is later than this, samples are lost."""
 FRESH_S = 0.3
 """Age up to which the list of devices is not read again."""
+SONAMES = {"portaudio": "libportaudio.so.2"}
 
 
 class Message(NamedTuple):
@@ -92,6 +95,18 @@ def main() -> NoReturn:
     os._exit(0)
 
 
+@contextlib.contextmanager
+def _find_by_soname() -> Iterator[None]:
+    """Let sounddevice find PortAudio by its soname. It uses ldconfig, which lists the library only
+    when apt has ended, after the package has already started the daemon."""
+    find = ctypes.util.find_library
+    ctypes.util.find_library = lambda name: find(name) or SONAMES.get(name)
+    try:
+        yield
+    finally:
+        ctypes.util.find_library = find
+
+
 class _Recorder:
     """PortAudio, and the pipe for its samples."""
 
@@ -124,7 +139,8 @@ class _Recorder:
     def _load(self) -> ModuleType:
         """Return sounddevice with a fresh list of devices. Raises DeviceError."""
         try:
-            import sounddevice
+            with _find_by_soname():
+                import sounddevice
 
             if self._portaudio and time.monotonic() > self._listed_s + FRESH_S:
                 sounddevice._terminate()

@@ -41,6 +41,8 @@ _FRONT = struct.Struct("<6sBBII")
 ATTEMPTS_AT = 7
 """Offset of the byte with the number of attempts."""
 NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
+UNFINISHED = ".new"
+"""Suffix of a file that is being written."""
 FIELDS = [entry.name for entry in fields(Window) if entry.name != "samples"]
 """The fields of a window that are in its header."""
 IN_WORK_LIMIT = 3
@@ -71,10 +73,13 @@ def parse(data: bytes) -> Spooled:
     magic, version, attempts, length, checksum = _FRONT.unpack_from(data)
     if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != checksum:
         raise ValueError(f"expected a window of version {VERSION} and its checksum, found others")
-    header = json.loads(bytes(body[:length]))
-    header["flags"] = tuple(header["flags"])
     samples = np.frombuffer(body[length:], "<i2").astype(np.int16)
-    return Spooled(Window(samples=samples, **header), attempts)
+    try:
+        header = json.loads(bytes(body[:length]))
+        header["flags"] = tuple(header["flags"])
+        return Spooled(Window(samples=samples, **header), attempts)
+    except (TypeError, KeyError) as error:  # another release wrote it
+        raise ValueError(f"expected a window's fields, found others: {error}") from None
 
 
 def spool_folder(settings: Settings) -> Path:
@@ -88,17 +93,16 @@ def spool_folder(settings: Settings) -> Path:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file, readable for this user alone. Raises OSError.
-
-    A kill may leave an incomplete one, which the next start deletes: it was not queued yet.
-    """
+    """Write a file, readable for this user alone, whole or not at all. Raises OSError."""
+    part = path.with_name(path.name + UNFINISHED)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+        part.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            path.unlink()
+            part.unlink()
         raise
 
 
@@ -266,13 +270,14 @@ class Spool:
     def _recover(self, folder: Path) -> None:
         """Add what was left in the folder; delete what is damaged. Raises OSError."""
         for path in sorted(folder.iterdir()):
-            name = NAME.fullmatch(path.name)
+            name = NAME.fullmatch(path.name.removesuffix(UNFINISHED))
             if name is None:
                 continue
             try:
                 found = parse(path.read_bytes())
                 if found.window.id != name[2]:
                     raise ValueError(f"expected the window of its name, found {found.window.id}")
+                path = path.replace(path.with_name(name[0]))  # noqa: PLW2901
             except (OSError, ValueError) as error:
                 self._delete_damaged(path, error)
                 continue
@@ -296,6 +301,7 @@ class Spool:
     def _delete_damaged(self, path: Path, error: Exception) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
-        reason = getattr(error, "strerror", None) or error
-        log.error("%s: deleted a damaged window: %s", path, reason)
-        self._health.count("spool_damaged")
+        if not path.name.endswith(UNFINISHED):
+            reason = getattr(error, "strerror", None) or error
+            log.error("%s: deleted a damaged window: %s", path, reason)
+            self._health.count("spool_damaged")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -189,3 +192,25 @@ def test_a_file_that_was_cut_anywhere_is_refused() -> None:
     for length in range(len(data)):
         with pytest.raises(ValueError, match="expected"):
             parse(data[:length])
+
+
+def test_a_file_that_was_written_and_not_renamed_is_kept_when_it_is_whole(memory: Path) -> None:
+    with opened(memory) as spool:
+        spool.put(a_window())
+        spool.put(a_window())
+    whole, torn = sorted(memory.glob("*.window"))
+    whole.rename(whole.with_name(whole.name + ".new"))
+    torn.write_bytes(torn.read_bytes()[:100])
+    torn.rename(torn.with_name(torn.name + ".new"))
+    with opened(memory) as spool:
+        assert [kept.path for kept in spool.windows()] == [whole]
+    assert files(memory) == [whole.name]
+
+
+def test_a_file_with_other_fields_is_refused() -> None:
+    data = pack(a_window())
+    length = struct.unpack_from("<I", data, 8)[0]
+    body = json.dumps({"flags": [], "mood": "good"}).encode() + data[16 + length :]
+    front = struct.pack("<II", len(body) - len(data) + 16 + length, zlib.crc32(body))
+    with pytest.raises(ValueError, match="expected a window's fields"):
+        parse(data[:8] + front + body)
