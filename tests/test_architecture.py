@@ -373,11 +373,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (48_015, "lines"),
-    "appliance without convert, lab and cli": (33_830, "lines"),
-    "tests": (49_205, "lines"),
+    "appliance": (42_700, "lines"),
+    "appliance without convert, lab and cli": (29_900, "lines"),
+    "tests": (46_000, "lines"),
     "scripts": (10_745, "lines"),
-    "documentation": (40_000, "words"),
+    "documentation": (38_600, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""
