@@ -289,7 +289,7 @@ class Promise:
             case "deleting":
                 self.perhaps |= {int(number)}
             case "keeping":
-                self.perhaps |= set(sorted(self.stored)[: -int(number)])
+                self.perhaps |= {each for each in self.stored if each < int(number)}
             case "deleted" | "kept":
                 self.stored -= self.perhaps
                 self.perhaps = set()

@@ -22,6 +22,7 @@ from appliance.store.tables import Wanted
 OLD = 30
 """Transcripts in the file of the first layout that it begins with."""
 RETAINED = 120
+"""Numbers before the last one whose transcripts stay when old ones are deleted."""
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -45,9 +46,10 @@ def live(folder: Path, transcripts: int, without_sync: bool) -> None:
             store.delete(Wanted(grep=(f"sentence {number - 7} ",)))
             say(f"deleted {number - 7}")
         if number % 60 == 0:
-            say(f"keeping {RETAINED}")
-            store.delete(Wanted(until=NOON + timedelta(seconds=number - RETAINED + 1)))
-            say(f"kept {RETAINED}")
+            first = number - RETAINED + 1
+            say(f"keeping {first}")
+            store.delete(Wanted(until=NOON + timedelta(seconds=first)))
+            say(f"kept {first}")
         if number % 70 == 0:
             store.close()
             store = Store.open(settings)
