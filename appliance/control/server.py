@@ -135,10 +135,14 @@ class _Client:
         if transport.is_closing():
             return
         if transport.get_write_buffer_size() > self.unsent_bytes:
-            log.info("disconnected a client of the control socket that does not read")
-            transport.abort()
+            self.drop()
         else:
             self.writer.write(line)
+
+    def drop(self) -> None:
+        """Disconnect a client that does not read."""
+        log.info("disconnected a client of the control socket that does not read")
+        self.writer.transport.abort()
 
 
 class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
@@ -290,8 +294,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
             unsent = client.writer.transport.get_write_buffer_size()
             client.unread_s = min(client.unread_s, now_s) if unsent else math.inf
             if now_s - client.unread_s > self._limits.stalled_s:
-                log.info("disconnected a client of the control socket that does not read")
-                client.writer.transport.abort()
+                client.drop()
 
     def _execute(self, client: _Client, line: bytes) -> None:
         number: object = None
