@@ -81,7 +81,7 @@ class Dialog:
             self.say(f"{shorten(answer)} is not in the list. Enter a number or a name from above.")
 
     def redraw(self, line: str) -> None:
-        """Show a line in place of the one that was shown last; up to 70 letters."""
+        """Show a line of at most 70 letters in place of the last one."""
         print(f"\r{line:70}", end="", flush=True)
 
 

@@ -262,7 +262,7 @@ class TaskTranscriber:
                 log.warning("%s", trouble)
 
     def _judge_acting(self, transcript: Transcript) -> None:
-        """Note whether nothing may act on what is said here; a sure sentence clears it."""
+        """Report that nothing acts on what is said here, until a sentence is sure enough."""
         reason = why_not_act(transcript)
         if reason is None:
             self._unsure, self._acted_s = 0, time.monotonic()

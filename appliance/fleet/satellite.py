@@ -3,8 +3,7 @@ wait.
 
 One window is under way at a time, which keeps the order. It is sent once on each connection: the
 server recognises it when it is sent again, because workers would transcribe it twice. An answer
-names a window's id: the first one counts, and a late one is kept for when its window is asked for
-again.
+names a window's id. The first one counts. A late one is kept until its window is requested again.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.fleet")
 
 PATIENCE_S = 5.0
-"""Longest wait for an answer: then this machine's model transcribes, or the window is asked for
+"""Longest wait for an answer. Then this machine's model transcribes, or the window is requested
 again."""
 PRESENCE_S, WATCH_EVERY_S = 2.0, 1.0
 """Longest wait for a worker's presence, and pause between two such requests."""

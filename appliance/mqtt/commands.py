@@ -84,8 +84,8 @@ def _turn_mute(mute: MuteSwitch, message: ReceivedMessage) -> None:
 
 
 class ExpectRequests:
-    """Handles `command/expect`: answers with the correlation data of MQTT 5 when somebody has
-    spoken, or when time is up; at once if the request is wrong."""
+    """Handles `command/expect`. The answer follows when somebody has spoken or time is up, and at
+    once if the request is wrong; it has the request's correlation data (MQTT 5)."""
 
     def __init__(
         self, node: str, expect: Expect, send: Callable[[OutgoingMessage], object]

@@ -131,7 +131,7 @@ def ask_room(context: Context, answers: Answers) -> Answers:
 def with_room(answers: Answers, name: str) -> Answers:
     """Return the answers with the room's name, and with the area in Home Assistant that follows it.
 
-    The area follows unless it is another one than the old name's: then somebody chose it.
+    It does not follow where somebody chose an area of another name.
     """
     node = slug(name)
     if node == answers.node:
