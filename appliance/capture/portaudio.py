@@ -14,7 +14,7 @@ reads with an `Inbox`.
 from __future__ import annotations
 
 import contextlib
-import ctypes.util
+import ctypes
 import json
 import os
 import signal
@@ -22,7 +22,6 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
@@ -42,6 +41,7 @@ LATENCY_S = 0.2
 FRESH_S = 0.3
 """Age up to which the list of devices is not read again."""
 SONAMES = {"portaudio": "libportaudio.so.2"}
+ALSA_SONAME = "libasound.so.2"
 
 
 class Message(NamedTuple):
@@ -97,14 +97,22 @@ def main() -> NoReturn:
 
 @contextlib.contextmanager
 def _find_by_soname() -> Iterator[None]:
-    """Let sounddevice find PortAudio by its soname. It uses ldconfig, which lists the library only
-    when apt has ended, after the package has already started the daemon."""
-    find = ctypes.util.find_library
-    ctypes.util.find_library = lambda name: find(name) or SONAMES.get(name)
+    """Let sounddevice find PortAudio by its soname. It imports ctypes.util, 1.2 MB, for ldconfig,
+    which lists the library only when apt has ended, after the package has started the daemon."""
+    finder = ModuleType("ctypes.util")
+    vars(finder)["find_library"] = SONAMES.get
+    sys.modules[finder.__name__] = finder
     try:
         yield
     finally:
-        ctypes.util.find_library = find
+        del sys.modules[finder.__name__]
+
+
+def _free_plugins() -> None:
+    """Have ALSA unload the plugins that no device uses. The list of devices loads them all, for
+    some 70 libraries; ALSA loads them again when a device needs them."""
+    with contextlib.suppress(OSError, AttributeError):  # PortAudio without ALSA
+        ctypes.CDLL(ALSA_SONAME).snd_config_update_free_global()
 
 
 class _Recorder:
@@ -126,7 +134,7 @@ class _Recorder:
             portaudio = self._load()
             devices = _microphones(portaudio)
             if request["do"] == "list":
-                self._send(devices=[asdict(device) for device in devices])
+                self._send(devices=[device._asdict() for device in devices])
                 return
             self._record(portaudio, devices, request["device"], request["channel"])
         except DeviceError as error:
@@ -145,6 +153,7 @@ class _Recorder:
             if self._portaudio and time.monotonic() > self._listed_s + FRESH_S:
                 sounddevice._terminate()
                 sounddevice._initialize()
+            _free_plugins()
         except ImportError as error:
             raise DeviceError(
                 f"the Python module sounddevice is missing ({error}): pip install sounddevice"
@@ -225,7 +234,7 @@ def _microphones(portaudio: ModuleType) -> list[Device]:
         default = portaudio.query_devices(kind="input")["index"]
     return [
         Device(
-            index=found["index"],
+            number=found["index"],
             name=found["name"],
             channels=found["max_input_channels"],
             rate_hz=found["default_samplerate"],
@@ -256,7 +265,7 @@ def _open(
     for rate_hz, channels in dict.fromkeys(shapes):
         try:
             stream = portaudio.RawInputStream(
-                device=device.index,
+                device=device.number,
                 samplerate=rate_hz,
                 channels=channels,
                 dtype="int16",
