@@ -125,7 +125,7 @@ class Controls(Listener):
         publisher = self._publisher
         state = events.state(
             self._state(),
-            self._store.depth() if publisher else 0,
+            publisher.status().outbox_depth if publisher else 0,
             publisher.reasons(waits=False) if publisher else (),
             publisher.reasons(waits=True) if publisher else (),
         )

@@ -25,7 +25,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from appliance.config import MqttSettings
-from appliance.mqtt import credentials, events
+from appliance.mqtt import credentials, events, troubles
 from appliance.records import OutgoingMessage
 
 PACKET_BYTES = 65536
@@ -232,6 +232,14 @@ class _PahoClient(Client):
         except Exception as error:
             self._failed(error)
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
+
+    def _handle_pubackcomp(self, cmd: Any) -> MQTTErrorCode:
+        """Read a PUBACK. Mosquitto (2.0) answers a message beyond its message_size_limit with a
+        code that MQTT 5 does not have there, so that paho would end the connection."""
+        code = self._in_packet["packet"][2:3]
+        if code and code[0] == troubles.TOO_LARGE:
+            self._in_packet["packet"][2] = troubles.OTHER
+        return super()._handle_pubackcomp(cmd)
 
     def _handle_publish(self) -> MQTTErrorCode:
         """Drop a message that paho cannot read.

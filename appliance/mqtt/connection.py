@@ -64,6 +64,8 @@ class Delays:
     """Longest time for which a message may stay unacknowledged."""
     expiry_s: float = 3600.0
     """The broker drops an undelivered transcript after this time, and we do not publish it."""
+    again_s: float = 300.0
+    """Until a transcript is sent again that the broker refused, and others not."""
     hold_s: float = 600.0
     """Longest time that transcripts wait for a Home Assistant that was online before."""
     store_s: float = 5.0
@@ -191,7 +193,8 @@ class BrokerConnection:
                     yield self._disconnect(now_s, self._delays.refusal_s, reason)
                 case Lost(troubles.TAKEN_OVER, _):
                     self._id_conflict = troubles.taken_over(self._client_id)
-                    yield self._disconnect(now_s, self._delays.refusal_s, self._id_conflict)
+                    pause_s = self._delays.refusal_s
+                    yield self._disconnect(now_s, pause_s, self._id_conflict, code=item.code)
                 case Lost(_, reason) | Refused(_, reason):
                     yield self._on_outage(now_s, reason)
         undisturbed_s = self._delays.refusal_s + STEADY_S
@@ -302,7 +305,8 @@ class BrokerConnection:
             self._short_connections = 0
         if self._short_connections >= SHORT_CONNECTIONS:
             self._id_conflict = troubles.thrown_out(self._client_id)
-            return self._disconnect(now_s, self._delays.refusal_s, self._id_conflict)
+            pause_s, code = self._delays.refusal_s, troubles.TAKEN_OVER
+            return self._disconnect(now_s, pause_s, self._id_conflict, code=code)
         if steady:
             self._outages = 0
         pauses_s = self._delays.outages_s
@@ -331,7 +335,11 @@ class BrokerConnection:
         return topic
 
     def _on_puback(self, topic: str, code: int, reason: str) -> None:
-        """Report a topic that the broker refuses, until it accepts the topic again."""
+        """Report a topic that the broker refuses, until it accepts the topic again. Of transcripts,
+        the outbox reports those that are refused alone."""
+        is_transcript = topic == self._settings.topic(self._node, events.TRANSCRIPT)
+        if code >= FIRST_FAILURE and is_transcript and code not in troubles.REFUSES_ALL:
+            return
         if code >= FIRST_FAILURE:
             self._report_denied("write to", topic, code, reason)
         elif topic in self._denials.get("write to", ()):
@@ -345,7 +353,9 @@ class BrokerConnection:
         why = troubles.denied(self._settings, doing, code, reason)
         self._troubles.set(doing, why, f": {', '.join(sorted(topics))}")
 
-    def _disconnect(self, now_s: float, delay_s: float, reason: str, detail: str = "") -> Lost:
+    def _disconnect(
+        self, now_s: float, delay_s: float, reason: str, detail: str = "", *, code: int = 0
+    ) -> Lost:
         """Drop the link; the next attempt begins after at most `delay_s`."""
         if self._link:
             self._link.drop()
@@ -354,4 +364,4 @@ class BrokerConnection:
         self._denials.clear()
         self._attempt_s = now_s + delay_s * random.SystemRandom().uniform(*SPREAD)
         self._troubles.set("broker", reason, detail)
-        return Lost(0, reason)
+        return Lost(code, reason)

@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.config import MqttSettings
 from appliance.mqtt import events, troubles
-from appliance.mqtt.client import FIRST_FAILURE
+from appliance.mqtt.client import FIRST_FAILURE, Lost
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
 from appliance.mqtt.troubles import Troubles
 from appliance.records import Transcript
@@ -32,6 +32,9 @@ NOBODY_SUBSCRIBES = 16
 RECENT_S = 30.0
 """A subscriber may have stopped reading this long before its subscription ends, and the broker
 acknowledges meanwhile. Home Assistant did so for 3 s; a large one may take longer."""
+LOSSES = 3
+"""If the broker ends so many connections in a row with the same transcript in flight, it refuses
+that one."""
 RECENT = 100
 """Acknowledgements whose time is kept."""
 
@@ -42,8 +45,8 @@ class Outbox:
     Three numbers:
 
     - the cursor, in the store: the broker has everything up to it;
-    - `_reached`: the last transcript that was acknowledged or passed over, which the cursor
-      follows once a step;
+    - `_reached`: the last transcript that was acknowledged, refused or passed over, which the
+      cursor follows once a step, up to the first of the refused ones;
     - `_again`: up to here, transcripts are sent for the second time.
 
     The cursor never passes an unacknowledged transcript. So whatever ends the process, sending
@@ -54,6 +57,8 @@ class Outbox:
         """Pass over what is older than `expiry_s`. Raises StoreError."""
         self.expired = 0
         """Transcripts passed over as too old."""
+        self.refused: dict[int, float] = {}
+        """Transcripts that the broker refused alone, and when each is due again."""
         self._store = store
         self._expiry_s = expiry_s
         self._cursor = self._reached = store.cursor()
@@ -66,19 +71,26 @@ class Outbox:
                 self._recent.append((time.monotonic(), stored.seq))
         self._again = 0
 
-    def next_due(self) -> StoredTranscript | None:
+    def next_due(self, now_s: float = 0.0) -> StoredTranscript | None:
         """Return the transcript to send now; None if there is none, or one is not acknowledged.
 
         Raises StoreError.
         """
-        return None if self._sent else self.skip_expired()
+        return None if self._sent else self.skip_expired(now_s)
 
-    def skip_expired(self) -> StoredTranscript | None:
-        """Pass over what is too old to be published, and return the first that is not.
+    def skip_expired(self, now_s: float) -> StoredTranscript | None:
+        """Pass over what is too old to be published, and return the first that is not; a refused
+        one only when it is due again.
 
         Call it also without a connection: the retention deletes by age what the cursor has passed.
         Raises StoreError.
         """
+        for seq in sorted(seq for seq, due_s in self.refused.items() if now_s >= due_s):
+            page = [one for one in self._store.read_after(seq - 1, 1) if one.seq == seq]
+            if page and page[0].age_s() < self._expiry_s:
+                return page[0]
+            self.expired += len(page)
+            del self.refused[seq]
         while page := self._store.read_after(self._reached, 1):
             stored = page[0]
             if stored.age_s() < self._expiry_s:
@@ -95,12 +107,23 @@ class Outbox:
         """Return True if the transcript that is not acknowledged was sent as `message`."""
         return self._sent is not None and self._sent[0] == message
 
-    def mark_acknowledged(self, now_s: float) -> None:
-        """Record that the broker has the transcript that was sent."""
-        if self._sent:
-            self._reached = self._sent[1]
-            self._recent.append((now_s, self._reached))
+    def mark_acknowledged(self, now_s: float) -> bool:
+        """Record that the broker has the transcript that was sent. Return True if it is the last
+        one, by number."""
+        _, seq = self._sent or (0, 0)
         self._sent = None
+        self.refused.pop(seq, None)
+        self._recent.append((now_s, seq))
+        newest, self._reached = seq >= self._reached, max(self._reached, seq)
+        return newest
+
+    def set_aside(self, due_s: float) -> None:
+        """Record that the broker refused the transcript that was sent: it is due again at `due_s`,
+        and the next one now."""
+        _, seq = self._sent or (0, 0)
+        self._sent = None
+        self.refused[seq] = due_s
+        self._reached = max(self._reached, seq)
 
     def rewind(self) -> None:
         """Make the transcript that was sent due again."""
@@ -115,6 +138,7 @@ class Outbox:
         if sent:
             self._again = max(self._again, *sent)
             self._reached = min(self._reached, min(sent) - 1)
+            self.refused = {seq: at for seq, at in self.refused.items() if seq <= self._reached}
 
     def is_repeated(self, seq: int) -> bool:
         """Return True for a transcript that `resend_since` made due again."""
@@ -122,14 +146,19 @@ class Outbox:
 
     def save_cursor(self) -> None:
         """Store the cursor if it moved. Raises StoreError."""
-        if self._reached != self._cursor:
-            self._store.move_cursor(self._reached, back=self._reached < self._cursor)
-            self._cursor = self._reached
+        cursor = min([self._reached, *(seq - 1 for seq in self.refused)])
+        if cursor != self._cursor:
+            self._store.move_cursor(cursor, back=cursor < self._cursor)
+            self._cursor = cursor
+
+    def depth(self) -> int:
+        """Return how many transcripts the broker does not have. Any thread. Raises StoreError."""
+        return self._store.depth(self._reached) + len(self.refused)
 
     @property
-    def has_in_flight(self) -> bool:
-        """True while a transcript is not acknowledged."""
-        return self._sent is not None
+    def in_flight(self) -> int:
+        """Number of the transcript that is not acknowledged; 0: none."""
+        return self._sent[1] if self._sent else 0
 
 
 class Delivery:
@@ -155,20 +184,32 @@ class Delivery:
         self._event = b""
         """Event of the transcript that was sent last."""
         self._held_s = 0.0
+        self._losses: deque[int] = deque(maxlen=LOSSES)
+        """The transcript in flight at the end of each of the last connections."""
 
     def on_connected(self) -> None:
         """Start on a new connection."""
         self._held_s = 0.0
 
-    def on_lost(self) -> None:
-        """Make due again what the lost connection had not acknowledged."""
+    def on_lost(self, now_s: float, lost: Lost) -> None:
+        """Make due again what the lost connection had not acknowledged.
+
+        A transcript at which the broker ended one connection after another is set aside.
+        """
+        seq = self._outbox.in_flight
+        self._losses.append(seq)
+        on_purpose = lost.code == troubles.TAKEN_OVER and self._losses.count(seq) == LOSSES
+        if seq and (on_purpose or seq in self._outbox.refused):
+            self._set_aside(now_s, "the connection ended")
         self._outbox.rewind()
 
-    def on_puback(self, now_s: float, message: int, code: int) -> None:
+    def on_puback(self, now_s: float, message: int, code: int, reason: str) -> None:
         """Handle a PUBACK: the broker has the message, refuses it, or has no subscriber for it."""
         if not self._outbox.is_sent(message):
             return
-        if code >= FIRST_FAILURE:
+        if code >= FIRST_FAILURE and code not in troubles.REFUSES_ALL:
+            self._set_aside(now_s, reason)
+        elif code >= FIRST_FAILURE:
             self._outbox.rewind()
             self._held_s = now_s + self._delays.refusal_s
         elif code == NOBODY_SUBSCRIBES:
@@ -177,9 +218,15 @@ class Delivery:
             topic = self._settings.topic(self._node, events.TRANSCRIPT)
             self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(topic))
         else:
-            self._outbox.mark_acknowledged(now_s)
             self._troubles.clear(troubles.NOBODY)
-            self._set_last(self._event)
+            if self._outbox.mark_acknowledged(now_s):
+                self._set_last(self._event)
+
+    def _set_aside(self, now_s: float, reason: str) -> None:
+        """Go on without the transcript that was sent, and report it."""
+        self._outbox.set_aside(now_s + self._delays.again_s)
+        why = troubles.refused_alone(self._settings, self._outbox.refused, reason)
+        self._troubles.set(troubles.TRANSCRIPTS, why)
 
     def send_due(self, now_s: float, first: Callable[[], None]) -> None:
         """Send the next transcript; `first` is called before it.
@@ -189,7 +236,9 @@ class Delivery:
         """
         if not self._connection.is_connected or now_s < self._held_s:
             return
-        stored = self._outbox.next_due()
+        stored = self._outbox.next_due(now_s)
+        if not self._outbox.refused:
+            self._troubles.clear(troubles.TRANSCRIPTS)
         if stored is None:
             return
         first()

@@ -198,7 +198,7 @@ class LiveTopics:
         found, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
         published = (*state.news(), found, waits)
         if published != self._published or now_s >= self._state_s + STATE_S:
-            message = events.state(state, self._store.depth(), found, waits)
+            message = events.state(state, self._outbox.depth(), found, waits)
             publish(events.STATE, events.encode(message), retain=True)
             self._published, self._state_s = published, now_s
         if state.muted is not None:  # else the broker keeps the last known value
@@ -232,7 +232,7 @@ class LiveTopics:
         """Publish as the last state that the appliance has stopped; a muted one stays muted."""
         state = self._sources.state()
         if state.status != "muted":
-            message = events.state(state, self._store.depth()) | {"status": "stopped"}
+            message = events.state(state, self._outbox.depth()) | {"status": "stopped"}
             publish(events.STATE, events.encode(message), retain=True)
 
     def publish_queued(self, publish: Publish) -> None:
@@ -507,7 +507,7 @@ class Publisher(Listener):
         return PublisherStatus(
             connected=self._connection.is_connected,
             reasons=self._troubles.reasons(),
-            outbox_depth=self._store.depth(),
+            outbox_depth=self._outbox.depth(),
             expired=self._outbox.expired,
         )
 
@@ -549,11 +549,11 @@ class Publisher(Listener):
             match news:
                 case Connected():
                     self._on_connected(now_s)
-                case Acknowledged(number, code, _):
+                case Acknowledged(number, code, reason):
                     self._presence.on_puback(now_s, number, nobody=code == NOBODY_SUBSCRIBES)
-                    self._delivery.on_puback(now_s, number, code)
+                    self._delivery.on_puback(now_s, number, code, reason)
                 case Lost():
-                    self._delivery.on_lost()
+                    self._delivery.on_lost(now_s, news)
                     if self._rooms:
                         self._rooms.lost(now_s)
         for message in self._connection.take_messages():
@@ -568,7 +568,7 @@ class Publisher(Listener):
         if self._connection.is_connected:
             self._publish_due(now_s)
         else:
-            self._outbox.skip_expired()
+            self._outbox.skip_expired(now_s)
         # The cursor is stored last, once a step, and never passes an unacknowledged transcript.
         if self._rooms:  # a sentence that was just published may be acted on
             self._publish_posts(self._rooms)
@@ -594,7 +594,7 @@ class Publisher(Listener):
         elif self._home_assistant.enabled and self._has_new_temperature():
             self._announce()
         held = self._presence.is_holding(now_s)
-        if held and self._store.depth():
+        if held and self._outbox.depth():
             self._troubles.set(troubles.HOME_ASSISTANT, self._presence.reason)
         else:
             self._troubles.clear(troubles.HOME_ASSISTANT)
@@ -618,7 +618,7 @@ class Publisher(Listener):
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
     def _is_drained(self) -> bool:
-        if self._connection.is_connected and not self._outbox.has_in_flight:
+        if self._connection.is_connected and not self._outbox.in_flight:
             return True
         return not self._connection.is_open or time.monotonic() >= self._stop_s
 

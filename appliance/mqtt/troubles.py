@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from appliance.config import MqttSettings
 
@@ -12,15 +13,21 @@ TAKEN_OVER = 142
 """Reason code of a DISCONNECT: another client came with our client id."""
 PASSING = (136, 137, 151, 159)
 """CONNACK codes that pass by themselves: unavailable, busy, quota, connections too frequent."""
-TOO_LARGE = 149
-"""Reason code of a packet that is longer than the receiver accepts."""
+OTHER, TOO_LARGE = 131, 149
+"""Reason codes: implementation specific; a packet that is longer than the receiver accepts."""
 _UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
+REFUSES_ALL = (_NOT_AUTHORIZED, 144, 151)
+"""PUBACK codes that the next transcript would get, too: no right, no such topic, quota. The others
+concern one transcript."""
+TRANSCRIPTS = "refused transcripts"
+"""The broker refuses single transcripts."""
 
 WAITS = NOBODY, HOME_ASSISTANT = "nobody subscribes", "home assistant"
 """Transcripts wait for a subscriber. This ends by itself and does not degrade the state."""
 CLIENT_ID = "client id"
 """Another client uses our client id, or did so a moment ago."""
 HOME_ASSISTANT_OFFLINE = "Home Assistant is offline; transcripts wait 10 minutes for it"
+_LONGER = "let it accept longer packets (Mosquitto: max_packet_size, message_size_limit)"
 HOME_ASSISTANT_RETURNS = (
     "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
     "seconds until Home Assistant has certainly subscribed"
@@ -117,11 +124,22 @@ def denied(settings: MqttSettings, doing: str, code: int, reason: str) -> str:
     user = repr(settings.username) if settings.username else "clients without a user name"
     fixes = {
         _NOT_AUTHORIZED: f"allow {user} to in its access list",
-        TOO_LARGE: "let it accept longer packets (Mosquitto: max_packet_size)",
+        OTHER: f"see its log, or {_LONGER}",
+        TOO_LARGE: _LONGER,
     }
     return (
         f"broker {settings.host}:{settings.port} does not let us {doing} some topics ({reason}); "
         + fixes.get(code, "see its log")
+    )
+
+
+def refused_alone(settings: MqttSettings, refused: Iterable[int], reason: str) -> str:
+    """Return the reason if the broker refuses these transcripts and takes others."""
+    numbers = ", ".join(map(str, sorted(refused)))
+    return (
+        f"broker {settings.host}:{settings.port} refuses transcript {numbers} "
+        f"({reason}); later ones are published, and it is tried again for an hour; see the "
+        f"broker's log, or {_LONGER}"
     )
 
 

@@ -244,9 +244,11 @@ class Store:
         """Return the highest number ever given, 0 at first. Raises StoreError."""
         return self._number(tables.HIGHEST)
 
-    def depth(self) -> int:
-        """Return how many transcripts the broker does not have yet. Raises StoreError."""
-        return self._number("SELECT count(*) FROM transcripts, outbox WHERE seq > cursor")
+    def depth(self, after: int = 0) -> int:
+        """Return how many transcripts the cursor has not passed, of those after that number.
+        Raises StoreError."""
+        above = f"max(cursor, {after:d})"
+        return self._number(f"SELECT count(*) FROM transcripts, outbox WHERE seq > {above}")
 
     def is_current(self) -> bool:
         """Return False once the file was deleted, or replaced by another one."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
-from rigs.proxy import Proxy
+from rigs.proxy import TRANSCRIPT_TOPIC, Lossy, Proxy
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
@@ -164,6 +166,56 @@ class OneWay(Proxy):
             connection.recv(65536)
         else:
             super()._pass_on(connection)
+
+
+class Refuser(Lossy):
+    """A proxy that answers a transcript of "bad" with a PUBACK of that code; 0: it hangs up."""
+
+    def __init__(self, broker_port: int, code: int) -> None:
+        super().__init__(
+            broker_port, lambda packet, _: TRANSCRIPT_TOPIC in packet and b'"bad"' in packet
+        )
+        self.code = code
+
+    def lose(self, packet: bytes, connection: socket.socket) -> None:
+        at = packet.index(TRANSCRIPT_TOPIC) + len(TRANSCRIPT_TOPIC)
+        if self.code:
+            connection.sendall(b"\x40\x04" + packet[at : at + 2] + bytes([self.code, 0]))
+        else:
+            self.cut()
+
+
+UNSPECIFIED, QUOTA, PAYLOAD_INVALID, HANGS_UP = 128, 151, 153, 0
+
+
+@needs_broker
+@pytest.mark.parametrize("code", [UNSPECIFIED, PAYLOAD_INVALID, HANGS_UP, QUOTA])
+def test_a_transcript_that_is_refused_alone_comes_after_the_others_and_no_other_one(
+    store: Store, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    delays = replace(SOON, outages_s=(0.1,), again_s=4.0)
+    before = ["first"] if code == QUOTA else ["first", "next", "last"]
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as subscriber,
+        Refuser(broker.port, code) as refuser,
+        running(MqttSettings(host="127.0.0.1", port=refuser.port), store, delays=delays) as p,
+    ):
+        until(lambda: p.status().connected)
+        say(store, p, "first", "bad", "next", "last")
+        until(lambda: subscriber.texts() == before)
+        until(lambda: p.status().outbox_depth == 4 - len(before))
+        assert (store.cursor(), store.depth()) == (1, 3), "a restart would send it again"
+        refused = refuser.lost
+        until(lambda: refuser.lost > refused)
+        refuser._loses = lambda *_: False
+        until(lambda: store.depth() == 0)
+        until(lambda: not p.reasons())
+    assert subscriber.texts() == [*before, *(x for x in ("bad", "next", "last") if x not in before)]
+    assert code == QUOTA or subscriber.events()[3]["late"]
+    assert json.loads(subscriber.payloads("last")[-1])["text"] == "last"
+    named = sum("refuses transcript 2" in one.message for one in caplog.records)
+    assert named == (code != QUOTA)
 
 
 @pytest.mark.parametrize(

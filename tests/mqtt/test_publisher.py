@@ -27,6 +27,7 @@ from rigs.waiting import until
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.mqtt import credentials
+from appliance.mqtt.connection import Delays
 from appliance.mqtt.publisher import Publisher, Sources
 from appliance.records import Discarded, Partial
 from appliance.store.store import Store
@@ -298,6 +299,29 @@ def test_a_topic_refused_by_the_access_list_holds_the_outbox(store: Store, tmp_p
         until(lambda: "kitchen/transcript" in p.status().reasons[0])
         time.sleep(0.5)
         assert (p.status().connected, p.status().outbox_depth) == (True, 1)
+
+
+@pytest.mark.parametrize("limit", ["message_size_limit", "max_packet_size"])
+def test_a_transcript_that_is_too_long_for_the_broker_does_not_hold_the_others(
+    store: Store, limit: str
+) -> None:
+    delays = Delays(again_s=0.5)
+    with Broker(config=f"{limit} 9000") as broker, Subscriber(broker.port) as subscriber:
+        with running(settings(broker), store, delays=delays) as publisher:
+            until(lambda: publisher.status().connected)
+            add(store, publisher, "one", "long " * 2000, "three")
+            until(lambda: len(subscriber.events()) == 2)
+            assert [event["seq"] for event in subscriber.events()] == [1, 3]
+            until(lambda: publisher.status().outbox_depth == 1)
+            until(lambda: "refuses transcript 2 (" in str(subscriber.state()["reasons"]))
+            assert broker.log().count("as roomscribe-kitchen") == 1, "the connection stays"
+            broker.stop()
+            broker._config.write_text(broker._config.read_text().replace("9000", "90000"))
+            broker.start()
+            until(lambda: store.depth() == 0)
+            until(lambda: publisher.status().reasons == ())
+        until(lambda: [event["seq"] for event in subscriber.events()] == [1, 3, 2])
+        assert [event["late"] for event in subscriber.events()] == [False, False, True]
 
 
 def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path: Path) -> None:

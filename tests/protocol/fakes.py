@@ -24,8 +24,8 @@ from appliance.records import OutgoingMessage
 
 TICK_S = 0.001
 """No two steps happen at the same time."""
-NOBODY = 16
-"""Reason code of a PUBACK: no subscriber."""
+NOBODY, PAYLOAD_INVALID = 16, 153
+"""Reason codes of a PUBACK: no subscriber; this message is refused."""
 
 
 class Clock:
@@ -164,14 +164,16 @@ class Broker:
             self.link.news.append(Lost(0, "the connection broke"))
             self.forget(self.link)
 
-    def read(self) -> dict[str, Any] | None:
-        """Read messages up to a transcript, and return that one."""
+    def read(self, *, refuses: bool = False) -> dict[str, Any] | None:
+        """Read messages up to a transcript, refuse that one or pass it on, and return it."""
         while self.wire:
             message = self.wire.popleft()
             found = message.event
             wanted = found or message.topic.startswith("homeassistant/")
             code = NOBODY if wanted and not self.subscribed else 0
-            if found and self.subscribed:
+            if found and refuses:
+                code = PAYLOAD_INVALID
+            elif found and self.subscribed:
                 self.inbox.append({**found, "early": message.early, "duplicate": False})
             if message.qos:
                 self.acks.append((message.number, code, found.get("id", ""), False))

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 from protocol.state import (
     LATE,
+    OLD,
     Action,
     State,
     assign,
     unlinked,
+    with_cursor,
     with_value,
     without,
 )
@@ -29,7 +31,7 @@ def stop(s: State, *, crashed: bool, counts: bool) -> State:
         deaths = with_value(deaths, s.lease - 1, (deaths[s.lease - 1] + 1) * crashed)
     return unlinked(s)._replace(
         up=False, ahead=0, waiting=(), lease=0, sent=False, texts=(), committed=0,
-        deaths=deaths, reached=0, flight=(), stood=0,
+        deaths=deaths, reached=0, flight=(), stood=0, refused=(),
     )  # fmt: skip
 
 
@@ -77,6 +79,8 @@ def broker_faults(s: State) -> Iterator[Action]:
         yield "the network swallows everything", s._replace(deaf=True, wire=(), acks=())
         if (0, 0, 0) not in s.wire and 0 not in s.acks:
             yield "a state message is sent as well", s._replace(wire=((0, 0, 0), *s.wire))
+    if s.flight and s.wire and s.wire[0][:1] == s.flight and not s.wire[0][2] & OLD:
+        yield f"the broker refuses {s.wire[0][1]}", _refused(s)
     if s.acks and s.acks[0] >= 0:  # the answer `nobody subscribes` is lost only with its connection
         yield "the network loses an acknowledgement", s._replace(acks=s.acks[1:])
     if s.inbox or s.acks:
@@ -92,6 +96,15 @@ def broker_faults(s: State) -> Iterator[Action]:
         if copy not in rest:
             twice = s._replace(inbox=((number, window, marks), copy, *rest))
             yield f"the broker passes {window} on twice", twice
+
+
+def _refused(s: State) -> State:
+    """Return the state after the broker has refused the transcript in flight, and no other one."""
+    (number, window, _), *rest = s.wire
+    return with_cursor(s._replace(
+        wire=tuple(rest), flight=(), refused=tuple(sorted({*s.refused, number})),
+        unordered=tuple(sorted({*s.unordered, window})),
+    ))  # fmt: skip
 
 
 def fleet_faults(s: State, idle: tuple[tuple[int, bool], ...]) -> Iterator[Action]:

@@ -46,7 +46,7 @@ class Ledger:
     again."""
     muted: bool = False
     early: set[str] = field(default_factory=set)
-    """Received from a message that was under way when the subscriber came."""
+    """Received from a message that was under way when the subscriber came, or refused before."""
     received: dict[str, int] = field(default_factory=dict)
     """Number of each id that the subscriber has, in the order of their arrival."""
 

@@ -11,13 +11,13 @@ from protocol.follow import NOTHING
 from protocol.local import LocalMachine
 from protocol.speech import SpeechMachine
 
-DELIVERED_WITHIN_S = 300.0
-"""When faults end, everything is delivered within this time: the broker may have refused us for
-60 s, and a lost acknowledgement is noticed after 70 s."""
+DELIVERED_WITHIN_S = 600.0
+"""When faults end, everything is delivered within this time: a refused transcript waits for 300 s,
+the broker may have refused us for 60 s, and a lost acknowledgement is noticed after 70 s."""
 READS_S, LEAVES_S = 2.0, 1.5
 """Home Assistant has read after so long, and is gone so long after it said that it stops."""
 STATUS = "homeassistant/status"
-PAUSES_S = (0.1, 1.0, 3.0, 7.0, 40.0, 90.0)
+PAUSES_S = (0.1, 1.0, 3.0, 7.0, 40.0, 90.0, 301.0)
 
 
 class BrokerMachine(SpeechMachine):
@@ -39,6 +39,24 @@ class BrokerMachine(SpeechMachine):
         self.house.clock.advance(0.001)
         if event:
             self.follow("the broker gets", free=NOTHING)
+
+    @precondition(lambda self: self.up and self._next_is_in_flight())
+    @rule()
+    def broker_refuses(self) -> None:
+        """The broker refuses a transcript, and would take others."""
+        broker = self.house.broker
+        refused = broker.read(refuses=True)
+        assert refused
+        self.ledger.early.add(refused["id"])
+        while broker.acks:
+            broker.answer()
+        self.house.tick()
+        self.follow(f"the broker refuses {self._number(refused['id'])}")
+
+    def _next_is_in_flight(self) -> bool:
+        """Return True if the broker reads next the transcript that is not acknowledged."""
+        sent = self.house.up.publisher._outbox.is_sent
+        return next((sent(one.number) for one in self.house.broker.wire if one.event), False)
 
     @precondition(lambda self: self.house.broker.acks)
     @rule()
@@ -81,7 +99,7 @@ class BrokerMachine(SpeechMachine):
         self.follow("the broker restarts$")
 
     @precondition(lambda self: self.up and self.house.broker.link and not self.house.broker.deaf)
-    @precondition(lambda self: self.house.up.publisher._outbox.has_in_flight)
+    @precondition(lambda self: self.house.up.publisher._outbox.in_flight)
     @rule()
     def network_swallows(self) -> None:
         """The connection stays open, and nothing passes any more."""

@@ -24,6 +24,7 @@ from protocol.state import (
     ViolationError,
     assign,
     unlinked,
+    with_cursor,
     with_value,
     without,
 )
@@ -148,13 +149,24 @@ class Model:
         if not s.unheard and not s.flight and number <= len(s.rows):
             window = s.rows[number - 1]
             if window in s.deleted or window in s.expired:
-                passed = s._replace(reached=number, cursor=number)
-                yield f"deleted row {number} is passed over", passed
+                yield (
+                    f"deleted row {number} is passed over",
+                    with_cursor(s._replace(reached=number)),
+                )
             else:
                 marks = LATE * (number <= s.stood)
                 wire = s.wire if s.deaf else (*s.wire, (number, window, marks))
                 sent = s._replace(wire=wire, flight=(number,), reached=number)
                 yield f"transcript {window} is published", sent
+        for number in () if s.unheard or s.flight else s.refused[:1]:
+            window, wire = s.rows[number - 1], s.wire
+            if window in s.deleted or window in s.expired:
+                left = without(s.refused, number)
+                yield f"deleted row {number} is passed over", with_cursor(s._replace(refused=left))
+            else:
+                wire = wire if s.deaf else (*wire, (number, window, LATE))
+                again = s._replace(wire=wire, flight=(number,))
+                yield f"transcript {window} is published again", again
         if s.acks:
             number, *rest = s.acks
             after = self._acknowledged(s._replace(acks=tuple(rest)), number)
@@ -171,23 +183,22 @@ class Model:
         if number < 0:
             if -number not in s.flight:
                 return s
-            return _superseded(s)._replace(reached=-number - 1, flight=())
+            reached = s.reached if -number in s.refused else -number - 1
+            return _superseded(s)._replace(reached=reached, flight=())
         flight = tuple(one for one in s.flight if one != number)
         recent = min(s.recent or number, number or s.recent)
-        cursor = min(flight, default=s.reached + 1) - 1
-        return s._replace(flight=flight, recent=recent, cursor=cursor)
+        refused = without(s.refused, number)
+        return with_cursor(s._replace(flight=flight, recent=recent, refused=refused))
 
     def _connected(self, s: State) -> State:
         """Return the state with a new connection: what is not safe at the broker is due again."""
-        reached = s.reached
-        if s.flight:
-            reached = min(s.flight) - 1
+        reached = min((one - 1 for one in s.flight if one not in s.refused), default=s.reached)
         recent = s.recent
         if s.unheard and s.recent:
             reached, recent = min(reached, s.recent - 1), 0
         return s._replace(
             linked=True, reached=reached, flight=(), stood=self._late_below(s), recent=recent,
-            cursor=min(s.cursor, reached), unheard=False,
+            cursor=min(s.cursor, reached), unheard=False, refused=_up_to(reached, s.refused),
         )  # fmt: skip
 
     def _late_below(self, s: State) -> int:
@@ -201,7 +212,7 @@ class Model:
         reached = min(s.reached, again)
         return _superseded(s)._replace(
             reached=reached, flight=(), stood=max(s.stood, s.reached), recent=0,
-            cursor=min(s.cursor, reached), unheard=False,
+            cursor=min(s.cursor, reached), unheard=False, refused=_up_to(reached, s.refused),
         )  # fmt: skip
 
     def _received(self, s: State) -> Action:
@@ -216,7 +227,7 @@ class Model:
             return f"the subscriber gets {window}", s._replace(inbox=tuple(rest), early=early)
         if window not in received:
             later = [one for one in s.received if s.rows.index(one) >= number]
-            if later and window not in s.early:
+            if later and window not in (*s.early, *s.unordered):
                 raise ViolationError("order", f"the subscriber gets {window} after {later[0]}")
             received = tuple(sorted((*s.received, window)))
         return f"the subscriber gets {window}", s._replace(inbox=tuple(rest), received=received)
@@ -261,6 +272,10 @@ def _at_broker(s: State) -> State:
     inbox = s.inbox if s.away or not number else (*s.inbox, (number, window, marks & ~OLD))
     acks = s.acks if marks & OLD else (*s.acks, -number if s.away else number)
     return s._replace(wire=tuple(rest), inbox=inbox, acks=acks)
+
+
+def _up_to(reached: int, refused: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(one for one in refused if one <= reached)
 
 
 def _superseded(s: State) -> State:

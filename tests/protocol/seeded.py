@@ -43,17 +43,22 @@ def never_mark_as_late(patch: Patch) -> None:
 def publish_the_newest_first(patch: Patch) -> None:
     sent = set[int]()
 
-    def newest(self: Outbox) -> StoredTranscript | None:
+    def newest(self: Outbox, _now_s: float) -> StoredTranscript | None:
         due = [one for one in self._store.read_after(self._reached) if one.seq not in sent]
         return due[-1] if due and not self._sent else None
 
-    def acknowledge(self: Outbox, _now_s: float) -> None:
+    def acknowledge(self: Outbox, _now_s: float) -> bool:
         assert self._sent
         sent.add(self._sent[1])
         self._sent = None
+        return True
 
     patch.setattr(Outbox, "next_due", newest)
     patch.setattr(Outbox, "mark_acknowledged", acknowledge)
+
+
+def forget_what_is_refused(patch: Patch) -> None:
+    patch.setattr(Outbox, "set_aside", lambda self, _: self.mark_acknowledged(0.0))
 
 
 def publish_from_a_cache(patch: Patch) -> None:

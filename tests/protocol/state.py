@@ -42,6 +42,8 @@ class State(NamedTuple):
     """Rows up to this number were stored before the connection, or were sent before: late."""
     recent: int = 0
     """The first row that was acknowledged lately; 0: none."""
+    refused: tuple[int, ...] = ()
+    """Rows that the broker refused, and that are due again later."""
     # what outlives the process
     heard: int = 0
     spool: tuple[int, ...] = ()
@@ -72,6 +74,8 @@ class State(NamedTuple):
     """Ids that the subscriber has."""
     early: tuple[int, ...] = ()
     """Ids that it has only from a message that was EARLY."""
+    unordered: tuple[int, ...] = ()
+    """Ids that the broker refused once, which may come after later ones."""
     # the fleet
     stream: tuple[int, ...] = ()
     workers: tuple[tuple[int, bool], ...] = ()
@@ -106,6 +110,11 @@ def with_value(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
 def unlinked(s: State) -> State:
     """Return the state without a connection: what was under way on it is gone."""
     return s._replace(linked=False, deaf=False, wire=(), acks=())
+
+
+def with_cursor(s: State) -> State:
+    """Return the state whose cursor is before the first row that the broker does not have."""
+    return s._replace(cursor=min((*s.flight, *s.refused), default=s.reached + 1) - 1)
 
 
 def assign(s: State, at: int, window: int, *, answered: bool = False) -> State:

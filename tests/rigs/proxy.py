@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Self
 
 TRANSCRIPT_TOPIC = b"roomscribe/kitchen/transcript"
 
@@ -40,7 +41,7 @@ class Proxy:
         """Ends every connection, as a wireless network does that was away for a moment."""
         self._cut = True
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
