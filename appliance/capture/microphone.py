@@ -14,12 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.devices import Device, is_stream, stable_name
-from appliance.capture.frames import LAST_BIT, Framer, Resampler, SampleClock, is_clipped
+from appliance.capture.frames import (
+    FRAME_SAMPLES,
+    LAST_BIT,
+    Framer,
+    Resampler,
+    SampleClock,
+    is_clipped,
+)
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
-from appliance.records import FULL_SCALE, SAMPLE_RATE, EchoState, Frame
+from appliance.records import SAMPLE_RATE, EchoState, Frame
 
 if TYPE_CHECKING:
     from appliance.capture.echo import EchoCanceller
@@ -194,14 +201,13 @@ class _Stream:
 
     def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
         self.clock, self.framer = SampleClock(), Framer()
-        self._resampler = Resampler(rate_hz, weights)
+        self._resampler = Resampler(rate_hz, weights, FRAME_SAMPLES)
         self._given = 0
 
     def push(self, waiting: list[NDArray[np.int16]]) -> Iterator[Frame]:
         """The frames that these blocks complete; the list is emptied."""
         while waiting:
-            sound = waiting.pop(0).astype(np.float32) / np.float32(FULL_SCALE)
-            samples = self._resampler.push(sound)
+            samples = self._resampler.push(waiting.pop(0))
             start_s = self.clock.began_s + self._given / SAMPLE_RATE
             self._given += len(samples)
             yield from self.framer.push(samples, start_s)

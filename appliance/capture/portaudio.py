@@ -33,6 +33,8 @@ HEADER = struct.Struct("=BBId")
 """Kind, whether samples were lost before it, length of the data in bytes, end_s."""
 FIELDS, SOUND = 0, 1
 """A JSON object; a block of int16 samples with interleaved channels, as the device records."""
+FOLLOWS = bytes((SOUND, False))
+"""How a block begins before which no samples were lost."""
 SPEECH_RATE_HZ = 16_000
 BLOCK_S = 0.03
 """Length of one read."""
@@ -80,6 +82,14 @@ class Inbox:
         data = bytes(self._bytes[HEADER.size : end])
         del self._bytes[:end]
         return Message(kind, data, end_s, bool(lost))
+
+    def join(self, block: Message) -> Message:
+        """Return a block together with those that directly follow it and are complete."""
+        parts = [block.data]
+        while self._bytes.startswith(FOLLOWS) and (more := self.next()) is not None:
+            parts.append(more.data)
+            block = block._replace(end_s=more.end_s)
+        return block._replace(data=b"".join(parts))
 
 
 def main() -> NoReturn:

@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,10 @@ from appliance.errors import DeviceError
 
 PIPE_BYTES = 1 << 20
 """30 s of 16 kHz mono: if the appliance is busy for longer, samples are lost."""
+QUIET_S = 0.15
+"""Sound that is read at once while nobody speaks. Waking up costs more than the work. The shortest
+utterance (`min_speech_ms`) and the silence after which its text is computed (`TAIL_MS`) take
+longer, so its end is never found later."""
 REAP_S = 0.5
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = (
@@ -87,6 +92,9 @@ class Recorder:
         self._started = False
         """True once the process runs: later waits are for PortAudio alone."""
         self._block_within_s = limits.first_s
+        self.alert = threading.Event()
+        """Set while each block is needed at once."""
+        self.alert.set()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         for end in (self._wake_receiver, self._wake_sender):
             end.setblocking(False)
@@ -146,11 +154,14 @@ class Recorder:
         return [Device(**found) for found in self._request(do="list")["devices"]]
 
     def read(self) -> Message | None:
-        """Return the next block; None if interrupted. Raises StallError or EndError."""
+        """Return the blocks that have arrived as one, up to the next loss; wait for the first, or
+        for QUIET_S of them while not `alert`. None if interrupted. Raises StallError or EndError.
+        """
+        self.alert.wait(QUIET_S)
         while (message := self._next(self._block_within_s)) is not None:
             if message.kind == SOUND:
                 self._block_within_s = self._limits.block_s
-                return message
+                return self._inbox.join(message)
             raise EndError(json.loads(message.data)["lost"])
         return None
 
@@ -176,6 +187,7 @@ class Recorder:
 
     def interrupt(self) -> None:
         """Make every wait end at once, until `resume`. Any thread."""
+        self.alert.set()
         with contextlib.suppress(OSError):
             self._wake_sender.send(b"!")
 

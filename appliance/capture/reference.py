@@ -16,7 +16,6 @@ from appliance.capture.frames import Resampler
 from appliance.capture.portaudio import SOUND, Message
 from appliance.capture.recorder import EndError, Recorder
 from appliance.errors import DeviceError
-from appliance.records import FULL_SCALE
 
 REOPEN_S = 5.0
 """Seconds between two attempts to open it."""
@@ -63,7 +62,7 @@ class Reference:
     def _take(self, message: Message) -> None:
         if message.kind == SOUND and self._resampler:
             sound = np.frombuffer(message.data, np.int16).reshape(-1, self._channels)
-            samples = self._resampler.push(sound.astype(np.float32) / np.float32(FULL_SCALE))
+            samples = self._resampler.push(sound)
             self.buffer.push(samples, message.end_s, lost=message.lost)
             return
         answer = json.loads(message.data)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest
 from appliance.capture.frames import FRAME_SAMPLES, is_clipped, power_of, ratio_of
-from appliance.capture.voice import Detector, Judgement
+from appliance.capture.voice import ASLEEP, NOISE_SCORE, Detector, Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
 
@@ -157,6 +157,12 @@ class Segmenter:
     def speaking(self) -> bool:
         """True while an utterance is open."""
         return bool(self._utterance_id)
+
+    @property
+    def alert(self) -> bool:
+        """True while an utterance is open, or may be opened by what has been heard."""
+        last = self._frames[-1].judgement if self._frames else ASLEEP
+        return self.speaking or last.score >= NOISE_SCORE
 
     @property
     def utterance_id(self) -> str:

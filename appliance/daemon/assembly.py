@@ -253,7 +253,8 @@ class Parts:
 
     def _put(self, frame: Frame) -> None:
         """Queue a frame, or drop and count it: sound never waits."""
-        self.sounding.set()
+        if not self.sounding.is_set():
+            self.sounding.set()
         if self.controls.listens:
             self.controls.hear(frame)
         try:

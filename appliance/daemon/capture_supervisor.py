@@ -104,6 +104,14 @@ class CaptureSupervisor:
             self._recorder.kill()
             self._ended = True
 
+    def attend(self, *, alert: bool) -> None:
+        """Take each block as soon as it comes if `alert`, else several at once; also with a
+        reference, which must not wait."""
+        if alert or self._settings.reference.get("device"):
+            self._recorder.alert.set()
+        else:
+            self._recorder.alert.clear()
+
     def apply_mute(self) -> None:
         """Close or open the source soon, because the mute has changed."""
         with self._lock:

@@ -161,6 +161,7 @@ class Pipeline:
             if item is None:
                 continue
             results = self._push(item)
+            self.parts.supervisor.attend(alert=segmenter.alert)
             if segmenter.speaking != speaking:
                 speaking = not speaking
                 for listener in self.parts.listeners:

@@ -30,8 +30,8 @@ log = logging.getLogger("roomscribe.daemon")
 
 STUCK_S = 25.0
 """A stage without a heartbeat for so long is stuck; the slowest window takes a few seconds."""
-POLL_S = 0.2
-"""Between two checks of the stages, the mute's file and the signals."""
+POLL_S, CHECK_S = 0.2, 1.0
+"""Between two looks at the signals and the mute's file; between two checks of the stages."""
 
 
 class Signals:
@@ -259,10 +259,10 @@ def _supervise(
     """
     signals = process.signals
     ceiling_mb = process.limits.limit_mb(pipeline.state().model)
+    check_s = 0.0
     while not signals.wait_for_stop(POLL_S if announcer.ready else POLL_S / 4):
         if pipeline.ended.is_set():
             return None
-        announcer.feed()
         pipeline.mute.poll()
         if signals.toggle_mute:
             signals.toggle_mute = False
@@ -273,6 +273,10 @@ def _supervise(
             renewed = _read_again(settings, process.reread, announcer, chosen)
             if renewed is not None:
                 return renewed
+        if announcer.ready and time.monotonic() < check_s:
+            continue
+        check_s = time.monotonic() + CHECK_S
+        announcer.feed()
         memory_mb = resident_mb()
         if memory_mb > ceiling_mb:
             raise DeviceError(

@@ -19,6 +19,7 @@ from rigs.waiting import until
 from appliance.capture import portaudio
 from appliance.capture.devices import Device
 from appliance.capture.microphone import Microphone
+from appliance.capture.portaudio import SOUND, Inbox, Message
 from appliance.capture.recorder import LIMITS, EndError, Recorder, RecorderLimits, StallError
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
@@ -146,6 +147,18 @@ say(lost="gone")
     ):
         heard.extend(microphone.frames())
     assert [frame.samples.any() for frame in heard] == [False, True]
+
+
+def test_blocks_that_have_arrived_are_read_as_one_up_to_a_loss() -> None:
+    inbox = Inbox()
+    for number in range(5):
+        inbox.push(Message(SOUND, bytes([number]), float(number), number == 2).pack())
+    joined = [inbox.join(block) for _ in range(2) if (block := inbox.next())]
+    assert [(one.data, one.end_s, one.lost) for one in joined] == [
+        (bytes([0, 1]), 1.0, False),
+        (bytes([2, 3, 4]), 4.0, True),
+    ]
+    assert inbox.next() is None
 
 
 def test_a_parent_that_is_killed_leaves_no_reader_behind() -> None:

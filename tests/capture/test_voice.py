@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rigs.checkout import SPEECH, shared
 
 from appliance.capture.frames import Framer
+from appliance.capture.recorder import QUIET_S
 from appliance.capture.recording import Recording
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import SILERO_SAMPLES, VoiceDetector
@@ -134,6 +135,18 @@ def test_a_command_is_heard_after_long_noise_of_its_room(name: str) -> None:
         spoken_s = 15.0 + len(sound) / 16000 / 2
         windows = heard(np.concatenate((room, sound, noise(1, 3))))
         assert any(one.start_s < spoken_s < one.start_s + one.duration_s for one in windows)
+
+
+@pytest.mark.parametrize("number", range(0, 40, 4))
+def test_blocks_come_one_by_one_before_anything_is_decided(number: int) -> None:
+    segmenter = Segmenter(VoiceDetector(VoiceSettings()), SegmenterSettings(), 10.0)
+    alert_s = 0.0
+    with Recording(str(SPEECH / f"{number:02}.flac"), real_time=False) as recording:
+        for frame in recording.frames():
+            decided = segmenter.push(frame) or segmenter.speculative_window
+            if decided:
+                assert alert_s > QUIET_S, "the blocks before may come that much later"
+            alert_s = alert_s + 0.03 if segmenter.alert else 0.0
 
 
 def test_a_beginning_that_is_like_speech_is_reported_once_when_the_detector_sleeps() -> None:

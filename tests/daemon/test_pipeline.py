@@ -75,7 +75,7 @@ class Gate:
 class FakeSegmenter:
     """Makes a window of every frame, if it is to."""
 
-    speaking, speculative_window, closed_early = False, None, False
+    speaking, speculative_window, closed_early, alert = False, None, False, False
 
     def __init__(self, gate: Gate, windows: bool) -> None:
         self._gate, self._windows = gate, windows
