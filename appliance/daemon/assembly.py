@@ -300,7 +300,7 @@ class Parts:
             prefix=self.settings.mqtt.prefix,
             report=self._report_rooms,
             muted=lambda: self.mute.on,
-            wake=lambda: self.publisher.notify() if self.publisher else None,
+            wake=lambda: self.publisher.on_change() if self.publisher else None,
             on_change=self._report_change,
         )
 

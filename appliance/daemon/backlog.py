@@ -33,8 +33,9 @@ SAMPLES_IN_MEMORY = 4
 UNSPOOLED_LIMIT = 64
 """Windows that may wait without being in the spool."""
 DEATHS = 3
-"""A window during whose transcription so many processes died is set aside. After the first death it
-is transcribed alone, so that none is set aside for another one's fault."""
+"""A window during whose transcription so many processes ended waits until another one is
+transcribed, and is then tried once more: the device may be broken. After the first death it is
+transcribed alone, so that none is set aside for another one's fault."""
 FAILURES_IN_A_ROW = 3
 """So many windows failing one after another mean a broken device, not a strange sound."""
 BEHIND_S = 30.0
@@ -134,6 +135,7 @@ class Lease:
         for window_id in failed:
             self._backlog._spool.delete(window_id)
         self._backlog._spool.mark_survived(self.window.id)
+        self._backlog._end_doubt()
 
     def finish(self) -> None:
         """End the lease: the transcript is stored, or nobody wants the window any more."""
@@ -200,6 +202,10 @@ class Backlog:
             _Waiting(kept.id, kept.utterance_id, kept.duration_s, now_s, kept.attempts)
             for kept in self._spool.windows()
         )
+        self._doubtful: list[_Waiting] = []
+        """Windows that wait until another one is transcribed."""
+        self._works = False
+        """Whether this process has transcribed a window."""
         self._leased: set[str] = set()
         """Ids of the windows whose lease has not ended."""
         self._alone = False
@@ -291,8 +297,8 @@ class Backlog:
 
     def take_window(self, timeout_s: float) -> Lease | None:
         """Lease the oldest window. Return None if none came in time, if a speculation or a request
-        waits, or if it is set aside. If this process dies before the lease's `mark_transcribed`,
-        that counts."""
+        waits, or if the window may be deadly. If this process dies before the lease's
+        `mark_transcribed`, that counts."""
         with self._news:
             if not (self._waiting or self._speculation_new or self._requests or self.is_over):
                 self._news.wait(timeout_s)
@@ -302,13 +308,17 @@ class Backlog:
                 self._news.wait(REQUEST_POLL_S)
                 return None
             oldest = self._waiting.popleft()
+            if oldest.deaths == DEATHS and self._in_process and not self._works:
+                log.error("%d processes ended with a window of %.1f s", DEATHS, oldest.duration_s)
+                self._doubtful.append(oldest)
+                return None
             self._alone = oldest.deaths > 0
             self._leased.add(oldest.id)
         self._report_delay()
         window = oldest.window or self._spool.load(oldest.id)
-        if window and oldest.deaths >= DEATHS and self._in_process:
+        if window and oldest.deaths > DEATHS and self._in_process:
             log.error(
-                "a window of %.1f s is set aside: %d processes died while they transcribed it",
+                "a window of %.1f s is set aside: %d processes ended while they transcribed it",
                 window.duration_s,
                 oldest.deaths,
             )
@@ -414,11 +424,20 @@ class Backlog:
                 self._news.wait(REQUEST_POLL_S)
         return first
 
+    def _end_doubt(self) -> None:
+        """Queue the doubtful windows once more: a window was transcribed, so the device works."""
+        with self._news:
+            self._works = True
+            self._waiting.extendleft(reversed(self._doubtful))
+            self._doubtful.clear()
+            self._news.notify()
+
     def _remove_surplus(self) -> list[_Waiting]:
         """Remove the oldest windows until the rest is within the limits, and return them."""
         unspooled = [waiting for waiting in self._waiting if not waiting.spooled]
         dropped = unspooled[: max(0, len(unspooled) - UNSPOOLED_LIMIT)]
-        for waiting in self._waiting if self._spool.size > self._limit else ():
+        spooled = (*self._doubtful, *self._waiting)
+        for waiting in spooled if self._spool.size > self._limit else ():
             while self._spool.size > self._limit and self._spool.delete_transcribed():
                 pass
             if self._spool.size <= self._limit:
@@ -427,7 +446,7 @@ class Backlog:
                 self._spool.delete(waiting.id)
                 dropped.append(waiting)
         for waiting in dropped:
-            self._waiting.remove(waiting)
+            (self._doubtful if waiting in self._doubtful else self._waiting).remove(waiting)
         return dropped
 
     def _report_delay(self) -> None:

@@ -159,7 +159,8 @@ def run(
     former = joined
     while wanted is not None:
         former, wanted = _run_once(wanted, former, process)
-        _free_memory()
+        # a pipeline's parts refer to each other: reference counts alone do not free its model
+        gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +197,6 @@ def _run_once(
     process.signals.reload |= running.reload.is_set()
     running.check()
     return settings, renewed
-
-
-def _free_memory() -> None:
-    """Free the pipeline that has ended: its parts refer to each other, so that reference counts
-    alone do not free its model, threads and descriptors."""
-    gc.collect()
 
 
 def _await_transcriber(
@@ -332,6 +327,6 @@ def _open(wanted: Settings, former: Settings, pipeline: Factory) -> tuple[Settin
         if wanted is former:
             raise
         log.error("%s; going on with the configuration that was read before", error)
-    _free_memory()
+    gc.collect()
     journal.set_up(former.journal)
     return former, pipeline(former)

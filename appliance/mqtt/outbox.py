@@ -72,19 +72,14 @@ class Outbox:
         self._again = 0
 
     def next_due(self, now_s: float = 0.0) -> StoredTranscript | None:
-        """Return the transcript to send now; None if there is none, or one is not acknowledged.
-
-        Raises StoreError.
-        """
-        return None if self._sent else self.skip_expired(now_s)
-
-    def skip_expired(self, now_s: float) -> StoredTranscript | None:
-        """Pass over what is too old to be published, and return the first that is not; a refused
-        one only when it is due again.
+        """Pass over what is too old to be published, and return the transcript to send now; None if
+        there is none, or one is not acknowledged.
 
         Call it also without a connection: the retention deletes by age what the cursor has passed.
         Raises StoreError.
         """
+        if self._sent:
+            return None
         for seq in sorted(seq for seq, due_s in self.refused.items() if now_s >= due_s):
             page = [one for one in self._store.read_after(seq - 1, 1) if one.seq == seq]
             if page and page[0].age_s() < self._expiry_s:

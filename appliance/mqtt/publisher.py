@@ -441,10 +441,6 @@ class Publisher(Listener):
 
     # any thread
 
-    def notify(self) -> None:
-        """Wake the publisher: the store or the state has changed."""
-        self._wake.set()
-
     def on_transcript(self, transcript: Transcript) -> None:
         """Publish the store's new transcript."""
         self._wake.set()
@@ -568,7 +564,7 @@ class Publisher(Listener):
         if self._connection.is_connected:
             self._publish_due(now_s)
         else:
-            self._outbox.skip_expired(now_s)
+            self._outbox.next_due(now_s)
         # The cursor is stored last, once a step, and never passes an unacknowledged transcript.
         if self._rooms:  # a sentence that was just published may be acted on
             self._publish_posts(self._rooms)
@@ -591,8 +587,10 @@ class Publisher(Listener):
             self._outbox.resend_since(unheard_s)
         if now_s >= self._presence.announce_s:
             self._announce_again()
-        elif self._home_assistant.enabled and self._has_new_temperature():
-            self._announce()
+        elif self._home_assistant.enabled and not (
+            available_temperatures(self._sources.state(), None) <= self._temperatures
+        ):
+            self._announce()  # a Hailo is in use that was not when the device was announced
         held = self._presence.is_holding(now_s)
         if held and self._outbox.depth():
             self._troubles.set(troubles.HOME_ASSISTANT, self._presence.reason)
@@ -647,10 +645,6 @@ class Publisher(Listener):
         )
         topic = discovery_topic(self._home_assistant.prefix, self._node)
         return self._connection.send(OutgoingMessage(topic, events.encode(message), retain=True))
-
-    def _has_new_temperature(self) -> bool:
-        """Return True if a Hailo is in use that was not when the device was announced."""
-        return not available_temperatures(self._sources.state(), None) <= self._temperatures
 
     def _announce_again(self) -> None:
         """Publish everything again for a Home Assistant that has started. Raises BrokerError."""

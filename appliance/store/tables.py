@@ -161,8 +161,6 @@ _MEASURED = ("language_probability", "level_dbfs", "snr_db")
 CURSOR = "SELECT cursor FROM outbox"
 HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
 """The highest number ever given, 0 at first."""
-STORED = 1 + _NAMES.index("stored")
-"""Index of the storing time in a Row."""
 
 
 class DamagedRowError(ValueError):

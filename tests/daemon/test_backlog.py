@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,7 +214,9 @@ def test_windows_that_fail_in_a_row_are_a_broken_device_and_left_to_the_next_sta
 
 
 @needs_memory
-def test_a_window_with_which_processes_die_is_tried_alone_and_then_set_aside(memory: Path) -> None:
+def test_a_window_with_which_processes_die_is_tried_alone_then_after_another_one_then_set_aside(
+    memory: Path,
+) -> None:
     rig = Rig(memory)
     deadly, ahead, behind = rig.push(3, 0.1)
     assert [rig.take().window.id, rig.take().window.id] == [deadly.id, ahead.id]
@@ -226,13 +229,46 @@ def test_a_window_with_which_processes_die_is_tried_alone_and_then_set_aside(mem
     rig.backlog.close()
     rig = Rig(memory)
     assert rig.backlog.take_window(0) is None
-    assert [one.reason for one in rig.discarded] == ["set_aside"]
-    assert rig.health.counters() == {"recovered": 3, "set_aside": 1}
     lease = rig.take()
     assert lease.window.id == ahead.id
     assert rig.backlog.take_window(0) is None
+    lease.mark_transcribed()
     lease.finish()
+    assert rig.take().window.id == deadly.id
+    assert rig.backlog.take_window(0) is None
+    rig.backlog.close()
+    rig = Rig(memory)
+    assert rig.backlog.take_window(0) is None
+    assert [one.reason for one in rig.discarded] == ["set_aside"]
+    assert rig.health.counters() == {"recovered": 2, "set_aside": 1}
     assert rig.take().window.id == behind.id
+
+
+@needs_memory
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "fails"])
+def test_a_device_that_fails_at_every_start_loses_no_window(memory: Path, dies: bool) -> None:
+    rig = Rig(memory)
+    windows = rig.push(6, 0.1)
+    for _ in range(6 * DEATHS):
+        rig.backlog.close()
+        rig = Rig(memory)
+        with suppress(DeviceError):
+            while rig.backlog:
+                lease = rig.backlog.take_window(0)
+                if lease and dies:
+                    break
+                if lease:
+                    lease.fail(RuntimeError("the driver"))
+    assert attempts(memory) == [DEATHS] * 6
+    rig.backlog.close()
+    rig = Rig(memory)
+    assert rig.takes(6) == []
+    (new,) = rig.push(1, 0.1)
+    for window in (new, *windows):
+        lease = rig.take()
+        assert lease.window.id == window.id
+        lease.mark_transcribed()
+        lease.finish()
 
 
 @needs_memory

@@ -122,12 +122,6 @@ class House:
         answer({"text": request["sentences"][0]})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
-        yield opened
-
-
 def handlers(switch: Switch, expect: Expect = lambda *_: None) -> Mapping[str, Subscription]:
     """The commands of a publisher that sends no late answer."""
     return subscriptions("kitchen", switch, expect, lambda _: None)
@@ -269,7 +263,7 @@ def test_a_command_of_a_megabyte_disturbs_nothing(store: Store) -> None:
             asker.publish("mute/set", b"ON")
             until(lambda: switch.turned == [True])
             store.append(transcript("as ever"))
-            publisher.notify()
+            publisher.on_change()
             until(lambda: heard.texts() == ["as ever"])
             assert publisher.status().connected
         until(lambda: heard.payloads("availability") == [b"online", b"offline"])
@@ -282,7 +276,7 @@ def test_what_is_longer_than_the_broker_accepts_is_left_out_and_named(store: Sto
         settings = MqttSettings(host=broker.host, port=broker.port)
         with Subscriber(broker.port) as house, running(settings, store) as publisher:
             store.append(transcript("told at once"))
-            publisher.notify()
+            publisher.on_change()
             until(lambda: house.payloads("transcript"))
             reasons = publisher.status().reasons
             assert publisher.status().connected
@@ -308,7 +302,7 @@ def test_one_topic_that_the_access_list_refuses_is_named_and_the_rest_works(
         running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
     ):
         store.append(transcript("told all the same"))
-        publisher.notify()
+        publisher.on_change()
         until(heard.events)
         until(publisher.reasons)
         (why,) = publisher.reasons()

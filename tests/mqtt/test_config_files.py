@@ -380,7 +380,7 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(
         asked = {"mute/set": lambda message: commands.append(message.payload)}
         with running(settings, store, subscriptions=asked) as publisher:
             store.append(transcript("allowed"))
-            publisher.notify()
+            publisher.on_change()
             until(lambda: payloads("last"))
             publisher.on_correction(Correction(new_id(), "allowed", datetime.now(UTC)))
             until(lambda: payloads("correction"))

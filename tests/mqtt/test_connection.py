@@ -10,36 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
 from rigs.proxy import TRANSCRIPT_TOPIC, Lossy, Proxy
-from rigs.publishing import running, transcript
+from rigs.publishing import add, running
 from rigs.waiting import until
 
-from appliance.config import MqttSettings, StoreSettings
+from appliance.config import MqttSettings
 from appliance.mqtt.connection import Delays
-from appliance.mqtt.publisher import Publisher
 from appliance.store.store import Store
 
 SOON = Delays(attempt_s=1.0, refusal_s=2.0, answer_s=1.0, ping_s=2)
 WELCOME = b"\x20\x03\x00\x00\x00"
 """CONNACK of MQTT 5."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
-        yield opened
-
-
-def say(store: Store, publisher: Publisher, *texts: str) -> None:
-    for text in texts:
-        store.append(transcript(text))
-        publisher.notify()
 
 
 @contextmanager
@@ -95,7 +81,7 @@ def test_a_broker_that_does_not_answer_is_offline_and_tried_again(
         impostor(serve) as (port, moments),
         running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
     ):
-        say(store, publisher, "kept")
+        add(store, publisher, "kept")
         until(lambda: len(moments) >= 3, 30)
         assert "is offline; transcripts wait in the log" in publisher.reasons()[0]
         assert not publisher.status().connected
@@ -114,15 +100,15 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
         here = MqttSettings(host="127.0.0.1", port=proxy.port)
         with running(here, store, delays=SOON) as publisher:
             until(lambda: publisher.status().connected)
-            say(store, publisher, "before")
+            add(store, publisher, "before")
             until(lambda: store.depth() == 0)
             proxy.freeze()
-            say(store, publisher, *(f"during {number}" for number in range(30)))
+            add(store, publisher, *(f"during {number}" for number in range(30)))
             until(lambda: "messages stay unacknowledged" in "".join(publisher.reasons()))
             assert store.depth() == 30
             proxy.thaw()
             until(lambda: store.depth() == 0)
-            say(store, publisher, "after")
+            add(store, publisher, "after")
             until(lambda: len(subscriber.events()) == 32)
         during = [f"during {number}" for number in range(30)]
         assert subscriber.texts() == ["before", *during, "after"]
@@ -142,12 +128,12 @@ def test_what_was_taken_and_not_acknowledged_comes_again_under_its_id(store: Sto
         ):
             until(lambda: publisher.status().connected)
             deaf.deaf = True
-            say(store, publisher, "one")
+            add(store, publisher, "one")
             until(subscriber.events)
             until(publisher.reasons)
             deaf.deaf = False
             until(lambda: store.depth() == 0)
-            say(store, publisher, "two")
+            add(store, publisher, "two")
             until(lambda: len(subscriber.events()) == 3)
         assert subscriber.texts() == ["one", "one", "two"]
         first, again, other = subscriber.events()
@@ -202,7 +188,7 @@ def test_a_transcript_that_is_refused_alone_comes_after_the_others_and_no_other_
         running(MqttSettings(host="127.0.0.1", port=refuser.port), store, delays=delays) as p,
     ):
         until(lambda: p.status().connected)
-        say(store, p, "first", "bad", "next", "last")
+        add(store, p, "first", "bad", "next", "last")
         until(lambda: subscriber.texts() == before)
         until(lambda: p.status().outbox_depth == 4 - len(before))
         assert (store.cursor(), store.depth()) == (1, 3), "a restart would send it again"
@@ -239,7 +225,7 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
         impostor(lambda connection: connection.sendall(packets)) as (port, moments),
         running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
     ):
-        say(store, publisher, "kept")
+        add(store, publisher, "kept")
         until(lambda: len(moments) >= 2, 30)
         until(publisher.reasons, 30)
     assert store.depth() == 1

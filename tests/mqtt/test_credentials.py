@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rigs.needs import needs_broker, needs_openssl
 from rigs.publishing import running, transcript
 from rigs.waiting import until
 
-from appliance.config import MqttSettings, StoreSettings, parse
+from appliance.config import MqttSettings, parse
 from appliance.errors import ConfigError
 from appliance.mqtt import credentials
 from appliance.store.store import Store
@@ -32,12 +31,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
-        yield opened
 
 
 def secure_broker(authority: Authority, name: str = "IP:127.0.0.1", more: str = "") -> Broker:

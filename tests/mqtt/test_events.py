@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ from rigs.needs import module, needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
-from appliance.config import MqttSettings, StoreSettings
+from appliance.config import MqttSettings
 from appliance.mqtt import events
 from appliance.records import (
     ApplianceStats,
@@ -194,12 +192,6 @@ OPTIONAL = (
 TEXTS = {"availability", "microphone", "speech", "mute", "mute-set"}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
-        yield opened
-
-
 def check(name: str, payload: bytes) -> None:
     """Fails unless the payload is valid and every field of it is described."""
     schema = SCHEMAS[name]
@@ -326,7 +318,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
             publisher.on_correction(Correction(new_id(), "turn off", MOMENT))
             publisher.assist(AssistReply(new_id(), "turn on the light", "action_done", "Done"))
             store.append(transcript())
-            publisher.notify()
+            publisher.on_change()
             until(lambda: heard.payloads("last") and heard.payloads("discarded"))
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         seen = set()

@@ -6,11 +6,9 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +24,6 @@ from appliance import HOMEPAGE
 from appliance.config import (
     HomeAssistantSettings,
     MqttSettings,
-    StoreSettings,
     WebSettings,
     page_url,
 )
@@ -44,12 +41,6 @@ SOON = Delays(announce_s=(0.2, 0.3))
 """The announcement after a birth message comes almost at once."""
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
-        yield opened
-
-
 def settings(broker: Broker, **changes: Any) -> MqttSettings:
     return replace(MqttSettings(host=broker.host, port=broker.port), **changes)
 
@@ -63,7 +54,7 @@ def say_all(store: Store, publisher: Publisher, *texts: str) -> list[str]:
     ids = []
     for text in texts:
         ids.append(store.append(transcript(text)).transcript.id)
-        publisher.notify()
+        publisher.on_change()
     return ids
 
 
@@ -209,7 +200,7 @@ def test_a_hailo_that_comes_later_is_announced_with_its_temperature_and_stays(
     ):
         until(lambda: sensors(heard) == [False])
         state = replace(STATE, encoder="hailo8")
-        publisher.notify()
+        publisher.on_change()
         until(lambda: sensors(heard) == [False, True])
         state = replace(STATE, encoder="cpu")
         publish_once(broker.port, STATUS, b"online")

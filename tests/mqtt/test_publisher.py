@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rigs.broker import Broker
 from rigs.checkout import TESTS
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
-from rigs.publishing import STATE, running, transcript
+from rigs.publishing import STATE, add, running, transcript
 from rigs.waiting import until
 
 from appliance.config import MqttSettings, StoreSettings
@@ -36,24 +36,12 @@ from appliance.store.tables import StoredTranscript
 pytestmark = needs_broker
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(StoreSettings(path=str(tmp_path / "state"))) as opened:
-        yield opened
-
-
 def settings(broker: Broker, **changes: Any) -> MqttSettings:
     return replace(MqttSettings(host=broker.host, port=broker.port), **changes)
 
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def add(store: Store, publisher: Publisher, *texts: str) -> None:
-    for text in texts:
-        store.append(transcript(text))
-        publisher.notify()
 
 
 def test_a_backlog_does_not_wait_for_delayed_acknowledgements_of_tcp(store: Store) -> None:
@@ -117,7 +105,7 @@ def test_a_partial_text_comes_before_its_transcript(tmp_path: Path) -> None:
             late.append(said)
 
         late.happens = say
-        publisher.notify()
+        publisher.on_change()
         until(subscriber.events)
         topics = [message.topic.rpartition("/")[2] for message in subscriber.messages]
         assert [one for one in topics if one in ("partial", "transcript")] == [
@@ -166,10 +154,10 @@ def test_a_change_of_state_is_published_at_once_and_only_once(store: Store) -> N
             states.append(
                 replace(STATE, status="degraded", reasons=("unplugged",), microphone_online=False)
             )
-            publisher.notify()
+            publisher.on_change()
             until(lambda: len(subscriber.payloads("state")) == 2)
             states.append(replace(states[-1], uptime_s=99.0, queue_depth=3))
-            publisher.notify()
+            publisher.on_change()
             publisher.on_speech(True)
             publisher.on_discarded(Discarded("no_speech", "01J", 0.5))
             publisher.on_speech(False)

@@ -31,7 +31,7 @@ def stop(s: State, *, crashed: bool, counts: bool) -> State:
         deaths = with_value(deaths, s.lease - 1, (deaths[s.lease - 1] + 1) * crashed)
     return unlinked(s)._replace(
         up=False, ahead=0, waiting=(), lease=0, sent=False, texts=(), committed=0,
-        deaths=deaths, reached=0, flight=(), stood=0, refused=(),
+        deaths=deaths, reached=0, flight=(), stood=0, refused=(), doubtful=(), works=False,
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class Ledger:
     again."""
     muted: bool = False
     early: set[str] = field(default_factory=set)
-    """Received from a message that was under way when the subscriber came, or refused before."""
+    """Received from a message that was under way when the subscriber came; refused, or doubtful."""
     received: dict[str, int] = field(default_factory=dict)
     """Number of each id that the subscriber has, in the order of their arrival."""
 
@@ -205,7 +205,7 @@ class Follower(RuleBasedStateMachine):
         ids = [transcript_id for _, transcript_id in rows]
         assert len(set(ids)) == len(ids), "[once] the store has a window twice"
         assert before <= set(ids), f"[owner] {before - set(ids)} vanished from the store"
-        numbers = [self._number(one) for one in ids if one not in ledger.passed]
+        numbers = [self._number(one) for one in ids if one not in ledger.passed | ledger.early]
         assert numbers == sorted(numbers), f"[order] the store has {numbers}"
         safe = {
             *ledger.stored,

@@ -198,7 +198,7 @@ class BrokerMachine(SpeechMachine):
     def _left(self) -> dict[str, object]:
         up = self.house.up
         return {
-            "spool": self.house.spooled(),
+            "spool": self.house.spooled() - {one.id for one in up.backlog._doubtful},
             "depth": up.store.depth(),
             "missing": [one for one in self._alive() if one not in self.ledger.received],
         }

@@ -96,8 +96,14 @@ class Model:
         if not s.lease:
             for window in s.waiting[:1]:
                 leased = s._replace(waiting=s.waiting[1:], lease=window, sent=False)
-                if s.deaths[window - 1] < DEATHS:
+                deaths = s.deaths[window - 1]
+                if deaths < DEATHS or (deaths == DEATHS and s.works):
                     yield f"window {window} is leased", leased
+                elif deaths == DEATHS:
+                    late = tuple(sorted({*s.unordered, window}))
+                    doubtful = (*s.doubtful, window)
+                    after = leased._replace(lease=0, doubtful=doubtful, unordered=late)
+                    yield f"window {window} is doubtful", after
                 else:
                     yield f"window {window} is set aside", _discard(leased)
             return
@@ -125,7 +131,11 @@ class Model:
     def _transcribed(self, s: State) -> State:
         window = s.lease
         deaths = with_value(s.deaths, window - 1, 0)
-        return s._replace(lease=0, sent=False, deaths=deaths, texts=(*s.texts, window))
+        waiting = (*s.doubtful, *s.waiting)
+        return s._replace(
+            lease=0, sent=False, deaths=deaths, texts=(*s.texts, window),
+            waiting=waiting, doubtful=(), works=not self.workers,
+        )  # fmt: skip
 
     def _store(self, s: State) -> Iterator[Action]:
         if s.committed:

@@ -60,8 +60,9 @@ class SpeechMachine(Follower):
         self.house.lease()
         if len(self.house.discarded) > before:
             self.ledger.without_text.add(oldest)
+        self.ledger.early |= {one.id for one in self.house.up.backlog._doubtful}
         self.house.tick()
-        self.follow(r"window \d+ is (leased|set aside)")
+        self.follow(r"window \d+ is (leased|doubtful|set aside)")
 
     # rules: faults of the process and the disk
 

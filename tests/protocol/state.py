@@ -6,7 +6,8 @@ from enum import Enum
 from typing import NamedTuple
 
 DEATHS = 3
-"""A window during whose transcription so many processes died is set aside (daemon/backlog.py)."""
+"""A window with which so many processes died waits until another one is transcribed, and is set
+aside after one more (daemon/backlog.py)."""
 
 LATE, OLD, EARLY = 1, 2, 4
 """Marks of a message: late, or repeated by the broker; sent before a later attempt, whose
@@ -26,6 +27,9 @@ class State(NamedTuple):
     ahead: int = 0
     """Speculation on the next window: 0 not yet, 1 it is in the spool, 2 withdrawn."""
     waiting: tuple[int, ...] = ()
+    doubtful: tuple[int, ...] = ()
+    works: bool = False
+    """A window was transcribed, so doubtful ones may be, too."""
     lease: int = 0
     sent: bool = False
     """The leased window was sent to the fleet's server."""
@@ -75,7 +79,7 @@ class State(NamedTuple):
     early: tuple[int, ...] = ()
     """Ids that it has only from a message that was EARLY."""
     unordered: tuple[int, ...] = ()
-    """Ids that the broker refused once, which may come after later ones."""
+    """Ids that the broker refused, or that were doubtful, which may come after later ones."""
     # the fleet
     stream: tuple[int, ...] = ()
     workers: tuple[tuple[int, bool], ...] = ()

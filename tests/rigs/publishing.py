@@ -55,6 +55,13 @@ def transcript(text: str = "turn on the light", **changes: Any) -> Transcript:
     return replace(plain, **changes)
 
 
+def add(store: Store, publisher: Publisher, *texts: str) -> None:
+    """Store a transcript of each text, and tell the publisher."""
+    for text in texts:
+        store.append(transcript(text))
+        publisher.on_change()
+
+
 @contextmanager
 def running(
     settings: MqttSettings,

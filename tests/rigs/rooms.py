@@ -75,7 +75,7 @@ class RealRoom:
         self._thread = threading.Thread(target=self.publisher.run, daemon=True)
 
     def _wake(self) -> None:
-        self.publisher.notify()
+        self.publisher.on_change()
 
     def _report(self, heard: HeardIn) -> None:
         self.store.set_rooms(heard)

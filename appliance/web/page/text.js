@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 const REASONS = {
   too_short: "too short", no_speech: "no speech", reference: "played by the loudspeakers",
   repetition: "repetition", low_confidence: "too unsure", overload: "too much at once",
-  failed: "the model failed", set_aside: "it crashed the appliance three times",
+  failed: "the model failed", set_aside: "it crashed the appliance each time",
 };
 const FLAGS = {
   low_confidence: "unsure", unsure_to_act: "too unsure to act", repetition: "repeats itself",
