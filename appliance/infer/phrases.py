@@ -119,7 +119,7 @@ class Phrases:
         """Of the sentence that the last `find` found, reported or not."""
         self.candidates: tuple[Phrase, ...] = ()
         """The likeliest sentences that the last `find` found, however unlikely."""
-        self._kept = set(map(int, bundle.kept))
+        self._suppressed = frozenset(bundle.suppressed)
         self._renewed: WordNetwork | None = None
         for word in {word for edges in network.edges for word, _ in edges}:
             if not self._can_write(word):
@@ -136,7 +136,7 @@ class Phrases:
             letter.isalpha() and "LATIN" not in unicodedata.name(letter, "") for letter in word
         )
         return not strange and all(
-            self._kept.issuperset(tokens) for tokens in self._write(word, False)
+            self._suppressed.isdisjoint(tokens) for tokens in self._write(word, False)
         )
 
     def set_names(self, names: Sequence[Name]) -> None:

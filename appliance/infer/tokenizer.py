@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from appliance.errors import ModelError
 from appliance.model import VOCABULARY_FILE, Bundle, read_json
@@ -20,24 +22,29 @@ characters of `re`, such as the fraction one half, count as letters here)."""
 
 
 class Tokenizer:
-    """The bytes of each token. Immutable; any thread may use it."""
+    """The bytes of all tokens, one behind the other: an object for each would take 8 MB. Immutable;
+    any thread may use it."""
 
     def __init__(self, vocabulary: Mapping[str, int], first_special: int) -> None:
         """Take tokens as in a Hugging Face vocab.json; ids from `first_special` on are not text.
         Raises ModelError if a lower id is missing or its token has a letter without a byte."""
         written = {number: token for token, number in vocabulary.items() if number < first_special}
-        if missing := sorted(set(range(first_special)) - written.keys()):
+        if missing := [number for number in range(first_special) if number not in written]:
             raise ModelError(
                 f"vocabulary: expected a token for every id below {first_special}, found none for "
                 f"{missing[0]} ({len(missing)} in all); add the model again, from complete files"
             )
-        self._bytes = tuple(_to_bytes(written[number], number) for number in range(first_special))
-        self._ranks = {data: number for number, data in enumerate(self._bytes)}
+        tokens = [written[number] for number in range(first_special)]
+        self._bytes, self._count = _to_bytes(tokens), first_special
+        self._starts = array("I", accumulate(map(len, tokens), initial=0))
+        every = [*map(self.token_bytes, range(first_special))]
+        self._sorted = array("I", sorted(range(first_special), key=every.__getitem__))
+        """Ids in the order of their bytes."""
         self.specials = {
             token: number for token, number in vocabulary.items() if number >= first_special
         }
         """Ids of tokens that are not text, by their names in the vocabulary."""
-        self.cased = any(re.search(b"[A-Z]", data) for data in self._bytes if len(data) > 1)
+        self.cased = any(len(token) > 1 and re.search("[A-Z]", token) for token in tokens)
         """True if the model writes capitals and punctuation."""
 
     @classmethod
@@ -51,7 +58,9 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; none for a special one."""
-        return self._bytes[token] if token < len(self._bytes) else b""
+        if token >= self._count:
+            return b""
+        return self._bytes[self._starts[token] : self._starts[token + 1]]
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text by byte-pair encoding, as in the model's training:
@@ -64,19 +73,25 @@ class Tokenizer:
         )
 
     def _join(self, piece: bytes) -> list[int]:
+        if (whole := self._find(piece)) < self._count:  # joining ends there, too
+            return [whole]
         parts = [piece[index : index + 1] for index in range(len(piece))]
-        while len(parts) > 1:
-            pairs = [left + right for left, right in pairwise(parts)]
-            best = min(pairs, key=lambda pair: self._ranks.get(pair, len(self._ranks)))
-            if best not in self._ranks:
+        while found := [self._find(left + right) for left, right in pairwise(parts)]:
+            if (best := min(found)) == self._count:
                 break
-            first = pairs.index(best)
-            parts[first : first + 2] = [best]
-        if missing := [part for part in parts if part not in self._ranks]:
+            first = found.index(best)
+            parts[first : first + 2] = [self.token_bytes(best)]
+        if missing := [part for part in parts if self._find(part) == self._count]:
             raise ModelError(
                 f"vocabulary: expected a token for every byte, found none for {missing[0]!r}"
             )
-        return [self._ranks[part] for part in parts]
+        return [*map(self._find, parts)]
+
+    def _find(self, data: bytes) -> int:
+        """Return the id of the token with these bytes; the number of tokens without one."""
+        place = bisect_left(self._sorted, data, key=self.token_bytes)
+        token = self._sorted[place] if place < self._count else self._count
+        return token if self.token_bytes(token) == data else self._count
 
     def detokenize(self, tokens: Iterable[int]) -> str:
         """Return the text of token ids without special ones, with spaces at the ends.
@@ -90,22 +105,22 @@ class Tokenizer:
 
 
 @cache
-def byte_of_letter() -> dict[str, int]:
+def byte_of_letter() -> dict[int, int]:
     """Return the byte of each of GPT-2's letters (openai/gpt-2, encoder.py, bytes_to_unicode).
 
     Printable Latin-1 stands for itself; the other 68 bytes are the letters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    return dict(zip([*printable, *range(0x100, 0x144)], printable + others, strict=True))
 
 
-def _to_bytes(token: str, number: int) -> bytes:
-    try:
-        return bytes(byte_of_letter()[letter] for letter in token)
-    except KeyError:
+def _to_bytes(tokens: Sequence[str]) -> bytes:
+    text, known = "".join(tokens), byte_of_letter()
+    if strange := {letter for letter in set(text) if ord(letter) not in known}:
+        number, token = next(each for each in enumerate(tokens) if strange & set(each[1]))
         raise ModelError(
             f"vocabulary: expected token {number} in byte letters, found {token!r}; "
             "add the model again, from complete files"
-        ) from None
+        )
+    return text.translate(known).encode("latin-1")

@@ -312,7 +312,7 @@ def open_vocabulary(
     settings: VocabularySettings, bundle: Bundle, tokenizer: Tokenizer
 ) -> Vocabulary:
     """Return the vocabulary of the configuration for a model. Raises ConfigError."""
-    kept = set(map(int, bundle.kept))
+    suppressed = frozenset(bundle.suppressed)
     latin = set(bundle.languages) <= {"en"}
 
     def can_write(word: str) -> bool:
@@ -320,7 +320,8 @@ def open_vocabulary(
             letter.isalpha() and "LATIN" not in unicodedata.name(letter, "") for letter in word
         )
         try:
-            return not strange and kept.issuperset(tokenizer.tokenize(f" {word} {word.lower()}"))
+            tokens = tokenizer.tokenize(f" {word} {word.lower()}")
+            return not strange and suppressed.isdisjoint(tokens)
         except ModelError:  # a vocabulary without every byte
             return False
 
