@@ -347,10 +347,13 @@ class Transcriber(AnyTranscriber):
 
     def warm_up(self) -> None:
         """Transcribe a window of silence, so that the first real one is not slower."""
+        from appliance.infer.sessions import trim_memory
+
         length = self.bundle.frames * HOP
         self.transcribe(Window("", 1, True, np.zeros(length, np.int16), 0.0, 0.0, 0.0))
         if self.phrases:
             self.phrases.warm_up()
+        trim_memory()
 
     def is_common(self, word: str) -> bool:
         """Return True if a word, in small letters, is one token: the model knows it. Any thread."""
