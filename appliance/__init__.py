@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 __version__ = "0.1.0"
 HOMEPAGE = "https://example.org/roomscribe"
@@ -29,6 +27,9 @@ def lazily(package: str, file: str) -> Callable[[str], object]:
 
     def find(name: str) -> object:
         if not modules:
+            import ast  # with pathlib 1.3 MB, which the recorder does not need
+            from pathlib import Path
+
             for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and node.module:
                     modules.update({alias.name: node.module for alias in node.names})

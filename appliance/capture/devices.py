@@ -6,10 +6,12 @@ import errno
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from appliance.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CARD_SUFFIX = re.compile(r"\s*\(hw:\d+,(\d+)\)$")
 """PortAudio appends this to the name of an ALSA card: numbers that change when you replug it."""
@@ -94,12 +96,15 @@ def choose(devices: list[Device], wanted: str) -> Device:
 
 
 def why_missing(
-    wanted: str, root: Path = Path("/"), probe: Callable[[Path], None] | None = None
+    wanted: str, root: Path | None = None, probe: Callable[[Path], None] | None = None
 ) -> str:
     """Return why a card of the kernel cannot be opened, with the fix; "" if it can.
 
     PortAudio leaves cards that it cannot open off its list. `probe` opens a node; raises OSError.
     """
+    from pathlib import Path
+
+    root = root or Path("/")
     cards = _cards(root)
     short, whole = wanted.casefold().partition(":")[0], wanted.casefold()
     for node in sorted(root.glob(NODES)):
