@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
 import struct
 import sys
 import time
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
@@ -105,17 +105,15 @@ def main() -> NoReturn:
     os._exit(0)
 
 
-@contextlib.contextmanager
-def _find_by_soname() -> Iterator[None]:
-    """Let sounddevice find PortAudio by its soname. It imports ctypes.util, 1.2 MB, for ldconfig,
-    which lists the library only when apt has ended, after the package has started the daemon."""
-    finder = ModuleType("ctypes.util")
+def _import_sounddevice() -> ModuleType:
+    """Return sounddevice, which here finds PortAudio by its soname. It imports ctypes.util, 1.2 MB,
+    for ldconfig, which lists the library only when apt has ended, after the daemon was started."""
+    finder = sys.modules["ctypes.util"] = ModuleType("ctypes.util")
     vars(finder)["find_library"] = SONAMES.get
-    sys.modules[finder.__name__] = finder
     try:
-        yield
+        return importlib.import_module("sounddevice")
     finally:
-        del sys.modules[finder.__name__]
+        del sys.modules["ctypes.util"]
 
 
 def _free_plugins() -> None:
@@ -157,9 +155,7 @@ class _Recorder:
     def _load(self) -> ModuleType:
         """Return sounddevice with a fresh list of devices. Raises DeviceError."""
         try:
-            with _find_by_soname():
-                import sounddevice
-
+            sounddevice = _import_sounddevice()
             if self._portaudio and time.monotonic() > self._listed_s + FRESH_S:
                 sounddevice._terminate()
                 sounddevice._initialize()

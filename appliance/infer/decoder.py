@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,8 +115,7 @@ class Decoder:
         network: StepNetwork | None = None,
         language: str = "",
     ) -> Decoded:
-        """Return the tokens for states (P, d_model) of `duration_s` of sound,
-        each the likeliest one.
+        """Return the likeliest token after each for states (P, d_model) of `duration_s` of sound.
 
         `network` replaces the CPU's; `language` is what this room spoke before. Raises ModelError,
         and what `network` raises.
@@ -214,12 +214,8 @@ class Decoder:
 
     def _known(self, written: Sequence[int]) -> int:
         """Count the first tokens of a text, prompt included, whose steps are in the cache."""
-        known = 0
-        for token, held in zip(written, self._computed, strict=False):
-            if token != held:
-                break
-            known += 1
-        return known
+        pairs = zip(written, self._computed, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _steps(self, known: int, tokens: Sequence[int]) -> Step:
         """The steps of at most AHEAD tokens after the `known` ones, in one pass."""

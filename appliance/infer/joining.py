@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from appliance.records import Window, Word
 
@@ -87,22 +88,17 @@ def repeated(old: Sequence[str], new: Sequence[str], *, least: int) -> int:
 
 def split_pieces(text: str, *, unspaced: bool) -> list[Piece]:
     """Return the words of a text, or its letters; punctuation alone is none."""
-    found = []
-    for match in re.finditer(r"\S" if unspaced else r"\S+", text):
-        if letters := plain(match[0]):
-            found.append(Piece(letters, match.end()))
-    return found
+    found = re.finditer(r"\S" if unspaced else r"\S+", text)
+    return [Piece(letters, match.end()) for match in found if (letters := plain(match[0]))]
 
 
 def _from_next_word(text: str) -> str:
     """The text without leading spaces and the punctuation of the removed words."""
-    start = 0
-    while start < len(text) and (
-        text[start].isspace()
-        or (unicodedata.category(text[start]) == "Po" and text[start] not in "¿¡")
-    ):
-        start += 1
-    return text[start:]
+
+    def goes(letter: str) -> bool:
+        return letter.isspace() or (unicodedata.category(letter) == "Po" and letter not in "¿¡")
+
+    return "".join(dropwhile(goes, text))
 
 
 def plain(word: str) -> str:

@@ -252,10 +252,7 @@ class Network:
     def _make_results(self, rows: int) -> dict[str, NDArray[Any]]:
         """Return result arrays with `rows` rows. Small steps share them: a set for each number of
         tokens would take 100 MB. Untouched rows take no memory."""
-        return {
-            "logits": np.zeros((rows, self._kept), np.float32),
-            "odds": np.zeros((rows, self._kept), np.float32),
-        }
+        return {name: np.zeros((rows, self._kept), np.float32) for name in ("logits", "odds")}
 
 
 def _layered(

@@ -6,14 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from appliance.config import Settings
-from appliance.model import (
-    BUILT_IN,
-    WINDOW_S,
-    Bundle,
-    chosen_model,
-    installed_bundles,
-    library,
-)
+from appliance.model import BUILT_IN, WINDOW_S, Bundle, chosen_model, installed_bundles, library
 
 LACKING = (
     "this machine cannot transcribe: {} is missing; have a worker transcribe "

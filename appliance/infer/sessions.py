@@ -25,13 +25,9 @@ some megabytes. With glibc's adaptive defaults, 7 MB of them would stay with the
 
 
 _LIBC = ctypes.CDLL(None)
-
-
-def _return_freed_memory() -> None:
-    """Have malloc return freed memory to the system; before other threads start."""
-    with suppress(AttributeError):  # a C library without mallopt
-        for parameter, value in MALLOPT.values():
-            _LIBC.mallopt(parameter, value)
+with suppress(AttributeError):  # a C library without mallopt
+    for _parameter, _value in MALLOPT.values():  # before other threads start
+        _LIBC.mallopt(_parameter, _value)
 
 
 def trim_memory() -> None:
@@ -60,7 +56,6 @@ _COPY = (
 )
 """An ONNX graph that copies one number."""
 
-_return_freed_memory()
 with _quiet():
     # Debian's onnxruntime 1.21 and its onnx share a table of operators, and each fills it. The
     # second one prints "Schema error" 567 times; loading a graph here makes that happen now.

@@ -6,8 +6,8 @@ import codecs
 import re
 import unicodedata
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import accumulate, pairwise
 
@@ -35,8 +35,16 @@ class Tokenizer:
                 f"{missing[0]} ({len(missing)} in all); add the model again, from complete files"
             )
         tokens = [written[number] for number in range(first_special)]
-        self._bytes, self._count = _to_bytes(tokens), first_special
         self._starts = array("I", accumulate(map(len, tokens), initial=0))
+        try:
+            self._bytes = "".join(tokens).translate(byte_of_letter()).encode("latin-1")
+        except UnicodeEncodeError as error:
+            number = bisect(self._starts, error.start) - 1
+            raise ModelError(
+                f"vocabulary: expected token {number} in byte letters, found {tokens[number]!r}; "
+                "add the model again, from complete files"
+            ) from None
+        self._count = first_special
         every = [*map(self.token_bytes, range(first_special))]
         self._sorted = array("I", sorted(range(first_special), key=every.__getitem__))
         """Ids in the order of their bytes."""
@@ -106,21 +114,12 @@ class Tokenizer:
 
 @cache
 def byte_of_letter() -> dict[int, int]:
-    """Return the byte of each of GPT-2's letters (openai/gpt-2, encoder.py, bytes_to_unicode).
+    """Return the byte of each of GPT-2's letters (openai/gpt-2, encoder.py, bytes_to_unicode), and
+    U+FFFD for others of Latin-1.
 
     Printable Latin-1 stands for itself; the other 68 bytes are the letters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
-    return dict(zip([*printable, *range(0x100, 0x144)], printable + others, strict=True))
-
-
-def _to_bytes(tokens: Sequence[str]) -> bytes:
-    text, known = "".join(tokens), byte_of_letter()
-    if strange := {letter for letter in set(text) if ord(letter) not in known}:
-        number, token = next(each for each in enumerate(tokens) if strange & set(each[1]))
-        raise ModelError(
-            f"vocabulary: expected token {number} in byte letters, found {token!r}; "
-            "add the model again, from complete files"
-        )
-    return text.translate(known).encode("latin-1")
+    found = dict(zip(printable, printable, strict=True)) | dict.fromkeys(others, 0xFFFD)
+    return found | {0x100 + index: byte for index, byte in enumerate(others)}

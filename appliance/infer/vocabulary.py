@@ -312,7 +312,7 @@ def open_vocabulary(
     settings: VocabularySettings, bundle: Bundle, tokenizer: Tokenizer
 ) -> Vocabulary:
     """Return the vocabulary of the configuration for a model. Raises ConfigError."""
-    suppressed = frozenset(bundle.suppressed)
+    barred = frozenset(bundle.suppressed)
     latin = set(bundle.languages) <= {"en"}
 
     def can_write(word: str) -> bool:
@@ -320,8 +320,7 @@ def open_vocabulary(
             letter.isalpha() and "LATIN" not in unicodedata.name(letter, "") for letter in word
         )
         try:
-            tokens = tokenizer.tokenize(f" {word} {word.lower()}")
-            return not strange and suppressed.isdisjoint(tokens)
+            return not strange and barred.isdisjoint(tokenizer.tokenize(f" {word} {word.lower()}"))
         except ModelError:  # a vocabulary without every byte
             return False
 
