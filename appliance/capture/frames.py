@@ -38,7 +38,7 @@ sound card's own clock."""
 def power_of(samples: Samples) -> float:
     """Mean square of samples (n,) int16, a constant offset (DC) left out; 2 us for 480 of them."""
     wide = samples.astype(np.float64)
-    mean = float(wide.sum()) / len(wide)
+    mean = float(np.add.reduce(wide)) / len(wide)
     return max(0.0, float(wide @ wide) / len(wide) - mean * mean)
 
 
@@ -106,7 +106,8 @@ def _decibels(value: float) -> float | None:
 
 def clipped_share(samples: Samples) -> float:
     """Return the share of the samples, of any shape, that are at full scale."""
-    return float(np.mean((samples == 32767) | (samples == -32768))) if samples.size else 0.0
+    full = np.count_nonzero(samples == 32767) + np.count_nonzero(samples == -32768)
+    return full / samples.size if samples.size else 0.0
 
 
 def is_clipped(samples: Samples) -> bool:
@@ -327,7 +328,7 @@ class Resampler:
         if self._stream is not None:
             mono = self._stream.resample_chunk(mono, last=last)
         whole = np.rint(self._high_pass.push(mono) * FULL_SCALE)
-        samples: Samples = np.clip(whole, -32768, 32767).astype(np.int16)
+        samples: Samples = np.minimum(np.maximum(whole, -32768), 32767).astype(np.int16)
         return samples
 
     def _mix(self, sound: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -21,6 +21,7 @@ from appliance.capture.frames import (
     Resampler,
     SampleClock,
     is_clipped,
+    power_of,
 )
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
@@ -59,11 +60,12 @@ class Levels:
 
     def push(self, sound: NDArray[np.int16], duration_s: float) -> None:
         """Takes note of the next samples as the device gave them, (n, channels)."""
-        swings = sound.std(axis=0)
-        alive = swings > LAST_BIT
-        heard = alive if not self._channel and len(alive) < 3 else alive[max(self._channel - 1, 0)]
-        self.silent_s = 0.0 if np.any(heard) else self.silent_s + duration_s
-        self.alive = int(swings.argmax()) + 1 if alive.any() else 0
+        powers = [power_of(channel) for channel in sound.T]
+        first = max(self._channel - 1, 0)
+        heard = powers if not self._channel and len(powers) < 3 else powers[first : first + 1]
+        self.silent_s = 0.0 if max(heard) > LAST_BIT**2 else self.silent_s + duration_s
+        loudest = max(powers)
+        self.alive = powers.index(loudest) + 1 if loudest > LAST_BIT**2 else 0
         balance_s = duration_s if is_clipped(sound) else -duration_s
         self._clipped_s = min(max(self._clipped_s + balance_s, 0.0), CLIPPED_AT_MOST_S)
         if not 0.0 < self._clipped_s < CLIPPED_AFTER_S:
