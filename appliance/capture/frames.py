@@ -107,7 +107,7 @@ def _decibels(value: float) -> float | None:
 def clipped_share(samples: Samples) -> float:
     """Return the share of the samples, of any shape, that are at full scale."""
     full = np.count_nonzero(samples == 32767) + np.count_nonzero(samples == -32768)
-    return full / samples.size if samples.size else 0.0
+    return float(full / samples.size) if samples.size else 0.0
 
 
 def is_clipped(samples: Samples) -> bool:
