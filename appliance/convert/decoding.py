@@ -74,7 +74,8 @@ def read_decoding(folder: Path, config: WhisperConfig, language: str = "") -> De
     """
     folder = find_snapshot(folder)
     vocabulary = read_vocabulary(folder)
-    special = {name: i for name, i in vocabulary.items() if re.fullmatch(r"<\|.*\|>", name)}
+    marked = [name for name in vocabulary if name.startswith("<|")]
+    special = {name: vocabulary[name] for name in marked if re.fullmatch(r"<\|.*\|>", name)}
     rules = _Rules(folder, config.vocab_size)
     multilingual = rules.multilingual()
     known = {match[1] for name in special if (match := LANGUAGE.fullmatch(name))}

@@ -25,12 +25,13 @@ def silent_means(checkpoint: Checkpoint, positions: int, count: int) -> Floats:
     """Return the virtual positions (count, d_model) behind a window of `positions`."""
     if not count:
         return np.empty((0, checkpoint.config.d_model), np.float32)
-    parts = np.array_split(silent_states(checkpoint)[positions:], count)
+    parts = np.array_split(silent_states(checkpoint, positions), count)
     return np.stack([part.mean(axis=0) for part in parts])
 
 
-def silent_states(checkpoint: Checkpoint) -> Floats:
-    """Return the states (trained positions, d_model) of a silent window as long as the model's."""
+def silent_states(checkpoint: Checkpoint, first: int = 0) -> Floats:
+    """Return the states (positions, d_model) of a silent window as long as the model's, from
+    position `first` on."""
     config, weights = checkpoint.config, checkpoint.weights
     frames = FRAMES_PER_POSITION * config.max_source_positions
     mel = np.full((frames, config.num_mel_bins), SILENT_MEL, np.float32)
@@ -39,7 +40,9 @@ def silent_states(checkpoint: Checkpoint) -> Floats:
     for layer in range(config.encoder_layers):
         name = f"{ENCODER}.layers.{layer}"
         normed = _norm(weights, x, f"{name}.self_attn_layer_norm")
-        x += _attend(weights, normed, f"{name}.self_attn", config.encoder_attention_heads)
+        asking = first if layer == config.encoder_layers - 1 else 0  # the others are attended to
+        x = x[asking:]
+        x += _attend(weights, normed, f"{name}.self_attn", config.encoder_attention_heads, asking)
         inner = _linear(weights, _norm(weights, x, f"{name}.final_layer_norm"), f"{name}.fc1")
         x += _linear(weights, _gelu(inner), f"{name}.fc2")
     return _norm(weights, x, f"{ENCODER}.layer_norm")
@@ -53,11 +56,12 @@ def _convolve(weights: Weights, x: Floats, name: str, stride: int) -> Floats:
     return _gelu(parts[0] + parts[1] + parts[2] + weights[f"{ENCODER}.{name}.bias"])
 
 
-def _attend(weights: Weights, x: Floats, name: str, heads: int) -> Floats:
-    """out(attention of all positions x (p, d)), head by head."""
-    queries, values = (_linear(weights, x, f"{name}.{part}_proj") for part in "qv")
+def _attend(weights: Weights, x: Floats, name: str, heads: int, first: int) -> Floats:
+    """out(attention of positions x (p, d) from the `first` on to all of them), head by head."""
+    queries = _linear(weights, x[first:], f"{name}.q_proj")
+    values = _linear(weights, x, f"{name}.v_proj")
     keys = x @ weights[f"{name}.k_proj.weight"].T
-    seen = np.empty_like(x)
+    seen = np.empty_like(queries)
     for part in np.split(np.arange(x.shape[1]), heads):
         scores = queries[:, part] @ keys[:, part].T * np.float32(len(part) ** -0.5)
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
