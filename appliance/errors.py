@@ -17,7 +17,7 @@ too many open files) ends with 75; so does the daemon without its model, whose d
 later (cli/run). The daemon catches:
 
 - of a reload, whatever is raised before its pipeline runs: the old configuration stays in use
-  (daemon/service)
+  (daemon/lifecycle)
 - ModelError and whatever else one window meets: counted, and several in a row are a DeviceError;
   too little memory (`lacks_memory`) is waited for, and a DeviceError if it lasts
   (daemon/transcription)

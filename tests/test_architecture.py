@@ -84,7 +84,7 @@ OWNERS = {
     "rich": ("cli/",),
     "tomlkit": ("cli/",),
     "jeepney": ("wyoming/discovery.py", "cli/discovery.py"),
-    "systemd": ("daemon/journal.py",),
+    "systemd": ("daemon/systemd.py",),
     "tornado": ("web/",),
     "websockets": ("homeassistant/",),
 }
@@ -258,7 +258,7 @@ def test_only_stages_are_threads_with_queues() -> None:
     allowed = {
         "daemon/stages.py": {"Queue", "Thread"},
         "system.py": {"Thread"},  # BackgroundTask: a call that may hang
-        "daemon/service.py": {"SimpleQueue"},  # signals ring in it
+        "daemon/lifecycle.py": {"SimpleQueue"},  # signals ring in it
     }
     for module in MODULES:
         if re.search("Thread|Queue", source_of(module)):

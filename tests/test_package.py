@@ -18,7 +18,7 @@ from appliance import __version__
 from appliance.cli import main, model, web
 from appliance.config import DEFAULT_PATH, WebSettings, keys
 from appliance.convert import built_in, known
-from appliance.daemon import model_install, service
+from appliance.daemon import lifecycle, model_install
 from appliance.daemon.pipeline import STOP_WITHIN_S
 from appliance.errors import TRY_AGAIN, ConfigError, ModelError
 from appliance.model.bundle import INSTALLED
@@ -63,7 +63,7 @@ def test_a_wrong_configuration_or_model_is_not_tried_again(unit: dict[str, list[
 
 def test_the_unit_gives_the_daemon_the_time_that_it_takes(unit: dict[str, list[str]]) -> None:
     assert float(unit["TimeoutStopSec"][0]) > STOP_WITHIN_S + 1
-    assert float(unit["WatchdogSec"][0]) > service.STUCK_S
+    assert float(unit["WatchdogSec"][0]) > lifecycle.STUCK_S
 
 
 def test_speech_that_waits_outlives_a_restart_and_not_a_stop(unit: dict[str, list[str]]) -> None:

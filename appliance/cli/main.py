@@ -99,13 +99,13 @@ def _obey(
     """Run a command and print its errors; return the exit status."""
     try:
         options = parse(arguments)
-        from appliance.daemon import journal
+        from appliance.daemon import systemd
 
         reading = config.read(options.config)
         # a lenient command says itself what is wrong
         settings = reading.settings if getattr(options, "lenient", False) else reading.sure()
         level = "debug" if options.verbose else "error" if options.quiet else settings.journal.level
-        journal.set_up(replace(settings.journal, level=level))
+        systemd.set_up(replace(settings.journal, level=level))
         return int((command or options.command)(options, settings))
     except RoomscribeError as error:
         for message in error.messages if isinstance(error, ConfigError) else [error]:

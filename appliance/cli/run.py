@@ -82,7 +82,7 @@ def run(
     pipeline: Callable[[Settings], Pipeline] | None = None,
 ) -> int:
     """Run `roomscribe run`; `pipeline` opens one for settings and replaces `assembly.build`."""
-    from appliance.daemon import ModelInstaller, Pipeline, assembly, service
+    from appliance.daemon import ModelInstaller, Pipeline, assembly, lifecycle
 
     def with_recording(chosen: Settings) -> Settings:
         if not options.recording:
@@ -99,7 +99,9 @@ def run(
         return Pipeline(assembly.build(settings, read=read, installer=installer))
 
     try:
-        service.run(with_recording(settings), lambda: read(None).sure(), pipeline or open_pipeline)
+        lifecycle.run(
+            with_recording(settings), lambda: read(None).sure(), pipeline or open_pipeline
+        )
     except MissingModelError as error:
         error.exit_status = TRY_AGAIN
         raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.daemon import assembly, journal, mute, mute_end, service
+    from appliance.daemon import assembly, lifecycle, mute, mute_end, systemd
     from appliance.daemon.model_install import ModelInstaller
     from appliance.daemon.pipeline import Pipeline
 

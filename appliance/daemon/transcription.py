@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from appliance.capture import QUIET_DBFS, measure_speech
 from appliance.config import Settings
-from appliance.daemon import journal
+from appliance.daemon import systemd
 from appliance.daemon.backlog import Kind, Lease, Task
 from appliance.daemon.health import Health
 from appliance.daemon.phrase_commands import Expectations
@@ -57,7 +57,7 @@ QUIET_FROM = 5
 """So many sentences in a row that are too quiet are a problem."""
 MEMORY_WAITS_S = (0.1, 0.5, 1.5, 4.0)
 """Pauses before a window is tried again if memory was short; their sum is less than the watchdog
-allows a stage (service.STUCK_S)."""
+allows a stage (lifecycle.STUCK_S)."""
 
 Made = TypeVar("Made")
 
@@ -297,7 +297,7 @@ class TaskTranscriber:
         self._health.count("transcripts")
         if transcript.continues and transcript.window == 1:
             self._health.count("resumed")
-        journal.log_transcript(stored, self._settings.journal)
+        systemd.log_transcript(stored, self._settings.journal)
         for listener in self._listeners:
             listener.on_transcript(transcript)
 

@@ -184,7 +184,7 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
     start: raises DeviceError or ModelError if it does not. Raises ModelError.
     """
     from appliance.infer.encoder import CpuEncoder
-    from appliance.infer.hailo import errors
+    from appliance.infer.hailo import diagnosis
     from appliance.infer.hailo.failover import FailoverEncoder
     from appliance.infer.hailo.npu import open_npu
     from appliance.model import ENCODER_FILE, HEF_FILE
@@ -203,7 +203,7 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
         raise ModelError(f"{bundle.folder}: the model has no {ENCODER_FILE}; add it again")
     file = hef
     encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
-    if must or cpu is None or errors.nodes():
+    if must or cpu is None or diagnosis.nodes():
         try:
             encoder.open()
         except RoomscribeError:
@@ -214,10 +214,10 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
 
 def why_on_cpu(settings: Settings, bundle: Model, backend: Backend) -> str:
     """Return why this machine's Hailo does not encode; empty while it does, and without one."""
-    from appliance.infer.hailo import errors
+    from appliance.infer.hailo import diagnosis
     from appliance.model import Bundle
 
-    driven, chip = errors.nodes(), errors.on_the_bus()
+    driven, chip = diagnosis.nodes(), diagnosis.on_the_bus()
     if backend.name != "cpu" or not (driven or chip):
         return ""
     if backend.trouble:

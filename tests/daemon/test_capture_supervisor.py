@@ -87,8 +87,8 @@ class Listener:
 
     def kill(self) -> None:
         """Kill the supervisor."""
-        self._process.kill()
-        self._process.wait()
+        with self._process:  # closes its pipe
+            self._process.kill()
 
     def __enter__(self) -> Self:
         return self

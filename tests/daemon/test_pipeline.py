@@ -34,7 +34,7 @@ from appliance.config import (
     StoreSettings,
     WyomingSettings,
 )
-from appliance.daemon import service
+from appliance.daemon import lifecycle
 from appliance.daemon.assembly import FRAMES_WAITING, Factories, build
 from appliance.daemon.backlog import Task
 from appliance.daemon.health import Health
@@ -409,7 +409,7 @@ def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
     give_up.start()
     try:
         with pytest.raises(DeviceError, match=f"the {stuck} has been stuck for"):
-            service.run(rig.settings, lambda: rig.settings, rig.pipeline, STUCK_S)
+            lifecycle.run(rig.settings, lambda: rig.settings, rig.pipeline, STUCK_S)
     finally:
         give_up.cancel()
         rig.open_gates()
@@ -522,7 +522,7 @@ def test_a_machine_without_a_microphone_opens_none_and_says_so(tmp_path: Path) -
         state = pipeline.state()
         assert (state.status, state.reasons, state.listens) == ("running", (), False)
         assert (state.microphone, state.microphone_online) == ("none", False)
-        assert service.status(pipeline).startswith("serving, without a microphone, 0 transcripts")
+        assert lifecycle.status(pipeline).startswith("serving, without a microphone, 0 transcripts")
         pipeline.mute.set(True)
         until(lambda: pipeline.state().status == "muted")
         pipeline.mute.set(False)

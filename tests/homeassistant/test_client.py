@@ -56,12 +56,6 @@ class Living:
         return self.replies[number - 1]
 
 
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as running:
-        yield running
-
-
 @contextmanager
 def living(
     hub: Hub,

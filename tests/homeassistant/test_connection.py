@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
 
@@ -21,12 +21,6 @@ from appliance.homeassistant.connection import (
     WebsocketLink,
     connect,
 )
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as running:
-        yield running
 
 
 def on_link(hub: Hub, work: Callable[[WebsocketLink], Awaitable[Any]], token: str = TOKEN) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from appliance.homeassistant.names import (
     clean,
 )
 from appliance.records import Name, Tier
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as running:
-        yield running
 
 
 def names_of(hub: Hub) -> Names:

@@ -18,7 +18,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance.config import EncoderSettings
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.hailo import errors, failover
+from appliance.infer.hailo import diagnosis, failover
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import NpuLimits, is_closing, open_npu
 from appliance.infer.opening import open_encoder
@@ -251,7 +251,7 @@ def test_closing_does_not_wait_for_a_chip_that_hangs(
     with pytest.raises(DeviceError, match="not released a chip that hangs"):
         on_clock(hef_bundle, clock, limits).open()
     simulator.set(**HEARS)
-    assert not is_closing(20.0) and errors.owners() == []
+    assert not is_closing(20.0) and diagnosis.owners() == []
 
 
 def test_a_chip_that_is_pulled_out_is_taken_again_as_soon_as_it_is_back(

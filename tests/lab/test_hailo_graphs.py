@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -83,6 +84,16 @@ def written(
         opened(folder / "decoder.onnx"),
     )
     shutil.rmtree(folder)
+
+
+def test_the_nodes_are_those_of_torchs_own_export_in_its_order(tmp_path: Path) -> None:
+    positions = case_named("odd").positions
+    write_hailo_encoder(odd_checkpoint(), positions, tmp_path / "encoder")
+    write_hailo_decoder(odd_checkpoint(), positions, LENGTH["odd"], tmp_path / "decoder")
+    for part in ("encoder", "decoder"):
+        lines = (GOLDEN / f"hailo_{part}_opset13.txt").read_text().splitlines()
+        nodes = [node.op_type for node in onnx.load(tmp_path / part).graph.node]
+        assert nodes == [line for line in lines if not line.startswith("#")]
 
 
 def test_states_equal_those_of_transformers(

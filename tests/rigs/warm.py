@@ -26,7 +26,7 @@ from rigs.checkout import ROOT, environment as environment_of
 PRELOADED = (
     "appliance.__main__", "appliance.cli.main", "appliance.cli.doctor.main",
     "appliance.daemon.pipeline",
-    "appliance.daemon.service", "appliance.lab", "appliance.mqtt.publisher",
+    "appliance.daemon.lifecycle", "appliance.lab", "appliance.mqtt.publisher",
     "appliance.convert.add", "appliance.convert.sources", "appliance.model.library",
     "appliance.store.store", "appliance.fleet.link", "appliance.infer.transcriber",
     "appliance.web.server", "appliance.wyoming.server",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config import StoreSettings
+
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
@@ -15,3 +17,8 @@ def tmp_path() -> Iterator[Path]:
     shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shared) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StoreSettings:
+    return StoreSettings(path=str(tmp_path / "state"))

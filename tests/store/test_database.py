@@ -22,11 +22,6 @@ from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> StoreSettings:
-    return StoreSettings(path=str(tmp_path / "state"))
-
-
 def test_a_deleted_file_is_begun_again_with_what_the_broker_waits_for(
     settings: StoreSettings, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,11 +21,6 @@ from appliance.store.store import Store
 PAGE = 4096
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> StoreSettings:
-    return StoreSettings(path=str(tmp_path / "state"))
-
-
 def filled(settings: StoreSettings, count: int = 200) -> Path:
     """A closed file with `count` transcripts, of which the broker has 50."""
     with Store.open(settings) as store:

@@ -23,11 +23,6 @@ from appliance.store.store import Store
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> StoreSettings:
-    return StoreSettings(path=str(tmp_path / "state"))
-
-
-@pytest.fixture
 def store(settings: StoreSettings) -> Iterator[Store]:
     with Store.open(settings) as opened:
         yield opened

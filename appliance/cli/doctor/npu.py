@@ -31,50 +31,50 @@ DEVICE, LIBRARY, CHIP = "device", "HailoRT", "chip"
 
 def device(around: Surroundings) -> Outcome:
     """Check that the chip has a device node and this user may use it."""
-    from appliance.infer import errors
+    from appliance.infer import diagnosis
 
     if why := _unwanted(around):
         return skipped(why)
-    nodes = errors.nodes()
-    driver = errors.driver_version()
+    nodes = diagnosis.nodes()
+    driver = diagnosis.driver_version()
     if not nodes:
-        if chip := errors.on_the_bus():
+        if chip := diagnosis.on_the_bus():
             return failed(
                 "a Hailo is on the PCI bus but has no device node: no driver is loaded",
                 f"run `{chip.install}` and restart the machine; if that changes nothing, "
                 "`dkms status` says whether the driver was built for this kernel",
             )
         if around.settings.encoder.backend == "hailo":
-            return failed("[encoder] backend is hailo, but this machine has no Hailo", SEATING)
+            return failed(f"[encoder] backend is hailo, but {ABSENT}", SEATING)
         return skipped(ABSENT)
     for node in nodes:
-        if not errors.is_accessible(node):
+        if not os.access(node, os.R_OK | os.W_OK):
             return failed(
                 f"this user may not open {node}",
                 "restart the machine: the package's udev rule (70-roomscribe.rules) and its unit "
                 "allow it from then on",
             )
     found = f"{', '.join(map(str, nodes))}, driver {driver or 'version unknown'}"
-    if errors.lacks_small_pages():
-        found += f"; with pages of {errors.PAGE_BYTES} bytes write {errors.small_pages()}"
+    if diagnosis.lacks_small_pages():
+        found += f"; with pages of {diagnosis.PAGE_BYTES} bytes write {diagnosis.small_pages()}"
     return ok(found)
 
 
 def library(around: Surroundings) -> Outcome:
     """Check that HailoRT's Python binding, which loads only a library of its own version, and the
     driver have the same version."""
-    from appliance.infer import device as hailo, errors
+    from appliance.infer import device as hailo, diagnosis
 
     if why := _absent(around):
         return skipped(why)
     around.doing("importing hailo_platform")
     versions = {"Python binding": str(hailo.load_binding().__version__)}
-    if driver := errors.driver_version():
+    if driver := diagnosis.driver_version():
         versions["driver"] = driver
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    chip = errors.generation()
+    chip = diagnosis.generation()
     major = machine.version_of(versions["Python binding"])[0]
-    if major in {one.major for one in errors.GENERATIONS if one is not chip}:
+    if major in {one.major for one in diagnosis.GENERATIONS if one is not chip}:
         return failed(
             f"{found}; this chip needs HailoRT {chip.major}: that of another chip is installed",
             f"run `{chip.install}` and restart the machine",
@@ -91,7 +91,7 @@ def library(around: Surroundings) -> Outcome:
 
 def chip(around: Surroundings) -> Outcome:
     """Check the chip's firmware and temperature, also while a model runs."""
-    from appliance.infer import device as hailo, errors
+    from appliance.infer import device as hailo, diagnosis
     from appliance.model import CHIP_NAMES
 
     if why := _absent(around):
@@ -109,7 +109,7 @@ def chip(around: Surroundings) -> Outcome:
     if machine.version_of(identity.firmware)[:2] != machine.version_of(binding.__version__)[:2]:
         return failed(
             f"{line}; HailoRT is {binding.__version__}",
-            f"{errors.generation().upgrade}, or switch it off and on",
+            f"{diagnosis.generation().upgrade}, or switch it off and on",
         )
     if readings.throttled or readings.zone == hailo.RED:
         return failed(f"{line}; it is too hot and throttles", COOL)
@@ -188,16 +188,16 @@ def _unwanted(around: Surroundings) -> str:
 
 def _absent(around: Surroundings) -> str:
     """Return why there is no chip to check; empty if there is one."""
-    from appliance.infer import errors
+    from appliance.infer import diagnosis
 
-    return _unwanted(around) or ("" if errors.nodes() else ABSENT)
+    return _unwanted(around) or ("" if diagnosis.nodes() else ABSENT)
 
 
 def _owners() -> list[Holder]:
     """Return the other processes that have the chip open."""
-    from appliance.infer import errors
+    from appliance.infer import diagnosis
 
-    return [holder for holder in errors.owners() if holder.pid != os.getpid()]
+    return [holder for holder in diagnosis.owners() if holder.pid != os.getpid()]
 
 
 MODEL = ("[model]", "[encoder]", "[decoder]", BUNDLE)

@@ -53,7 +53,7 @@ def write_report(
 
 def machine() -> dict[str, Any]:
     """Return the hardware's model and the versions of the software, without names."""
-    from appliance.infer import errors
+    from appliance.infer import diagnosis
 
     memory = re.search(r"MemTotal:\s+(\d+) kB", _read("/proc/meminfo"))
     processor = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
@@ -67,7 +67,7 @@ def machine() -> dict[str, Any]:
         "system": system[1] if system else "unknown",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "hailo_driver": errors.driver_version(),
+        "hailo_driver": diagnosis.driver_version(),
         "packages": _package_versions(),
     }
 

@@ -11,7 +11,7 @@ from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo.decoder_network import DecoderFiles
-from appliance.infer.hailo.errors import NpuError
+from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import LIMITS, NpuLimits, open_npu
 from appliance.infer.languages import Languages

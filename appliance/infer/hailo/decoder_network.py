@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.hailo.device import NpuModel, Shapes
-from appliance.infer.hailo.errors import NpuError
+from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.network import Step
 from appliance.model import (
     DECODER_FILES,

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import DeviceError
-from appliance.infer.hailo import errors
-from appliance.infer.hailo.errors import NpuError, explain
+from appliance.infer.hailo import diagnosis
+from appliance.infer.hailo.diagnosis import NpuError, explain
 
 CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
 """DeviceArchitecture's names; older libraries call a Hailo-10H a 15H."""
@@ -55,21 +55,21 @@ def load_binding() -> Any:
     Unless HAILORT_LOGGER_PATH says otherwise, HailoRT is kept from writing hailort.log into the
     working directory.
     """
-    os.environ.setdefault(errors.LOG_VARIABLE, "NONE")
+    os.environ.setdefault(diagnosis.LOG_VARIABLE, "NONE")
     try:
         import hailo_platform
     except Exception as error:  # its version check raises whatever it likes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise NpuError(
             "binding",
-            f"HailoRT's Python binding cannot be used ({reason}); {errors.generation().install}",
+            f"HailoRT's Python binding cannot be used ({reason}); {diagnosis.generation().install}",
         ) from None
     version = str(hailo_platform.__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise NpuError(
             "binding",
             f"expected HailoRT {'.'.join(map(str, OLDEST))} or newer, found {version}; "
-            f"{errors.generation().upgrade}",
+            f"{diagnosis.generation().upgrade}",
         )
     return hailo_platform
 
@@ -95,7 +95,7 @@ def identify(binding: Any) -> Identity:
     if fault:
         raise fault
     if not ids:
-        raise NpuError("absent", errors.ABSENT)
+        raise NpuError("absent", diagnosis.ABSENT)
     name = str(board.device_architecture).rsplit(".", 1)[-1]
     if name not in CHIPS:
         raise NpuError("unknown chip", f"expected one of {', '.join(CHIPS)}, found {name}")
@@ -108,7 +108,7 @@ def find_chip() -> str | None:
 
     Raises DeviceError if there is one whose kind cannot be read.
     """
-    if not errors.nodes():
+    if not diagnosis.nodes():
         return None
     try:
         return identify(load_binding()).chip

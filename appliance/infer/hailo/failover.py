@@ -16,8 +16,8 @@ from typing import Any
 
 from appliance.errors import DeviceError, RoomscribeError
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.hailo import device, errors
-from appliance.infer.hailo.errors import REPEATED, NpuError
+from appliance.infer.hailo import device, diagnosis
+from appliance.infer.hailo.diagnosis import REPEATED, NpuError
 from appliance.infer.hailo.npu import CLOSE_WITHIN_S, Npu, is_closing
 from appliance.records import Mel, States
 from appliance.system import BackgroundTask
@@ -115,7 +115,9 @@ class FailoverEncoder:
             if now_s >= self._watch_s:
                 npu, self._watch_s = self._npu, now_s + WATCH_EVERY_S
                 self._begin(lambda: (npu, _read_chip(npu)), self._apply_readings)
-        elif now_s >= self._next_s and errors.nodes() and not (self._is_permanent or is_closing()):
+        elif (
+            now_s >= self._next_s and diagnosis.nodes() and not (self._is_permanent or is_closing())
+        ):
             self._begin(self._open, self._use)
 
     def settle(self, within_s: float) -> RoomscribeError | None:
@@ -202,7 +204,7 @@ class FailoverEncoder:
         self._facts = {
             "chip": npu.chip,
             "firmware": npu.identity.firmware,
-            "driver": errors.driver_version(),
+            "driver": diagnosis.driver_version(),
             "library": str(npu.binding.__version__),
             **asdict(readings),
         }

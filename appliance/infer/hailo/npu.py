@@ -26,7 +26,7 @@ from appliance.infer.hailo.device import (
     read,
     too_hot,
 )
-from appliance.infer.hailo.errors import REPEATED, NpuError
+from appliance.infer.hailo.diagnosis import REPEATED, NpuError
 from appliance.model import Bundle
 from appliance.records import Mel, States
 from appliance.system import BackgroundTask

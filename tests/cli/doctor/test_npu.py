@@ -24,7 +24,7 @@ from appliance.cli.doctor.model import word_errors
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
-from appliance.infer.hailo import errors
+from appliance.infer.hailo import diagnosis
 from appliance.infer.hailo.npu import open_npu
 from appliance.model.bundle import Bundle
 
@@ -124,10 +124,10 @@ def test_the_library_of_another_chip_is_a_fault_and_nothing_upgrades_the_whole_s
     found = npu.library(around)
     assert (found.status, "this chip needs HailoRT 5" in found.found) == ("failed", True)
     assert found.fix.startswith("run `sudo apt install dkms hailo-h10-all`")
-    assert errors.driver_version() == "5.3.0"
-    assert "options hailo1x_pci force_desc_page_size=4096" in errors.small_pages()
-    assert "h10-hailort" in errors.generation().upgrade
-    assert all("full-upgrade" not in text for text in errors.TEXTS.values())
+    assert diagnosis.driver_version() == "5.3.0"
+    assert "options hailo1x_pci force_desc_page_size=4096" in diagnosis.small_pages()
+    assert "h10-hailort" in diagnosis.generation().upgrade
+    assert all("full-upgrade" not in text for text in diagnosis.TEXTS.values())
 
 
 def test_texts_that_the_npu_did_not_hear_are_a_fault(

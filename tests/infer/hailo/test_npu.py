@@ -14,9 +14,9 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 
 from appliance.errors import DeviceError
 from appliance.infer.encoder import CpuEncoder
-from appliance.infer.hailo import device, errors
+from appliance.infer.hailo import device, diagnosis
 from appliance.infer.hailo.device import find_chip, identify, load_binding, newest_known
-from appliance.infer.hailo.errors import NpuError
+from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.npu import Npu, NpuLimits, open_npu
 from appliance.model.bundle import HEF_FILE, Bundle
 
@@ -220,7 +220,7 @@ def test_closing_or_failing_to_open_frees_the_chip(
             npu.encode(mel_of(hef_bundle, 1))
             npu.close()
             npu.close()
-            assert errors.owners() == []
+            assert diagnosis.owners() == []
 
 
 def test_a_second_model_in_this_process_finds_the_chip_busy_with_itself(

@@ -23,7 +23,7 @@ from rigs.wyoming import free_port
 
 from appliance import system
 from appliance.config import Settings, VoiceSettings
-from appliance.daemon import service
+from appliance.daemon import lifecycle
 from appliance.daemon.health import Health
 from appliance.records import ApplianceState
 
@@ -76,7 +76,7 @@ def test_ready_is_told_when_sound_has_come_and_not_before(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
     pipeline = SilentPipeline()
-    announcer = service.Announcer(pipeline, 0.0)  # type: ignore[arg-type]
+    announcer = lifecycle.Announcer(pipeline, 0.0)  # type: ignore[arg-type]
     announcer.announce()
     assert systemd.everything() == []
     pipeline.sounding.set()
@@ -134,7 +134,7 @@ def test_a_reload_uses_a_changed_configuration_in_the_same_process(
 def test_a_signal_may_come_at_any_moment() -> None:
     """Among them those in which the main thread holds what a handler may not wait for."""
     waiting = (
-        "from appliance.daemon.service import Signals\n"
+        "from appliance.daemon.lifecycle import Signals\n"
         "signals, reloads = Signals(), 0\n"
         "print(flush=True)\n"
         "while not signals.wait_for_stop(0.0003):\n"
@@ -247,20 +247,20 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
             """Nothing has failed."""
 
     first, second = Settings(), Settings(voice=VoiceSettings(open_score=0.6))
-    monkeypatch.setattr(service, "_open", lambda wanted, *_: (wanted, Stopping()))
-    monkeypatch.setattr(service, "Announcer", lambda *_: None)
-    monkeypatch.setattr(service, "_supervise", lambda *_: second)
+    monkeypatch.setattr(lifecycle, "_open", lambda wanted, *_: (wanted, Stopping()))
+    monkeypatch.setattr(lifecycle, "Announcer", lambda *_: None)
+    monkeypatch.setattr(lifecycle, "_supervise", lambda *_: second)
     process = SimpleNamespace(
         signals=SimpleNamespace(reload=False), pipeline=None, stuck_s=1.0, limits=None, reread=None
     )
-    ran, following = service._run_once(first, first, cast("service._Process", process))
+    ran, following = lifecycle._run_once(first, first, cast("lifecycle._Process", process))
     assert (ran, following, process.signals.reload) == (first, second, True)
 
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     found_mb = iter((500.0, 900.0, 700.0))
-    monkeypatch.setattr(service, "memory_ceiling_mb", lambda: next(found_mb))
-    limits = service.MemoryLimits()
+    monkeypatch.setattr(lifecycle, "memory_ceiling_mb", lambda: next(found_mb))
+    limits = lifecycle.MemoryLimits()
     assert [limits.limit_mb("tiny.en") for _ in range(3)] == [500, 500, 500]
     assert limits.limit_mb("base") == 900, "another model may need more"
     assert limits.limit_mb("tiny.en") == 500
@@ -307,7 +307,7 @@ def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
 
 
 def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) -> None:
-    small = "from appliance.daemon import service\nservice.memory_ceiling_mb = lambda: 20.0\n"
+    small = "from appliance.daemon import lifecycle\nlifecycle.memory_ceiling_mb = lambda: 20.0\n"
     program = small + DYING.format(effect="yield from frames")
     done = subprocess.run(
         [sys.executable, "-c", program, "run", "--config", str(write_config(tmp_path))],

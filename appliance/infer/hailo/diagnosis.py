@@ -125,11 +125,6 @@ def small_pages() -> str:
     return f"`{option}` into /etc/modprobe.d/hailo.conf"
 
 
-def is_accessible(node: Path) -> bool:
-    """True if this user may use a node."""
-    return os.access(node, os.R_OK | os.W_OK)
-
-
 def _root() -> Path:
     return Path(os.environ.get(VARIABLE, "/"))
 

@@ -13,7 +13,7 @@ import pytest
 from rigs.publishing import transcript
 
 from appliance.config import JournalSettings
-from appliance.daemon import journal
+from appliance.daemon import systemd
 from appliance.store.tables import StoredTranscript
 
 STORED = StoredTranscript(7, transcript("a secret"), datetime(2026, 1, 1, tzinfo=UTC), "", 0.0)
@@ -31,8 +31,8 @@ def logging_kept() -> Iterator[None]:
 
 def test_text_reaches_the_journal_only_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    journal.log_transcript(STORED, JournalSettings())
-    journal.log_transcript(STORED, JournalSettings(text=True))
+    systemd.log_transcript(STORED, JournalSettings())
+    systemd.log_transcript(STORED, JournalSettings(text=True))
     first, second = caplog.records
     assert first.getMessage() == "transcript 7: 3.4 s of speech, 540 ms after its end"
     assert "secret" not in repr(vars(first))
@@ -47,7 +47,7 @@ def test_the_journal_behind_standard_error_is_given_the_level(
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     monkeypatch.setitem(sys.modules, "systemd", None)
     monkeypatch.setitem(sys.modules, "systemd.journal", None)
-    journal.set_up(JournalSettings(level="warning"))
+    systemd.set_up(JournalSettings(level="warning"))
     logging.getLogger("appliance").info("not shown")
     logging.getLogger("appliance").warning("shown\nin two lines")
     assert capsys.readouterr().err == "<4>shown\n<4>in two lines\n"
@@ -55,12 +55,12 @@ def test_the_journal_behind_standard_error_is_given_the_level(
 
 def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    assert not journal.notify("READY=1")
+    assert not systemd.notify("READY=1")
     address = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
         monkeypatch.setenv("NOTIFY_SOCKET", address)
-        assert journal.notify("READY=1\nSTATUS=listening")
-        assert systemd.recv(100) == b"READY=1\nSTATUS=listening"
+        assert systemd.notify("READY=1\nSTATUS=listening")
+        assert listener.recv(100) == b"READY=1\nSTATUS=listening"
     monkeypatch.setenv("NOTIFY_SOCKET", address + "-gone")
-    assert not journal.notify("WATCHDOG=1")
+    assert not systemd.notify("WATCHDOG=1")

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from types import FrameType
 
 from appliance.config import Settings
-from appliance.daemon import assembly, journal
-from appliance.daemon.journal import notify
+from appliance.daemon import systemd
 from appliance.daemon.mute_end import format_end
 from appliance.daemon.pipeline import Pipeline
+from appliance.daemon.systemd import notify
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.infer import lacking_model, transcribed_elsewhere
 from appliance.model import chosen_model
@@ -131,15 +131,10 @@ class MemoryLimits:
 Factory = Callable[[Settings], Pipeline]
 
 
-def open_pipeline(settings: Settings) -> Pipeline:
-    """Return a pipeline whose parts are open. Raises any RoomscribeError."""
-    return Pipeline(assembly.build(settings))
-
-
 def run(
     settings: Settings,
     reread: Callable[[], Settings],
-    pipeline: Factory = open_pipeline,
+    pipeline: Factory,
     stuck_s: float = STUCK_S,
     lacking: Callable[[Settings], str] = lacking_model,
 ) -> None:
@@ -320,7 +315,7 @@ def _open(wanted: Settings, former: Settings, pipeline: Factory) -> tuple[Settin
     """Return the settings used, and a pipeline for them: for `wanted`, or for `former` if `wanted`
     differs and cannot be run. Raises RoomscribeError."""
     if wanted is not former:  # at the start the command line decides what is logged
-        journal.set_up(wanted.journal)
+        systemd.set_up(wanted.journal)
     try:
         return wanted, pipeline(wanted)
     except RoomscribeError as error:
@@ -328,5 +323,5 @@ def _open(wanted: Settings, former: Settings, pipeline: Factory) -> tuple[Settin
             raise
         log.error("%s; going on with the configuration that was read before", error)
     gc.collect()
-    journal.set_up(former.journal)
+    systemd.set_up(former.journal)
     return former, pipeline(former)
