@@ -294,6 +294,19 @@ def test_a_stop_reaches_a_segmenter_that_stood_still_before_a_full_queue(tmp_pat
     assert rig.segmenter.taken == ["frame"] * (1 + FRAMES_WAITING) + ["end"]
 
 
+def test_blocks_are_taken_one_by_one_while_the_segmenter_is_alert(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, windows=False)
+    pipeline = rig.pipeline(rig.settings)
+    alert = pipeline.parts.supervisor._recorder.alert
+    pipeline.start()
+    try:
+        until(lambda: not alert.is_set())
+        rig.segmenter.alert = True
+        until(alert.is_set)
+    finally:
+        pipeline.stop()
+
+
 def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_path: Path) -> None:
     rig = Rig(tmp_path, windows=False)
     answers: list[Transcription | Exception] = []
