@@ -307,6 +307,7 @@ def test_the_page_says_why_nothing_acts_on_a_sentence(found: Found, tab: Browser
     why = "Nothing acts on it: too unsure without the address phrase."
     until(lambda: tab.texts(".expected") == [why], WITHIN_S)
     assert tab.texts(".chip") == ["too loud"]
+    assert not [row for row in tab.texts("li[data-seq]") if "true" in row]
 
 
 def test_the_expected_sentence_that_was_meant_is_offered(found: Found, tab: Browser) -> None:

@@ -30,7 +30,7 @@ export function sentenceRow(one, onDelete) {
     one.correction && element("p", { class: "expected" }, "Said: ", element("q", { lang: one.language || null }, one.correction)),
     differs && element("p", { class: "expected" },
       "Matches: ", element("q", {}, one.phrase), one.phrase_confidence ? ` ${percent(one.phrase_confidence)}` : ""),
-    one.acts || element("p", { class: "expected" }, `Nothing acts on it: ${noAct(one.acts_reason)}.`),
+    !one.acts && element("p", { class: "expected" }, `Nothing acts on it: ${noAct(one.acts_reason)}.`),
     otherRooms(one) && element("p", { class: "expected" }, otherRooms(one)),
     element("div", { class: "about number" },
       element("span", {}, one.confidence === null ? "" : `${percent(one.confidence)} sure`),
