@@ -46,12 +46,7 @@ from appliance.fleet import FleetWorker, Link, OwnRoom, SatelliteTranscriber
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
 from appliance.house import House
 from appliance.infer import AnyTranscriber, Transcriber, transcribed_elsewhere
-from appliance.mqtt import (
-    Announcement,
-    Publisher,
-    Sources,
-    subscriptions,
-)
+from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import (
     ApplianceState,
     ApplianceStats,

@@ -93,7 +93,8 @@ class Partials:
 
     def _submit_pass(self, window: Window) -> None:
         """Request a transcription of the window so far."""
-        task = Task(window, lambda result: self._deliver(task, result), Kind.PARTIAL)
+        task = Task(window, lambda result: self._deliver(weak(), result), Kind.PARTIAL)
+        weak = task.weak()
         self._pass = task if self._submit(task) else None
 
     def _deliver(self, task: Task, result: Transcription | Exception) -> None:

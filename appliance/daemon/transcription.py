@@ -119,11 +119,12 @@ class TaskTranscriber:
 
     def speculation(self, window: Window) -> Task:
         """Return the task of a window with which the utterance may end."""
-        task = Task(window, lambda result: self._end_speculation(task, result), Kind.SPECULATION)
+        task = Task(window, lambda result: self._end_speculation(weak(), result), Kind.SPECULATION)
+        weak = task.weak()
         task.words = self._settings.mqtt.words
         if self._settings.segmenter.early_ms:
             task.ask_completeness = True
-            task.decided = lambda result: self._decide_silence(task, result)
+            task.decided = lambda result: self._decide_silence(weak(), result)
         return task
 
     def encode(self, task: Task) -> None:

@@ -56,5 +56,6 @@ class CpuEncoder(Encoder):
 
     def encode(self, mel: Mel) -> States:
         """Return states (P, d_model) float32 of `mel` (W, n_mels) float32. Raises ModelError."""
-        states: States = self._session.run({"mel": mel[None]})[0][0]
+        # a copy: states that wait would lie in the session's arena, and make it grow for good
+        states: States = self._session.run({"mel": mel[None]})[0][0].copy()
         return states

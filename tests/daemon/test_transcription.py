@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -346,6 +347,14 @@ class Deciding(FakeTranscriber):
         self.then()
         assert progress.should_continue() == (self.then.__name__ != "cancel")
         return HEARD
+
+
+def test_a_speculation_that_nobody_needs_is_freed_at_once(rig: Rig) -> None:
+    task = rig.tasks.speculation(a_window())
+    rig.do(task)
+    freed = weakref.ref(task)
+    del task
+    assert freed() is None, "its states would wait for Python to look for cycles"
 
 
 def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_complete(
