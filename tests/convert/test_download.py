@@ -20,12 +20,7 @@ import pytest
 from rigs.disks import mounted
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
-from appliance.convert.download import (
-    ATTEMPTS,
-    Downloader,
-    RemoteFile,
-    UnreachableError,
-)
+from appliance.convert.download import ATTEMPTS, Downloader, RemoteFile, UnreachableError
 from appliance.convert.progress import StreamProgress
 from appliance.errors import ModelError
 

@@ -10,12 +10,7 @@ import pytest
 
 from appliance.config import GateSettings, Settings
 from appliance.infer import gates
-from appliance.infer.gates import (
-    Gates,
-    compression_ratio,
-    is_loop,
-    judge,
-)
+from appliance.infer.gates import Gates, compression_ratio, is_loop, judge
 from appliance.infer.opening import open_transcriber
 from appliance.model.bundle import Bundle
 from appliance.records import Transcription, Window

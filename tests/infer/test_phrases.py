@@ -15,12 +15,7 @@ from rigs.steps import logits_of
 from rigs.vocabularies import letters_of
 from rigs.word_errors import same_words
 
-from appliance.config import (
-    DecoderSettings,
-    HomeAssistantSettings,
-    PhrasesSettings,
-    Settings,
-)
+from appliance.config import DecoderSettings, HomeAssistantSettings, PhrasesSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file

@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 from rigs.checkout import shared
 from rigs.needs import module, needs_model
-from rigs.published import (
-    NO_SPEECH_ATOL,
-    RECORDINGS,
-    TINY_EN_IDS,
-    TINY_EN_NO_SPEECH,
-    TINY_EN_TEXTS,
-)
+from rigs.published import NO_SPEECH_ATOL, RECORDINGS, TINY_EN_IDS, TINY_EN_NO_SPEECH, TINY_EN_TEXTS
 from rigs.recordings import manifest
 from rigs.weights import find_weights
 from rigs.word_errors import word_errors, words
