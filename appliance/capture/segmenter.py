@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest
-from appliance.capture.frames import FRAME_SAMPLES, is_clipped, power_of, ratio_of
+from appliance.capture.frames import FRAME_SAMPLES, is_clipped, power_of, quantile, ratio_of
 from appliance.capture.voice import ASLEEP, NOISE_SCORE, Detector, Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window, new_id
@@ -33,8 +33,8 @@ GAP_ENDS_S = 0.5
 """A longer gap in the sound ends the utterance; a shorter one is flagged."""
 CUT_FRAMES = 2
 """Frames on either side of a cut whose mean level counts: 120 ms, longer than a stop consonant."""
-LOUD_PERCENTILE = 90
-"""The level of speech is this percentile of its frames."""
+LOUD_SHARE = 0.9
+"""The level of speech is the power that this share of its frames does not reach."""
 PAUSE_OVER_FLOOR_DB, PAUSE_UNDER_SPEECH_DB = 6.0, 10.0
 """A pause is within the first of the noise floor, and at least the second below speech ..."""
 BELOW_FLOOR_DB = 3.0
@@ -93,7 +93,7 @@ def split_sound(samples: Samples, longest: int) -> list[Samples]:
 
 def is_pause(powers: Powers, index: int, floor: float) -> bool:
     """True if nobody speaks around a frame, by its level."""
-    level, speech = _around(powers, index), float(np.percentile(powers, LOUD_PERCENTILE))
+    level, speech = _around(powers, index), quantile(powers, LOUD_SHARE)
     if level * ratio_of(SURELY_UNDER_SPEECH_DB) <= speech:
         return True
     near = ratio_of(-BELOW_FLOOR_DB) <= level / floor <= ratio_of(PAUSE_OVER_FLOOR_DB)

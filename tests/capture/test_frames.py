@@ -14,7 +14,8 @@ from appliance.capture.frames import (
     is_clipped,
     measure_loudness,
     measure_speech,
-)
+    quantile,
+)  # fmt: skip
 from appliance.records import SAMPLE_RATE
 
 
@@ -98,6 +99,12 @@ def test_blocks_that_come_together_are_judged_like_single_ones() -> None:
     together = [joined.push(block) for block in np.split(sound[:127_200], 53)]
     apart = [single.push(block) for block in np.split(sound[:127_200], 265)]
     np.testing.assert_allclose(np.concatenate(together), np.concatenate(apart), atol=1e-6)
+
+
+def test_a_quantile_is_numpys() -> None:
+    values = np.random.default_rng(1).normal(size=33)
+    for share in (0.0, 0.1, 0.95, 1.0):
+        assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)
 
 
 @pytest.mark.parametrize(
