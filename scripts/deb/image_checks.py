@@ -198,11 +198,13 @@ def processes(name: str) -> dict[str, int]:
 
 
 def status_of(path: str, source: str = "127.0.0.1", headers: dict[str, str] | None = None) -> int:
-    """Return the page's status for a request from an address."""
+    """Return the page's status for a request from an address; 0 if no server listens yet."""
     connection = http.client.HTTPConnection("127.0.0.1", 8099, 60, (source, 0))
     try:
         connection.request("GET", path, headers=headers or {})
         return connection.getresponse().status
+    except ConnectionRefusedError:
+        return 0
     finally:
         connection.close()
 
