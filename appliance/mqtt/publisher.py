@@ -4,22 +4,17 @@ One thread does everything in `run`; the other methods only store something and 
 Problems with broker or store stay inside this module: a line in the log, a reason in `status`, and
 another attempt. Besides transcripts it publishes live topics (LiveTopics) and the announcement for
 Home Assistant, for which transcripts wait while it is offline (HomeAssistantPresence).
-
-Over 500 lines because one thread owns all three, and they use each other's state.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from appliance.config import HomeAssistantSettings, MqttSettings
@@ -38,11 +33,11 @@ from appliance.mqtt.home_assistant import (
     discovery_message,
     discovery_topic,
 )
-from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, RECENT_S, Delivery, Outbox
+from appliance.mqtt.live_topics import LiveTopics, Sources
+from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
+from appliance.mqtt.presence import HomeAssistantPresence
 from appliance.mqtt.troubles import Troubles
 from appliance.records import (
-    ApplianceState,
-    ApplianceStats,
     AssistReply,
     Correction,
     Discarded,
@@ -57,19 +52,6 @@ log = logging.getLogger("roomscribe.mqtt")
 
 PROGRESS_S = 5.0
 """Longest sleep of the publisher's thread."""
-STATE_S = STATS_S = 60.0
-"""State and statistics are published at least this often."""
-LATENCIES_FROM = timedelta(hours=1)
-LATENCIES = 1000
-"""Age and number of the transcripts whose latencies the statistics contain, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the publisher reads what it publishes besides transcripts. They must not wait."""
-
-    state: Callable[[], ApplianceState]
-    stats: Callable[[], ApplianceStats] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,266 +90,6 @@ class RoomExchange(Protocol):
 
     def on_publish(self, transcript: Transcript, event: dict[str, Any]) -> None:
         """Complete the event of a transcript."""
-
-
-class Publish(Protocol):
-    """Sends a payload on one of the node's topics."""
-
-    def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
-        """Raises BrokerError."""
-
-
-class LiveTopics:
-    """State, microphone, speech, discarded speech: published live, and only what is new.
-
-    `speech`, `discarded`, `partial`, `assist` and `correction`: any thread.
-    """
-
-    def __init__(
-        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, found: Troubles
-    ) -> None:
-        """The sources are called by the thread of `publish`."""
-        self._node = node
-        self._sources, self._store, self._outbox = sources, store, outbox
-        self._troubles = found
-        self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
-        self._answers: deque[OutgoingMessage] = deque(maxlen=100)
-        self._corrected: deque[str] = deque(maxlen=100)
-        """Ids of transcripts that were corrected."""
-        self._speech = events.OFF
-        self._last: bytes | None = None
-        self._retained: dict[str, bytes] = {}
-        self._published: tuple[object, ...] = ()
-        """The state that was published last, with its reasons."""
-        self._state_s = self._stats_s = -math.inf
-
-    def speech(self, on: bool) -> None:
-        """Queue that speech begins or ends."""
-        self._speech = events.ON if on else events.OFF
-        self._queue.append((events.SPEECH, self._speech))
-
-    def discarded(self, speech: Discarded) -> None:
-        """Queue that speech gave no transcript."""
-        self._queue.append((events.DISCARDED, events.encode(events.discarded(speech))))
-
-    def partial(self, partial: Partial) -> None:
-        """Queue a partial text."""
-        self._queue.append((events.PARTIAL, events.encode(events.partial(partial))))
-
-    def assist(self, reply: AssistReply) -> None:
-        """Queue Assist's reply to a sentence."""
-        self._queue.append((events.ASSIST_REPLY, events.encode(events.assist_reply(reply))))
-
-    def correction(self, made: Correction) -> None:
-        """Queue that a user has corrected a transcript."""
-        self._queue.append((events.CORRECTION, events.encode(events.correction(made))))
-        self._corrected.append(made.transcript_id)
-
-    def answer(self, message: OutgoingMessage) -> None:
-        """Queue a late answer to a command."""
-        self._answers.append(message)
-
-    def take_answers(self) -> Iterator[OutgoingMessage]:
-        """Yield the late answers and forget them. The thread of `publish`."""
-        while self._answers:
-            yield self._answers.popleft()
-
-    def set_last(self, event: bytes) -> None:
-        """Set the event to publish as `last`. The thread of `publish`."""
-        self._last = event
-
-    def on_connected(self) -> None:
-        """Drop what was missed during the outage, and publish the present state again."""
-        self._queue.clear()
-        self._answers.clear()
-        self.repeat()
-
-    def repeat(self) -> None:
-        """Publish the present state once more."""
-        self._queue.append((events.SPEECH, self._speech))
-        self._retained.clear()
-        self._published = ()
-        self._state_s = self._stats_s = -math.inf
-
-    def publish(self, now_s: float, publish: Publish) -> None:
-        """Publish what is new; state and statistics once a minute in any case. Raises BrokerError.
-
-        The order is: state, mute, microphone, statistics, queued messages, the last transcript.
-        """
-        state = self._sources.state()
-        found, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
-        published = (*state.news(), found, waits)
-        if published != self._published or now_s >= self._state_s + STATE_S:
-            message = events.state(state, self._outbox.depth(), found, waits)
-            publish(events.STATE, events.encode(message), retain=True)
-            self._published, self._state_s = published, now_s
-        if state.muted is not None:  # else the broker keeps the last known value
-            self._retain(events.MUTE, events.ON if state.muted else events.OFF, publish)
-        online = events.ONLINE if state.microphone_online else events.OFFLINE
-        self._retain(events.MICROPHONE, online, publish)
-        if self._sources.stats and now_s >= self._stats_s + STATS_S:
-            since = datetime.now(UTC) - LATENCIES_FROM
-            latencies_ms = self._store.read_latencies(since, LATENCIES)
-            message = events.stats(self._sources.stats(), latencies_ms, self._outbox.expired)
-            publish(events.STATS, events.encode(message), qos=0)
-            self._stats_s = now_s
-        self.publish_queued(publish)
-        self._correct_last()
-        if self._last is not None:
-            publish(events.LAST, self._last, qos=0)
-            self._last = None
-
-    def _correct_last(self) -> None:
-        """Publish `last` again if the newest transcript was corrected; late, so nothing acts on
-        it. Raises StoreError."""
-        if not self._corrected:
-            return
-        for newest in self._store.query(limit=1):
-            if newest.transcript.id in self._corrected:
-                event = events.transcript(newest, self._node, datetime.now(UTC), late=True)
-                self._last = events.encode(event)
-        self._corrected.clear()
-
-    def publish_stop(self, publish: Publish) -> None:
-        """Publish as the last state that the appliance has stopped; a muted one stays muted."""
-        state = self._sources.state()
-        if state.status != "muted":
-            message = events.state(state, self._outbox.depth()) | {"status": "stopped"}
-            publish(events.STATE, events.encode(message), retain=True)
-
-    def publish_queued(self, publish: Publish) -> None:
-        """Publish the queued messages. Raises BrokerError."""
-        while self._queue:
-            name, payload = self._queue.popleft()
-            publish(name, payload, qos=0)
-
-    @property
-    def due_s(self) -> float:
-        """When state or statistics are due again, on time.monotonic()'s clock."""
-        stats_s = self._stats_s + STATS_S if self._sources.stats else math.inf
-        return min(self._state_s + STATE_S, stats_s)
-
-    def _retain(self, name: str, payload: bytes, publish: Publish) -> None:
-        """Publish a retained payload unless the broker has it."""
-        if self._retained.get(name) != payload:
-            publish(name, payload, retain=True)
-            self._retained[name] = payload
-
-
-class HomeAssistantPresence:
-    """Whether Home Assistant is online, as far as its birth and will messages say.
-
-    A PUBACK means that the broker has a message, not that Home Assistant has it. After a restart of
-    either one, Home Assistant subscribes seconds later than we connect, and any other subscriber
-    hides that from us. When it stops, it stays subscribed for seconds in which it reads nothing.
-    Owned by one thread; times are time.monotonic()'s, given by the caller.
-    """
-
-    def __init__(self, delays: Delays = DELAYS) -> None:
-        """Nothing waits until it was online once."""
-        self._delays = delays
-        self.announce_s = math.inf
-        """When everything is to be published again for it."""
-        self.held_until_s = 0.0
-        """Until when transcripts wait for it."""
-        self._seen = False
-        """True once it was online: a home without one is not waited for."""
-        self._connected_s = 0.0
-        self._unheard_s = self._sure_s = math.inf
-        """Since when it may have missed acknowledged transcripts, and from when that is certain."""
-        self._offline_s: float | None = None
-        """Since when it is offline; None while it is online."""
-        self._discovery: int | None = None
-        """Number of the announcement whose PUBACK is expected."""
-
-    def on_connected(self, now_s: float, discovery: int) -> None:
-        """Hold transcripts after a new connection, over which message `discovery` announced us.
-
-        Home Assistant may have lost its connection, too. If it was ever online, it has to say so.
-        """
-        self.announce_s = self._sure_s = math.inf
-        self._discovery, self._connected_s = discovery, now_s
-        if self._seen:
-            # even if its last message was `offline`: the broker publishes that on its behalf while
-            # it stops, and Home Assistant may be back before us
-            self.held_until_s = now_s + self._delays.birth_s
-
-    def on_puback(self, now_s: float, message: int, *, nobody: bool) -> None:
-        """Use the answer to the announcement: without a subscriber, Home Assistant is offline.
-
-        With one, only our connection was broken, or it is subscribing just now.
-        """
-        if message != self._discovery:
-            return
-        self._discovery = None
-        if not nobody:
-            self._seen, self._offline_s = True, None
-            soon_s = self._connected_s + self._delays.subscribe_s
-            self.held_until_s = min(self.held_until_s, soon_s)
-        elif self._seen:
-            self._mark_offline(now_s)
-
-    def on_status(self, now_s: float, message: ReceivedMessage) -> None:
-        """Use a message on its status topic, if that is a birth or will message.
-
-        Retained messages are ignored: nobody knows how old they are.
-        """
-        if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
-            return
-        seen, was_online = self._seen, self._offline_s is None
-        self._seen = True
-        if message.payload == events.OFFLINE:
-            self._mark_offline(now_s)
-            if was_online:
-                self._unheard_s = now_s - RECENT_S
-                self._sure_s = now_s + self._delays.leave_s
-            return
-        if seen and was_online:
-            # it starts without having said that it stops: after the broker's restart another
-            # client, which subscribes to everything, may have answered in its place
-            self._unheard_s, self._sure_s = max(now_s - RECENT_S, self._connected_s), now_s
-        elif not seen:
-            # it or its broker may have restarted together with this process
-            self._unheard_s, self._sure_s = now_s - RECENT_S, now_s
-        self._offline_s = None
-        self.announce_s = now_s + random.SystemRandom().uniform(*self._delays.announce_s)
-        if self.held_until_s > now_s:
-            self.held_until_s = self.announce_s
-        log.info("Home Assistant is online")
-
-    def pop_unheard_s(self, now_s: float) -> float | None:
-        """Return once since when it may have missed acknowledged transcripts; None otherwise."""
-        if now_s < self._sure_s:
-            return None
-        self._sure_s = math.inf
-        return self._unheard_s
-
-    def on_announced(self) -> None:
-        """Stop holding: everything was published again for it."""
-        self.announce_s = math.inf
-        self.held_until_s = 0.0
-
-    def is_holding(self, now_s: float) -> bool:
-        """Return True while transcripts wait for it."""
-        return now_s < self.held_until_s
-
-    @property
-    def reason(self) -> str:
-        """Why transcripts wait."""
-        offline = self._offline_s is not None
-        return troubles.HOME_ASSISTANT_OFFLINE if offline else troubles.HOME_ASSISTANT_RETURNS
-
-    def due_s(self, now_s: float) -> float:
-        """Return when something is due even if nothing arrives."""
-        held_s = self.held_until_s if self.is_holding(now_s) else math.inf
-        return min(self.announce_s, held_s, self._sure_s)
-
-    def _mark_offline(self, now_s: float) -> None:
-        """Hold transcripts from when it was first known to be offline."""
-        if self._offline_s is None:
-            self._offline_s = now_s
-        self.announce_s = math.inf
-        self.held_until_s = max(self.held_until_s, self._offline_s + self._delays.hold_s)
 
 
 @dataclass(frozen=True, slots=True)

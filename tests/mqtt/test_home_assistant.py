@@ -30,7 +30,8 @@ from appliance.config import (
 from appliance.mqtt import events, home_assistant
 from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.connection import Delays
-from appliance.mqtt.publisher import Announcement, HomeAssistantPresence, Publisher
+from appliance.mqtt.presence import HomeAssistantPresence
+from appliance.mqtt.publisher import Announcement, Publisher
 from appliance.records import ApplianceStats, Correction
 from appliance.store.store import Store
 

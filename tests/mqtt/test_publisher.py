@@ -28,7 +28,8 @@ from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.mqtt import credentials
 from appliance.mqtt.connection import Delays
-from appliance.mqtt.publisher import Publisher, Sources
+from appliance.mqtt.live_topics import Sources
+from appliance.mqtt.publisher import Publisher
 from appliance.records import Discarded, Partial
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -317,7 +318,7 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from rigs.publishing import STATE, transcript\n"
         "from appliance.config import MqttSettings, StoreSettings\n"
-        "from appliance.mqtt.publisher import Publisher, Sources\n"
+        "from appliance.mqtt import Publisher, Sources\n"
         "from appliance.store.store import Store\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
         "store.append(transcript('before the end'))\n"

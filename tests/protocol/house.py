@@ -42,7 +42,8 @@ from appliance.errors import BrokerError, StoreError
 from appliance.infer import AnyTranscriber, Encoded
 from appliance.mqtt import connection, publisher
 from appliance.mqtt.connection import DELAYS
-from appliance.mqtt.publisher import Announcement, Publisher, Sources
+from appliance.mqtt.live_topics import Sources
+from appliance.mqtt.publisher import Announcement, Publisher
 from appliance.records import Discarded, Listener, Transcript, Window
 from appliance.store import Store, Wanted, files, folders, runtime_folder, tables
 from appliance.store.folders import FILE_NAME
@@ -52,7 +53,7 @@ CLOCKED = (
     "daemon.transcription", "daemon.health", "store.database", "store.fallback", "store.store",
     "store.tables", "store.repair", "records", "daemon.mute",
 )  # fmt: skip
-DATED = ("mqtt.outbox", "mqtt.publisher", "daemon.transcription", "store.tables", "store.repair")
+DATED = ("mqtt.outbox", "mqtt.live_topics", "daemon.transcription", "store.tables", "store.repair")
 BOOTED = ("store.tables",)
 RETENTION_DAYS = 30
 

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from appliance.config import MqttSettings
-from appliance.mqtt.publisher import Publisher, Sources
+from appliance.mqtt.live_topics import Sources
+from appliance.mqtt.publisher import Publisher
 from appliance.records import ApplianceState, ApplianceStats, Transcript, new_id
 from appliance.store.store import Store
 

@@ -1,0 +1,186 @@
+"""Live topics: what is published the moment it happens, and never again.
+
+State, statistics, microphone, mute, speech, partial texts, replies, the last transcript. What is
+missed during an outage is not made up for; the present state is published again after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from appliance.mqtt import events
+from appliance.mqtt.outbox import Outbox
+from appliance.mqtt.troubles import Troubles
+from appliance.records import (
+    ApplianceState,
+    ApplianceStats,
+    AssistReply,
+    Correction,
+    Discarded,
+    OutgoingMessage,
+    Partial,
+)
+from appliance.store import Store
+
+STATE_S = STATS_S = 60.0
+"""State and statistics are published at least this often."""
+LATENCIES_FROM = timedelta(hours=1)
+LATENCIES = 1000
+"""Age and number of the transcripts whose latencies the statistics contain, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the publisher reads what it publishes besides transcripts. They must not wait."""
+
+    state: Callable[[], ApplianceState]
+    stats: Callable[[], ApplianceStats] | None = None
+
+
+class Publish(Protocol):
+    """Sends a payload on one of the node's topics."""
+
+    def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
+        """Raises BrokerError."""
+
+
+class LiveTopics:
+    """State, microphone, speech, discarded speech: published live, and only what is new.
+
+    `speech`, `discarded`, `partial`, `assist` and `correction`: any thread.
+    """
+
+    def __init__(
+        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, found: Troubles
+    ) -> None:
+        """The sources are called by the thread of `publish`."""
+        self._node = node
+        self._sources, self._store, self._outbox = sources, store, outbox
+        self._troubles = found
+        self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
+        self._answers: deque[OutgoingMessage] = deque(maxlen=100)
+        self._corrected: deque[str] = deque(maxlen=100)
+        """Ids of transcripts that were corrected."""
+        self._speech = events.OFF
+        self._last: bytes | None = None
+        self._retained: dict[str, bytes] = {}
+        self._published: tuple[object, ...] = ()
+        """The state that was published last, with its reasons."""
+        self._state_s = self._stats_s = -math.inf
+
+    def speech(self, on: bool) -> None:
+        """Queue that speech begins or ends."""
+        self._speech = events.ON if on else events.OFF
+        self._queue.append((events.SPEECH, self._speech))
+
+    def discarded(self, speech: Discarded) -> None:
+        """Queue that speech gave no transcript."""
+        self._queue.append((events.DISCARDED, events.encode(events.discarded(speech))))
+
+    def partial(self, partial: Partial) -> None:
+        """Queue a partial text."""
+        self._queue.append((events.PARTIAL, events.encode(events.partial(partial))))
+
+    def assist(self, reply: AssistReply) -> None:
+        """Queue Assist's reply to a sentence."""
+        self._queue.append((events.ASSIST_REPLY, events.encode(events.assist_reply(reply))))
+
+    def correction(self, made: Correction) -> None:
+        """Queue that a user has corrected a transcript."""
+        self._queue.append((events.CORRECTION, events.encode(events.correction(made))))
+        self._corrected.append(made.transcript_id)
+
+    def answer(self, message: OutgoingMessage) -> None:
+        """Queue a late answer to a command."""
+        self._answers.append(message)
+
+    def take_answers(self) -> Iterator[OutgoingMessage]:
+        """Yield the late answers and forget them. The thread of `publish`."""
+        while self._answers:
+            yield self._answers.popleft()
+
+    def set_last(self, event: bytes) -> None:
+        """Set the event to publish as `last`. The thread of `publish`."""
+        self._last = event
+
+    def on_connected(self) -> None:
+        """Drop what was missed during the outage, and publish the present state again."""
+        self._queue.clear()
+        self._answers.clear()
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Publish the present state once more."""
+        self._queue.append((events.SPEECH, self._speech))
+        self._retained.clear()
+        self._published = ()
+        self._state_s = self._stats_s = -math.inf
+
+    def publish(self, now_s: float, publish: Publish) -> None:
+        """Publish what is new; state and statistics once a minute in any case. Raises BrokerError.
+
+        The order is: state, mute, microphone, statistics, queued messages, the last transcript.
+        """
+        state = self._sources.state()
+        found, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
+        published = (*state.news(), found, waits)
+        if published != self._published or now_s >= self._state_s + STATE_S:
+            message = events.state(state, self._outbox.depth(), found, waits)
+            publish(events.STATE, events.encode(message), retain=True)
+            self._published, self._state_s = published, now_s
+        if state.muted is not None:  # else the broker keeps the last known value
+            self._retain(events.MUTE, events.ON if state.muted else events.OFF, publish)
+        online = events.ONLINE if state.microphone_online else events.OFFLINE
+        self._retain(events.MICROPHONE, online, publish)
+        if self._sources.stats and now_s >= self._stats_s + STATS_S:
+            since = datetime.now(UTC) - LATENCIES_FROM
+            latencies_ms = self._store.read_latencies(since, LATENCIES)
+            message = events.stats(self._sources.stats(), latencies_ms, self._outbox.expired)
+            publish(events.STATS, events.encode(message), qos=0)
+            self._stats_s = now_s
+        self.publish_queued(publish)
+        self._correct_last()
+        if self._last is not None:
+            publish(events.LAST, self._last, qos=0)
+            self._last = None
+
+    def _correct_last(self) -> None:
+        """Publish `last` again if the newest transcript was corrected; late, so nothing acts on
+        it. Raises StoreError."""
+        if not self._corrected:
+            return
+        for newest in self._store.query(limit=1):
+            if newest.transcript.id in self._corrected:
+                event = events.transcript(newest, self._node, datetime.now(UTC), late=True)
+                self._last = events.encode(event)
+        self._corrected.clear()
+
+    def publish_stop(self, publish: Publish) -> None:
+        """Publish as the last state that the appliance has stopped; a muted one stays muted."""
+        state = self._sources.state()
+        if state.status != "muted":
+            message = events.state(state, self._outbox.depth()) | {"status": "stopped"}
+            publish(events.STATE, events.encode(message), retain=True)
+
+    def publish_queued(self, publish: Publish) -> None:
+        """Publish the queued messages. Raises BrokerError."""
+        while self._queue:
+            name, payload = self._queue.popleft()
+            publish(name, payload, qos=0)
+
+    @property
+    def due_s(self) -> float:
+        """When state or statistics are due again, on time.monotonic()'s clock."""
+        stats_s = self._stats_s + STATS_S if self._sources.stats else math.inf
+        return min(self._state_s + STATE_S, stats_s)
+
+    def _retain(self, name: str, payload: bytes, publish: Publish) -> None:
+        """Publish a retained payload unless the broker has it."""
+        if self._retained.get(name) != payload:
+            publish(name, payload, retain=True)
+            self._retained[name] = payload
