@@ -373,11 +373,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (42_700, "lines"),
-    "appliance without convert, lab and cli": (29_900, "lines"),
-    "tests": (46_000, "lines"),
-    "scripts": (10_745, "lines"),
-    "documentation": (38_600, "words"),
+    "appliance": (42_650, "lines"),
+    "appliance without convert, lab and cli": (29_930, "lines"),
+    "tests": (45_960, "lines"),
+    "scripts": (10_710, "lines"),
+    "documentation": (38_900, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""

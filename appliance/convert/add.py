@@ -18,13 +18,7 @@ from appliance.convert.decoding import read_decoding
 from appliance.convert.download import Downloader
 from appliance.convert.known import NAMES
 from appliance.convert.progress import ProgressDisplay
-from appliance.convert.shapes import (
-    DECODER,
-    EMBEDDING,
-    WhisperConfig,
-    checkpoint_name,
-    parameters,
-)
+from appliance.convert.shapes import DECODER, EMBEDDING, WhisperConfig, checkpoint_name, parameters
 from appliance.convert.sources import TOKEN, Origin, obtain
 from appliance.errors import ConfigError, ModelError
 from appliance.model import (

@@ -16,12 +16,7 @@ from appliance.convert.decoding import Decoding, read_decoding
 from appliance.convert.graph import INLINE
 from appliance.convert.shapes import WhisperConfig
 from appliance.convert.silence import silent_means
-from appliance.convert.whisper import (
-    write_cross,
-    write_embedding,
-    write_encoder,
-    write_step,
-)
+from appliance.convert.whisper import write_cross, write_embedding, write_encoder, write_step
 from appliance.errors import ModelError
 from appliance.model import (
     CROSS_FILE,

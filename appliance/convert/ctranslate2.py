@@ -19,12 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.convert.shapes import (
-    MOST_LAYERS,
-    TIED_OUTPUT,
-    WhisperConfig,
-    expected_shapes,
-)
+from appliance.convert.shapes import MOST_LAYERS, TIED_OUTPUT, WhisperConfig, expected_shapes
 from appliance.convert.tensors import INTEGERS, ReadableTensor, StoredTensor, shown
 from appliance.errors import ModelError
 from appliance.model import require_regular, unreadable

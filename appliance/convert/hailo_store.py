@@ -11,12 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.convert.download import (
-    Downloader,
-    RefusalError,
-    RemoteFile,
-    UnreachableError,
-)
+from appliance.convert.download import Downloader, RefusalError, RemoteFile, UnreachableError
 from appliance.convert.known import NAMES
 from appliance.convert.shapes import WhisperConfig
 from appliance.errors import ModelError

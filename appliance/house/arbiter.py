@@ -23,14 +23,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from appliance.house.claims import (
-    Act,
-    Claim,
-    Hearing,
-    Message,
-    Withdrawal,
-    is_same_sentence,
-)
+from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal, is_same_sentence
 from appliance.house.rooms import OtherRooms
 
 DECIDE_S, SLOWER_S = 0.1, 0.5

@@ -20,19 +20,10 @@ from typing import Any, Protocol
 from appliance.config import HomeAssistantSettings, MqttSettings
 from appliance.errors import BrokerError, StoreError
 from appliance.mqtt import events, troubles
-from appliance.mqtt.client import (
-    Acknowledged,
-    Connected,
-    Lost,
-    ReceivedMessage,
-)
+from appliance.mqtt.client import Acknowledged, Connected, Lost, ReceivedMessage
 from appliance.mqtt.commands import CommandRequestError, Subscription
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
-from appliance.mqtt.home_assistant import (
-    available_temperatures,
-    discovery_message,
-    discovery_topic,
-)
+from appliance.mqtt.home_assistant import available_temperatures, discovery_message, discovery_topic
 from appliance.mqtt.live_topics import LiveTopics, Sources
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
 from appliance.mqtt.presence import HomeAssistantPresence

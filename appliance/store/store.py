@@ -24,11 +24,7 @@ from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, HeardIn, Transcript
 from appliance.store import repair, retention, tables
 from appliance.store.database import AccessMode, Database
-from appliance.store.fallback import (
-    TRY_EVERY_S,
-    DatabaseWithFallback,
-    fallback_folders,
-)
+from appliance.store.fallback import TRY_EVERY_S, DatabaseWithFallback, fallback_folders
 from appliance.store.files import plain_errors
 from appliance.store.folders import FILE_NAME, MemoryFolder
 from appliance.store.tables import StoredTranscript, Wanted, where

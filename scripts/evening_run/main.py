@@ -38,14 +38,7 @@ from evening_run.closing import closing, of_block, page_ms
 from evening_run.play import Player
 from evening_run.programme import FAMILIES, LEVELS, SENTENCE, Block, gather, spoken
 from evening_run.publish import write
-from evening_run.results import (
-    Checkpoint,
-    about,
-    git,
-    merged,
-    scored,
-    summary,
-)
+from evening_run.results import Checkpoint, about, git, merged, scored, summary
 from evening_run.schedule import lay_out
 from evening_run.score import actions_not_asked_for
 from evening_run.stand import Model, Stand

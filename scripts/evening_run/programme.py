@@ -12,15 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from evening_run.acoustics import (
-    Sound,
-    beside,
-    in_room,
-    in_turn,
-    kitchen,
-    room,
-    softened,
-)
+from evening_run.acoustics import Sound, beside, in_room, in_turn, kitchen, room, softened
 from evening_run.endings import in_own_quiet, speech_ends, word_ends
 from numpy.typing import NDArray
 from rigs.recordings import SHARED_AUDIO, manifest, sentences

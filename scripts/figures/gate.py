@@ -33,16 +33,7 @@ from evening_run.results import about
 from evening_run.score import action, same_action
 from rigs.checkout import ROOT
 from rigs.recordings import SHARED_AUDIO, manifest, sentences
-from rigs.sounds import (
-    COMMANDS,
-    NOT_SPEECH,
-    Sound,
-    cut,
-    quiet,
-    read,
-    to_int16,
-    with_noise,
-)
+from rigs.sounds import COMMANDS, NOT_SPEECH, Sound, cut, quiet, read, to_int16, with_noise
 from rigs.word_errors import words
 from whisper_normalizer.english import EnglishTextNormalizer
 

@@ -35,9 +35,9 @@ def test_words_are_lost_below_the_level_that_is_too_quiet_and_not_above() -> Non
         assert isinstance(model, Transcriber)
         loud, above, below = (
             sum(_errors(model, *clip, level_dbfs) for clip in clips)
-            for level_dbfs in (-20.0, QUIET_DBFS + 5, QUIET_DBFS - 13)
+            for level_dbfs in (-20.0, QUIET_DBFS, QUIET_DBFS - 15)
         )
-    assert above <= 1.2 * loud
+    assert above <= 1.3 * loud
     assert below >= 1.5 * loud
 
 
@@ -48,4 +48,5 @@ def _errors(model: Transcriber, sound: Sound, text: str, level_dbfs: float) -> i
     samples = to_int16(np.pad(sound * 10 ** ((level_dbfs - level) / 20), (8_000, 16_000)))
     windows = cut(samples, Settings(), model.bundle.window_s)
     heard = [model.transcribe(one).text for one in windows if isinstance(one, Window)]
-    return word_errors(text, " ".join(heard))[0]
+    errors, words = word_errors(text, " ".join(heard))
+    return min(errors, words)  # a text that repeats itself counts as one that is all wrong

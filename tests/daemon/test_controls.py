@@ -223,7 +223,7 @@ def sine(peak: float, seconds: float = 1.0) -> Samples:
     ("sound", "verdict", "peak_db", "words"),
     [
         (sine(0.1), "good", -20.0, "turn on the light"),
-        (sine(0.001), "too_quiet", -60.2, "turn on the light"),
+        (sine(0.0005), "too_quiet", -66.2, "turn on the light"),
         (sine(2.0), "clipped", 0.0, "turn on the light"),
         (sine(0.0), "digital_silence", None, ""),
         (sine(0.00004), "digital_silence", -90.3, ""),

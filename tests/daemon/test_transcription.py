@@ -190,7 +190,7 @@ def test_it_is_a_problem_with_its_fix_that_nothing_acts_until_something_does(
 def test_speech_that_stays_too_quiet_is_a_problem_with_its_level_until_it_is_louder(
     rig: Rig,
 ) -> None:
-    quiet = np.resize(np.array([20, -20], np.int16), 32_000)  # -64 dBFS
+    quiet = np.resize(np.array([10, -10], np.int16), 32_000)  # -70 dBFS
     for _ in range(QUIET_FROM - 1):
         rig.say(samples=quiet)
     assert not rig.health.troubles()
@@ -198,7 +198,7 @@ def test_speech_that_stays_too_quiet_is_a_problem_with_its_level_until_it_is_lou
     assert not rig.health.troubles(), "that was no speech"
     rig.say(samples=quiet)
     (why,) = rig.health.troubles().values()
-    assert why.startswith("speech is too quiet, -64 dBFS in the last 5 sentences; below -55 dBFS")
+    assert why.startswith("speech is too quiet, -70 dBFS in the last 5 sentences; below -65 dBFS")
     rig.say(samples=quiet * 10)
     assert not rig.health.troubles()
 

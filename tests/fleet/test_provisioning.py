@@ -19,15 +19,7 @@ from rigs.wyoming import free_port
 from appliance.errors import ConfigError, ServerError, StoreError
 from appliance.fleet.link import explain_failure
 from appliance.fleet.probe import Probe
-from appliance.fleet.provisioning import (
-    CONFIG,
-    KEY,
-    NODES,
-    STATE,
-    Code,
-    FleetServer,
-    is_host,
-)
+from appliance.fleet.provisioning import CONFIG, KEY, NODES, STATE, Code, FleetServer, is_host
 from appliance.system import write_whole
 
 pytestmark = needs_fleet

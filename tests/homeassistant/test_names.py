@@ -13,13 +13,7 @@ from rigs.home_websocket import TOKEN, Hub
 
 from appliance.homeassistant import names as naming
 from appliance.homeassistant.connection import HomeAssistantUrl, WebsocketLink, connect
-from appliance.homeassistant.names import (
-    ENTITIES_AT_MOST,
-    NAMES_AT_MOST,
-    NAMES_FILE,
-    Names,
-    clean,
-)
+from appliance.homeassistant.names import ENTITIES_AT_MOST, NAMES_AT_MOST, NAMES_FILE, Names, clean
 from appliance.records import Name, Tier
 
 

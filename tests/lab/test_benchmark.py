@@ -27,12 +27,7 @@ from appliance.lab.benchmark.limits import multiply_adds
 from appliance.lab.benchmark.main import run_benchmark
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
-from appliance.lab.benchmark.rows import (
-    LABELS,
-    NEEDS_WEIGHTS,
-    Row,
-    make_rows,
-)
+from appliance.lab.benchmark.rows import LABELS, NEEDS_WEIGHTS, Row, make_rows
 from appliance.lab.benchmark.versus import compare_servers
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import (

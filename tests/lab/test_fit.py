@@ -18,12 +18,7 @@ from appliance.cli.model_fit import describe
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.opening import open_transcriber
-from appliance.lab.fit.choices import (
-    ENOUGH,
-    Example,
-    choose_act_confidence,
-    fit_texts,
-)
+from appliance.lab.fit.choices import ENOUGH, Example, choose_act_confidence, fit_texts
 from appliance.lab.fit.main import FitRequest, fit_model, read_corrections, write_facts
 from appliance.lab.fit.recordings import Clip, is_same, listen, recorded_clips
 from appliance.model.bundle import DEFAULT_CALIBRATION, PACKAGED, Calibration, load_bundle

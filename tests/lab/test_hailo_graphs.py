@@ -19,12 +19,7 @@ from rigs.parity_cases import CASES, Case, log_sum
 
 from appliance.convert.checkpoint import Checkpoint
 from appliance.convert.whisper import write_encoder
-from appliance.lab.hailo.graphs import (
-    embed,
-    host_tables,
-    write_hailo_decoder,
-    write_hailo_encoder,
-)
+from appliance.lab.hailo.graphs import embed, host_tables, write_hailo_decoder, write_hailo_encoder
 
 LENGTH = {"tiny": 32, "base": 24, "odd": 24}
 INPUTS = {"tiny": 2, "base": 2, "odd": 20}

@@ -28,12 +28,7 @@ from protocol.fakes import TICK_S, Broker, Clock, FakeDatetime, FakeLink
 from rigs.publishing import STATE
 from rigs.transcriber import HEARD, FakeTranscriber
 
-from appliance.config import (
-    HomeAssistantSettings,
-    Settings,
-    SpoolSettings,
-    StoreSettings,
-)
+from appliance.config import HomeAssistantSettings, Settings, SpoolSettings, StoreSettings
 from appliance.daemon.backlog import Backlog, Lease
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute

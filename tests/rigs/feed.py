@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.control import server as control
-from appliance.control.server import (
-    LIMITS,
-    Command,
-    ControlError,
-    ControlLimits,
-    ControlServer,
-)
+from appliance.control.server import LIMITS, Command, ControlError, ControlLimits, ControlServer
 from appliance.errors import StoreError
 
 

@@ -19,13 +19,7 @@ from appliance.errors import ModelError
 from appliance.infer.hailo.device import NpuModel, Shapes
 from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.network import Step
-from appliance.model import (
-    DECODER_FILES,
-    DECODER_HEF,
-    PLACE_TABLE,
-    TOKEN_TABLE,
-    Bundle,
-)
+from appliance.model import DECODER_FILES, DECODER_HEF, PLACE_TABLE, TOKEN_TABLE, Bundle
 from appliance.records import States
 
 PAD = 0

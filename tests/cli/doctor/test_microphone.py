@@ -25,13 +25,7 @@ from appliance.cli.doctor import microphone as hearing
 from appliance.cli.doctor.daemon import DaemonProcess, running_daemon
 from appliance.cli.doctor.microphone import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
-from appliance.config import (
-    CaptureSettings,
-    MqttSettings,
-    Settings,
-    StoreSettings,
-    VoiceSettings,
-)
+from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSettings, VoiceSettings
 from appliance.control import SOCKET_NAME
 from appliance.errors import DeviceError
 from appliance.store import runtime_folder
