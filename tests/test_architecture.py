@@ -377,7 +377,7 @@ MOST = {
     "appliance without convert, lab and cli": (29_930, "lines"),
     "tests": (45_960, "lines"),
     "scripts": (10_710, "lines"),
-    "documentation": (38_900, "words"),
+    "documentation": (38_930, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""

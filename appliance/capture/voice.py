@@ -41,11 +41,11 @@ NOISE_S, NOISE_SCORE = 2.0, 0.1
 """Noise has filled Silero's memory if all scores for this long are below NOISE_SCORE."""
 RISE_DB, LEVEL_S = 12.0, 1.0
 """A sound rises out of noise if a frame is this far above the mean power of about LEVEL_S."""
-QUIET_POWER, LOUD_POWER = (FULL_SCALE**2 / ratio_of(below_db) for below_db in (60.0, 30.0))
-"""Where the noise floor is below -60 dBFS and nothing was above -30, the detectors get the sound
+QUIET_POWER, LOUD_POWER = (FULL_SCALE**2 / ratio_of(below_db) for below_db in (60.0, 24.0))
+"""Where the softest frame is below -60 dBFS and none was above -24, the detectors get the sound
 louder, up to one of the two and by MOST_GAIN_DB at most (docs/decisions.md)."""
 MOST_GAIN_DB, FORGET_DB = 30.0, 1.0
-"""The lowest and the greatest level are forgotten by so much a second."""
+"""The softest and the loudest frame are forgotten by so much a second."""
 BUSY_SHARE = 1.4
 """Later, in sound without a pause, it takes this multiple: that is mostly music."""
 MAX_OPEN_SCORE = 0.95
@@ -107,7 +107,7 @@ class VoiceDetector:
         self._level: float | None = None
         """Mean power of the sound, by exponential smoothing."""
         self._lowest, self._highest = math.inf, 1.0
-        """The levels before, forgotten slowly."""
+        """Power of the softest and the loudest frame, forgotten slowly."""
 
     @property
     def awake(self) -> bool:
@@ -168,8 +168,8 @@ class VoiceDetector:
         self._level = before + (power - before) * (1 - math.exp(-frame_s / LEVEL_S))
         if power >= 1.0:  # digital silence tells nothing of the room
             change = ratio_of(FORGET_DB * frame_s)
-            self._lowest = max(1.0, min(self._level, self._lowest * change))
-            self._highest = max(self._level, self._highest / change)
+            self._lowest = min(power, self._lowest * change)
+            self._highest = max(power, self._highest / change)
         return power > max(before, 1.0) * ratio_of(RISE_DB)
 
     def _louder(self, samples: Samples) -> Samples:

@@ -88,6 +88,13 @@ def test_steady_noise_opens_nothing(rms: float) -> None:
     assert heard(noise(8, rms)) == []
 
 
+def test_a_quiet_microphone_is_heard_as_well() -> None:
+    with Recording(str(SPEECH / "00.flac"), real_time=False) as recording:
+        sound = np.concatenate([frame.samples for frame in recording.frames()])
+    soft = np.rint(np.concatenate((noise(2, 300), sound, noise(2, 300))) / 300).astype(np.int16)
+    assert heard(soft), f"{20 * np.log10(soft.std() / 32768):.0f} dBFS"
+
+
 def test_a_tone_opens_nothing() -> None:
     times = np.arange(16000 * 3)
     assert heard((np.sin(times * 2 * np.pi * 1000 / 16000) * 8000).astype(np.int16)) == []
