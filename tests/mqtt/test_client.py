@@ -347,7 +347,7 @@ def test_state_reports_a_second_appliance_of_the_same_node_while_it_may_return(
 
         with running(chosen, store, delays=hasty) as one:
             with running(chosen, other, delays=hasty):
-                until(told, 30)
+                until(told, 90)
             until(lambda: one.status().connected)
-            until(lambda: not told(), 30)
+            until(lambda: not told(), 90)
             assert heard.state()["status"] == "running"

@@ -35,7 +35,7 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.transcription import TaskTranscriber
 from appliance.errors import BrokerError, StoreError
 from appliance.infer import AnyTranscriber, Encoded
-from appliance.mqtt import connection, publisher
+from appliance.mqtt import connection, presence
 from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.live_topics import Sources
 from appliance.mqtt.publisher import Announcement, Publisher
@@ -152,7 +152,7 @@ class House:
             patch.setattr(sys.modules[f"appliance.{name}"], "datetime", FakeDatetime)
         for name in BOOTED:
             patch.setattr(sys.modules[f"appliance.{name}"], "boot_id", self.clock.boot)
-        for module in (connection, publisher):  # the same pauses in each run
+        for module in (connection, presence):  # the same pauses in each run
             patch.setattr(module, "random", SimpleNamespace(SystemRandom=lambda: Random(0)))
         patch.setattr(connection, "BrokerLink", FakeLink)
         patch.setattr(connection, "accepts_connections", lambda *_: self.broker.up)
