@@ -26,9 +26,9 @@ from appliance.errors import DeviceError
 PIPE_BYTES = 1 << 20
 """30 s of 16 kHz mono: if the appliance is busy for longer, samples are lost."""
 QUIET_S = 0.15
-"""Sound that is read at once while nobody speaks. Waking up costs more than the work. The shortest
-utterance (`min_speech_ms`) and the silence after which its text is computed (`TAIL_MS`) take
-longer, so its end is never found later."""
+"""Seconds of sound that are read together during silence, because waking up costs more than the
+work. The shortest utterance (`min_speech_ms`) takes longer together with the silence (`TAIL_MS`)
+after which its text is computed, so no text comes later for it."""
 REAP_S = 0.5
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = (

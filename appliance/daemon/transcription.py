@@ -263,7 +263,7 @@ class TaskTranscriber:
                 log.warning("%s", trouble)
 
     def _judge_acting(self, transcript: Transcript) -> None:
-        """Report that nothing acts on what is said here, until a sentence is sure enough."""
+        """Report sentences of which none is sure enough to be acted on, until one is."""
         reason = why_not_act(transcript)
         if reason is None:
             self._unsure, self._acted_s = 0, time.monotonic()

@@ -84,8 +84,8 @@ def _turn_mute(mute: MuteSwitch, message: ReceivedMessage) -> None:
 
 
 class ExpectRequests:
-    """Handles `command/expect`. The answer follows when somebody has spoken or time is up, and at
-    once if the request is wrong; it has the request's correlation data (MQTT 5)."""
+    """Handles `command/expect`. The answer has the request's correlation data (MQTT 5). It comes
+    after the next sentence or when time is up; at once if the request is wrong."""
 
     def __init__(
         self, node: str, expect: Expect, send: Callable[[OutgoingMessage], object]

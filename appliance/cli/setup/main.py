@@ -131,7 +131,7 @@ def ask_room(context: Context, answers: Answers) -> Answers:
 def with_room(answers: Answers, name: str) -> Answers:
     """Return the answers with the room's name, and with the area in Home Assistant that follows it.
 
-    It does not follow where somebody chose an area of another name.
+    An area with another name than the room's was chosen by hand, and stays.
     """
     node = slug(name)
     if node == answers.node:
