@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         has_sound,
         measure_loudness,
         measure_speech,
+        quantile,
     )
     from appliance.capture.microphone import Microphone, Source, list_microphones, open_source
     from appliance.capture.recorder import EndError, Recorder

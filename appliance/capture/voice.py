@@ -43,8 +43,8 @@ RISE_DB, LEVEL_S = 12.0, 1.0
 """A sound rises out of noise if a frame is this far above the mean power of about LEVEL_S."""
 QUIET_POWER, LOUD_POWER = (FULL_SCALE**2 / ratio_of(below_db) for below_db in (60.0, 24.0))
 """Where the softest frame is below -60 dBFS and none was above -24, the detectors get the sound
-louder, up to one of the two and by MOST_GAIN_DB at most (docs/decisions.md)."""
-MOST_GAIN_DB, FORGET_DB = 30.0, 1.0
+louder, up to one of the two and by 30 dB at most (docs/decisions.md)."""
+MOST_GAIN, FORGET_DB = ratio_of(30.0), 1.0
 """The softest and the loudest frame are forgotten by so much a second."""
 BUSY_SHARE = 1.4
 """Later, in sound without a pause, it takes this multiple: that is mostly music."""
@@ -117,7 +117,7 @@ class VoiceDetector:
     def push(self, frame: Frame) -> Judgement:
         """Return the judgement of the next frame."""
         frame_s = len(frame.samples) / SAMPLE_RATE
-        rises = self._follow_level(frame.samples)
+        rises = self._follow_level(frame.samples, frame_s)
         samples = self._louder(frame.samples)
         noticed = self._waker.is_speech(samples.tobytes(), SAMPLE_RATE)
         if not self.awake:
@@ -160,11 +160,10 @@ class VoiceDetector:
         self._awake_left_s = self._noise_s = 0.0
         self._level, self._lowest, self._highest = None, math.inf, 1.0
 
-    def _follow_level(self, samples: Samples) -> bool:
+    def _follow_level(self, samples: Samples, frame_s: float) -> bool:
         """Add a frame to the mean level; return True if the frame is RISE_DB above it."""
         power = power_of(samples)
         before = power if self._level is None else self._level
-        frame_s = len(samples) / SAMPLE_RATE
         self._level = before + (power - before) * (1 - math.exp(-frame_s / LEVEL_S))
         if power >= 1.0:  # digital silence tells nothing of the room
             change = ratio_of(FORGET_DB * frame_s)
@@ -174,7 +173,7 @@ class VoiceDetector:
 
     def _louder(self, samples: Samples) -> Samples:
         """The samples as the detectors get them: see QUIET_POWER."""
-        gain = min(QUIET_POWER / self._lowest, LOUD_POWER / self._highest, ratio_of(MOST_GAIN_DB))
+        gain = min(QUIET_POWER / self._lowest, LOUD_POWER / self._highest, MOST_GAIN)
         if gain <= 1.0:
             return samples
         louder = samples * np.float32(math.sqrt(gain))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture import frame_powers
+from appliance.capture import frame_powers, quantile
 from appliance.house.sketch import LONGEST_STEPS, STEP_S
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Samples, Window
 
@@ -70,7 +70,7 @@ def _sketch(samples: Samples) -> bytes:
 def _decay_db(decibels: Powers) -> float | None:
     if len(decibels) <= DECAY_FRAMES:
         return None
-    noise = float(np.quantile(decibels, 0.1))
+    noise = quantile(decibels, 0.1)
     begins = decibels[:-DECAY_FRAMES]
     falls = (begins - decibels[DECAY_FRAMES:])[begins > noise + ABOVE_NOISE_DB]
-    return float(np.quantile(falls, 1 - DECAY_SHARE)) if len(falls) else None
+    return quantile(falls, 1 - DECAY_SHARE) if len(falls) else None

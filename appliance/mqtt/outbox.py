@@ -105,7 +105,7 @@ class Outbox:
     def mark_acknowledged(self, now_s: float) -> bool:
         """Record that the broker has the transcript that was sent. Return True if it is the last
         one, by number."""
-        _, seq = self._sent or (0, 0)
+        seq = self.in_flight
         self._sent = None
         self.refused.pop(seq, None)
         self._recent.append((now_s, seq))
@@ -115,7 +115,7 @@ class Outbox:
     def set_aside(self, due_s: float) -> None:
         """Record that the broker refused the transcript that was sent: it is due again at `due_s`,
         and the next one now."""
-        _, seq = self._sent or (0, 0)
+        seq = self.in_flight
         self._sent = None
         self.refused[seq] = due_s
         self._reached = max(self._reached, seq)

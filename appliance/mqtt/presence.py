@@ -52,7 +52,7 @@ class HomeAssistantPresence:
             # it stops, and Home Assistant may be back before us
             self.held_until_s = now_s + self._delays.birth_s
 
-    def on_puback(self, now_s: float, message: int, *, nobody: bool) -> None:
+    def on_puback(self, now_s: float, message: int, *, subscribed: bool) -> None:
         """Use the answer to the announcement: without a subscriber, Home Assistant is offline.
 
         With one, only our connection was broken, or it is subscribing just now.
@@ -60,7 +60,7 @@ class HomeAssistantPresence:
         if message != self._discovery:
             return
         self._discovery = None
-        if not nobody:
+        if subscribed:
             self._seen, self._offline_s = True, None
             soon_s = self._connected_s + self._delays.subscribe_s
             self.held_until_s = min(self.held_until_s, soon_s)
@@ -70,7 +70,7 @@ class HomeAssistantPresence:
     def on_status(self, now_s: float, message: ReceivedMessage) -> None:
         """Use a message on its status topic, if that is a birth or will message.
 
-        Retained messages are ignored: nobody knows how old they are.
+        Retained messages are ignored: their age is unknown.
         """
         if message.retained or message.payload not in (events.ONLINE, events.OFFLINE):
             return

@@ -259,7 +259,7 @@ class Publisher(Listener):
                 case Connected():
                     self._on_connected(now_s)
                 case Acknowledged(number, code, reason):
-                    self._presence.on_puback(now_s, number, nobody=code == NOBODY_SUBSCRIBES)
+                    self._presence.on_puback(now_s, number, subscribed=code != NOBODY_SUBSCRIBES)
                     self._delivery.on_puback(now_s, number, code, reason)
                 case Lost():
                     self._delivery.on_lost(now_s, news)

@@ -327,7 +327,7 @@ def status(payload: bytes, retained: bool = False) -> ReceivedMessage:
 def test_a_home_assistant_that_was_never_online_is_not_waited_for() -> None:
     quiet = HomeAssistantPresence()
     quiet.on_connected(0.0, discovery=1)
-    quiet.on_puback(0.1, 1, nobody=True)
+    quiet.on_puback(0.1, 1, subscribed=False)
     assert not quiet.is_holding(0.2)
 
 
@@ -351,13 +351,13 @@ def test_a_home_assistant_that_stays_offline_is_not_waited_for_forever() -> None
 def test_after_a_reconnection_home_assistant_has_to_say_that_it_is_online() -> None:
     watch = HomeAssistantPresence()
     watch.on_connected(0.0, discovery=1)
-    watch.on_puback(0.1, 1, nobody=False)
+    watch.on_puback(0.1, 1, subscribed=True)
     watch.on_connected(100.0, discovery=2)
-    watch.on_puback(100.1, 2, nobody=False)
+    watch.on_puback(100.1, 2, subscribed=True)
     assert (watch.is_holding(104.0), watch.is_holding(106.0)) == (True, False)
     assert "offline" not in watch.reason
     watch.on_connected(200.0, discovery=3)
-    watch.on_puback(200.1, 3, nobody=True)
+    watch.on_puback(200.1, 3, subscribed=False)
     assert watch.is_holding(700.0), "nobody subscribes to announcements: it is known to be away"
     assert "offline" in watch.reason
 
@@ -366,7 +366,7 @@ def test_a_home_assistant_that_returned_before_us_does_not_count_as_offline() ->
     watch = HomeAssistantPresence()
     watch.on_status(10.0, status(b"offline"))
     watch.on_connected(12.0, discovery=1)
-    watch.on_puback(12.1, 1, nobody=False)
+    watch.on_puback(12.1, 1, subscribed=True)
     assert (watch.is_holding(16.0), watch.is_holding(18.0)) == (True, False)
 
 
@@ -395,7 +395,7 @@ def test_a_will_that_the_broker_tells_while_it_goes_down_itself_is_no_farewell()
     watch = HomeAssistantPresence()
     watch.on_status(100.0, status(b"offline"))
     watch.on_connected(105.0, discovery=1)
-    watch.on_puback(105.1, 1, nobody=False)
+    watch.on_puback(105.1, 1, subscribed=True)
     assert watch.pop_unheard_s(110.0) is None
 
 
@@ -404,7 +404,7 @@ def test_so_may_what_was_acknowledged_before_a_birth_that_no_farewell_announced(
     watch.on_status(5.0, status(b"online"))
     assert watch.pop_unheard_s(10.0) == -25.0, "it may have restarted together with us"
     watch.on_connected(100.0, discovery=1)
-    watch.on_puback(100.1, 1, nobody=False)
+    watch.on_puback(100.1, 1, subscribed=True)
     watch.on_status(110.0, status(b"online"))
     assert watch.pop_unheard_s(110.0) == 100.0
     watch.on_status(190.0, status(b"online"))
@@ -416,7 +416,7 @@ def test_reconnections_do_not_prolong_the_wait_for_home_assistant() -> None:
     watch.on_status(10.0, status(b"offline"))
     for moment in (20.0, 40.0, 49.0):
         watch.on_connected(moment, discovery=1)
-        watch.on_puback(moment, 1, nobody=True)
+        watch.on_puback(moment, 1, subscribed=False)
     assert (watch.is_holding(69.0), watch.is_holding(70.5)) == (True, False)
 
 
