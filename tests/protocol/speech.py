@@ -66,8 +66,8 @@ class SpeechMachine(Guarantees):
     @precondition(lambda self: self.up)
     def crash(self) -> None:
         """The process is killed."""
-        if self.leased and not self.house.remote:
-            self.ledger.deaths[self.house.up.lease.window.id] += 1
+        if (lease := self.house.up.lease) and not self.house.remote:
+            self.ledger.deaths[lease.window.id] += 1
         self.house.stop()
         self._after_crash()
         self._start()
@@ -76,8 +76,8 @@ class SpeechMachine(Guarantees):
     @precondition(lambda self: self.up)
     def restart(self) -> None:
         """The process is restarted in order, or reads its configuration again."""
-        if self.leased:
-            del self.ledger.deaths[self.house.up.lease.window.id]
+        if lease := self.house.up.lease:
+            del self.ledger.deaths[lease.window.id]
         self.house.leave()
         self._after_crash()
         self._start()
