@@ -7,7 +7,6 @@ import asyncio
 import socket
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,13 +132,9 @@ def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
         socket.create_server(("127.0.0.1", 0)) as dumb,  # takes connections and says nothing
         linked(f"nats://127.0.0.1:{dumb.getsockname()[1]}") as link,
     ):
-        begun_s = time.monotonic()
         with pytest.raises(ServerError, match=r"did not answer within 0\.2 s"):
             link.call(never(), 0.2)
-        assert time.monotonic() - begun_s < 15.0
-        begun_s = time.monotonic()
         link.close()
-        assert time.monotonic() - begun_s < 15.0
         with pytest.raises(ServerError, match="is closed"):
             link.call(never(), 0.2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -57,10 +56,8 @@ def test_a_sentence_in_progress_is_published_when_the_daemon_is_stopped(tmp_path
     with listening_house(tmp_path) as (microphone, heard, running):
         microphone.speak(FIRST)
         assert not heard.events(), "stopped too late to show anything"
-        begun_s = time.monotonic()
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 0
-        assert time.monotonic() - begun_s < 20
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         assert len(heard.events()) == 1
 

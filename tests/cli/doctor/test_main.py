@@ -23,7 +23,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
-from rigs.waiting import until
+from rigs.waiting import NEVER_S, until
 from rigs.windows import noise
 
 from appliance.cli.doctor.main import (
@@ -231,14 +231,12 @@ def test_a_check_that_hangs_is_stopped_and_reports_its_step() -> None:
     def hang(around: Surroundings) -> Outcome:
         around.doing("opening the microphone")
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        time.sleep(60)
+        time.sleep(NEVER_S)
         return ok("never")
 
-    begun_s = time.monotonic()
     assert check(hang, within_s=0.3) == failed(
         "no result after 0.3 s while opening the microphone", "do something"
     )
-    assert time.monotonic() - begun_s < 30
 
 
 def test_what_a_hanging_check_started_ends_with_it(tmp_path: Path) -> None:
