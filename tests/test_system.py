@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from rigs.waiting import NEVER_S
+from rigs.waiting import NEVER_S, PATIENCE_S
 
 from appliance.errors import ConfigError
 from appliance.system import (
@@ -34,7 +34,7 @@ from appliance.system import (
 )
 
 STARTS: tuple[Literal["spawn", "fork"], ...] = ("spawn", "fork")
-WITHIN_S = 30.0
+WITHIN_S = PATIENCE_S
 
 
 def test_a_file_is_written_whole_and_its_draft_is_gone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.cli.setup.answers import Answers
 from appliance.cli.setup.broker import parse_address
@@ -175,7 +175,7 @@ def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
                 speaker.start()
                 terminal.until("after you stopped speaking")
                 terminal.until("The broker delivered it on roomscribe/kuche/transcript")
-                speaker.join(30)
+                speaker.join(PATIENCE_S)
                 terminal.until(" skipped; ")
                 assert terminal.wait() == 0
             assert heard.payloads("availability", "kuche")[-1] == b"online"
@@ -253,16 +253,16 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
             terminal.until("Press Enter to keep none: ")
             terminal.enter(f"127.0.0.1:{broker.port}")
             terminal.until("accepts the connection")
-            terminal.until("Which model? [tiny.en]", 60)
+            terminal.until("Which model? [tiny.en]")
             terminal.enter("tiny")
-            terminal.until("Which model? [tiny.en]", 60)
+            terminal.until("Which model? [tiny.en]")
             terminal.enter()
-            terminal.until("Write it? [yes]", 60)
+            terminal.until("Write it? [yes]")
             terminal.enter("maybe")
             terminal.until("Please answer yes or no")
             terminal.until("Write it? [yes]")
             terminal.enter("yes")
-            terminal.until(" skipped; ", 60)
+            terminal.until(" skipped; ")
             assert terminal.wait() == 0
     table = tomllib.loads(config.read_text())
     assert table["mqtt"] == {"enabled": True, "host": "127.0.0.1", "port": broker.port}
@@ -279,16 +279,16 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
     here = OFFLINE | {"ROOMSCRIBE_MODELS": str(tmp_path / "models")}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/nothing")
         terminal.until("such as openai/whisper-tiny, or a folder")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/mine")
         terminal.until("mine: installed")
         terminal.until("add the model mine again, or choose another one.")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter()
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
     assert config.read_text() == before
     assert not (tmp_path / "models" / "in-use").exists()
 
@@ -319,7 +319,7 @@ def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None
         terminal.until("Press Enter to keep none: ")
         terminal.enter()
         terminal.until("The broker stays as it was: none")
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
         assert terminal.wait() == 0
     assert config.read_text() == before
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rigs.needs import needs_memory
-from rigs.waiting import NEVER_S
+from rigs.waiting import NEVER_S, PATIENCE_S
 from rigs.windows import NO_FOLDER, a_window
 
 from appliance.config import Settings, SpoolSettings
@@ -286,7 +286,7 @@ def test_two_leases_never_hold_one_window(memory: Path) -> None:
     for taker in takers:
         taker.start()
     for taker in takers:
-        taker.join(30)
+        taker.join(PATIENCE_S)
     assert sorted(lease.window.id for lease in leases) == sorted(one.id for one in windows)
 
 

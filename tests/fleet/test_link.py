@@ -16,7 +16,7 @@ import pytest
 from rigs.engine import engine_of, served, settings_for
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet, needs_nats
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import FleetSettings
 from appliance.errors import ConfigError, ServerError
@@ -162,7 +162,7 @@ def test_a_stranger_in_the_servers_place_that_offers_no_tls_is_not_told_the_pass
         port = stranger.getsockname()[1]
         with linked(f"tls://127.0.0.1:{port}", credential=chosen.credential) as link:
             until(lambda: "offers no TLS" in str(link.trouble))
-            greeter.join(30)
+            greeter.join(PATIENCE_S)
     assert PASSWORD.encode() not in b"".join(heard)
 
 

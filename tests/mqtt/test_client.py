@@ -18,7 +18,7 @@ from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber, properties_of
 from rigs.needs import needs_broker
 from rigs.publishing import running, transcript
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.mqtt.client import ReceivedMessage
@@ -57,7 +57,7 @@ class Asker:
         self._client.on_connect = lambda c, *_: c.subscribe("roomscribe/kitchen/response/#", 1)
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
-        assert subscribed.wait(30)
+        assert subscribed.wait(PATIENCE_S)
 
     def ask(
         self,
@@ -347,7 +347,7 @@ def test_state_reports_a_second_appliance_of_the_same_node_while_it_may_return(
 
         with running(chosen, store, delays=hasty) as one:
             with running(chosen, other, delays=hasty):
-                until(told, 90)
+                until(told)
             until(lambda: one.status().connected)
-            until(lambda: not told(), 90)
+            until(lambda: not told())
             assert heard.state()["status"] == "running"

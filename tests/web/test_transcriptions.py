@@ -14,7 +14,7 @@ from rigs.checkout import SPEECH
 from rigs.daemon import daemon
 from rigs.needs import needs_ffmpeg, program
 from rigs.page import Page, page
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.word_errors import same_words
 
 from appliance.control import SOCKET_NAME
@@ -96,7 +96,9 @@ class Api:
         command += ["-H", f"Authorization: Bearer {self.token if token is None else token}"]
         for field in fields:
             command += ["-F", field]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        found = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
         text, _, status = found.stdout.rpartition("\n")
         return int(status), text
 
@@ -106,7 +108,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     folder = tmp_path_factory.mktemp("api")
     state = {"RUNTIME_DIRECTORY": str(folder), "STATE_DIRECTORY": str(folder / "state")}
     with page(folder, api=True) as home, daemon(home.config, environment=state):
-        until((folder / SOCKET_NAME).exists, 60)
+        until((folder / SOCKET_NAME).exists)
         yield Api(home)
 
 
@@ -263,7 +265,7 @@ def test_a_client_that_leaves_makes_room_for_others(api: Api, tmp_path: Path) ->
     for client in clients:
         client.kill()
         client.communicate()
-    until(lambda: api.curl(speech())[0] == 200, 20)
+    until(lambda: api.curl(speech())[0] == 200)
 
 
 def test_a_wrong_token_and_a_file_that_is_too_large_get_an_answer(api: Api, tmp_path: Path) -> None:

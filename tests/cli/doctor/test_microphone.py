@@ -18,7 +18,7 @@ from rigs.daemon import daemon, log_of, write_config
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.needs import needs_microphone
 from rigs.page import Feed, serving
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.windows import noise
 
 from appliance.cli.doctor import microphone as hearing
@@ -47,7 +47,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulseMicrophone]:
         yield microphone
 
 
-def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
+def look(rig: PulseMicrophone, within_s: float = PATIENCE_S) -> Outcome:
     """The microphone's check in a process that sees the rig."""
     done = subprocess.run(
         [sys.executable, "-c", LOOK, str(within_s)],
@@ -55,7 +55,7 @@ def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     return Outcome(**json.loads(done.stdout))
@@ -105,7 +105,7 @@ def test_a_daemon_with_the_same_microphone_is_not_disturbed(
 ) -> None:
     config = write_config(tmp_path)
     with daemon(config, environment=rig.environment) as started:
-        until(lambda: "listening to" in log_of(config), 30)
+        until(lambda: "listening to" in log_of(config))
         before = log_of(config)
         running = running_daemon(config)
         assert running is not None
@@ -113,7 +113,7 @@ def test_a_daemon_with_the_same_microphone_is_not_disturbed(
         assert look(rig).found.endswith("digital silence (at most the last bit changes)")
         assert started.poll() is None
         started.terminate()
-        assert started.wait(30) == 0
+        assert started.wait(PATIENCE_S) == 0
     output = log_of(config).removeprefix(before)
     assert "microphone" not in output.replace("listening to", "")
     assert running_daemon(config) is None
