@@ -300,7 +300,8 @@ def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
     done = subprocess.run(
         [sys.executable, "-c", DYING.format(effect=effect), "run", "--config",
          str(write_config(tmp_path))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode in (69, 70)
     assert done.stderr.splitlines()[-1] == line
@@ -311,7 +312,8 @@ def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) ->
     program = small + DYING.format(effect="yield from frames")
     done = subprocess.run(
         [sys.executable, "-c", program, "run", "--config", str(write_config(tmp_path))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 69
     assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")

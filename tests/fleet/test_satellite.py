@@ -17,7 +17,7 @@ from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_nats
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.waiting import NEVER_S, PATIENCE_S, until
+from rigs.waiting import NEVER_S, until
 from rigs.windows import a_window
 from rigs.workers import FakeWorker
 
@@ -67,7 +67,7 @@ def busy_with_its_own_room(server: NatsServer) -> Iterator[FakeWorker]:
 
 
 def patiently(
-    satellite: SatelliteTranscriber, window: Window, within_s: float = PATIENCE_S
+    satellite: SatelliteTranscriber, window: Window, within_s: float = 300.0
 ) -> Transcription:
     """The transcription, asked for as the pipeline does while nobody can."""
     deadline_s = time.monotonic() + within_s

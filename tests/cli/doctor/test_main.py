@@ -110,7 +110,7 @@ def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
 def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_checked(
     tmp_path: Path,
 ) -> None:
-    config = write_config(tmp_path, mqtt={"port": 0}, voice={"open_score": 9})
+    config = write_config(tmp_path, mqtt={"port": 0}, capture={"silence_s": -9})
     found = checks_by_name(doctor("--json", "--config", config))
     first = next(iter(found.values()))
     assert (first["name"], first["status"]) == ("configuration", "failed")
@@ -118,7 +118,7 @@ def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_che
     assert "mqtt.port: expected 1 to 65535" in first["found"]
     assert found["self-test on the CPU"]["status"] == "ok"
     assert str(tmp_path / "state") in found["log"]["found"]
-    for name, section in (("broker", "[mqtt]"), ("voice detector", "[voice]")):
+    for name, section in (("broker", "[mqtt]"), ("microphone", "[capture]")):
         assert found[name]["status"] == "skipped"
         assert found[name]["found"] == (f"skipped because of {section} in the configuration")
 
@@ -129,7 +129,6 @@ def test_with_an_unreadable_configuration_only_impersonal_defaults_are_checked(
     found = checks_by_name(doctor("--json", "--config", tmp_path))
     assert "found a folder" in found["configuration"]["found"]
     assert found["self-test on the CPU"]["status"] == "ok"
-    assert found["voice detector"]["status"] == "ok"
     for name in ("microphone", "log", "disk", "broker"):
         assert found[name]["status"] == "skipped"
 
@@ -165,7 +164,7 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         found = checks_by_name(doctor("--json", "--config", config, environment=environment))
         faults = {name for name, one in found.items() if one["status"] == "failed"}
         assert faults <= {"clock", "memory", "power", "disk"}, found
-        assert found["microphone"]["found"].endswith("dBFS")
+        assert found["microphone"]["found"].endswith("which receives sound")
         assert "encoder hailo8" in found["daemon state"]["found"]
         assert found["owner"]["found"] == f"used by the daemon (process {running.pid})"
         assert "in use by" in found["self-test on the NPU"]["found"]
