@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from rigs.checkout import ROOT, environment
 from rigs.needs import unless
 
-from appliance.capture.frames import FRAME_SAMPLES, Framer, HighPass
+from appliance.capture.filters import HighPass
+from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
 from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
@@ -27,7 +28,7 @@ from appliance.records import SAMPLE_RATE, Frame, Samples
 
 @pytest.fixture(autouse=True)
 def _without_high_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sound is compared bit for bit; tests/capture/test_frames.py tests the filter."""
+    """Sound is compared bit for bit; tests/capture/test_filters.py tests the filter."""
     monkeypatch.setattr(HighPass, "push", lambda _, sound: sound)
 
 

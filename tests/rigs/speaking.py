@@ -23,7 +23,7 @@ from rigs.windows import NO_FOLDER
 
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import Judgement
+from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import (
     ApplianceSettings,
     SegmenterSettings,
@@ -83,7 +83,7 @@ def talk(rng: random.Random, words: int, silences: tuple[int, int]) -> list[Part
     return [*said, (0, 40)]
 
 
-class LevelVoice:
+class LevelVoice(VoiceDetector):
     """Takes a loud frame for speech; opens at the third in a row."""
 
     def __init__(self) -> None:

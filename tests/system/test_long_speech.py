@@ -14,7 +14,8 @@ from rigs.checkout import shared
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
-from appliance.capture.segmenter import Segmenter, choose_cut, is_pause
+from appliance.capture.segmenter import Segmenter
+from appliance.capture.utterance import choose_cut, is_pause
 from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
@@ -22,7 +23,7 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 FRAME_S = 0.03
 
 
-class ToldVoice:
+class ToldVoice(VoiceDetector):
     """Takes every frame for what it is told; opens at the third of speech in a row."""
 
     def __init__(self, speech: list[bool]) -> None:
