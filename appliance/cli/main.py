@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from appliance import __version__, config
+from appliance import build_version, config
 from appliance.cli import container, fleet, log, model, mqtt, run, setup, transcribe, web
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
@@ -217,6 +217,15 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+class _ShowVersion(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        """Print it and end with status 0."""
+        print(f"roomscribe {build_version()}")
+        raise SystemExit(0)
+
+
 def _nearest(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {near[0]}?" if near else ""
@@ -277,7 +286,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[_common("_before")],
     )
-    top.add_argument("--version", action="version", version=f"roomscribe {__version__}")
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     common = _common()
     names = cast(
         "argparse._SubParsersAction[argparse.ArgumentParser]",

@@ -22,7 +22,7 @@ from rigs.needs import needs_model
 from rigs.recordings import sentences
 from rigs.waiting import until
 
-from appliance import __version__
+from appliance import build_version
 from appliance.cli.main import GROUPS, parse, parser
 from appliance.daemon.capture_supervisor import REOPEN_PAUSE_S
 
@@ -34,7 +34,7 @@ def sentence(number: int = 0) -> tuple[Path, str]:
 
 def test_the_version_is_shown() -> None:
     done = roomscribe("--version")
-    assert (done.returncode, done.stdout) == (0, f"roomscribe {__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"roomscribe {build_version()}\n")
 
 
 @pytest.mark.parametrize("command", ["run", "transcribe", "devices", "log"])

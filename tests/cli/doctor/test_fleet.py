@@ -13,7 +13,7 @@ from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet
 
-from appliance import __version__
+from appliance import build_version
 from appliance.cli.doctor import fleet
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Outcome, Surroundings
@@ -68,7 +68,7 @@ def test_who_transcribes_is_told(tmp_path: Path) -> None:
         assert found("workers", chosen).found == "no worker"
         present = pack_presence("attic", RemoteModel("large", "en", ("en",)))
         worker.reply_with("roomscribe.workers", present)
-        assert found("workers", chosen).found == f"attic (large, {__version__})"
+        assert found("workers", chosen).found == f"attic (large, {build_version()})"
 
 
 def test_rights_are_tried_and_a_server_without_users_is_for_this_machine(tmp_path: Path) -> None:
