@@ -825,6 +825,8 @@ DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 MOST_BYTES = 1 << 20
 """A longer file is no configuration."""
 OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
+REMOVED: frozenset[str] = frozenset()
+"""Keys (section.key) of released versions that this one does not have. They are ignored."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _MEANT = {"npu": "hailo"}
@@ -845,6 +847,8 @@ class Reading:
     """Why the file cannot be read."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """The file of each key (section.key) that has not its default."""
+    ignored: tuple[str, ...] = ()
+    """One line for each key or empty section that an older version had."""
 
     def sure(self) -> Settings:
         """Return the settings. Raises ConfigError with one message for each mistake."""
@@ -864,6 +868,23 @@ def load(path: Path | None) -> Settings:
 def parse(text: str, origin: str) -> Settings:
     """Return the settings in TOML `text`; `origin` names it in messages. Raises ConfigError."""
     return _read(text, origin).sure()
+
+
+def take_leftovers(
+    table: dict[str, Any], origin: str, removed: frozenset[str] = REMOVED
+) -> list[str]:
+    """Take out of `table` what an upgrade may have left in it: `removed` keys, and unknown sections
+    without keys. Return a line for each."""
+    lines = []
+    for section, content in [*table.items()]:
+        for name in [*content] if isinstance(content, dict) else ():
+            if f"{section}.{name}" in removed:
+                del content[name]
+                lines.append(f"{origin}: {section}.{name} has no effect in this version; delete it")
+        if content == {} and section not in get_type_hints(Settings):
+            del table[section]
+            lines.append(f"{origin}: the section [{shorten(section)}] is unknown and empty")
+    return lines
 
 
 def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> Reading:
@@ -922,6 +943,7 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
     wrong: set[str] = set()
     values: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
+    ignored = list[str]()
     for text, origin in ((text, origin), *([over] if over else ())):  # noqa: B020, PLR1704
         try:
             table = tomllib.loads(text)
@@ -931,6 +953,7 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
             cause = shorten(str(error), 200)
             fix = "; a text stands in quotes" if "Invalid value" in cause else ""
             return _nothing(f"{origin}: not valid TOML: {cause}{fix}")
+        ignored += take_leftovers(table, origin)
         for section, content in table.items():
             if section not in sections:
                 troubles.append(_unknown_section(origin, section, content, wrong))
@@ -949,7 +972,7 @@ def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Readin
             troubles.append(f"{origin}: {trouble}")
             contradicted.update(involved)
     named = frozenset(name.partition(".")[0] for name in wrong | contradicted)
-    return Reading(settings, tuple(troubles), named, origins=origins)
+    return Reading(settings, tuple(troubles), named, origins=origins, ignored=tuple(ignored))
 
 
 def overlay_file(settings: Settings) -> Path:

@@ -96,6 +96,8 @@ def _obey(
         settings = reading.settings if getattr(options, "lenient", False) else reading.sure()
         level = "debug" if options.verbose else "error" if options.quiet else settings.journal.level
         systemd.set_up(replace(settings.journal, level=level))
+        for line in reading.ignored:
+            logging.getLogger("roomscribe.cli").warning("%s", line)
         return int((command or options.command)(options, settings))
     except RoomscribeError as error:
         for message in error.messages if isinstance(error, ConfigError) else [error]:
