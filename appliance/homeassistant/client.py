@@ -21,7 +21,7 @@ from typing import Any
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
-from appliance.homeassistant.assist import Assist, refused
+from appliance.homeassistant.assist import Assist, Refused
 from appliance.homeassistant.connection import (
     Address,
     CommandError,
@@ -31,6 +31,7 @@ from appliance.homeassistant.connection import (
     WebsocketLink,
     as_list,
     as_table,
+    as_text,
     connect,
     first,
 )
@@ -156,7 +157,12 @@ class HomeAssistantClient(Listener):
                     self._loop.call_soon_threadsafe(self._woken.set)
         if not ready:
             why = self.trouble or f"{self._url} is busy, or not connected yet"
-            self._callbacks.on_reply(refused(transcript, text, why))
+            self._refuse(transcript, text, why)
+
+    def _refuse(self, transcript: Transcript, text: str, why: str) -> None:
+        """Reply in place of Home Assistant."""
+        if self._assist:
+            self._callbacks.on_reply(self._assist.refuse(transcript, text, Refused(why)))
 
     def wake(self) -> None:
         """Connect now instead of after the pause: Home Assistant has started."""
@@ -239,7 +245,7 @@ class HomeAssistantClient(Listener):
                 left = list(self._waiting)
                 self._waiting.clear()
             for transcript, text in left:
-                self._callbacks.on_reply(refused(transcript, text, "the connection has ended"))
+                self._refuse(transcript, text, "the connection has ended")
 
     async def _connected(self, chosen: str, addresses: Sequence[Address]) -> None:
         async with connect(self._url, addresses, chosen) as link:
@@ -247,12 +253,11 @@ class HomeAssistantClient(Listener):
 
     async def _serve_connection(self, link: WebsocketLink) -> None:
         """Work over an open connection until it ends."""
-        while (
-            as_table((await link.send_command("get_config"))[1]).get("state", "RUNNING")
-            != "RUNNING"
-        ):
+        while (config := await _config(link)).get("state", "RUNNING") != "RUNNING":
             self._report_trouble(f"{self._url} is still starting")
             await asyncio.sleep(self._intervals.starting_s)
+        if self._assist:
+            self._assist.language = as_text(config.get("language")) or "en"
         for kind in CHANGES:
             with suppress(CommandError):  # this release does not know the event
                 await link.send_command(
@@ -311,19 +316,26 @@ class HomeAssistantClient(Listener):
 
     async def _run_command(self, link: WebsocketLink, transcript: Transcript, text: str) -> None:
         assert self._assist
-        reply: AssistReply | None = refused(transcript, text, "the connection has ended")
+        why = "the connection has ended"
         try:
             if not self._device:
                 self._device = find_device(await devices_of(link), self._node)
             if self._device:
                 reply = await self._assist.run(link, self._device, transcript, text)
+                why = ""
+                if reply:
+                    self._callbacks.on_reply(reply)
             else:
-                reply = refused(transcript, text, UNKNOWN_DEVICE)
+                why = UNKNOWN_DEVICE
         except HomeAssistantError as error:
-            reply = refused(transcript, text, str(error))
+            why = str(error)
         finally:
-            if reply:
-                self._callbacks.on_reply(reply)
+            if why:
+                self._refuse(transcript, text, why)
+
+
+async def _config(link: WebsocketLink) -> dict[str, Any]:
+    return as_table((await link.send_command("get_config"))[1])
 
 
 async def devices_of(link: WebsocketLink) -> list[dict[str, Any]]:

@@ -68,6 +68,8 @@ class Hub:
         ]
         self.understood: dict[str, Any] | None = {"match": True, "unmatched_slots": {}}
         """What its own agent makes of a sentence, as `async_debug_recognize` gives it."""
+        self.understood_of: dict[str, dict[str, Any] | None] = {}
+        """The same for single texts, in place of `understood`."""
         self.silent: set[str] = set()
         """Commands that get no answer."""
         self.late: set[str] = set()
@@ -201,7 +203,7 @@ class Hub:
         how = {name: {"conversation": on} for name, on in self.exposed.items()}
         known = {name: self.entries.get(name) for name in asked.get("entity_ids", ())}
         return {
-            "get_config": {"state": self.state, "version": "2025.1.4"},
+            "get_config": {"state": self.state, "version": "2025.1.4", "language": "de"},
             "homeassistant/expose_entity/list": {"exposed_entities": how},
             "config/entity_registry/list": entries,
             "config/entity_registry/get_entries": known,
@@ -212,7 +214,12 @@ class Hub:
                 "pipelines": self.pipelines,
                 "preferred_pipeline": "one",
             },
-            "conversation/agent/homeassistant/debug": {"results": [self.understood]},
+            "conversation/agent/homeassistant/debug": {
+                "results": [
+                    self.understood_of.get(text, self.understood)
+                    for text in asked.get("sentences", ())
+                ]
+            },
             "subscribe_events": None,
             "subscribe_entities": None,
             "unsubscribe_events": None,
