@@ -8,7 +8,13 @@ import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from appliance.records import ADDRESSED, HEARD_HERE, Transcript, is_expected
+from appliance.records import (
+    ADDRESS_ALONE_S,
+    ADDRESSED,
+    HEARD_HERE,
+    Transcript,
+    is_expected,
+)
 
 log = logging.getLogger("roomscribe.homeassistant")
 
@@ -42,8 +48,11 @@ class AddressPhrase:
         texts = [one.text, *([one.phrase.sentence] if one.phrase and is_expected(one) else [])]
         rests = [rest for text in texts if (rest := after_phrase(text, self._phrase)) is not None]
         if rests and not any(rests):
-            self._called = one.end
-            log.info("the phrase for Assist was said alone; the next sentence is its command")
+            if (one.end - one.start).total_seconds() > ADDRESS_ALONE_S:
+                log.info("more than the phrase for Assist was said, but not understood")
+            else:
+                self._called = one.end
+                log.info("the phrase for Assist was said alone; the next sentence is its command")
         elif not rests and not (called and -OVERLAP <= one.start - called <= COMMAND_WITHIN):
             return one
         return replace(one, flags=(*one.flags, ADDRESSED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -85,6 +86,9 @@ def test_only_one_sentence_that_begins_soon_belongs_to_the_phrase() -> None:
     assert addressed(CALL, said("turn on the light", -3.0)) == [True, False]
     assert addressed(CALL, said("computer turn on the radio"), light) == [True, True, False]
     assert addressed(light) == [False]
+    longer = said("Computer.", -2.0)  # a command behind it was not understood
+    longer = replace(longer, end=longer.start + timedelta(seconds=1.9))
+    assert addressed(longer, light) == [True, False]
 
 
 def test_a_sentence_of_a_satellite_is_not_said_to_the_home_and_leaves_the_phrase() -> None:
