@@ -200,8 +200,7 @@ class Transcription:
     encode_ms: float
     decode_ms: float
     confidence: float
-    """Probability that the text is right word for word, 0..1, by the model's calibration; NaN if
-    the model has none (`roomscribe model fit`)."""
+    """Probability that the text is right word for word, 0..1, by the model's calibration."""
     flags: tuple[str, ...] = ()
     model: str = ""
     """Model, if that may be another than the transcriber's bundle."""
@@ -221,14 +220,6 @@ class Transcription:
     """Values of another machine's model for keys of [gates] that leave them to the bundle."""
     words: tuple[Word, ...] = ()
     """The text's words, if somebody wanted their times and the model tells them."""
-
-
-def likelihood(one: Transcription | Transcript) -> float:
-    """Return the confidence of a text, 0..1; if it was not measured, the geometric mean probability
-    of its tokens, which is too high for most models; NaN if that is unknown, too."""
-    if math.isfinite(one.confidence):
-        return one.confidence
-    return math.exp(min(0.0, one.avg_logprob)) if math.isfinite(one.avg_logprob) else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from rigs import rtsp
 from rigs.checkout import TESTS
 from rigs.microphone import SINK, PulseMicrophone, missing as no_microphone
 from rigs.needs import needs_ffmpeg
-from rigs.waiting import holds
+from rigs.waiting import PATIENCE_S, holds
 
 from appliance.capture.devices import is_stream, public_name
 from appliance.capture.microphone import Microphone
@@ -252,7 +252,7 @@ def test_the_monitor_of_a_sound_server_is_a_reference(
             stopped = threading.Event()
             talk = threading.Thread(target=play, args=(rig, stopped))
             talk.start()
-            until_s = time.monotonic() + 40
+            until_s = time.monotonic() + PATIENCE_S
             reduction_db = 0.0
             for _ in microphone.frames():
                 echo = microphone.echo

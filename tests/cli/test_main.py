@@ -20,7 +20,7 @@ from rigs.command import errors, roomscribe
 from rigs.daemon import daemon, log_of, write_config
 from rigs.needs import needs_model
 from rigs.recordings import sentences
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance import __version__
 from appliance.cli.main import GROUPS, parse, parser
@@ -263,10 +263,10 @@ def test_the_log_before_the_first_run_says_what_to_do(tmp_path: Path) -> None:
 def test_a_missing_microphone_is_waited_for_and_reported_once(tmp_path: Path) -> None:
     config = write_config(tmp_path, capture={"device": "no such microphone"})
     with daemon(config) as running:
-        until(lambda: log_of(config).count("\n"), 30)
+        until(lambda: log_of(config).count("\n"))
         time.sleep(2 * REOPEN_PAUSE_S + 0.5)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(20) == 0
+        assert running.wait(PATIENCE_S) == 0
     told, *more = log_of(config).splitlines()
     rest = "\n".join(more)
     assert "WARNING" in told and "microphone" in told
@@ -289,7 +289,7 @@ def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_prints_everyth
     for hangs in ("", "x"):
         done = subprocess.run(
             [sys.executable, "-c", program], input=hangs, capture_output=True, text=True,
-            timeout=30, check=True,
+            timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         said.append(done.stdout)
     assert said[0] == said[1] + "the end\n" and "tiny.en" in said[1]

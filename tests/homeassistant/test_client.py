@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub, action_done
 from rigs.publishing import transcript
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings
 from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
@@ -90,7 +90,7 @@ def living(
         yield found
     finally:
         home.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import Any, Self
 
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
@@ -239,7 +239,7 @@ class Hub:
             tell("run-start", {"pipeline": "one", "language": "en"})
             tell("intent-start", {"engine": "conversation.home_assistant"})
             if self.held:
-                self.held.wait(20)
+                self.held.wait(PATIENCE_S)
             talking = asked.get("conversation_id") or "conversation-1"
             output = {"response": self.answer, "conversation_id": talking}
             tell("intent-end", {"processed_locally": True, "intent_output": output})

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from rigs.sources import FakeSource
 from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.waiting import PATIENCE_S
 from rigs.windows import NO_FOLDER
 
 from appliance.capture.frames import FRAME_SAMPLES
@@ -269,7 +270,7 @@ def hear(
     pipeline.start()
     try:
         more(pipeline)
-        assert pipeline.ended.wait(120), "the sound does not come to its end"
+        assert pipeline.ended.wait(PATIENCE_S), "the sound does not come to its end"
     finally:
         pipeline.stop()
     pipeline.check()

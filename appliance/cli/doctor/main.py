@@ -26,7 +26,6 @@ from appliance.cli.doctor import (
     npu,
     page,
     storage,
-    wyoming,
 )
 from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (
@@ -67,7 +66,7 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "transcription": model.CHECKS,
     "NPU": npu.CHECKS,
     "log and broker": storage.CHECKS + mqtt.CHECKS,
-    "Wyoming and Home Assistant": (*wyoming.CHECKS, *homeassistant.CHECKS),
+    "Home Assistant": homeassistant.CHECKS,
     "page": page.CHECKS,
     "fleet": fleet.CHECKS,
     "service": mqtt.SERVICE_CHECKS,
