@@ -283,6 +283,8 @@ class NoAct(enum.StrEnum):
     CUT = "cut_at_window"
     TOKEN_LIMIT = "token_limit"
     REPETITION = "repetition"
+    MEDIA = "media"
+    """A media player of the area plays, and the sentence lacks the address phrase."""
     LOW_CONFIDENCE = "low_confidence"
     UNSURE = "unsure_to_act"
     """Sure enough only for a sentence with the address phrase, where a mishearing costs little."""

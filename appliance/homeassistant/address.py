@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -12,6 +13,7 @@ from appliance.records import (
     ADDRESS_ALONE_S,
     ADDRESSED,
     HEARD_HERE,
+    NoAct,
     Transcript,
     is_expected,
 )
@@ -30,14 +32,18 @@ _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 class AddressPhrase:
     """Finds transcripts that are said to the home. One thread, in the order of the transcripts."""
 
-    def __init__(self, phrase: str) -> None:
-        """`phrase` is empty if there is none: then no transcript is."""
-        self._phrase = phrase
+    def __init__(
+        self, phrase: str, media_plays: Callable[[datetime], bool] = lambda _: False
+    ) -> None:
+        """`phrase` is empty if there is none: then no transcript is. `media_plays` returns whether
+        a media player plays, or has played since a time."""
+        self._phrase, self._media_plays = phrase, media_plays
         self._called: datetime | None = None
         """When the phrase was said alone, if the next sentence may be its command."""
 
     def mark(self, one: Transcript) -> Transcript:
-        """Return the transcript, with the flag ADDRESSED if it is said to the home.
+        """Return the transcript, with the flag ADDRESSED if it is said to the home, or else
+        NoAct.MEDIA if a media player may have said it.
 
         The phrase alone needs no confidence: two tokens never have much, and the command needs its
         own.
@@ -54,7 +60,8 @@ class AddressPhrase:
                 self._called = one.end
                 log.info("the phrase for Assist was said alone; the next sentence is its command")
         elif not rests and not (called and -OVERLAP <= one.start - called <= COMMAND_WITHIN):
-            return one
+            plays = self._media_plays(one.start)
+            return replace(one, flags=(*one.flags, NoAct.MEDIA.value)) if plays else one
         return replace(one, flags=(*one.flags, ADDRESSED))
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from appliance.homeassistant.connection import (
     connect,
     first,
 )
+from appliance.homeassistant.media import MediaPlayers
 from appliance.homeassistant.names import Names
 from appliance.records import AssistReply, Listener, Name, Tier, Transcript
 from appliance.system import one_line, read_secret
@@ -53,6 +55,10 @@ WAITING = 4
 UNKNOWN_DEVICE = (
     "this appliance is not among Home Assistant's devices. Check homeassistant.enabled, and that "
     "both use the same broker"
+)
+NO_AREA = (
+    'Home Assistant has this appliance in no area, so "turn on the light" means no room. Choose '
+    "one in Settings, Devices & services, MQTT, on this device's page"
 )
 
 
@@ -136,6 +142,7 @@ class HomeAssistantClient(Listener):
         self._ready = False
         self._waiting: deque[tuple[Transcript, str]] = deque()
         self._device = ""
+        self._media = MediaPlayers()
 
     # other threads
 
@@ -163,6 +170,10 @@ class HomeAssistantClient(Listener):
         """Reply in place of Home Assistant."""
         if self._assist:
             self._callbacks.on_reply(self._assist.refuse(transcript, text, Refused(why)))
+
+    def media_plays(self, since: datetime) -> bool:
+        """Return True if a media player of this area plays, or has played since. Any thread."""
+        return self._media.play_since(since)
 
     def wake(self) -> None:
         """Connect now instead of after the pause: Home Assistant has started."""
@@ -242,6 +253,7 @@ class HomeAssistantClient(Listener):
         finally:
             with self._lock:
                 self._loop, self._ready = None, False
+                self._media.forget()
                 left = list(self._waiting)
                 self._waiting.clear()
             for transcript, text in left:
@@ -275,14 +287,18 @@ class HomeAssistantClient(Listener):
             self._changed.clear()
             try:
                 devices = await devices_of(link)
-                self._device = find_device(devices, self._node)
+                own = own_device(devices, self._node)
+                self._device = as_text(own.get("id"))
+                area = as_text(own.get("area_id"))
+                if self._settings.assist.media:
+                    await self._media.watch(link, devices, area)
                 found = await naming.fetch(link, devices)
             except CommandError as error:
                 self._report_trouble(
                     f"{self._url} refuses its names: {error}. Check the token's user"
                 )
             else:
-                self._report_trouble("")
+                self._report_trouble(NO_AREA if self._assist and self._device and not area else "")
                 if self._pass_names(found.names) or not logged:
                     log.info("%s", describe(found))
                     logged = True

@@ -10,7 +10,7 @@ import pytest
 from rigs.publishing import transcript
 
 from appliance.homeassistant.address import AddressPhrase, after_phrase
-from appliance.records import ADDRESSED, Phrase, Transcript
+from appliance.records import ADDRESSED, NoAct, Phrase, Transcript, why_not_act
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
@@ -105,3 +105,11 @@ def test_an_expected_sentence_may_begin_with_the_phrase(confidence: float, found
 
 def test_without_a_phrase_nothing_is_said_to_the_home() -> None:
     assert AddressPhrase("").mark(CALL) is CALL
+
+
+def test_while_a_player_plays_only_the_phrase_makes_a_sentence_act() -> None:
+    phrase = AddressPhrase("computer", lambda since: since == NOW + timedelta(seconds=1))
+    marked = [phrase.mark(said(text)) for text in ("light on", "computer light on")]
+    assert [why_not_act(one) for one in marked] == [NoAct.MEDIA, None]
+    assert why_not_act(phrase.mark(said("light on", 2.0))) is None
+    assert AddressPhrase("", lambda _: True).mark(CALL) is CALL

@@ -433,3 +433,41 @@ def test_it_stops_while_the_other_side_says_nothing(hub: Hub, tmp_path: Path) ->
     hub.silent = {"get_config"}
     with living(hub, tmp_path):
         hub.wait_for("get_config")
+
+
+def test_a_player_of_the_own_area_plays_until_it_stops(hub: Hub, tmp_path: Path) -> None:
+    speaker = {"listed": {"ai": "kitchen"}, "state": {"s": "idle", "a": {}}}
+    television = {
+        "listed": {"di": DEVICE["id"]},
+        "state": {"s": "off", "a": {"device_class": "tv"}},
+    }
+    elsewhere = {"listed": {"ai": "attic"}, "state": {"s": "playing", "a": {}}}
+    hub.players = {
+        "media_player.speaker": speaker,
+        "media_player.tv": television,
+        "media_player.attic": elsewhere,
+    }
+    long_ago, far = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        assert not one.home.media_plays(long_ago)
+        for entity, states in (("speaker", ("playing", "on")), ("tv", ("on", "off"))):
+            hub.play(f"media_player.{entity}", states[0])
+            until(partial(one.home.media_plays, far))
+            hub.play(f"media_player.{entity}", states[1])
+            until(lambda: not one.home.media_plays(far))
+            assert one.home.media_plays(long_ago), "it had played since"
+        hub.play("media_player.tv", "on")
+        until(partial(one.home.media_plays, far))
+        hub.stop()
+        until(lambda: not one.home.media_plays(far))
+
+
+def test_an_appliance_in_no_area_says_so_and_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    hub.devices = [DEVICE | {"area_id": None}]
+    with living(hub, tmp_path) as one:
+        until(lambda: "in no area" in one.home.trouble)
+        hub.devices = [DEVICE]
+        hub.wait_for("config/floor_registry/list")
+        hub.change("device_registry_updated")
+        until(lambda: not one.home.trouble)

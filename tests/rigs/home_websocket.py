@@ -56,6 +56,8 @@ class Hub:
         self.floors: list[dict[str, Any]] = [
             {"floor_id": "ground", "name": "Ground floor", "aliases": []}
         ]
+        self.players: dict[str, dict[str, Any]] = {}
+        """Media players: what the list for display says of each (`listed`), and its `state`."""
         self.devices: list[dict[str, Any]] = [DEVICE]
         self.answer: dict[str, Any] = action_done()
         self.pipelines: list[dict[str, Any]] = [
@@ -124,6 +126,14 @@ class Hub:
                 with suppress(ConnectionClosed):
                     _send(connection, {"id": number, "type": "event", "event": event})
 
+    def play(self, entity: str, state: str) -> None:
+        """A media player changes its state."""
+        event = {"c": {entity: {"+": {"s": state, "lc": 2.0, "c": "y"}}}}
+        for connection, number, wanted in list(self._subscriptions):
+            if wanted == entity:
+                with suppress(ConnectionClosed):
+                    _send(connection, {"id": number, "type": "event", "event": event})
+
     def count(self, command: str) -> int:
         """How often a command was asked for."""
         return sum(one["type"] == command for one in self.asked)
@@ -189,6 +199,10 @@ class Hub:
                 for name in asked["entity_ids"]
                 if name in self.shown
             }
+            for name in asked["entity_ids"]:
+                if player := self.players.get(name):
+                    self._subscriptions.append((connection, number, name))
+                    states[name] = {"c": "x", "lc": 1.0, **player["state"]}
             _send(connection, {"id": number, "type": "event", "event": {"a": states}})
 
     def _results(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +221,10 @@ class Hub:
             "homeassistant/expose_entity/list": {"exposed_entities": how},
             "config/entity_registry/list": entries,
             "config/entity_registry/get_entries": known,
+            "config/entity_registry/list_for_display": {
+                "entity_categories": {"0": "config", "1": "diagnostic"},
+                "entities": [{"ei": name, **one["listed"]} for name, one in self.players.items()],
+            },
             "config/area_registry/list": self.areas,
             "config/floor_registry/list": self.floors,
             "config/device_registry/list": self.devices,
