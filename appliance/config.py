@@ -620,6 +620,11 @@ class AssistSettings:
             suggest=lambda text: " ".join(re.findall(r"[^\W\d_]+", text)),
         ),
     )
+    media: bool = key(
+        True,
+        "While a media player in this appliance's area of Home Assistant plays, nothing acts on a "
+        "sentence without the phrase: a television may have said it. Needs a phrase.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,6 +382,7 @@ class Parts:
             on_idle=self._playback.poll,
             expectations=self._expectations,
             is_room_busy=self.is_room_busy,
+            media_plays=self.home.media_plays if self.home else lambda _: False,
         )
         self.backlog = self._opened.enter_context(
             Backlog(

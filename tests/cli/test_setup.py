@@ -206,7 +206,7 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
 
 def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
     answers = Answers("kitchen", "", "", MqttSettings(), "tiny.en")
-    assert with_room(answers, "hall").area == ""
+    assert with_room(answers, "hall").area == "hall"
     named = with_room(answers, "Living Room")
     assert (named.node, named.area) == ("living_room", "Living Room")
     again = with_room(named, "alpha")
