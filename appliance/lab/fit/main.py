@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from appliance import __version__
+from appliance import build_version
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import open_transcriber
@@ -66,7 +66,7 @@ def fit_model(
     calibration, of_texts = fit_texts([*texts, *corrected])
     facts: dict[str, Any] = {"calibration": asdict(calibration)} if calibration else {}
     facts["fitted"] = {
-        "version": __version__,
+        "version": build_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "recordings": len(texts),
         "corrections": len(corrected),

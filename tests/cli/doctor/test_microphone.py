@@ -17,6 +17,7 @@ from rigs.checkout import ROOT
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.needs import needs_microphone
 from rigs.page import Feed, serving
+from rigs.waiting import PATIENCE_S
 from rigs.windows import noise
 
 from appliance.cli.doctor import microphone as hearing
@@ -45,7 +46,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulseMicrophone]:
         yield microphone
 
 
-def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
+def look(rig: PulseMicrophone, within_s: float = PATIENCE_S) -> Outcome:
     """The microphone's check in a process that sees the rig."""
     done = subprocess.run(
         [sys.executable, "-c", LOOK, str(within_s)],
@@ -53,7 +54,7 @@ def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     return Outcome(**json.loads(done.stdout))
