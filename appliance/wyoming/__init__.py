@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.wyoming.client import request_text
     from appliance.wyoming.discovery import advertise, own_address
     from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
     from appliance.wyoming.request import LONGEST_FILE_S, Answer, Hints, Hooks
