@@ -23,11 +23,10 @@ class LocalMachine(SpeechMachine):
         house, number = self.house, len(self.ledger.heard) + 1
         self.speculation = self._new_id(number)
         house.up.backlog.speculate(house.window(self.speculation), house.up.transcriber.speculation)
-        if task := house.up.backlog.take_speculation():
+        if work := house.up.backlog.take_speculation():
             house.up.writer.silent = False
-            house.up.transcriber.encode(task)
-            house.up.transcriber.decode(task)
-            house.up.backlog.end_speculation(task)
+            house.up.transcriber.encode(work)
+            house.up.transcriber.decode(work)
         house.tick()
         self.follow(f"window {number} is spooled ahead")
 

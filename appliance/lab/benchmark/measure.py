@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from appliance.errors import DeviceError
-from appliance.infer import IGNORE_PROGRESS, PATIENT, is_loop, open_transcriber
+from appliance.infer import is_loop, open_transcriber
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
 from appliance.model import load_bundle
@@ -87,8 +87,7 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
         yield FasterWhisper(row.folder, row.settings.encoder.threads, language, texts)
         return
     with open_transcriber(row.settings, bundle=load_bundle(row.folder)) as transcriber:
-        progress = PATIENT if row.beam else IGNORE_PROGRESS
-        yield ProductRecogniser(transcriber, row.settings, progress=progress)
+        yield ProductRecogniser(transcriber, row.settings, search=row.beam)
         encoder = transcriber.encoder
         encoder.poll(0.0)
         if row.settings.encoder.backend == "hailo" and (encoder.trouble or encoder.name == "cpu"):
