@@ -410,6 +410,33 @@ class Listener:
     def on_correction(self, correction: Correction) -> None:
         """Take in that a user has corrected a transcript."""
 
+    def on_reply(self, reply: AssistReply) -> None:
+        """Take in Assist's reply to a sentence."""
+
+    def on_answer(self, message: OutgoingMessage) -> None:
+        """Take in a late answer to a command that came from the broker."""
+
+    def on_mute(self) -> None:
+        """Take in that the mute has changed."""
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take in sound from the microphone. Capture's thread."""
+
+    def on_begin(self, utterance_id: str) -> None:
+        """Take in that an utterance begins. The segmenter's thread."""
+
+    def on_window(self, window: Window) -> None:
+        """Take in a window of the microphone that is to be transcribed. The segmenter's thread."""
+
+    def on_transcription(self, window: Window, result: Transcription) -> None:
+        """Take in what a window of the microphone was transcribed to, before the gates judge it."""
+
+    def on_stored(self, window: Window, result: Transcription) -> None:
+        """Take in that the transcript of a window of the microphone is in the store."""
+
+    def on_idle(self) -> None:
+        """Take in that nothing is to be transcribed; about once a second."""
+
 
 def utc_from_monotonic(moment_s: float) -> datetime:
     """Return the wall-clock time (UTC) of a moment on time.monotonic()'s clock."""

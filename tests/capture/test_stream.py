@@ -243,7 +243,7 @@ def test_a_writer_that_dies_within_a_frame_deafens_nobody(
     assert stream.read(whole) == first[:whole]
     with ThreadPoolExecutor() as pool:
         following = pool.submit(stream.read, len(second))
-        assert lost % frame == 0 or stream.idle.wait(30)
+        assert lost % frame == 0 or stream.idle.wait(PATIENCE_S)
         pipe.write_bytes(second)
         assert following.result(30) == second
 

@@ -115,7 +115,7 @@ class House:
         self.publisher: Publisher
 
     def send(self, answer: OutgoingMessage) -> None:
-        self.publisher.send(answer)
+        self.publisher.on_answer(answer)
 
     def expect(
         self, request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]

@@ -100,7 +100,7 @@ def test_words_that_a_request_names_hold_for_it_alone() -> None:
             talk.sound(SPEECH)
             talk.send("audio-stop")
             assert talk.text() == HEARD.text
-            named = {one.names for one in house.worker.asked}
+            named = {one.request.names for one in house.worker.asked}
             assert named == {("Pantry", "Gideon", "air fryer") if sent else ()}
             house.worker.asked.clear()
         for odd in ("Gideon", None, {"a": 1}, 7):
@@ -111,7 +111,7 @@ def test_words_that_a_request_names_hold_for_it_alone() -> None:
         talk.sound(SPEECH)
         talk.send("audio-stop")
         assert talk.text() == HEARD.text
-        assert len(house.worker.asked[-1].names) == 1000
+        assert len(house.worker.asked[-1].request.names) == 1000
 
 
 def test_the_detected_language_is_sent() -> None:
@@ -359,7 +359,7 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
         server = WyomingServer(
             settings,
             "kitchen",
-            Hooks(lambda: model, Settings().gates, worker.transcribe, report=told.append),
+            Hooks(lambda: model, Settings().gates, worker.submit, report=told.append),
             Timeouts(listen_again_s=0.1),
         )  # fmt: skip
         thread = threading.Thread(target=server.run, args=(lambda: None,))
