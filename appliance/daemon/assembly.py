@@ -123,16 +123,13 @@ class Parts:
         read: ReadConfiguration,
         installer: ModelInstaller,
     ) -> None:
-        """Build the parts in an order in which each finds those that it needs at once. `opened`
-        closes them; see `build`."""
+        """Build the parts, each after those that it needs; `opened` closes them. See `build`."""
         self.settings, self._factories, self._opened = settings, factories, opened
         self.idle_s, self.health = factories.idle_s, Health()
         self.frames = StageQueue[Frame](FRAMES_WAITING)
         self.states = StageQueue[Task](STATES_WAITING)
-        self.sounding = threading.Event()
-        """Set once sound has come from the source."""
-        self.reload = threading.Event()
-        """Set when the configuration is to be read again."""
+        self.sounding, self.reload = threading.Event(), threading.Event()
+        """Set once sound has come from the source; when the configuration is to be read again."""
         self.notices = {"announcement": ""}
         """What the state says although it is no problem of the appliance."""
         self._expectations = Expectations()
@@ -156,8 +153,8 @@ class Parts:
         opened.callback(self.controls.close)
         self.home = self._make_home()
         # the house hands sentences to Home Assistant once it is decided which room acts
-        acting = self.house or self.home
-        self.listeners = tuple(filter(None, (self.publisher, self.controls, acting)))
+        listeners = (self.publisher, self.controls, self.house or self.home)
+        self.listeners = tuple(filter(None, listeners))
         if self.house:
             self.house.assistant = self.home
         self._make_stages()
