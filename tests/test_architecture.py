@@ -281,6 +281,19 @@ def test_a_module_over_500_lines_says_why() -> None:
     assert silent == []
 
 
+def test_no_function_is_longer_than_60_lines() -> None:
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    long = [
+        f"{file}: {node.name}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno
+        and node.end_lineno - node.lineno >= 60
+    ]
+    assert long == []
+
+
 def test_all_downloading_is_at_most_450_lines() -> None:
     modules = ("convert/download.py", "convert/sources.py")
     assert sum(len(source_of(module).splitlines()) for module in modules) <= 450
