@@ -15,7 +15,7 @@ from pathlib import Path
 from rigs.checkout import ROOT
 
 COMMANDS, SETTINGS = "sh", "toml"
-SHOWN = frozenset({"text", "json", "yaml", "python"})
+SHOWN = frozenset({"text", "json", "yaml", "python", "nginx"})
 FENCE = "```"
 INDENTED = "    "
 

@@ -44,8 +44,8 @@ from appliance.cli.doctor.report import write_report
 from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.lab import SHIPPED
-from appliance.system import Child, ChildDiedError, one_line, writing
+from appliance.lab import SHIPPED, Child, ChildDiedError
+from appliance.system import one_line, writing
 
 SCHEMA = 1
 """Version of the JSON; raised when a field changes its meaning or is removed."""

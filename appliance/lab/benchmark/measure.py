@@ -25,6 +25,7 @@ from appliance.infer import (
 )
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.benchmark.steps import TimedNetwork
+from appliance.lab.child import Child, ChildDiedError, ChildFailedError
 from appliance.lab.words import (
     ProductRecogniser,
     Recognised,
@@ -34,7 +35,7 @@ from appliance.lab.words import (
 )
 from appliance.model import Bundle, load_bundle
 from appliance.records import FULL_SCALE, Samples, States
-from appliance.system import Child, ChildDiedError, ChildFailedError, one_line
+from appliance.system import one_line
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
