@@ -47,6 +47,9 @@ ADDRESSED = "addressed"
 """Flag of a transcript that begins with the address phrase, or follows it."""
 EXPECTED_FROM = 0.7
 """Confidence from which on an expected sentence counts in place of the text."""
+WORD_FROM = 0.33
+"""Least confidence of the text for an expected sentence of one word: a syllable of music may be a
+"no" among words alone. Texts of people's words have 0.5 and more, "No!" of music 0.29."""
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -290,6 +293,8 @@ class NoAct(enum.StrEnum):
     TOKEN_LIMIT = "token_limit"
     REPETITION = "repetition"
     LOW_CONFIDENCE = "low_confidence"
+    GUARDED = "guarded"
+    """It may be an order to a lock, door, alarm or valve, and is not sure enough for that."""
     UNSURE = "unsure_to_act"
     """Sure enough only for a sentence with the address phrase, where a mishearing costs little."""
 
@@ -314,7 +319,9 @@ def why_not_act(one: Transcript, *, late: bool = False) -> NoAct | None:
 
 def is_expected(one: Transcript) -> bool:
     """Return True if a transcript's expected sentence counts in place of its text."""
-    return one.phrase is not None and one.phrase.confidence >= EXPECTED_FROM
+    if one.phrase is None or not one.phrase.confidence >= EXPECTED_FROM:
+        return False
+    return " " in one.phrase.sentence or not likelihood(one) < WORD_FROM
 
 
 def acting_text(one: Transcript) -> str:
@@ -351,12 +358,14 @@ class Tier(enum.IntEnum):
     """The address phrase of Assist."""
     USED_PLACE = 1
     """A room or floor that contains an exposed entity."""
-    CALLED = 2
+    GUARDED = 2
+    """A lock, door, alarm or valve, by its name or another."""
+    CALLED = 3
     """An entity that people call by its name: a light, a scene."""
-    PLACE = 3
-    OTHER = 4
+    PLACE = 4
+    OTHER = 5
     """An entity that people call by its place: a sensor."""
-    ALIAS = 5
+    ALIAS = 6
     """Another name of an entity."""
 
 

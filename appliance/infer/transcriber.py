@@ -21,7 +21,7 @@ from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, judge
 from appliance.infer.mel import window_mel
-from appliance.records import HOP, Name, Samples, States, Transcription, Window
+from appliance.records import HOP, Name, NoAct, Samples, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -292,6 +292,7 @@ class Transcriber(AnyTranscriber):
             return best
         phrase = usual.find(best.decoded, progress.should_continue) if usual else None
         candidates = usual.candidates if usual else ()
+        guarded = (NoAct.GUARDED.value,) if usual and usual.is_guarded else ()
         if special:
             special.find(best.decoded, progress.should_continue)
             candidates = special.candidates
@@ -300,6 +301,7 @@ class Transcriber(AnyTranscriber):
             phrase=phrase,
             phrase_continues=not (usual and phrase) or usual.continues(phrase.sentence),
             candidates=candidates,
+            flags=(*best.result.flags, *guarded),
             decode_ms=1000 * (time.perf_counter() - best.begun_s),
         )
         return replace(best, result=result)

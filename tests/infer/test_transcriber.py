@@ -189,6 +189,7 @@ def test_the_first_text_is_reported_before_any_other_work(
 
     class Looked:
         candidates = ()
+        is_guarded = True
 
         def holds(self, _: str) -> bool:
             return False
@@ -200,6 +201,7 @@ def test_the_first_text_is_reported_before_any_other_work(
     encoded = replace(transcriber.encode(window(1.0)), speculative=True, whole=True)
     result = transcriber.decode(encoded, Progress(lambda one: did.append(one.text), lambda: True))
     assert result.text and did == [result.text, "phrases"]
+    assert result.flags[-1] == "guarded"
     did.clear()
     transcriber.decode(encoded, Progress(lambda one: did.append(one.text), lambda: False))
     assert did == [result.text], "cancelled"
