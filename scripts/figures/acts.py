@@ -6,8 +6,8 @@
 Makes commands from the built-in list of expected sentences, and of each what is near to it and no
 command: a report, a question, a part of it. flite, espeak-ng and festival (what is installed) speak
 them, every third in pink noise at 12 dB. TESTED sentences by TEST_VOICES are measured; all others,
-by FIT_VOICES, are what --fit fits the bundle's phrase_calibration to, with the recordings of the
-folders; --write puts it into the bundle. A near miss acts if a listed sentence would be acted on; a
+by FIT_VOICES, are what --fit fits a phrase_calibration to, with the recordings of the folders, and
+the table is then with it. A near miss acts if a listed sentence would be acted on; a
 command acts rightly if that one has its words (a plural, an article and how a number is written do
 not count). Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text): people's
 commands, and other speech.
@@ -43,7 +43,7 @@ from appliance.infer.wording import compare, past
 from appliance.lab.fit.statistics import logistic
 from appliance.lab.recordings import listed_texts
 from appliance.model import load_bundle
-from appliance.model.bundle import LEADS, PhraseCalibration, enter_files, log_odds
+from appliance.model.bundle import LEADS, PhraseCalibration, log_odds
 from appliance.records import Window, acting_text, why_not_act
 
 FIT_VOICES = ("flite slt", "flite rms", "espeak-ng en-us+f2", "espeak-ng en-gb")
@@ -53,6 +53,7 @@ TESTED = {
     *("device_on", "light_colour", "alarm", "scene"),
 }
 """Names of sentences that nothing is fitted to."""
+LOCKS = {"lock", "unlock"}
 NUMBERED = {
     "alarm",
     "timer_start",
@@ -64,7 +65,7 @@ NUMBERED = {
 }
 """Names of which more sentences are made."""
 EACH = 4, 8
-"""Sentences of a name, and of a NUMBERED one."""
+"""Sentences of a name, and of NUMBERED and LOCKS."""
 HOME = ["desk fan", "christmas tree", "aquarium", "coffee corner"]
 NOISE_DB = 12
 ALWAYS = PhraseCalibration(50.0, *[0.0] * 9)
@@ -73,6 +74,8 @@ RULES = {"changed": -0.6, "sense": -4.0, "report": -2.0}
 """Weights that are chosen, not fitted: few examples have these alone."""
 SEED = 7
 COMMAND, PAST = "listed command", "report: past"
+TWICE = {COMMAND, PAST, "half", "quantity", "time"}
+"""Kinds that two voices say."""
 KINDS = {
     "report: somebody": "{i have just|she|we already|somebody|the house} {past} {rest}",
     "question": "{did you|who will|why did you|should we|could somebody} {sentence}",
@@ -93,6 +96,8 @@ OTHERS = {
     "item": ("screws", "candles", "tickets", "a bicycle"),
 }
 """Values that their slots do not have."""
+PASTLESS = {"set", "shut", "put", "it", "volume", "previous", "next"}
+"""First words without another form in the past."""
 TIMES = "half past", "quarter to", "quarter past", "ten to", "twenty past"
 TABLE: dict[str, Any] = tomllib.loads(SENTENCES_FILE.read_text("utf-8"))
 
@@ -112,20 +117,13 @@ class Heard:
     """What was made of it."""
 
     clip: Clip
-    text: str
     acts_on: str
     """The listed sentence that would be acted on; "" for none."""
     found: Evidence | None
 
-    @property
-    def right(self) -> bool:
-        """True if the likeliest sentence is what was said."""
-        return self.found is not None and same_order(self.clip.text, self.found.sentence)
-
-    @property
-    def acts_rightly(self) -> bool:
-        """True if what was said is acted on."""
-        return bool(self.acts_on) and same_order(self.clip.text, self.acts_on)
+    def is_said(self, sentence: str) -> bool:
+        """True if a sentence orders what was said."""
+        return bool(sentence) and same_order(self.clip.text, sentence)
 
 
 def main() -> int:
@@ -134,34 +132,23 @@ def main() -> int:
     parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER")
     parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     bundle = load_bundle(options.bundle)
     if options.fit:
         eager = replace(bundle, phrase_calibration=ALWAYS)
-        heard = list(listen(eager, [*spoken_clips(FIT_VOICES), *people(options.folders)]))
-        bundle = replace(bundle, phrase_calibration=fitted(heard))
-        print("phrase_calibration", asdict(bundle.phrase_calibration))
-        if options.write:
-            enter_files(bundle.folder, (), phrase_calibration=asdict(bundle.phrase_calibration))
+        fit = fitted(list(listen(eager, [*spoken_clips(FIT_VOICES), *people(options.folders)])))
+        bundle = replace(bundle, phrase_calibration=fit)
+        print("phrase_calibration", asdict(fit))
     heard = list(listen(bundle, [*spoken_clips(TEST_VOICES), *people(options.folders)]))
     for key in ("kind", "voice"):
         print(f"\n{key:24} {'sentences':>9} {'act':>5} {'rightly':>8} {'wrongly':>8}")
         for name in sorted({getattr(one.clip, key) for one in heard}):
-            show(name, [one for one in heard if getattr(one.clip, key) == name])
+            some = [one for one in heard if getattr(one.clip, key) == name]
+            acts = [one for one in some if one.acts_on]
+            rightly = sum(one.is_said(one.acts_on) for one in acts)
+            share = (len(acts) - rightly) / len(some)
+            print(f"{name:24} {len(some):9} {len(acts):5} {rightly:8} {share:8.1%}")
     return 0
-
-
-def show(name: str, heard: Sequence[Heard]) -> None:
-    """Print a line of the table."""
-    acts, rightly = (sum(map(bool, each)) for each in zip(*map(counted, heard), strict=True))
-    share = (acts - rightly) / len(heard)
-    print(f"{name:24} {len(heard):9} {acts:5} {rightly:8} {share:8.1%}")
-
-
-def counted(one: Heard) -> tuple[str, bool]:
-    """Whether something acts on it, and rightly."""
-    return one.acts_on, one.acts_rightly
 
 
 def same_order(said: str, sentence: str) -> bool:
@@ -195,18 +182,18 @@ def judged(transcriber: Transcriber, window: Window, clip: Clip) -> Heard:
     result, reason = Gates(transcriber.gates).apply(window, result)
     one = compose(window, result, transcriber.bundle.name, 0.0)
     acts_on = "" if reason or why_not_act(one) else acting_text(one)
-    return Heard(clip, result.text, acts_on if phrases.holds(acts_on) else "", found)
+    return Heard(clip, acts_on if phrases.holds(acts_on) else "", found)
 
 
 def fitted(heard: Sequence[Heard]) -> PhraseCalibration:
     """The logistic regression of a right sentence on its evidence, beside RULES. People count
     threefold, and right sentences as much as all others."""
-    rows = [(one.found, one.right, one.clip.voice == "people") for one in heard if one.found]
-    table = [evidence(found) for found, _, _ in rows]
+    known = [(one, one.found) for one in heard if one.found]
+    table = [evidence(found) for _, found in known]
     names = [name for name in table[0] if name not in RULES]
     given = np.array([sum(RULES[name] * row[name] for name in RULES) for row in table])
-    right = np.array([right for _, right, _ in rows], bool)
-    weights = np.array([3.0 if person else 1.0 for _, _, person in rows])
+    right = np.array([one.is_said(found.sentence) for one, found in known], bool)
+    weights = np.array([3.0 if one.clip.voice == "people" else 1.0 for one, _ in known])
     weights[right] *= weights[~right].sum() / weights[right].sum()
     features = np.array([[row[name] for name in names] for row in table])
     found = logistic(features, right.astype(float), weights, ridge=1.0, given=given)
@@ -251,13 +238,11 @@ def spoken_clips(voices: Sequence[str]) -> Iterator[Clip]:
     made = [one for name in names for one in sentences(name, rng)]
     rng.shuffle(made)
     for number, (kind, text) in enumerate(made):
-        twice = kind in (COMMAND, PAST, "half", "quantity", "time")
-        for extra in range(1 + twice):
-            voice = voices[(number + extra) % len(voices)]
+        for turn in range(number, number + 1 + (kind in TWICE)):
+            voice = voices[turn % len(voices)]
             sound = speak(voice, text)
-            if (number + extra) % 3 == 2:
-                sound = with_noise(noise, sound, NOISE_DB)
-            yield Clip(kind, text, voice, sound)
+            loud = with_noise(noise, sound, NOISE_DB) if turn % 3 == 2 else sound
+            yield Clip(kind, text, voice, loud)
 
 
 def program(voice: str) -> str:
@@ -292,7 +277,7 @@ def sentences(name: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Commands of a name, and what is near to them, each with its kind."""
     network, whole = built_in_network(name), built_in_network(*TABLE["phrases"])
     made = set[str]()
-    for _ in range(EACH[name in NUMBERED]):
+    for _ in range(EACH[name in NUMBERED | LOCKS]):
         text, slots = walk(network, rng)
         if text in made:
             continue
@@ -300,7 +285,7 @@ def sentences(name: str, rng: random.Random) -> Iterator[tuple[str, str]]:
         yield COMMAND, text
         for kind, other in (*near_misses(text, slots, rng), *other_values(text, slots, rng)):
             if whole.parse(other.split()) is None:
-                yield kind, other
+                yield f"{name}: all kinds" if name in LOCKS else kind, other
 
 
 def walk(network: WordNetwork, rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -322,7 +307,7 @@ def near_misses(text: str, slots: dict[str, Any], rng: random.Random) -> Iterato
         return
     is_order = slots[""] not in ("question", "ask", "timer_ask", "word", "name_ask", "scene")
     told = {"sentence": text, "past": past(first), "rest": rest}
-    if is_order and first not in ("set", "shut", "put") and not first[0].isdigit():
+    if is_order and first not in PASTLESS and not first[0].isdigit():
         yield PAST, f"{past(first)} {rest}"
     for kind, template in KINDS.items():
         if is_order or template.startswith("{sentence}"):

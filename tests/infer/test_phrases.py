@@ -272,7 +272,7 @@ def test_only_what_was_said_acts_and_a_lock_only_word_for_word(
     heard = Decoded(tokens, (-0.1,) * len(tokens), 0.0, True)
     score = sum(heard.logprobs) - 0.1
     found._search = lambda *_: {tokenizer.tokenize(f" {sentence}"): score}  # type: ignore[method-assign]
-    found._report_odds = lambda sentence: report  # type: ignore[method-assign] # noqa: ARG005
+    found._report_odds = lambda sentence: report  # type: ignore[method-assign]
     phrase = found.find(heard)
     assert (phrase is not None and phrase.confidence >= EXPECTED_FROM) is sure
     assert found.is_guarded is (text in ("Unlock the floor.", "Open the save."))
