@@ -22,7 +22,7 @@ from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, judge
 from appliance.infer.mel import window_mel
 from appliance.infer.request import Pending, Request
-from appliance.records import ADDRESS_ALONE_S, HOP, Name, States, Transcription, Window
+from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -282,6 +282,7 @@ class Transcriber(AnyTranscriber):
             return best
         phrase = usual.find(best.decoded, pending.is_wanted) if usual else None
         candidates = usual.candidates if usual else ()
+        guarded = (NoAct.GUARDED.value,) if usual and usual.is_guarded else ()
         if special:
             special.find(best.decoded, pending.is_wanted)
             candidates = special.candidates
@@ -290,6 +291,7 @@ class Transcriber(AnyTranscriber):
             phrase=phrase,
             phrase_continues=not (usual and phrase) or usual.continues(phrase.sentence),
             candidates=candidates,
+            flags=(*best.result.flags, *guarded),
             decode_ms=1000 * (time.perf_counter() - best.begun_s),
         )
         return replace(best, result=result)
