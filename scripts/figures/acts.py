@@ -32,7 +32,7 @@ import numpy as np
 from rigs.sounds import Sound, cut, quiet, read, to_int16, with_noise
 
 from appliance.config import PhrasesSettings, Settings
-from appliance.daemon.transcription import compose
+from appliance.daemon.transcripts import compose
 from appliance.infer.gates import Gates
 from appliance.infer.numbers import in_words
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber

@@ -20,6 +20,7 @@ from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import FLOOR, NO_REPORT, REPORT, Phrases
+from appliance.infer.request import Request
 from appliance.infer.sentences import START, build_network, parse_phrases, read_phrases
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.bundle import DEFAULT_PHRASE_CALIBRATION, Bundle, PhraseCalibration
@@ -142,8 +143,8 @@ def test_what_is_said_is_found_among_the_sentences_and_nothing_where_it_is_none_
     others = Phrases(network(tmp_path, "abracadabra"), built_in, tokenizer, decoder)
     with open_transcriber(Settings(), bundle=built_in) as transcriber:
         for one in said:
-            encoded = transcriber.encode(window_of(one.file))
-            written = decoder.decode(encoded.states, encoded.duration_s)
+            encoded = transcriber.begin(Request(window_of(one.file)))
+            written = decoder.decode(encoded.states, encoded.request.window.duration_s)
             phrase = expected.find(written)
             assert phrase and same_words(phrase.sentence, one.text) and phrase.name == "all"
             sure = math.exp(sum(written.logprobs) / len(written.logprobs))
@@ -221,7 +222,7 @@ def test_a_text_that_is_surely_one_of_the_sentences_needs_two_steps(
     assert phrase.confidence > 0.7 and decoder.steps == 2, "they tell a report from an order"
     decoder.steps = 0
     with open_transcriber(Settings(), bundle=built_in) as transcriber:
-        decoder.decode(transcriber.encode(window_of(sentences()[0].file)).states, 1.0)
+        decoder.decode(transcriber.begin(Request(window_of(sentences()[0].file))).states, 1.0)
     other = found.find(unsure)
     assert (other is None or other.confidence < 0.1) and decoder.steps > 0
 
