@@ -317,7 +317,7 @@ def is_expected(one: Transcript) -> bool:
     """Return True if a transcript's expected sentence counts in place of its text."""
     if one.phrase is None or not one.phrase.confidence >= EXPECTED_FROM:
         return False
-    return " " in one.phrase.sentence or not one.confidence < WORD_FROM
+    return " " in one.phrase.sentence or one.confidence >= WORD_FROM
 
 
 def acting_text(one: Transcript) -> str:
