@@ -42,8 +42,8 @@ MARKS = (
     "<!-- benchmark {}: written by scripts/measure benchmark --write -->",
     "<!-- /benchmark {} -->",
 )
-HALVED, HALF = {"padding", "guards"}, 49
-"""Tables of which each row is a run of its own take half of the recordings."""
+FEWER, FEW = {"padding", "guards"}, 24
+"""Tables of which each row is a run of its own take a part of the recordings."""
 NAMES = {"rows": "the ways to run it", "cache": "the cache", "padding": "the padding",
          "guards": "guards"}  # fmt: skip
 
@@ -92,7 +92,7 @@ def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, str
         settings = Settings()
         settings = replace(settings, model=replace(settings.model, bundle=str(folder)))
         for name in names:
-            options.most = min(most or HALF, HALF) if name in HALVED else most
+            options.most = min(most or FEW, FEW) if name in FEWER else most
             for _, found in benchmark_tables(options, settings, [name], simulated=True):
                 if name == "rows" and options.write:
                     chart = ROOT / "docs" / f"benchmark-{model}.svg"
