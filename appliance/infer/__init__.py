@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         why_on_cpu,
     )
     from appliance.infer.phrases import Phrases
+    from appliance.infer.request import Deliver, Pending, Request, Submit
     from appliance.infer.runtime import (
         Model,
         RemoteModel,
@@ -57,13 +58,6 @@ if TYPE_CHECKING:
     from appliance.infer.sentences import parse_phrases
     from appliance.infer.sessions import Session, onnxruntime
     from appliance.infer.tokenizer import Tokenizer
-    from appliance.infer.transcriber import (
-        IGNORE_PROGRESS,
-        PATIENT,
-        AnyTranscriber,
-        Encoded,
-        Progress,
-        Transcriber,
-    )
+    from appliance.infer.transcriber import AnyTranscriber, Encoded, Transcriber
 
 __getattr__ = lazily(__name__, __file__)
