@@ -45,6 +45,9 @@ HEARD_HERE = "microphone"
 
 ADDRESSED = "addressed"
 """Flag of a transcript that begins with the address phrase, or follows it."""
+ADDRESS_ALONE_S = 1.8
+"""Longest speech of an address phrase alone, with the 0.6 s before it. "Computer" of six voices
+took 1.0 to 1.5 s; with a command behind it that was not written down, 2.0 s and more."""
 EXPECTED_FROM = 0.7
 """Confidence from which on an expected sentence counts in place of the text."""
 
@@ -197,8 +200,7 @@ class Transcription:
     encode_ms: float
     decode_ms: float
     confidence: float
-    """Probability that the text is right word for word, 0..1, by the model's calibration; NaN if
-    the model has none (`roomscribe model fit`)."""
+    """Probability that the text is right word for word, 0..1, by the model's calibration."""
     flags: tuple[str, ...] = ()
     model: str = ""
     """Model, if that may be another than the transcriber's bundle."""
@@ -218,14 +220,6 @@ class Transcription:
     """Values of another machine's model for keys of [gates] that leave them to the bundle."""
     words: tuple[Word, ...] = ()
     """The text's words, if somebody wanted their times and the model tells them."""
-
-
-def likelihood(one: Transcription | Transcript) -> float:
-    """Return the confidence of a text, 0..1; if it was not measured, the geometric mean probability
-    of its tokens, which is too high for most models; NaN if that is unknown, too."""
-    if math.isfinite(one.confidence):
-        return one.confidence
-    return math.exp(min(0.0, one.avg_logprob)) if math.isfinite(one.avg_logprob) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +283,8 @@ class NoAct(enum.StrEnum):
     CUT = "cut_at_window"
     TOKEN_LIMIT = "token_limit"
     REPETITION = "repetition"
+    MEDIA = "media"
+    """A media player of the area plays, and the sentence lacks the address phrase."""
     LOW_CONFIDENCE = "low_confidence"
     UNSURE = "unsure_to_act"
     """Sure enough only for a sentence with the address phrase, where a mishearing costs little."""
@@ -413,6 +409,33 @@ class Listener:
 
     def on_correction(self, correction: Correction) -> None:
         """Take in that a user has corrected a transcript."""
+
+    def on_reply(self, reply: AssistReply) -> None:
+        """Take in Assist's reply to a sentence."""
+
+    def on_answer(self, message: OutgoingMessage) -> None:
+        """Take in a late answer to a command that came from the broker."""
+
+    def on_mute(self) -> None:
+        """Take in that the mute has changed."""
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take in sound from the microphone. Capture's thread."""
+
+    def on_begin(self, utterance_id: str) -> None:
+        """Take in that an utterance begins. The segmenter's thread."""
+
+    def on_window(self, window: Window) -> None:
+        """Take in a window of the microphone that is to be transcribed. The segmenter's thread."""
+
+    def on_transcription(self, window: Window, result: Transcription) -> None:
+        """Take in what a window of the microphone was transcribed to, before the gates judge it."""
+
+    def on_stored(self, window: Window, result: Transcription) -> None:
+        """Take in that the transcript of a window of the microphone is in the store."""
+
+    def on_idle(self) -> None:
+        """Take in that nothing is to be transcribed; about once a second."""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

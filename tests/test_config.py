@@ -263,11 +263,11 @@ def test_what_was_chosen_while_it_runs_goes_before_the_file(tmp_path: Path) -> N
 def test_a_mistake_in_what_was_chosen_names_its_file(tmp_path: Path) -> None:
     file = chosen(tmp_path, "[voice]\nopen_score = 7\n[capture\n")
     over = str(tmp_path / "state" / "settings.toml")
-    assert config.read(file).troubles[0].startswith(f"{over}: not valid TOML")
+    assert config.read(file).mistakes[0].text.startswith(f"{over}: not valid TOML")
     (tmp_path / "state" / "settings.toml").write_text("[voice]\nopen_score = 7\n", "utf-8")
-    assert config.read(file).troubles == (
-        f"{over}: voice.open_score: expected 0.05 to 0.99, found 7",
-    )
+    (wrong,) = config.read(file).mistakes
+    assert wrong.keys == ("voice.open_score",)
+    assert wrong.text == f"{over}: voice.open_score: expected 0.05 to 0.99, found 7"
 
 
 @pytest.mark.parametrize(

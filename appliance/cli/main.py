@@ -317,8 +317,8 @@ def _add_benchmark(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="measure speed and word errors of a model, beside faster-whisper",
         description="Transcribes recordings on this machine as the daemon does, with windows of "
         "30 and 10 s, on the CPU and on a Hailo, and with faster-whisper and the same weights. "
-        "Prints processor time, memory, word and letter errors (after Whisper's normaliser), texts "
-        "that are exactly right, loops and discarded texts, and how far this machine's limits are. "
+        "Prints processor time, memory, word and letter errors (after Whisper's normaliser, and as "
+        "written), texts that are exactly right, loops and discarded texts. "
         "Rows that cannot be measured here say what they need (pip install '.[benchmark]').",
     )
     add_benchmark_arguments(sub)

@@ -273,8 +273,7 @@ def build_model(
     begun = time.monotonic()
     with work_on(request.bundle_name) as staging:
         try:
-            for remark in make_bundle(request, staging, progress=progress):
-                say(remark)
+            make_bundle(request, staging, progress=progress, say=say)
             progress.begin(VERIFYING)
             load_s = _verify(staging.draft)
             size = folder_bytes(staging.draft)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from appliance.infer.joining import is_unspaced
     from appliance.infer.languages import choose_languages
     from appliance.infer.mel import log_mel, window_mel
-    from appliance.infer.network import Network
+    from appliance.infer.network import Network, Step, StepNetwork
     from appliance.infer.numbers import in_words
     from appliance.infer.opening import (
         check_files,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         why_on_cpu,
     )
     from appliance.infer.phrases import Phrases
+    from appliance.infer.request import Deliver, Pending, Request, Submit
     from appliance.infer.runtime import (
         Model,
         RemoteModel,
@@ -42,13 +43,6 @@ if TYPE_CHECKING:
     from appliance.infer.sentences import parse_phrases
     from appliance.infer.sessions import Session, onnxruntime
     from appliance.infer.tokenizer import Tokenizer
-    from appliance.infer.transcriber import (
-        IGNORE_PROGRESS,
-        PATIENT,
-        AnyTranscriber,
-        Encoded,
-        Progress,
-        Transcriber,
-    )
+    from appliance.infer.transcriber import AnyTranscriber, Encoded, Transcriber
 
 __getattr__ = lazily(__name__, __file__)

@@ -26,6 +26,9 @@ FILE_AT_MOST = 4 << 20
 WORDS_AT_MOST, WORDS_RECEIVED = 500_000, 20_000
 """Words of a network, with a slot's values wherever it is used: of a file, and of what a client
 sends. This bounds the memory, and the time of a step in a search."""
+LETTERS_AT_MOST = 64
+"""Letters of a word, as in `config.is_word`: a longer one costs a tokenizer time, and nobody says
+it."""
 NESTED_AT_MOST = 20
 """Brackets within brackets."""
 HOME_SLOTS = {
@@ -351,6 +354,11 @@ def _check_word(word: str, key: str = "") -> None:
     """Raises ConfigError for a word that no model writes as one."""
     if strange_letters(word):
         raise ConfigError(f"{key}expected letters, digits, ' and - in a word, found {word[:40]!r}")
+    if len(word) > LETTERS_AT_MOST:
+        raise ConfigError(
+            f"{key}expected at most {LETTERS_AT_MOST} letters in a word, found {len(word)}: "
+            f"{word[:40]!r}"
+        )
 
 
 class _Template:

@@ -385,7 +385,7 @@ def find_bundle(path_or_name: str | Path) -> Path:
 
 def _models_folders() -> list[Path]:
     """Folders to search for a model by its name, in this order."""
-    return list(dict.fromkeys([PACKAGED, INSTALLED, models_folder()]))
+    return [PACKAGED, models_folder()]
 
 
 def is_packaged(folder: Path) -> bool:

@@ -224,8 +224,8 @@ class WyomingServer:
         self._tasks.add(task)
         try:
             if len(self._open) < CONNECTIONS or self._make_room():
-                self._open[task] = connection = ClientConnection(self, reader, writer, peer)
-                connection.is_local = local
+                connection = ClientConnection(self, reader, writer, peer, is_local=local)
+                self._open[task] = connection
                 await connection.serve()
             else:
                 self.hooks.count("wyoming_refused")
@@ -287,11 +287,12 @@ class ClientConnection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         peer: Address,
+        *,
+        is_local: bool,
     ) -> None:
+        """`is_local`: over the UNIX socket."""
         self._server, self._reader, self._writer = server, reader, writer
-        self.peer = peer
-        self.is_local = False
-        """True over the UNIX socket."""
+        self.peer, self.is_local = peer, is_local
         self._is_reading = False
         self._request: TranscriptionRequest | None = None
         self._detector: VoiceDetector | None = None

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from deb import (
     checks as daily,
-    checks_docs as docs,
     checks_life as life,
     checks_satellite as satellites,
     checks_user as user,
@@ -63,11 +62,8 @@ def beside(deb: Path) -> tuple[Path, Path]:
     return satellite, deb.with_name(f"{name}-model-tiny-en_{version}_all.deb")
 
 
-def plan(
-    deb: Path, former: Path, weights: Path, newer: Path
-) -> tuple[dict[str, Callable[[Container], str]], dict[str, Callable[[Container], str]]]:
-    """Return all checks by name: those that share a container, in the order in which they depend on
-    each other, and those that need a container of their own."""
+def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container], str]]:
+    """Return all checks by name, in the order in which they depend on each other."""
     (satellite, model), version = beside(deb), field(deb, "Version")
     whole_deb, satellite_deb, model_deb, newer_deb = (
         f"/share/{file.name}" for file in (deb, satellite, model, newer)
@@ -99,7 +95,7 @@ def plan(
         life.opens_its_port,
         life.has_password,
     ]
-    shared = {
+    return {
         "installs": lambda box: daily.installs(box, whole_deb, model_deb),
         **{check.__name__: check for check in checks},
         "upgrades": lambda box: life.upgrades(box, newer_deb),
@@ -116,8 +112,6 @@ def plan(
             box, version + NEXT, version
         ),
     }
-    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, model, satellite, weights)}
-    return shared, own
 
 
 def main() -> int:
@@ -131,12 +125,10 @@ def main() -> int:
         shutil.copy(file, share)
     shutil.copytree(former, share / "former")
     newer = newer_package(deb, version, share)
-    shared, own = plan(deb, former, weights, newer)
-    chosen = sys.argv[7:] or [*shared, *own]
-    if chosen == ["--short"]:
-        chosen = [*shared]
-    if unknown := set(chosen) - shared.keys() - own.keys():
-        print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(shared | own)}")
+    checks = plan(deb, former, newer)
+    chosen = sys.argv[7:] or [*checks]
+    if unknown := set(chosen) - checks.keys():
+        print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(checks)}")
         return 2
     if "comes_from_repository" in chosen:
         repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
@@ -144,11 +136,8 @@ def main() -> int:
         packages = map(str, (deb, newer, satellite, model))
         subprocess.run([*repository, *address, *packages], check=True)
     begun_s = time.monotonic()
-    failed = run_checks(
-        Container(tools, root, work), {name: shared[name] for name in chosen if name in shared}
-    )
-    for name in own.keys() & set(chosen):
-        failed += run_checks(Container(tools, root, work / name), {name: own[name]})
+    box = Container(tools, root, work)
+    failed = run_checks(box, {name: checks[name] for name in checks if name in chosen})
     total = f"{len(chosen)} checks in {time.monotonic() - begun_s:.0f} s"
     if failed:
         print(f"test-deb: FAILED: {', '.join(failed)} of {total}")
@@ -160,8 +149,6 @@ def main() -> int:
 def run_checks(box: Container, checks: dict[str, Callable[[Container], str]]) -> list[str]:
     """Run the checks in the container, which is ended then, and return the names of the failed."""
     failed: list[str] = []
-    if not checks:
-        return failed
     try:
         print(f"booted in {box.boot():.1f} s", flush=True)
         for name, check in checks.items():

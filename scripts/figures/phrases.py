@@ -27,6 +27,7 @@ from rigs.sounds import cut, quiet, read, to_int16
 from rigs.word_errors import words
 
 from appliance.config import BUILT_IN_SENTENCES, PhrasesSettings, Settings
+from appliance.infer import Request
 from appliance.infer.opening import open_transcriber
 from appliance.infer.phrases import Evidence
 from appliance.infer.transcriber import Transcriber
@@ -115,7 +116,7 @@ def compare(
         ]
         if len(windows) != 1:
             continue
-        encoded = free.encode(windows[0])
+        encoded = free.begin(Request(windows[0]))
         begun_s = time.process_time()
         plain = free.decode(encoded)
         between_s = time.process_time()

@@ -19,7 +19,7 @@ import pytest
 from rigs.checkout import ROOT, environment
 from rigs.daemon import daemon, log_of, write_config
 from rigs.systemd import Systemd
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import free_port
 
 from appliance import system
@@ -149,7 +149,7 @@ def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
         )
         running.send_signal(signal.SIGTERM)
         assert systemd.told("STOPPING=1")
-        assert running.wait(40) == 0
+        assert running.wait(PATIENCE_S) == 0
 
 
 def test_a_reload_uses_a_changed_configuration_in_the_same_process(
@@ -205,7 +205,7 @@ def test_a_signal_may_come_at_any_moment() -> None:
             time.sleep(0.0004)
         running.send_signal(signal.SIGTERM)
         try:
-            heard, _ = running.communicate(timeout=20)
+            heard, _ = running.communicate(timeout=PATIENCE_S)
         finally:
             running.kill()
     assert running.returncode == 0
@@ -243,7 +243,7 @@ def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuratio
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
         running.send_signal(signal.SIGTERM)
-        assert running.wait(40) == 0
+        assert running.wait(PATIENCE_S) == 0
     log = log_of(config)
     (told,) = [line for line in log.splitlines() if "ERROR" in line]
     assert "nowhere" in told
@@ -349,7 +349,8 @@ def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
     done = subprocess.run(
         [sys.executable, "-c", DYING.format(effect=effect), "run", "--config",
          str(write_config(tmp_path))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode in (69, 70)
     assert done.stderr.splitlines()[-1] == line
@@ -360,7 +361,8 @@ def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) ->
     program = small + DYING.format(effect="yield from frames")
     done = subprocess.run(
         [sys.executable, "-c", program, "run", "--config", str(write_config(tmp_path))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 69
     assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")

@@ -20,6 +20,7 @@ from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import FLOOR, Phrases
+from appliance.infer.request import Request
 from appliance.infer.sentences import START, read_phrases
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.bundle import DEFAULT_PHRASE_CALIBRATION, Bundle, PhraseCalibration
@@ -138,8 +139,8 @@ def test_what_is_said_is_found_among_the_sentences_and_nothing_where_it_is_none_
     others = Phrases(network(tmp_path, "abracadabra"), built_in, tokenizer, decoder)
     with open_transcriber(Settings(), bundle=built_in) as transcriber:
         for one in said:
-            encoded = transcriber.encode(window_of(one.file))
-            written = decoder.decode(encoded.states, encoded.duration_s)
+            encoded = transcriber.begin(Request(window_of(one.file)))
+            written = decoder.decode(encoded.states, encoded.request.window.duration_s)
             phrase = expected.find(written)
             assert phrase and same_words(phrase.sentence, one.text) and phrase.name == "all"
             sure = math.exp(sum(written.logprobs) / len(written.logprobs))
@@ -216,7 +217,7 @@ def test_a_text_that_is_surely_one_of_the_sentences_needs_no_search(
     assert phrase and (phrase.sentence, phrase.slots) == ("set it to 40", {"a": 40})
     assert phrase.confidence > 0.9 and decoder.steps == 0
     with open_transcriber(Settings(), bundle=built_in) as transcriber:
-        decoder.decode(transcriber.encode(window_of(sentences()[0].file)).states, 1.0)
+        decoder.decode(transcriber.begin(Request(window_of(sentences()[0].file))).states, 1.0)
     assert found.find(unsure) is None and decoder.steps > 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.waiting import PATIENCE_S
 
 from appliance.config import Settings
 from appliance.errors import ModelError
@@ -290,6 +291,6 @@ def test_standard_error_works_again_after_the_first_session(bundle_folder: Path)
         "print('heard', file=sys.stderr); os.write(2, b'raw\\n')\n"
     )
     command = [sys.executable, "-c", program, str(bundle_folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "heard\nraw\n"

@@ -136,8 +136,7 @@ def with_room(answers: Answers, name: str) -> Answers:
     node = slug(name)
     if node == answers.node:
         return answers
-    spelled = name.strip() != node
-    follows = slug(answers.area) == answers.node if answers.area else spelled
+    follows = not answers.area or slug(answers.area) == answers.node
     return replace(answers, node=node, area=name.strip() if follows else answers.area)
 
 

@@ -8,7 +8,6 @@ Only what is better on sentences that it was not fitted to is written.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -107,7 +106,6 @@ def read_corrections(file: Path, bundle: Bundle) -> list[Example]:
                 continue
             count = round(TOKENS_PER_WORD * len(words(text))) + 1
             now = bundle.calibration.confidence([float(mean)] * count)
-            now = now if math.isfinite(now) else math.exp(min(0.0, mean))
             features = (float(mean), float(mean) * count)
             found.append(Example(is_same(text, spoken), features, spoken, now))
         except (AttributeError, LookupError, TypeError, ValueError):
