@@ -102,17 +102,20 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
 
 def ask_all(context: Context, answers: Answers) -> Answers:
     """Ask one question after the other, and the one before again after `back`."""
-    dialog, number = context.dialog, 0
+    dialog, number, visited = context.dialog, 0, list[int]()
     if dialog.interactive:
         dialog.say(f"`{BACK}` as an answer returns to the question before.")
     while number < len(QUESTIONS):
         title, question = QUESTIONS[number]
         dialog.say(f"\n{number + 1} of {len(QUESTIONS) + 1}  {title}", BOLD)
         try:
+            asked = dialog.asked
             answers = question(context, answers)
+            if dialog.asked > asked:
+                visited.append(number)
             number += 1
-        except BackError:
-            number = max(0, number - 1)
+        except BackError:  # past steps that had nothing to ask
+            number = visited.pop() if visited else 0
     return answers
 
 
