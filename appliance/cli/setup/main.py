@@ -62,7 +62,7 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also switch on the page for a browser, and print a link to it",
     )
     sub.add_argument("--yes", action="store_true", help="ask nothing, and write the changes")
-    sub.set_defaults(command=setup, usage_error=sub.error)
+    sub.set_defaults(command=setup, usage_error=sub.error, may_lack_config=True)
 
 
 def setup(options: argparse.Namespace, settings: Settings) -> int:
@@ -75,7 +75,9 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.cli.doctor.main import GROUPS, print_findings, surroundings
     from appliance.store import runtime_folders
 
-    file = options.config or DEFAULT_PATH
+    file = options.config or config.default_path()
+    if not options.config and file != DEFAULT_PATH:
+        file.parent.mkdir(parents=True, exist_ok=True)
     require_writable(file, "run `sudo roomscribe setup`")
     sockets = tuple(folder / SOCKET_NAME for folder in runtime_folders(settings))
     dialog = Dialog(interactive=not options.yes)
