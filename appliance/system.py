@@ -1,7 +1,7 @@
 """The operating system: atomic files, locks, text for messages, /proc.
 
 write_whole, replacing, sync_folder   files that survive a power cut completely or not at all
-writing, require_writable             the same for files that a user named
+writing, require_writable, user_folder the same for files that a user named
 lock, acting_as_owner                 a file that one process holds; root in another user's folder
 find_credential, read_secret          secrets from systemd or a file
 explain_wrong_time                    a certificate that the clock refuses
@@ -181,6 +181,13 @@ def find_credential(name: str) -> Path | None:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / name if folder else None
     return path if path and path.exists() else None
+
+
+def user_folder(variable: str, below_home: str) -> Path:
+    """Return this program's folder in the user's home (XDG Base Directory Specification 0.8)."""
+    given = Path(os.environ.get(variable, ""))
+    base = given if given.is_absolute() else Path("~").expanduser() / below_home
+    return base / "roomscribe"
 
 
 def require_writable(file: Path, fix: str) -> None:

@@ -234,6 +234,16 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_web_server_is_told_from_a_broker(store: Store) -> None:
+    page = b"HTTP/1.1 400 Bad Request\r\nServer: a\r\n\r\n" + b"Bad Request " * 20
+    with (
+        impostor(lambda connection: connection.sendall(page)) as (port, _),
+        running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
+    ):
+        until(publisher.reasons)
+        assert "not an MQTT broker (a web server?)" in publisher.reasons()[0]
+
+
 def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
     with running(MqttSettings(host="x" * 64 + ".home"), store) as publisher:
         until(publisher.reasons)
