@@ -258,10 +258,10 @@ class Transcriber(AnyTranscriber):
         usual, special = self.phrases, request.phrases
         if not request.is_whole or not best.result.text or not (usual or special):
             return best
-        phrase = usual.find(best.decoded, pending.is_wanted) if usual else None
+        phrase = usual.find(best.decoded, lambda: pending.wanted) if usual else None
         candidates = usual.candidates if usual else ()
         if special:
-            special.find(best.decoded, pending.is_wanted)
+            special.find(best.decoded, lambda: pending.wanted)
             candidates = special.candidates
         result = replace(
             best.result,

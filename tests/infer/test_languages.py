@@ -122,6 +122,11 @@ def test_a_model_of_one_language_and_the_npu_decoder_say_so(two: Bundle, bundle:
         open_transcriber(Settings(model=ModelSettings(bundle=str(two.folder)), decoder=npu))
 
 
+def encoded(states: NDArray[np.float32], room: str | None) -> Encoded:
+    """States of a second of sound."""
+    return Encoded(Request(a_window(seconds=1.0), room=room), states, "cpu", 0.0)
+
+
 def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
     settings = Settings(
         model=ModelSettings(bundle=str(two.folder)),
@@ -132,7 +137,7 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("", ("de", "en"))
 
         def say(states: NDArray[np.float32], room: str | None) -> tuple[str, float]:
-            heard = transcriber.decode(Encoded(Request(a_window(), room=room), states, "cpu", 0.0))
+            heard = transcriber.decode(encoded(states, room))
             assert heard.text
             return heard.language, heard.language_probability
 
@@ -144,7 +149,7 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert say(close, "kitchen") == (spoken, least)
         assert say(close, "hall")[0] == other
         assert say(close, "kitchen")[0] == spoken
-        heard = transcriber.decode(Encoded(Request(a_window(), room=None), close, "cpu", 0.0))
+        heard = transcriber.decode(encoded(close, None))
         noise = replace(heard, no_speech_prob=0.9, avg_logprob=-0.9)
         transcriber._remember_language("hall", noise)
         assert say(close, "hall")[0] == other, "noise changes no language"
@@ -162,7 +167,7 @@ def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
     )
     with open_transcriber(settings) as transcriber:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("de", ("de",))
-        heard = transcriber.decode(Encoded(Request(a_window()), sounds(two)[0], "cpu", 0.0))
+        heard = transcriber.decode(encoded(sounds(two)[0], None))
     assert heard.language == "de" and math.isnan(heard.language_probability)
     specials = Tokenizer.open(two).specials
     german = tuple(specials["<|de|>"] if one == specials["<|en|>"] else one for one in two.prompt)
