@@ -51,7 +51,7 @@ from appliance.daemon.transcription import WorkTranscriber, open_transcriber
 from appliance.daemon.transcripts import Transcripts
 from appliance.errors import StoreError
 from appliance.fleet import FleetWorker, Link, OwnRoom
-from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
+from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient, MediaPlayers
 from appliance.house import House
 from appliance.infer import AnyTranscriber, Phrases, Transcriber, transcribed_elsewhere
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
@@ -150,15 +150,16 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     report_backend(health, transcriber)
     detector, window_s = VoiceDetector(settings.voice), transcriber.bundle.window_s
     segmenter = factories.segmenter(detector, settings.segmenter, window_s)
-    transcripts = Transcripts(settings, transcriber, store, health, bus)
+    media = MediaPlayers()
+    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media)
     in_process, is_stored = transcriber.in_process, transcripts.is_stored
     backlog = opened.enter_context(
         Backlog(settings, health, bus, in_process=in_process, is_stored=is_stored)
     )
     frames, states = StageQueue[Frame](FRAMES_WAITING), StageQueue[Work](STATES_WAITING)
     return Core(
-        settings, node, factories.idle_s, bus, health, mute, store, transcriber, transcripts,
-        segmenter, backlog, frames, states,
+        settings, node, factories.idle_s, bus, health, mute, media, store, transcriber,
+        transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
 
 
@@ -174,6 +175,7 @@ def _make_home(core: Core) -> HomeAssistantClient | None:
         core.node,
         state=state,
         runtime=runtime_folder(core.settings),
+        media=core.media,
         callbacks=Callbacks(
             on_names=model.set_names if isinstance(model, Transcriber) else lambda _: None,
             on_reply=core.bus.on_reply,

@@ -12,6 +12,7 @@ from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
 from appliance.daemon.stages import StageQueue
 from appliance.daemon.transcripts import Transcripts
+from appliance.homeassistant import MediaPlayers
 from appliance.infer import AnyTranscriber
 from appliance.records import Frame
 from appliance.store import Store
@@ -28,6 +29,7 @@ class Core:
     bus: Bus
     health: Health
     mute: Mute
+    media: MediaPlayers
     store: Store
     transcriber: AnyTranscriber
     transcripts: Transcripts

@@ -157,8 +157,11 @@ class Pipeline:
         """Return the seconds since the oldest heartbeat, and the name of its stage.
 
         A recording may keep its reader waiting (a pipe); a microphone may not. Home Assistant's
-        name may keep the resolver, and nothing waits for that.
+        name may keep the resolver, and nothing waits for that. Nor is a stage stuck that waits for
+        the log while that is rewritten.
         """
+        if self.core.store.is_rewriting:
+            return 0.0, ""
         may_wait = ("home", "capture" if self.core.settings.capture.recording else "")
         watched = [stage for stage in self._stages if stage.name not in may_wait]
         return max(((stage.idle_s(), stage.name) for stage in watched), default=(0.0, ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from appliance import __version__, system
+from appliance import build_version, system
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.core import Core
 from appliance.fleet import FleetWorker, SatelliteTranscriber
@@ -50,7 +50,7 @@ class Report:
             microphone_online=microphone is not None and "microphone" not in health.troubles,
             queue_depth=len(self.core.backlog) + self.core.states.qsize(),
             uptime_s=self.core.health.uptime_s,
-            version=__version__,
+            version=build_version(),
             muted=muted,
             muted_until=mute.until if muted else None,
             machine=read_machine(),

@@ -19,7 +19,7 @@ from appliance.daemon import systemd
 from appliance.daemon.backlog import Lease
 from appliance.daemon.health import Health
 from appliance.errors import DeviceError, StoreError, lacks_memory
-from appliance.homeassistant import AddressPhrase
+from appliance.homeassistant import AddressPhrase, MediaPlayers
 from appliance.infer import AnyTranscriber, Gates
 from appliance.records import (
     Discarded,
@@ -47,10 +47,13 @@ class Transcripts(Listener):
         store: Store,
         health: Health,
         bus: Listener,
+        *,
+        media: MediaPlayers,
     ) -> None:
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._bus = health, bus
-        self._gates, self._address = Gates(transcriber.gates), AddressPhrase(settings.assist.phrase)
+        self._gates = Gates(transcriber.gates)
+        self._address = AddressPhrase(settings.assist.phrase, media.play_since)
         self._kept: deque[Transcript] = deque()
         """Of windows that other programs sent."""
         self._expire_s = 0.0

@@ -22,7 +22,7 @@ from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio, judge
 from appliance.infer.mel import window_mel
 from appliance.infer.request import Pending, Request
-from appliance.records import HOP, Name, States, Transcription, Window
+from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -142,11 +142,13 @@ class Transcriber(AnyTranscriber):
         rescorer: Rescorer | None = None,
         phrases: Phrases | None = None,
         make_phrases: Callable[..., Phrases] | None = None,
+        address: str = "",
     ) -> None:
         """`language` is written if the decoder does not find out. `search` looks for a better text
         than a greedy one, of so many seconds of sound, while a function returns True.
         `attention` is Decoder's.
-        `make_phrases` makes expected sentences from the tables of a file."""
+        `make_phrases` makes expected sentences from the tables of a file. `address` is the phrase
+        before a command."""
         self._bundle, self.encoder, self.gates = bundle, encoder, gates
         self.phrases = phrases
         """The expected sentences; None without any."""
@@ -154,7 +156,7 @@ class Transcriber(AnyTranscriber):
         self._rescorer, self._corrections = rescorer, corrections
         self._attention = attention
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
-        self._language = language
+        self._language, self._address = language, address
         self._spoken: dict[str, str] = {}
         """The language that each room spoke last."""
 
@@ -192,7 +194,7 @@ class Transcriber(AnyTranscriber):
         again.
         """
         request, pending = encoded.request, pending or Pending()
-        first = best = self._look_up(self._first_pass(encoded))
+        first = best = self._look_up(self._hear_command(self._first_pass(encoded)))
         if request.completeness:
             pending.decide(first.result)
         if request.search and pending.has_time():
@@ -217,6 +219,26 @@ class Transcriber(AnyTranscriber):
         result = self._describe(decoded, encoded, begun_s)
         self._remember_language(room, result)
         return _Candidate(encoded, decoded, result, begun_s)
+
+    def _hear_command(self, best: _Candidate) -> _Candidate:
+        """Decode once more behind the address phrase if the text is the phrase alone, and there is
+        speech for more: Whisper sometimes ends its text there."""
+        from appliance.infer.decoder import Decoder
+        from appliance.infer.sentences import plain
+
+        window, text = best.encoded.request.window, best.result.text
+        alone = self._address and plain(text) == plain(self._address)
+        speech_s = window.speech_end_s - window.start_s
+        if not (alone and speech_s > ADDRESS_ALONE_S and self._tokenizer.cased):
+            return best
+        if not isinstance(self.decoder, Decoder):
+            return best
+        beginning = self._tokenizer.tokenize(f" {text.rstrip('.,!?')},")
+        decoded = self.decoder.decode_behind(beginning, best.decoded, window.duration_s)
+        if decoded is best.decoded:
+            return best
+        result = self._describe(decoded, best.encoded, best.begun_s)
+        return replace(best, decoded=decoded, result=result)
 
     def _search_better(self, best: _Candidate, pending: Pending) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""
@@ -260,6 +282,7 @@ class Transcriber(AnyTranscriber):
             return best
         phrase = usual.find(best.decoded, lambda: pending.wanted) if usual else None
         candidates = usual.candidates if usual else ()
+        guarded = (NoAct.GUARDED.value,) if usual and usual.is_guarded else ()
         if special:
             special.find(best.decoded, lambda: pending.wanted)
             candidates = special.candidates
@@ -268,6 +291,7 @@ class Transcriber(AnyTranscriber):
             phrase=phrase,
             phrase_continues=not (usual and phrase) or usual.continues(phrase.sentence),
             candidates=candidates,
+            flags=(*best.result.flags, *guarded),
             decode_ms=1000 * (time.perf_counter() - best.begun_s),
         )
         return replace(best, result=result)

@@ -25,7 +25,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
-from appliance import HOMEPAGE, __version__
+from appliance import HOMEPAGE, build_version
 from appliance.capture import VoiceDetector
 from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
@@ -488,7 +488,7 @@ def info(node: str, model: Model) -> dict[str, Any]:
         "description": "Speech to text on the appliance",
         "attribution": made_by,
         "installed": True,
-        "version": __version__,
+        "version": build_version(),
         "models": [installed],
         "supports_transcript_streaming": True,
         "requires_external_vad": True,

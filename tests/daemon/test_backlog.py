@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rigs.needs import needs_memory
+from rigs.waiting import NEVER_S, PATIENCE_S
 from rigs.windows import NO_FOLDER, a_window
 
 from appliance.config import Settings, SpoolSettings
@@ -181,9 +182,7 @@ def test_at_a_stop_what_there_is_no_time_for_is_left() -> None:
 def test_who_waits_for_a_window_is_woken_by_the_end() -> None:
     rig = Rig(None)
     threading.Timer(0.1, rig.backlog.complete).start()
-    begun_s = time.monotonic()
-    assert rig.backlog.take_window(30) is None
-    assert time.monotonic() - begun_s < 20
+    assert rig.backlog.take_window(NEVER_S) is None
 
 
 @needs_memory
@@ -290,7 +289,7 @@ def test_two_leases_never_hold_one_window(memory: Path) -> None:
     for taker in takers:
         taker.start()
     for taker in takers:
-        taker.join(30)
+        taker.join(PATIENCE_S)
     assert sorted(lease.window.id for lease in leases) == sorted(one.id for one in windows)
 
 
@@ -301,7 +300,7 @@ def test_a_guess_is_taken_once_and_only_while_nothing_waits() -> None:
     (window,) = rig.push(1)
     assert rig.backlog.take_speculation() is None
     assert rig.take().window is window
-    assert rig.backlog.take_window(60) is None, "does not wait: there is a guess"
+    assert rig.backlog.take_window(NEVER_S) is None, "does not wait: there is a guess"
     taken = rig.backlog.take_speculation()
     assert taken and taken.window is guess
     assert rig.backlog.take_speculation() is None
@@ -403,7 +402,7 @@ def test_requests_come_after_windows_and_speculation_and_partials_last() -> None
     rig.take().finish()
     assert rig.backlog.take_request() is None
     assert rig.backlog.take_speculation()
-    assert rig.backlog.take_window(60) is None, "does not wait: there is a request"
+    assert rig.backlog.take_window(NEVER_S) is None, "does not wait: there is a request"
     assert [rig.backlog.take_request() for _ in range(4)] == [first, second, partial, None]
 
 
@@ -420,7 +419,7 @@ def test_while_the_room_speaks_requests_of_others_are_rare_and_do_not_starve(
     partial = a_request(rig.backlog, partial=True)
     assert rig.backlog.take_request() is partial, "it is the room's own"
     while not (taken := rig.backlog.take_request()):
-        assert time.monotonic() - begun_s < 30
+        time.sleep(0.01)
     assert taken is second
     assert time.monotonic() - begun_s >= 0.2
     rig.backlog.on_speech(False)
@@ -455,7 +454,7 @@ def test_requests_that_nobody_wants_any_more_make_room() -> None:
 def test_requests_wake_whoever_waits_for_a_window() -> None:
     rig = Rig(None)
     threading.Timer(0.1, a_request, [rig.backlog]).start()
-    assert rig.backlog.take_window(60) is None
+    assert rig.backlog.take_window(NEVER_S) is None
     assert rig.backlog.take_request()
 
 

@@ -18,10 +18,10 @@ import soundfile
 from rigs.command import is_gone
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.needs import needs_microphone
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 pytestmark = needs_microphone
-HEALS_WITHIN_S = 40.0
+HEALS_WITHIN_S = PATIENCE_S
 """Generous: a busy machine stutters. How long it takes is measured elsewhere."""
 
 SUPERVISOR = """
@@ -68,7 +68,7 @@ class Listener:
         """Process that reads the microphone, as of the last frame that was told."""
         self._text = b""
 
-    def wait(self, what: str, within_s: float = 30.0) -> list[str]:
+    def wait(self, what: str, within_s: float = PATIENCE_S) -> list[str]:
         """The words of the next line that begins with `what`."""
         assert self._process.stdout
         deadline_s = time.monotonic() + within_s
@@ -231,7 +231,7 @@ supervisor.listen(lambda: print("moved"))
 """
     done = subprocess.run(
         [sys.executable, "-c", program, str(rig._folder)],
-        env=rig.environment, capture_output=True, text=True, check=True, timeout=60,
+        env=rig.environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert lines.count("moved") > 3

@@ -106,7 +106,7 @@ def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None
         ("history", {"limit": True}, "bad_request: limit: expected a whole number of 1 to 200"),
         ("history", {"since": "2026-01-01"}, "bad_request: since: expected a time with its zone"),
         ("history", {"query": 7}, "bad_request: query: expected a text of at most 1000 letters"),
-        ("delete", {}, "bad_request: expected ids, since or until"),
+        ("delete", {}, "bad_request: expected ids, since, until or grep"),
         ("delete", {"ids": []}, "bad_request: ids: expected a list of 1 to 1000"),
         ("delete", {"ids": ["a"], "since": "2026-01-01T00:00Z"}, "bad_request: expected ids, or"),
         ("correct", {"text": "x"}, "bad_request: transcript_id: expected the id of a transcript"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rigs.command import errors, roomscribe
 from rigs.sources import FakeSource, silence
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
@@ -26,7 +26,7 @@ from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.errors import DeviceError, StoreError
 from appliance.records import Frame, Listener
 
-HEALS_WITHIN_S = 40.0
+HEALS_WITHIN_S = PATIENCE_S
 
 
 class Microphones:
@@ -78,7 +78,7 @@ class Listening(Listener):
 
     def stop(self) -> None:
         self.supervisor.stop()
-        self.thread.join(30)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
 

@@ -96,6 +96,11 @@ def test_sentences_are_shown_saved_and_given_up_for_the_original_ones(house: Hou
         ("expect", {}, 'bad_request: sentences: expected a list such as ["yes [please]", "no"]'),
         ("expect", {"sentences": ["yes", 5]}, "refused: phrases.answer: expected a list"),
         ("expect", {"sentences": ["{x}"]}, "refused: phrases.answer, sentence 1: expected a slot"),
+        (
+            "expect",
+            {"sentences": ["a" * 65]},
+            "refused: phrases.answer, sentence 1: expected at most 64 letters in a word, found 65",
+        ),
         ("expect", {"sentences": ["a"], "seconds": 61}, "bad_request: seconds: expected 1 to 60"),
         ("expect", {"sentences": ["a"], "slots": 5}, "refused: expected the tables"),
         ("expect", {"sentence": ["a"]}, "bad_request: unknown argument sentence"),

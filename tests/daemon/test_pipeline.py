@@ -21,7 +21,7 @@ from rigs.recordings import sentences
 from rigs.sources import FakeSource, silence
 from rigs.systemd import Systemd
 from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.windows import NO_FOLDER, a_window
 from rigs.wyoming import Talk, free_port, sound_of
 
@@ -189,7 +189,7 @@ def ended(work: Callable[[Stage], bool]) -> tuple[Stage, bool]:
     told = threading.Event()
     stage = Stage("segmenter", work, told.set)
     stage.start()
-    stage.join(30)
+    stage.join(PATIENCE_S)
     return stage, told.is_set()
 
 
@@ -257,7 +257,7 @@ def test_while_the_segmenter_stands_still_frames_are_dropped_and_counted_and_nob
 
     def until_it_is_lost() -> Iterator[Frame]:
         yield FRAME
-        assert gates["segmenter"].reached.wait(30), "the segmenter has the first frame"
+        assert gates["segmenter"].reached.wait(PATIENCE_S), "the segmenter has the first frame"
         yield from [FRAME] * (FRAMES_WAITING + 50)
         raise DeviceError("unplugged")
 
@@ -265,12 +265,12 @@ def test_while_the_segmenter_stands_still_frames_are_dropped_and_counted_and_nob
     pipeline = rig.pipeline(rig.settings)
     pipeline.start()
     try:
-        stage(pipeline, "capture").join(30)
+        stage(pipeline, "capture").join(PATIENCE_S)
         assert not stage(pipeline, "capture").is_alive(), "it waits for the segmenter"
         assert pipeline.health.counters() == {"frames_dropped": 70}
         assert rig.segmenter.taken == []
         rig.open_gates()
-        stage(pipeline, "segmenter").join(30)
+        stage(pipeline, "segmenter").join(PATIENCE_S)
     finally:
         rig.open_gates()
         pipeline.stop()
@@ -284,7 +284,7 @@ def test_a_stop_reaches_a_segmenter_that_stood_still_before_a_full_queue(tmp_pat
     pipeline = rig.pipeline(rig.settings)
     pipeline.start()
     try:
-        assert rig.gates["segmenter"].reached.wait(30)
+        assert rig.gates["segmenter"].reached.wait(PATIENCE_S)
         for _ in range(FRAMES_WAITING):
             pipeline.parts.supervisor._put(FRAME)
     finally:
@@ -292,7 +292,7 @@ def test_a_stop_reaches_a_segmenter_that_stood_still_before_a_full_queue(tmp_pat
     assert not stage(pipeline, "capture").is_alive()
     assert stage(pipeline, "segmenter").is_alive()
     rig.open_gates()
-    stage(pipeline, "segmenter").join(30)
+    stage(pipeline, "segmenter").join(PATIENCE_S)
     assert rig.segmenter.taken == ["frame"] * (1 + FRAMES_WAITING) + ["end"]
 
 
@@ -325,7 +325,7 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
     pipeline.start()
     try:
         assert pipeline.core.backlog.submit(Request(a_window()), keep)
-        assert rig.gates["encoder"].reached.wait(30)
+        assert rig.gates["encoder"].reached.wait(PATIENCE_S)
         assert pipeline.core.backlog.submit(Request(a_window()), refuse)
         assert pipeline.core.backlog.submit(Request(a_window()), keep)
         assert not answers
@@ -431,7 +431,7 @@ def test_the_watchdog_is_fed_while_every_stage_moves_and_never_after(
     finally:
         give_up.cancel()
         rig.open_gates()
-    other.join(30)
+    other.join(PATIENCE_S)
     assert rig.gates[stuck].reached.is_set()
     time.sleep(0.5)
     assert "WATCHDOG=1" not in systemd.everything()
@@ -447,7 +447,7 @@ def test_what_goes_wrong_with_the_encoder_is_told_before_anything_waits(
     try:
         until(lambda: pipeline.health.counters().get("discarded_no_speech", 0) > 3)
         rig.gates["encoder"].shut()
-        assert rig.gates["encoder"].reached.wait(30)
+        assert rig.gates["encoder"].reached.wait(PATIENCE_S)
         until(lambda: pipeline.state().queue_depth > 9)
         rig.encoder.trouble = "NPU: it is broken; mend it"
         rig.gates["transcriber"].shut()  # it stands still, and windows wait
@@ -481,14 +481,14 @@ def test_a_state_names_the_encoder_together_with_its_trouble(tmp_path: Path) -> 
     pipeline.start()
     try:
         rig.gates["encoder"].shut()
-        assert rig.gates["encoder"].reached.wait(30)
+        assert rig.gates["encoder"].reached.wait(PATIENCE_S)
         rig.encoder.name, rig.encoder.trouble = broken[0], broken[1][0]  # in the midst of a window
         look()
         rig.gates["encoder"].open()
         until(look)
         rig.gates["encoder"].reached.clear()
         rig.gates["encoder"].shut()
-        assert rig.gates["encoder"].reached.wait(30)
+        assert rig.gates["encoder"].reached.wait(PATIENCE_S)
         rig.encoder.name, rig.encoder.trouble = "hailo8", None
         look()
         rig.gates["encoder"].open()

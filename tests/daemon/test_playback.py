@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,10 @@ def test_it_is_discarded_by(store: Store, tmp_path: Path, what: str) -> None:
     if what == "mute":
         playback.on_mute()
     elif what == "deleted here":
-        LogCommands(store, "kitchen", playback.poll).commands["delete"]({"ids": [window.id]})
+        answer = LogCommands(store, "kitchen", playback.poll).commands["delete"](
+            {"ids": [window.id]}
+        )
+        assert isinstance(answer, Future) and answer.result(60)["deleted"] == 1
     elif what == "deleted elsewhere":
         with Store.open(StoreSettings(path=str(tmp_path)), beside_daemon=True) as other:
             other.delete(Wanted())

@@ -17,7 +17,7 @@ from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_nats
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.waiting import until
+from rigs.waiting import NEVER_S, until
 from rigs.windows import a_window
 from rigs.workers import FakeWorker
 
@@ -71,7 +71,7 @@ def busy_with_its_own_room(server: NatsServer) -> Iterator[FakeWorker]:
 
 
 def patiently(
-    satellite: SatelliteTranscriber, window: Window, within_s: float = 10.0
+    satellite: SatelliteTranscriber, window: Window, within_s: float = 300.0
 ) -> Transcription:
     """The transcription, asked for as the pipeline does while nobody can."""
     deadline_s = time.monotonic() + within_s
@@ -125,9 +125,7 @@ def test_without_a_worker_the_own_model_writes_and_a_worker_when_one_is_back(
 ) -> None:
     satellite = satellites(local := FakeTranscriber())
     local.gates = replace(local.gates, low_confidence=0.7)
-    begun_s = time.monotonic()
     found = satellite.transcribe(a_window())
-    assert time.monotonic() - begun_s < 30.0
     assert (found.encoder, found.recommended["low_confidence"]) == ("cpu", 0.7)
     assert stats_of(satellite)["fleet_own_cpu"] == 1
     trouble = str(satellite.backend.trouble)
@@ -252,12 +250,11 @@ def test_who_stops_waiting_is_let_go_at_once(
 ) -> None:
     with FakeWorker(server.url) as worker:
         worker.settle()
-        satellite = satellites(patience_s=60.0)
-        worker.took_s = 1.0
-        begun_s = time.monotonic()
+        satellite = satellites(patience_s=NEVER_S)
+        worker.took_s = 5.0
         with pytest.raises(ServerError, match="given up"):
             satellite.begin(Request(a_window()), lambda: False)
-        assert time.monotonic() - begun_s < 0.9
+        assert not worker.counts["fleet_done"]
         worker.took_s = 0.0
         assert patiently(satellite, a_window()).text == HEARD.text
 
@@ -281,16 +278,14 @@ def test_when_the_only_worker_goes_in_mid_window_the_own_model_writes_before_the
 ) -> None:
     with FakeWorker(server.url) as worker:
         worker.settle()
-        satellite = satellites(FakeTranscriber(), patience_s=60.0)
-        worker.took_s = 60.0
+        satellite = satellites(FakeTranscriber(), patience_s=NEVER_S)
+        worker.took_s = NEVER_S
         gone = threading.Timer(0.3, worker.stop)
         gone.start()
-        begun_s = time.monotonic()
         assert satellite.transcribe(a_window()).recommended == {
             "low_confidence": 0.3,
             "act_confidence": -1.0,
         }
-        assert time.monotonic() - begun_s < 10.0
         gone.join()
         assert str(satellite.backend.trouble).startswith("no worker: none is connected to")
     assert stats_of(satellite)["fleet_own_cpu"] == 1

@@ -64,7 +64,6 @@ def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
         ("language", "en"),
         ("confidence", 0.811),
         ("avg_logprob", -0.21),
-        ("mean_logprob", -0.21),
         ("level_dbfs", None),
         ("snr_db", None),
         ("no_speech_prob", 0.03),

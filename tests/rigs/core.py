@@ -16,6 +16,7 @@ from appliance.daemon.phrase_commands import Expectations
 from appliance.daemon.stages import StageQueue
 from appliance.daemon.transcription import WorkTranscriber
 from appliance.daemon.transcripts import Transcripts
+from appliance.homeassistant import MediaPlayers
 from appliance.records import Listener
 from appliance.store.store import Store
 
@@ -31,13 +32,14 @@ def make_core(
     """A core whose news `listeners` get, too."""
     bus = Bus()
     health = Health(bus.on_change)
-    transcripts = Transcripts(settings, transcriber, store, health, bus)
+    media = MediaPlayers()
+    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media)
     backlog = Backlog(settings, health, bus, in_process=in_process, is_stored=transcripts.is_stored)
     bus.add(transcripts, backlog, LevelMonitor(health), ActingMonitor(settings, health))
     bus.add(*listeners)
     return Core(
-        settings, "kitchen", 0.05, bus, health, Mute(store_folder(settings.store)), store,
-        transcriber, transcripts, segmenter, backlog, StageQueue(1000), StageQueue(1),
+        settings, "kitchen", 0.05, bus, health, Mute(store_folder(settings.store)), media,
+        store, transcriber, transcripts, segmenter, backlog, StageQueue(1000), StageQueue(1),
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rigs.waiting import PATIENCE_S
+
 from appliance.control import server as control
 from appliance.control.server import LIMITS, Command, ControlError, ControlLimits, ControlServer
 from appliance.errors import StoreError
@@ -84,6 +86,6 @@ def serving(
             yield server
         finally:
             server.stop()
-            thread.join(30)
+            thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert ended == []

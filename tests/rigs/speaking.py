@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from rigs.sources import FakeSource
 from rigs.transcriber import HEARD, FakeTranscriber
+from rigs.waiting import PATIENCE_S
 from rigs.windows import NO_FOLDER
 
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import Judgement
+from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import (
     ApplianceSettings,
     SegmenterSettings,
@@ -83,7 +84,7 @@ def talk(rng: random.Random, words: int, silences: tuple[int, int]) -> list[Part
     return [*said, (0, 40)]
 
 
-class LevelVoice:
+class LevelVoice(VoiceDetector):
     """Takes a loud frame for speech; opens at the third in a row."""
 
     def __init__(self) -> None:
@@ -273,7 +274,7 @@ def hear(
     pipeline.start()
     try:
         more(pipeline)
-        assert pipeline.ended.wait(120), "the sound does not come to its end"
+        assert pipeline.ended.wait(PATIENCE_S), "the sound does not come to its end"
     finally:
         pipeline.stop()
     pipeline.check()

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from rigs.checkout import ROOT
 from rigs.transcriber import FakeTranscriber
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.capture.recording import Recording
 from appliance.config import Settings, WyomingSettings
@@ -91,7 +91,7 @@ class Worker:
     def stop(self) -> None:
         self.working.set()
         self._waiting.put(None)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
 
 
 @dataclass
@@ -112,7 +112,7 @@ def running(
     keep: bool = False,
     most: int = 16,
     idle_s: float = 15.0,
-    within_s: float = 120.0,
+    within_s: float = PATIENCE_S,
     **keys: Any,
 ) -> Iterator[Running]:
     """A server with these keys of [wyoming], on a free port of this machine."""
@@ -139,7 +139,7 @@ def running(
         yield Running(server, worker, port, counted, kept)
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         worker.stop()
     assert not thread.is_alive()
 
@@ -150,7 +150,9 @@ class Talk:
     def __init__(self, port: int, host: str = "127.0.0.1", source: str = "") -> None:
         """`source` is the address to connect from, if not the usual one."""
         chosen = (source, 0) if source else None
-        self.socket = socket.create_connection((host, port), timeout=20, source_address=chosen)
+        self.socket = socket.create_connection(
+            (host, port), timeout=PATIENCE_S, source_address=chosen
+        )
         self._file: IO[bytes] = self.socket.makefile("rb")
 
     def send(self, kind: str, payload: bytes = b"", **data: Any) -> None:
@@ -221,14 +223,14 @@ def say(release: str, port: int, sound: Path, *arguments: str) -> list[dict[str,
         env=os.environ | {"PYTHONPATH": f"{LIBRARIES / release}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def wait_for_port(port: int, within_s: float = 30.0) -> None:
+def wait_for_port(port: int, within_s: float = PATIENCE_S) -> None:
     """Until somebody listens there."""
 
     def connects() -> bool:

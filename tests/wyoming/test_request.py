@@ -17,7 +17,8 @@ from rigs.windows import noise
 from rigs.word_errors import same_words
 from rigs.wyoming import Asked, Worker, sound_of
 
-from appliance.capture.frames import Framer, HighPass, Resampler
+from appliance.capture.filters import HighPass, Resampler
+from appliance.capture.frames import Framer
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
