@@ -620,6 +620,11 @@ class AssistSettings:
             suggest=lambda text: " ".join(re.findall(r"[^\W\d_]+", text)),
         ),
     )
+    media: bool = key(
+        True,
+        "While a media player in this appliance's area of Home Assistant plays, nothing acts on a "
+        "sentence without the phrase: a television may have said it. Needs a phrase.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -825,6 +830,8 @@ DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 MOST_BYTES = 1 << 20
 """A longer file is no configuration."""
 OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
+REMOVED: frozenset[str] = frozenset()
+"""Keys (section.key) of released versions that this one does not have. They are ignored."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _MEANT = {"npu": "hailo"}
@@ -853,6 +860,8 @@ class Layer:
     """The file, for messages."""
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     mistakes: tuple[Mistake, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """One line for each key or empty section that an older version had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -866,6 +875,8 @@ class Reading:
     """Why the file cannot be read."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """The file of each key (section.key) that has not its default."""
+    ignored: tuple[str, ...] = ()
+    """One line for each key or empty section that an older version had."""
 
     @property
     def wrong(self) -> frozenset[str]:
@@ -891,6 +902,23 @@ def load(path: Path | None) -> Settings:
 def parse(text: str, origin: str) -> Settings:
     """Return the settings in TOML `text`; `origin` names it in messages. Raises ConfigError."""
     return merge(read_layer(text, origin)).sure()
+
+
+def take_leftovers(
+    table: dict[str, Any], origin: str, removed: frozenset[str] = REMOVED
+) -> list[str]:
+    """Take out of `table` what an upgrade may have left in it: `removed` keys, and unknown sections
+    without keys. Return a line for each."""
+    lines = []
+    for section, content in [*table.items()]:
+        for name in [*content] if isinstance(content, dict) else ():
+            if f"{section}.{name}" in removed:
+                del content[name]
+                lines.append(f"{origin}: {section}.{name} has no effect in this version; delete it")
+        if content == {} and section not in get_type_hints(Settings):
+            del table[section]
+            lines.append(f"{origin}: the section [{shorten(section)}] is unknown and empty")
+    return lines
 
 
 def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> Reading:
@@ -946,6 +974,7 @@ def read_layer(text: str, origin: str) -> Layer:
         cause = shorten(str(error), 200)
         cause += "; a text stands in quotes" if "Invalid value" in cause else ""
     else:
+        ignored = take_leftovers(table, origin)
         values: dict[str, dict[str, Any]] = {}
         mistakes = list[Mistake]()
         for section, content in table.items():
@@ -958,7 +987,7 @@ def read_layer(text: str, origin: str) -> Layer:
             right = (name for name, wrong in found.items() if not wrong)
             values[section] = {name: types[name](content[name]) for name in right}
         named = (replace(each, text=f"{origin}: {each.text}") for each in mistakes)
-        return Layer(origin, values, tuple(named))
+        return Layer(origin, values, tuple(named), tuple(ignored))
     return Layer(origin, {}, (Mistake(EVERYTHING, f"{origin}: not valid TOML: {cause}"),))
 
 
@@ -977,7 +1006,8 @@ def merge(*layers: Layer) -> Reading:
     for each in contradictions(settings):
         if not unknown.intersection(each.keys):
             mistakes.append(replace(each, text=f"{layers[-1].origin}: {each.text}"))
-    return Reading(settings, tuple(mistakes), origins=origins)
+    ignored = tuple(line for layer in layers for line in layer.ignored)
+    return Reading(settings, tuple(mistakes), origins=origins, ignored=ignored)
 
 
 def overlay_file(settings: Settings) -> Path:

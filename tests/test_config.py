@@ -108,7 +108,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
             "[mqtt]\nenabled = false",
             "assist.phrase: expected true as mqtt.enabled beside it, found false",
         ),
-        ("[MQTT]", "unknown section [MQTT]; did you mean mqtt?"),
+        ("[MQTT]\nport = 1", "unknown section [MQTT]; did you mean mqtt?"),
         ('[mqtt]\npassword_file = "/x"', "expected mqtt.username beside it"),
         ("[mqtt", "not valid TOML"),
     ],
@@ -117,6 +117,24 @@ def test_a_wrong_value_is_named_with_what_was_expected(text: str, wanted: str) -
     found = mistakes(text)
     assert len(found) == 1
     assert wanted in found[0]
+
+
+def test_what_an_upgrade_leaves_in_the_file_is_named_and_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text("[history]\n[mqtt]\nport = 1884\n[transcriber]\n", encoding="utf-8")
+    reading = config.read(file)
+    assert reading.sure().mqtt.port == 1884
+    assert reading.ignored == tuple(
+        f"{file}: the section [{name}] is unknown and empty" for name in ("history", "transcriber")
+    )
+    table = {"mqtt": {"hold": 1, "prot": 2}, "history": {"limit": 3}, "capture": {}}
+    lines = config.take_leftovers(table, "x", frozenset({"mqtt.hold", "history.limit"}))
+    assert table == {"mqtt": {"prot": 2}, "capture": {}}
+    assert lines == [
+        "x: mqtt.hold has no effect in this version; delete it",
+        "x: history.limit has no effect in this version; delete it",
+        "x: the section [history] is unknown and empty",
+    ]
 
 
 def test_no_fix_is_offered_that_would_not_help() -> None:

@@ -84,10 +84,10 @@ class Microphone:
         self._recorder = recorder or Recorder()
         opened = self._recorder.open(settings.device, settings.channel)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
-        self._levels = Levels(settings.silence_s, settings.channel)
-        self._weights = (
-            np.eye(self._channels)[settings.channel - 1].tolist() if settings.channel else None
-        )
+        # a network stream that has one channel has the chosen one
+        channel = settings.channel if self._channels > 1 else 0
+        self._levels = Levels(settings.silence_s, channel)
+        self._weights = np.eye(self._channels)[channel - 1].tolist() if channel else None
         self._is_stream = is_stream(settings.device)
         self.name = opened.name
         self._reference, self._canceller = _open_reference(settings)

@@ -1,4 +1,4 @@
-"""A dialog on the terminal: lines, questions, and a line that is redrawn."""
+"""A dialog on the terminal: lines and questions."""
 
 from __future__ import annotations
 
@@ -79,10 +79,6 @@ class Dialog:
             if len(parts) == 1:
                 return parts[0]
             self.say(f"{shorten(answer)} is not in the list. Enter a number or a name from above.")
-
-    def redraw(self, line: str) -> None:
-        """Show a line of at most 70 letters in place of the last one."""
-        print(f"\r{line:70}", end="", flush=True)
 
 
 def _until_closed(read: Callable[[str], str], prompt: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from appliance import __version__
+from appliance import build_version
 from appliance.infer import Model
 from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
 from appliance.system import shorten
@@ -35,6 +35,8 @@ INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
 LARGEST = 1_000_000
 """Size limit of a window's message; nats-server's default limit is one megabyte."""
 LARGEST_HEADER = 4096
+TEXT_LETTERS = 4000
+"""Longest text of a window: Whisper's 448 tokens of nine letters."""
 LONGEST_S = 31.0
 """Longest window; Whisper's is 30 s."""
 NAME = re.compile(r"[0-9A-Za-z_-]{1,100}")
@@ -226,7 +228,7 @@ def pack_presence(node: str, model: Model) -> bytes:
             "v": VERSION,
             "node": node,
             "model": model.name,
-            "version": __version__,
+            "version": build_version(),
             "language": model.language,
             "languages": list(model.languages),
             "window_s": model.window_s,
@@ -258,7 +260,10 @@ def read_presence(data: bytes) -> Presence:
 
 
 def clean_text(text: str) -> str:
-    """Return another machine's text on one line, without what no transcript holds."""
+    """Return another machine's text on one line, without what no transcript holds. Raises
+    ValueError if it is longer than any transcript."""
+    if len(text) > TEXT_LETTERS:
+        raise ValueError(f"expected at most {TEXT_LETTERS} letters, found {len(text)}")
     whole = text.encode("utf-8", "replace").decode()
     return " ".join("".join(letter if letter.isprintable() else " " for letter in whole).split())
 

@@ -130,20 +130,48 @@ class Decoder:
             self._network.rewind(0)
             step = self._begin(network)
         prompt = self.prompt
+        limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
+        tokens, logprobs = self._write(network, step, row, limit, first=True)
+        self._computed = (*prompt, *tokens) if network is self._network else ()
+        ended = len(logprobs) > len(tokens)
+        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
+
+    def decode_behind(self, beginning: Sequence[int], known: Decoded, duration_s: float) -> Decoded:
+        """Return the likeliest text that begins with some tokens, for the states of the last
+        `decode` on the CPU, which gave `known`; `known` itself if nothing follows them.
+
+        The last of these tokens counts as certain: nobody can hear a mark. Raises ModelError.
+        """
+        network = self._network
+        self.restart()
+        self._begin(network)
+        step = network.advance(beginning, (len(beginning) - 1,))
+        room = min(network.capacity - len(self.prompt), self.token_limit(duration_s))
+        tokens, _ = self._write(network, step, 0, room - len(beginning))
+        if not tokens:
+            return known
+        whole = (*beginning, *tokens)
+        logprobs = list(self.logprobs(whole, 0))
+        logprobs[len(beginning) - 1] = 0.0
+        return replace(known, tokens=whole, logprobs=tuple(logprobs), ended=len(whole) < room)
+
+    def _write(
+        self, network: StepNetwork, step: Step, row: int, limit: int, *, first: bool = False
+    ) -> tuple[list[int], list[float]]:
+        """Return the likeliest token after each, at most `limit`, and their log-probabilities, then
+        end-of-text's if it was reached. The step's row tells what comes first; `first`: of the
+        text."""
         tokens: list[int] = []
         logprobs: list[float] = []
-        limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
-            column, logprob = self._best(step, row, first=not tokens)
+            column, logprob = self._best(step, row, first=first and not tokens)
             logprobs.append(logprob)
             if column == self._end:
                 break
             tokens.append(int(self._kept[column]))
             if len(tokens) < limit:
                 step, row = network.advance((tokens[-1],), (0,)), 0
-        self._computed = (*prompt, *tokens) if network is self._network else ()
-        ended = len(logprobs) > len(tokens)
-        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
+        return tokens, logprobs
 
     def search(
         self,

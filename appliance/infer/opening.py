@@ -87,6 +87,7 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
         rescorer=rescorer,
         phrases=phrases,
         make_phrases=make_phrases,
+        address=settings.assist.phrase,
     )
 
 

@@ -9,7 +9,8 @@ from array import array
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Mapping
 from functools import cache
-from itertools import accumulate, pairwise
+from heapq import heappop, heappush
+from itertools import accumulate
 
 from appliance.errors import ModelError
 from appliance.model import VOCABULARY_FILE, Bundle, read_json
@@ -81,19 +82,40 @@ class Tokenizer:
         )
 
     def _join(self, piece: bytes) -> list[int]:
+        """Return the tokens of a piece, in time n log n: each join offers two new pairs at most."""
         if (whole := self._find(piece)) < self._count:  # joining ends there, too
             return [whole]
-        parts = [piece[index : index + 1] for index in range(len(piece))]
-        while found := [self._find(left + right) for left, right in pairwise(parts)]:
-            if (best := min(found)) == self._count:
-                break
-            first = found.index(best)
-            parts[first : first + 2] = [self.token_bytes(best)]
-        if missing := [part for part in parts if self._find(part) == self._count]:
+        ends = [*range(1, len(piece) + 1), 0]
+        """Where the part ends that begins here; 0: none does."""
+        starts = [-1, *range(len(piece))]
+        """Where the part begins that ends here."""
+        pairs: list[tuple[int, int, int]] = []
+        """Joint tokens, each with where the pair begins and ends: the lowest id goes first."""
+
+        def offer(first: int) -> None:
+            end = ends[ends[first]]
+            if end and (token := self._find(piece[first:end])) < self._count:
+                heappush(pairs, (token, first, end))
+
+        for first in range(len(piece)):
+            offer(first)
+        while pairs:
+            _, first, end = heappop(pairs)
+            middle = ends[first]
+            if not middle or ends[middle] != end:
+                continue  # one of the two has been joined to another
+            ends[first], ends[middle], starts[end] = end, 0, first
+            offer(first)
+            if first:
+                offer(starts[first])
+        parts = [piece[first:end] for first, end in enumerate(ends) if end]
+        tokens = [*map(self._find, parts)]
+        if self._count in tokens:
+            missing = parts[tokens.index(self._count)]
             raise ModelError(
-                f"vocabulary: expected a token for every byte, found none for {missing[0]!r}"
+                f"vocabulary: expected a token for every byte, found none for {missing!r}"
             )
-        return [*map(self._find, parts)]
+        return tokens
 
     def _find(self, data: bytes) -> int:
         """Return the id of the token with these bytes; the number of tokens without one."""

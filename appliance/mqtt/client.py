@@ -31,7 +31,9 @@ from appliance.records import OutgoingMessage
 PACKET_BYTES = 65536
 """The broker is told not to send larger messages."""
 RECEIVED_WAITING = 100
-"""Received messages that wait to be handled; beyond this, the oldest are dropped."""
+"""Received messages of one kind that wait to be handled; beyond this, the oldest are dropped."""
+URGENT = "set"
+"""Kind of the messages that are handled before all others: `mute/set`."""
 CONNECT_S = 5.0
 """Longest wait until the broker's host accepts the connection."""
 PROBE_S = 0.15
@@ -110,6 +112,38 @@ class ReceivedMessage:
 BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
 
 
+class Inbox:
+    """Received messages by their kind, the last level of their topic: a flood of one kind pushes
+    no other message out. paho's thread puts them in, the link's owner takes them."""
+
+    def __init__(self, most: int | None) -> None:
+        """Keep `most` of each kind; None: all."""
+        self._most = most
+        self._kinds: dict[str, deque[tuple[int, ReceivedMessage]]] = {}
+        self._count = 0
+
+    def put(self, message: ReceivedMessage) -> None:
+        """Add a message."""
+        self._count += 1
+        kind = message.topic.rpartition("/")[2]
+        if kind not in self._kinds:
+            self._kinds[kind] = deque(maxlen=self._most)
+        self._kinds[kind].append((self._count, message))
+
+    def take(self, *, urgent: bool = False) -> ReceivedMessage | None:
+        """Remove and return the oldest message, of `URGENT` if there is one, or if only such a one
+        is wanted; None without any."""
+        kinds = self._kinds.copy()
+        first = kinds.pop(URGENT, None)
+        if first:
+            return first.popleft()[1]
+        waiting = [] if urgent else [kind for kind in kinds.values() if kind]
+        return min(waiting, key=lambda kind: kind[0][0]).popleft()[1] if waiting else None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kinds.copy().values()))
+
+
 class Mailbox:
     """paho's callbacks: put events and received messages into queues and set `wake`.
 
@@ -124,7 +158,7 @@ class Mailbox:
         self._bounded = bounded
         self._met = False
         self.news: deque[BrokerEvent] = deque()
-        self.received: deque[ReceivedMessage] = deque(maxlen=RECEIVED_WAITING if bounded else None)
+        self.received = Inbox(RECEIVED_WAITING if bounded else None)
         self.ended = threading.Event()
         self.dropped = False
         self._wake = wake
@@ -186,9 +220,7 @@ class Mailbox:
         correlation = getattr(properties, "CorrelationData", None)
         response = getattr(properties, "ResponseTopic", "")
         payload, retained = bytes(message.payload), bool(message.retain)
-        self.received.append(
-            ReceivedMessage(message.topic, payload, retained, response, correlation)
-        )
+        self.received.put(ReceivedMessage(message.topic, payload, retained, response, correlation))
         self._wake.set()
 
     def _put_event(self, news: BrokerEvent) -> None:
@@ -286,7 +318,7 @@ class BrokerLink:
         secure = credentials.tls_context(settings)
         self._mailbox = box = Mailbox(settings, wake, bounded=bool(node))
         self.news, self.received = box.news, box.received
-        """Events, and messages on subscribed topics, the oldest first; the owner removes them. The
+        """Events, the oldest first, and messages on subscribed topics; the owner removes them. The
         protocol limits the events: a few per connection, and one per message in flight."""
         self._client = _PahoClient(client_id, box.on_failure)
         self._last: MQTTMessageInfo | None = None  # published last; answers come in order

@@ -7,6 +7,7 @@ publisher's thread.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections import deque
@@ -24,8 +25,13 @@ BURST, BURST_S = 20, 4.0
 """Most requests that are answered within this time; the others are dropped."""
 EXPECT_BYTES = 16_384
 """Longest request."""
-MUTING, OPENING = {"on", "1", "true", "mute"}, {"off", "0", "false", "unmute"}
-_STATE = re.compile(r'\{\s*"state"\s*:\s*"?(\w+)"?\s*\}')
+WORK_S, WORK_SHARE = 0.1, 0.1
+"""Processor time for requests at once, and the share of the time that is added to it: while it is
+used up, requests are dropped, too."""
+MUTING = {"on", "1", "1.0", "true", "yes", "mute", "muted"}
+OPENING = {"off", "0", "0.0", "false", "no", "unmute", "unmuted"}
+STATE_KEYS = ("state", "mute", "muted", "value")
+"""Keys of a JSON object that say whether to mute, the first one counts."""
 
 
 class CommandRequestError(ValueError):
@@ -68,9 +74,7 @@ def subscriptions(
 def _turn_mute(mute: MuteSwitch, message: ReceivedMessage) -> None:
     """Mute, or open the microphone again. With a wrong end, mute without one: a command for silence
     is obeyed. Raises CommandRequestError."""
-    text = message.payload.decode("utf-8", "replace").strip().casefold()
-    if found := _STATE.fullmatch(text):
-        text = found[1]
+    text = _state(message.payload.decode("utf-8", "replace").casefold()).strip()
     word, _, end = text.partition(" ")
     on = word in MUTING
     expected = "expected ON, OFF, ON tomorrow, or ON and 1m to 168h such as ON 30m"
@@ -83,6 +87,18 @@ def _turn_mute(mute: MuteSwitch, message: ReceivedMessage) -> None:
         raise CommandRequestError(f"muted without an end: {expected}") from None
 
 
+def _state(text: str) -> str:
+    """Return what a text in small letters says: itself, or if it is JSON its value, of an object
+    the value of the first of STATE_KEYS."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(found, dict):
+        found = next((found[key] for key in STATE_KEYS if key in found), "")
+    return str(found).casefold()
+
+
 class ExpectRequests:
     """Handles `command/expect`. The answer has the request's correlation data (MQTT 5). It comes
     after the next sentence or when time is up; at once if the request is wrong."""
@@ -92,13 +108,25 @@ class ExpectRequests:
     ) -> None:
         self._node, self._expect, self._send = node, expect, send
         self._answered_s = deque[float](maxlen=BURST)
+        self._worked_s, self._seen_s = 0.0, -math.inf
+        """Processor time for requests that WORK_SHARE has not made up for, and when it was so."""
 
     def __call__(self, message: ReceivedMessage) -> OutgoingMessage | None:
         """Return the answer to a wrong request; None if it follows, and for too many requests."""
         now_s = time.monotonic()
-        if len(self._answered_s) == BURST and now_s - self._answered_s[0] < BURST_S:
+        self._worked_s = max(0.0, self._worked_s - WORK_SHARE * (now_s - self._seen_s))
+        self._seen_s = now_s
+        crowded = len(self._answered_s) == BURST and now_s - self._answered_s[0] < BURST_S
+        if crowded or self._worked_s > WORK_S:
             return None
         self._answered_s.append(now_s)
+        begun_s = time.thread_time()
+        try:
+            return self._answer(message)
+        finally:
+            self._worked_s += time.thread_time() - begun_s
+
+    def _answer(self, message: ReceivedMessage) -> OutgoingMessage | None:
         topic = default = f"{message.topic.removesuffix(EXPECT)}{RESPONSE}"
 
         def answer(result: Mapping[str, Any]) -> OutgoingMessage:

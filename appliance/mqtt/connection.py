@@ -204,10 +204,11 @@ class BrokerConnection:
         if timeout := self._find_timeout(now_s):
             yield self._on_outage(now_s, timeout)
 
-    def take_messages(self) -> Iterator[ReceivedMessage]:
-        """Yield the messages received on subscribed topics since the last call, in order."""
-        while self._link and self._link.received:
-            yield self._link.received.popleft()
+    def take_messages(self, *, urgent: bool = False) -> Iterator[ReceivedMessage]:
+        """Yield the messages received on subscribed topics since the last call: mutes first, then
+        in order; with `urgent` only mutes."""
+        while self._link and (message := self._link.received.take(urgent=urgent)):
+            yield message
 
     def publish(
         self,

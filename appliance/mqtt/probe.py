@@ -97,7 +97,7 @@ class BrokerProbe:
         Returns early if the connection ends. Raises BrokerError.
         """
         self._until(lambda: len(self._link.received) >= count, within_s)
-        return [self._link.received.popleft() for _ in range(len(self._link.received))]
+        return list(iter(self._link.received.take, None))
 
     def _until(self, condition: Callable[[], bool], within_s: float) -> bool:
         """Handle events until `condition` is true; return False if it is not in time."""

@@ -12,9 +12,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 from appliance.config import HomeAssistantSettings, MqttSettings
@@ -41,6 +42,8 @@ from appliance.store import Store
 
 log = logging.getLogger("roomscribe.mqtt")
 
+MESSAGES_AT_ONCE = 100
+"""Most received messages that are handled before transcripts have their turn."""
 PROGRESS_S = 5.0
 """Longest sleep of the publisher's thread."""
 
@@ -183,7 +186,7 @@ class Publisher(Listener):
             self._live.partial(partial)
             self._wake.set()
 
-    def assist(self, reply: AssistReply) -> None:
+    def on_reply(self, reply: AssistReply) -> None:
         """Publish Assist's reply to a sentence, if the broker is online."""
         self._live.assist(reply)
         self._wake.set()
@@ -193,7 +196,7 @@ class Publisher(Listener):
         self._live.correction(correction)
         self._wake.set()
 
-    def send(self, message: OutgoingMessage) -> None:
+    def on_answer(self, message: OutgoingMessage) -> None:
         """Publish a late answer to a command, if the broker is online."""
         self._live.answer(message)
         self._wake.set()
@@ -242,7 +245,7 @@ class Publisher(Listener):
             except (BrokerError, StoreError) as error:
                 # Nothing is lost: the cursor has not moved past what was not acknowledged.
                 self._troubles.set("store", str(error))
-                self._stopping.wait(self._delays.store_s)
+                self._pause(self._delays.store_s)
             if stopping and self._is_drained():
                 break
         if self._connection.is_connected:
@@ -250,8 +253,19 @@ class Publisher(Listener):
                 self._live.publish_stop(self._connection.publish)
         self._connection.close()
 
+    def _pause(self, pause_s: float) -> None:
+        """Wait, until `stop` at most; mutes are obeyed meanwhile."""
+        end_s = time.monotonic() + pause_s
+        while (left_s := end_s - time.monotonic()) > 0 and not self._stopping.is_set():
+            self._wake.wait(left_s)
+            self._wake.clear()
+            self._handle(self._connection.take_messages(urgent=True), time.monotonic())
+        self._wake.set()
+
     def _step(self, now_s: float) -> None:
         """Do everything that is due. Raises BrokerError and StoreError."""
+        # A mute goes before everything: whatever follows may take long, or fail.
+        self._handle(self._connection.take_messages(urgent=True), now_s)
         # What the broker answered comes first: then the next transcript may be sent, or the same
         # one again.
         for news in self._connection.poll(now_s):
@@ -265,13 +279,7 @@ class Publisher(Listener):
                     self._delivery.on_lost(now_s, news)
                     if self._rooms:
                         self._rooms.lost(now_s)
-        for message in self._connection.take_messages():
-            try:
-                self._handle_message(now_s, message)
-            except BrokerError:
-                raise
-            except Exception:  # whatever somebody sends, the next message is read
-                log.exception("%s: this message cannot be handled", message.topic)
+        self._handle(islice(self._connection.take_messages(), MESSAGES_AT_ONCE), now_s)
         if self._rooms:
             self._publish_posts(self._rooms)
         if self._connection.is_connected:
@@ -282,6 +290,17 @@ class Publisher(Listener):
         if self._rooms:  # a sentence that was just published may be acted on
             self._publish_posts(self._rooms)
         self._outbox.save_cursor()
+
+    def _handle(self, messages: Iterable[ReceivedMessage], now_s: float) -> None:
+        """Handle some received messages. Raises BrokerError."""
+        for message in messages:
+            self._wake.set()  # there may be more
+            try:
+                self._handle_message(now_s, message)
+            except BrokerError:
+                raise
+            except Exception:  # whatever somebody sends, the next message is read
+                log.exception("%s: this message cannot be handled", message.topic)
 
     def _publish_posts(self, rooms: RoomExchange) -> None:
         """Exchange messages with other rooms. Raises BrokerError.

@@ -15,6 +15,7 @@ from typing import Any
 LINE_BYTES = 1 << 20
 """Longest answer."""
 CONNECT_S = 2.0
+RETRY_S = 0.2
 ALIVE_S = 15.0
 """Longest time without a message on a stream: proxies keep it open, and its end is noticed."""
 ANSWER_S = 20.0
@@ -80,11 +81,20 @@ class DaemonClient:
 
     @contextlib.asynccontextmanager
     async def connected(
-        self, name: str = ""
+        self, name: str = "", within_s: float = 0.0
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to the control socket, or to the socket of that name beside it. Raises
-        OfflineError."""
-        reader, writer = await self._connect(name)
+        """Connect to the control socket, or to the socket of that name beside it, as soon as it
+        accepts a connection. Raises OfflineError after `within_s`."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + within_s
+        while True:
+            try:
+                reader, writer = await self._connect(name)
+                break
+            except OfflineError:
+                if loop.time() >= deadline_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
         try:
             yield reader, writer
         finally:

@@ -9,6 +9,8 @@ from email.parser import BytesHeaderParser
 
 HEAD_BYTES = 4096
 """Longest head of a part."""
+PARTS_AT_MOST, FIELD_BYTES = 100, 64 << 10
+"""Most parts, and the longest text of a field: their work must not hold up other requests."""
 
 
 class FormError(Exception):
@@ -35,6 +37,9 @@ def read_form(descriptor: int, content_type: str) -> dict[str, list[str]]:
             for name, start, end in _parts(body, b"--" + boundary.encode()):
                 if name == "file":
                     begin, size, found = start, end - start, b"file"
+                elif end - start > FIELD_BYTES:
+                    message = f"Expected at most {FIELD_BYTES >> 10} kB in a field, found more."
+                    raise FormError(413, message, name)
                 else:
                     text = body[start:end].decode("utf-8", "replace")
                     fields.setdefault(name.removesuffix("[]"), []).append(text)
@@ -58,5 +63,7 @@ def _parts(body: mmap.mmap, delimiter: bytes) -> list[tuple[str, int, int]]:
         parsed = BytesHeaderParser().parsebytes(body[head:start])
         name = parsed.get_param("name", header="content-disposition")
         found.append((str(name), start, end))
+        if len(found) > PARTS_AT_MOST:
+            raise FormError(400, f"Expected at most {PARTS_AT_MOST} parts in the form, found more.")
         at = end + 2
     return found

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tornado.iostream import IOStream, StreamClosedError
-from tornado.web import Application, HTTPError, RequestHandler
+from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, StoreError
@@ -34,7 +34,7 @@ from appliance.web.access import SESSION_S, Access, is_local, password_missing
 from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
 from appliance.web.labels import fields
-from appliance.web.transcriptions import Api, Models, Transcriptions
+from appliance.web.transcriptions import DISCARDED_BYTES, Api, Models, Transcriptions
 
 log = logging.getLogger("roomscribe.web")
 
@@ -240,13 +240,23 @@ class _Guarded(RequestHandler):
             log.error("a request of the page failed", exc_info=details)
 
 
+@stream_request_body
 class _NotFound(_Guarded):
-    """Every other path."""
+    """Every other path. The answer follows the body, which programs that miss /v1 send."""
 
     def prepare(self) -> None:
-        """Refuse the request."""
+        """Let the body be as long as it is."""
         super().prepare()
-        raise _PageError(404, "Not found.")
+        connection: Any = self.request.connection
+        connection.set_max_body_size(DISCARDED_BYTES)
+
+    def data_received(self, chunk: bytes) -> None:
+        """Discard a part of the body."""
+
+    def _refuse(self) -> None:
+        raise _PageError(404, "Not found. OpenAI's interface is under /v1, the page under /.")
+
+    get = head = post = put = patch = delete = options = _refuse
 
 
 class _PageFile(_Guarded):

@@ -39,10 +39,14 @@ REQUESTS = 2
 BATCH, FRAME_S = 33, 0.03
 """Frames in one event, and their length."""
 UPLOAD_S = 120.0
+RELOAD_S = 15.0
+"""Longest wait for a daemon that loads its settings again."""
 MODEL = "whisper-1"
 """The name that OpenAI's clients know."""
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 GRANULARITIES = ("word", "segment")
+NO_LANGUAGE = ("auto", "null", "none", "undefined")
+"""What clients send in place of no language."""
 STATUSES = {"bad_sound": 400, "bad_language": 400, "busy": 429}
 NAME = re.compile(r"[^\W_][\w'-]*")
 SENTENCE_START = re.compile(r"(^|[.!?])\s*[\w'-]+(?=\s+[^\W\dA-Z])")
@@ -109,7 +113,8 @@ class Api(RequestHandler):
         self.page.connections.requested.add(connection.stream)
         try:
             self.check()
-            self.page.connections.logged_in.add(connection.stream)
+            if self.request.method != "OPTIONS":  # which shows no token
+                self.page.connections.logged_in.add(connection.stream)
         except ApiError as error:
             self._refusal = error
 
@@ -265,7 +270,7 @@ class Transcriptions(Api):
     async def answer(self, *path: str) -> None:
         """Send the text in the requested form."""
         try:
-            fields = self._parse()
+            fields = await asyncio.to_thread(self._parse, os.dup(self._body or 0))
             form = fields.get("response_format", ["json"])[-1]
             if form not in FORMATS:
                 expected = ", ".join(FORMATS)
@@ -274,6 +279,8 @@ class Transcriptions(Api):
             if not set(details) <= {*GRANULARITIES}:
                 expected = " or ".join(GRANULARITIES)
                 raise ApiError(400, f"Expected {expected}.", "timestamp_granularities[]")
+            if any(fields.get("include", ())):
+                raise ApiError(400, "`include[]` is not supported: leave it out.", "include[]")
             words = "word" in details or form in ("srt", "vtt")
             sound = Sound(self._body or 0)
             request = _daemon_request(fields, words=words)
@@ -285,18 +292,21 @@ class Transcriptions(Api):
         finally:
             self._release()
 
-    def _parse(self) -> dict[str, list[str]]:
-        """Return the form's fields, and leave its file alone in the memory. Raises ApiError."""
+    def _parse(self, body: int) -> dict[str, list[str]]:
+        """Return the form's fields, and leave its file alone in the memory. Runs in a thread, with
+        a descriptor of its own: a client that leaves ends the request. Raises ApiError."""
         try:
-            return read_form(self._body or 0, self.request.headers.get("Content-Type", ""))
+            return read_form(body, self.request.headers.get("Content-Type", ""))
         except FormError as error:
             raise ApiError(error.status, str(error), error.param) from None
+        finally:
+            os.close(body)
 
     async def _transcribe(
         self, sound: Sound, wanted: Mapping[str, Any]
     ) -> AsyncGenerator[Segment, None]:
         """Yield the pieces of the text, as they are ready; `text` joined is the text."""
-        async with self.page.daemon.connected(WYOMING_SOCKET) as (reader, writer):
+        async with self.page.daemon.connected(WYOMING_SOCKET, RELOAD_S) as (reader, writer):
             sending = asyncio.ensure_future(sound.send(writer, wanted))
             try:
                 while (event := await read_event(reader)).type != "transcript":
@@ -324,6 +334,7 @@ class Transcriptions(Api):
 
     async def _event(self, data: Mapping[str, Any]) -> None:
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.set_header("X-Accel-Buffering", "no")
         self.write(f"data: {json.dumps(data, ensure_ascii=False)}\n\n")
         await self.flush()
 
@@ -396,9 +407,10 @@ def _daemon_request(fields: Mapping[str, list[str]], *, words: bool) -> dict[str
     spelled = NAME.findall(SENTENCE_START.sub(" ", prompt))
     names = [word for word in spelled if word != word.lower()]
     language = fields.get("language", [""])[-1].strip().lower()
-    codes = {name: code for code, name in LANGUAGES.items()}
+    codes = {name: code for code, name in LANGUAGES.items()} | dict.fromkeys(NO_LANGUAGE, "")
+    language = codes.get(language, re.split("[-_]", language)[0])  # en-US is en
     return {
-        "language": codes.get(language, language) or None,
+        "language": language or None,
         "transcript_names": list(dict.fromkeys(names)),
         "words": words,
     }

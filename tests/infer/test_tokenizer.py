@@ -49,6 +49,13 @@ def test_the_lowest_id_is_joined_first_and_no_token_reaches_over_a_word() -> Non
     assert tokenizer.tokenize("c a") == (*b"c a",)
 
 
+def test_of_two_equal_pairs_the_first_is_joined_first() -> None:
+    vocabulary = {letters_of(bytes([byte])): byte for byte in range(256)}
+    tokenizer = Tokenizer({**vocabulary, "aa": 256, "aaaa": 257}, first_special=258)
+    assert tokenizer.tokenize("aaa") == (256, ord("a"))
+    assert tokenizer.tokenize("a" * 11) == (257, 257, 256, ord("a"))
+
+
 def test_a_byte_without_a_token_is_refused() -> None:
     with pytest.raises(ModelError, match="found none for b'b'"):
         Tokenizer({"a": 0}, first_special=1).tokenize("ab")

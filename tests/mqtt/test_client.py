@@ -18,10 +18,10 @@ from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber, properties_of
 from rigs.needs import needs_broker
 from rigs.publishing import running, transcript
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt.client import ReceivedMessage
+from appliance.mqtt.client import RECEIVED_WAITING, Inbox, ReceivedMessage
 from appliance.mqtt.commands import BURST, Expect, Subscription, subscriptions
 from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.publisher import Publisher
@@ -48,16 +48,16 @@ class Switch:
 class Asker:
     """A client of the house that asks and gets answers."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, name: str = "asker") -> None:
         self.answers: list[tuple[str, dict[str, Any], bytes | None]] = []
-        self._client = Client(CallbackAPIVersion.VERSION2, "asker", protocol=MQTTv5)
+        self._client = Client(CallbackAPIVersion.VERSION2, name, protocol=MQTTv5)
         self._client.on_message = self._heard
         subscribed = threading.Event()
         self._client.on_subscribe = lambda *_: subscribed.set()
         self._client.on_connect = lambda c, *_: c.subscribe("roomscribe/kitchen/response/#", 1)
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
-        assert subscribed.wait(30)
+        assert subscribed.wait(PATIENCE_S)
 
     def ask(
         self,
@@ -76,15 +76,19 @@ class Asker:
         request: object,
         response: str | None = None,
         correlation: bytes = b"",
+        *,
+        wait: bool = True,
     ) -> None:
-        """Asks, and does not wait."""
+        """Asks, and does not wait for an answer; with `wait` until the broker has the request."""
         properties = properties_of(PacketTypes.PUBLISH)
         if response:
             properties.ResponseTopic = response
             properties.CorrelationData = correlation
         payload = request if isinstance(request, bytes) else json.dumps(request).encode()
         topic = "roomscribe/kitchen/command/expect"
-        self._client.publish(topic, payload, 1, properties=properties).wait_for_publish(5)
+        sent = self._client.publish(topic, payload, int(wait), properties=properties)
+        if wait:
+            sent.wait_for_publish(5)
 
     def publish(self, name: str, payload: bytes, *, retain: bool = False) -> None:
         """Any message on one of the node's topics."""
@@ -111,7 +115,7 @@ class House:
         self.publisher: Publisher
 
     def send(self, answer: OutgoingMessage) -> None:
-        self.publisher.send(answer)
+        self.publisher.on_answer(answer)
 
     def expect(
         self, request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]
@@ -182,6 +186,76 @@ def test_a_flood_of_requests_is_not_answered_for_ever(house: House) -> None:
     assert BURST <= len(house.asker.answers) < 1.5 * BURST
 
 
+def test_every_mute_is_obeyed_in_a_flood_of_requests(store: Store) -> None:
+    switch, handled = Switch(), 0
+
+    def work(request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]) -> None:
+        nonlocal handled
+        assert request["sentences"] and callable(answer)
+        handled += 1
+        begun_s = time.thread_time()
+        while time.thread_time() - begun_s < 0.05:
+            pass
+
+    with Broker() as broker, Asker(broker.port) as asker, Asker(broker.port, "rude") as rude:
+        chosen = MqttSettings(host=broker.host, port=broker.port)
+        over = threading.Event()
+        sent = 0
+
+        def flood() -> None:
+            nonlocal sent
+            while not over.wait(1 / 600):
+                rude.send({"sentences": ["yes"]}, wait=False)
+                sent += 1
+
+        with running(chosen, store, subscriptions=handlers(switch, work)):
+            until(lambda: "kitchen/command/expect" in broker.log())
+            thread = threading.Thread(target=flood, daemon=True)
+            thread.start()
+            until(lambda: sent > RECEIVED_WAITING)
+
+            def go_on() -> None:
+                least = sent + 50
+                until(lambda: sent > least)
+
+            for _ in range(8):
+                for payload in (b"ON", b"OFF"):
+                    asker.publish("mute/set", payload)
+                    go_on()
+            until(lambda: len(switch.turned) >= 16)
+            over.set()
+            thread.join(PATIENCE_S)
+        assert switch.turned == [True, False] * 8
+        assert handled < sent / 10
+
+
+def test_mutes_go_first_and_no_kind_of_message_pushes_another_out() -> None:
+    inbox = Inbox(3)
+    topics = ("x/y/claim", "x/y/mute/set", "x/z/claim", *["x/y/command/expect"] * 5, "x/y/mute/set")
+    for number, topic in enumerate(topics):
+        inbox.put(ReceivedMessage(topic, b"%d" % number, retained=False))
+    assert len(inbox) == 7
+    first = [inbox.take(urgent=True) for _ in range(3)]
+    rest = [inbox.take() for _ in range(6)]
+    assert [one and one.payload for one in first] == [b"1", b"8", None]
+    assert [one and one.payload for one in rest] == [b"0", b"2", b"5", b"6", b"7", None]
+
+
+def test_a_mute_is_obeyed_while_the_store_fails(store: Store) -> None:
+    switch = Switch()
+    with Broker() as broker, Asker(broker.port) as asker:
+        chosen = MqttSettings(host=broker.host, port=broker.port)
+        wanted = handlers(switch)
+        slow = replace(DELAYS, store_s=3600.0)
+        with running(chosen, store, subscriptions=wanted, delays=slow) as publisher:
+            until(lambda: "kitchen/command/expect" in broker.log())
+            store.close()
+            publisher.on_change()
+            until(publisher.reasons)
+            asker.publish("mute/set", b"ON")
+            until(lambda: switch.turned == [True])
+
+
 def test_the_answer_follows_when_somebody_has_spoken() -> None:
     later: list[Callable[[Mapping[str, Any]], object]] = []
     sent: list[OutgoingMessage] = []
@@ -200,14 +274,27 @@ def test_the_answer_follows_when_somebody_has_spoken() -> None:
 def test_mute_set_obeys_common_words_mutes_in_doubt_and_takes_nothing_retained(
     house: House,
 ) -> None:
-    for payload in (b"", b"TOGGLE", b"\xff", b"ON" * 1000, b"30m", b"OFF 30m", b'{"mute": "ON"}'):
+    for payload in (
+        b"",
+        b"TOGGLE",
+        b"\xff",
+        b"ON" * 1000,
+        b"30m",
+        b"OFF 30m",
+        b'{"a": "ON"}',
+        b"[1]",
+    ):
         house.asker.publish("mute/set", payload)
     house.asker.publish("mute/set", b"ON", retain=True)
     house.asker.publish("mute/set", b"", retain=True)
     obeyed = {
         b"ON 30m": (True, "30m"), b"OFF": (False, ""), b"on\n": (True, ""), b"0": (False, ""),
         b"true": (True, ""), b'{"state": "OFF"}': (False, ""), b"ON 5": (True, ""),
-        b" Off ": (False, ""), b"ON \xff": (True, ""),
+        b" Off ": (False, ""), b'"ON"': (True, ""), b"no": (False, ""),
+        b'{"state": "ON", "transition": 1}': (True, ""), b'{"STATE": "on 30m"}': (True, "30m"),
+        b"Yes": (True, ""), b'{"value": false}': (False, ""), b'{"mute": true}': (True, ""),
+        b"1.0": (True, ""), b'{"state": 0}': (False, ""), b'"muted"': (True, ""),
+        b"ON \xff": (True, ""),
     }  # fmt: skip
     for payload in obeyed:
         house.asker.publish("mute/set", payload)
@@ -347,7 +434,7 @@ def test_state_reports_a_second_appliance_of_the_same_node_while_it_may_return(
 
         with running(chosen, store, delays=hasty) as one:
             with running(chosen, other, delays=hasty):
-                until(told, 90)
+                until(told)
             until(lambda: one.status().connected)
-            until(lambda: not told(), 90)
+            until(lambda: not told())
             assert heard.state()["status"] == "running"

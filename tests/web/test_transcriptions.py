@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +17,13 @@ from rigs.checkout import SPEECH
 from rigs.daemon import daemon
 from rigs.needs import needs_ffmpeg, program
 from rigs.page import Page, page
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.word_errors import same_words
 
+from appliance.config import WYOMING_SOCKET
 from appliance.control import SOCKET_NAME
+from appliance.web.connections import CONNECTIONS
+from appliance.web.daemon import DaemonClient, OfflineError
 from appliance.web.transcriptions import _daemon_request
 
 pytestmark = program("curl", package="curl")
@@ -96,7 +102,9 @@ class Api:
         command += ["-H", f"Authorization: Bearer {self.token if token is None else token}"]
         for field in fields:
             command += ["-F", field]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        found = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
         text, _, status = found.stdout.rpartition("\n")
         return int(status), text
 
@@ -106,7 +114,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     folder = tmp_path_factory.mktemp("api")
     state = {"RUNTIME_DIRECTORY": str(folder), "STATE_DIRECTORY": str(folder / "state")}
     with page(folder, api=True) as home, daemon(home.config, environment=state):
-        until((folder / SOCKET_NAME).exists, 60)
+        until((folder / SOCKET_NAME).exists)
         yield Api(home)
 
 
@@ -263,7 +271,7 @@ def test_a_client_that_leaves_makes_room_for_others(api: Api, tmp_path: Path) ->
     for client in clients:
         client.kill()
         client.communicate()
-    until(lambda: api.curl(speech())[0] == 200, 20)
+    until(lambda: api.curl(speech())[0] == 200)
 
 
 def test_a_wrong_token_and_a_file_that_is_too_large_get_an_answer(api: Api, tmp_path: Path) -> None:
@@ -316,3 +324,80 @@ def test_it_is_off_unless_the_configuration_says_otherwise(tmp_path: Path) -> No
     with page(tmp_path) as home:
         status, answer = Api(home).curl(speech())
     assert (status, "api = true" in answer) == (404, True)
+
+
+def test_questions_without_a_token_do_not_keep_the_owner_out(tmp_path: Path) -> None:
+    origin = "https://chat.example.org"
+    ask = f"OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n\r\n".encode()
+    with page(tmp_path, api=True, cors=origin) as home, contextlib.ExitStack() as opened:
+        for _ in range(CONNECTIONS + 10):
+            stranger = socket.create_connection(("127.0.0.1", home.port), 20)
+            opened.callback(stranger.close)
+            stranger.sendall(ask)
+            assert stranger.recv(100).startswith(b"HTTP/1.1 204")
+        assert home.get("")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "why"),
+    [
+        (("include[]=logprobs",), "include[]", "is not supported"),
+        (("prompt=" + "a" * 70_000,), "prompt", "at most 64 kB in a field"),
+        (("a=b",) * 101, None, "at most 100 parts"),
+    ],
+)
+def test_a_form_of_too_much_is_refused(
+    api: Api, fields: tuple[str, ...], param: str | None, why: str
+) -> None:
+    status, answer = api.curl(speech(), *fields)
+    error = json.loads(answer)["error"]
+    assert (status in (400, 413), error["param"], why in error["message"]) == (True, param, True)
+
+
+@pytest.mark.parametrize("language", ["auto", "null", "", "en-US", "EN_gb", "English"])
+def test_a_language_is_taken_as_clients_write_it(api: Api, language: str) -> None:
+    status, answer = api.curl(speech(), f"language={language}")
+    assert status == 200, answer
+
+
+def test_a_path_without_v1_is_answered_whatever_its_body(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "large.wav").write_bytes(bytes(1 << 20))
+    api.url = api.url.replace("/v1/", "/v2/")
+    try:
+        status, answer = api.curl(f"file=@{tmp_path / 'large.wav'}")
+    finally:
+        api.url = api.url.replace("/v2/", "/v1/")
+    assert (status, "is under /v1" in json.loads(answer)["error"]) == (404, True)
+
+
+def test_a_stream_is_not_buffered_by_a_proxy(api: Api) -> None:
+    command = ["curl", "-sSi", api.url, "-H", f"Authorization: Bearer {api.token}"]
+    command += ["-F", speech(), "-F", "stream=true"]
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    ).stdout
+    assert "x-accel-buffering: no" in found.lower()
+
+
+def test_a_request_waits_for_a_daemon_that_loads_its_settings(tmp_path: Path) -> None:
+    async def connect() -> bytes:
+        client = DaemonClient([tmp_path / SOCKET_NAME])
+        with pytest.raises(OfflineError):
+            async with client.connected(WYOMING_SOCKET):
+                pass
+
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"here")
+            writer.close()
+
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(first_bytes(client))
+            await asyncio.sleep(0)  # the first attempt fails
+            async with await asyncio.start_unix_server(greet, tmp_path / WYOMING_SOCKET):
+                return await waiting
+
+    async def first_bytes(client: DaemonClient) -> bytes:
+        async with client.connected(WYOMING_SOCKET, 60.0) as (reader, _):
+            return await reader.read()
+
+    assert asyncio.run(connect()) == b"here"
