@@ -40,7 +40,7 @@ from appliance.daemon.playback import Playback
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
-from appliance.daemon.transcription import TaskTranscriber, open_transcriber
+from appliance.daemon.transcription import TaskTranscriber, open_transcriber, text_to_act_on
 from appliance.errors import StoreError
 from appliance.fleet import FleetWorker, Link, OwnRoom, SatelliteTranscriber
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient
@@ -411,6 +411,7 @@ class Parts:
 
         def ask(window: Window, answer: Answer, hints: Hints) -> Task | None:
             task = Task(window, answer, names=hints.names, words=hints.words, search=True)
+            task.language = hints.language
             return task if self.backlog.submit(task) else None
 
         def keep(window: Window, result: Transcription, queue_ms: float) -> None:
@@ -430,6 +431,8 @@ class Parts:
                 report=functools.partial(self.health.trouble, "wyoming"),
                 advertise=announce if wyoming.announced else None,
                 is_room_busy=self.is_room_busy,
+                languages=lambda: self.transcriber.known_languages,
+                text_to_act_on=text_to_act_on,
             ),
             socket_path=runtime_folder(self.settings) / WYOMING_SOCKET if api else None,
         )

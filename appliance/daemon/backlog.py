@@ -75,6 +75,8 @@ class Task:
     kind: Kind = Kind.REQUEST
     names: tuple[str, ...] = ()
     """Words that are likely in it, besides the names of the home."""
+    language: str = ""
+    """The language that is spoken in it; "" if the client does not say."""
     phrases: Phrases | None = None
     """Sentences to expect in place of the usual ones."""
     ask_completeness: bool = False

@@ -42,6 +42,7 @@ from appliance.records import (
     Transcript,
     Transcription,
     Window,
+    acting_text,
     utc_from_monotonic,
     why_not_act,
 )
@@ -148,6 +149,7 @@ class TaskTranscriber:
                     begun,
                     speculative=task.ask_completeness,
                     names=task.names,
+                    language=task.language,
                     room=room,
                     phrases=task.phrases or self._expected(task),
                 )
@@ -382,6 +384,13 @@ def with_memory(task: Task, work: Callable[[], Made]) -> Made:
         gc.collect()
         time.sleep(pause_s)
     return work()
+
+
+def text_to_act_on(window: Window, result: Transcription) -> str:
+    """Return the words to act on of another program's window: those of the expected sentence where
+    that is sure enough, by the microphone's rule; else its text."""
+    one = compose(window, result, result.model, 0.0)
+    return one.text if why_not_act(one) else acting_text(one)
 
 
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:

@@ -71,6 +71,8 @@ class Encoded:
     ones."""
     samples: Samples = field(default_factory=lambda: np.empty(0, np.int16))
     """The window's, for the times of its words."""
+    language: str = ""
+    """The language that is spoken, if the client says so and the decoder knows it."""
     speech_s: float = 0.0
     """From the window's start to the end of its speech."""
 
@@ -110,6 +112,8 @@ class AnyTranscriber(ABC):
     """Transcribes windows, on this machine or on another. Threads as in `Transcriber`."""
 
     gates: GateSettings
+    known_languages: Sequence[str] = ()
+    """Languages that `Encoded.language` may name; none: only the model's own."""
     in_process = True
     """True if windows are transcribed in this process, which a window may crash."""
     should_continue: Callable[[], bool] = staticmethod(lambda: True)
@@ -195,6 +199,7 @@ class Transcriber(AnyTranscriber):
         self._attention = attention
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
         self._language, self._address = language, address
+        self.known_languages = tuple(decoder.known_languages)
         self._spoken: dict[str, str] = {}
         """The language that each room spoke last."""
 
@@ -259,7 +264,8 @@ class Transcriber(AnyTranscriber):
         """Decode the states, with the language that the room spoke before."""
         before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
         begun_s = time.perf_counter()
-        decoded = self.decoder.decode(encoded.states, encoded.duration_s, language=before)
+        only = {"only": encoded.language} if encoded.language in self.known_languages else {}
+        decoded = self.decoder.decode(encoded.states, encoded.duration_s, language=before, **only)
         result = self._describe(decoded, encoded, begun_s)
         self._remember_language(encoded.room, result)
         return _Candidate(encoded, decoded, result, begun_s)

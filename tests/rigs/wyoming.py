@@ -53,6 +53,7 @@ class PendingWindow:
     window: Window
     answer: Answer
     names: tuple[str, ...] = ()
+    language: str = ""
     wanted: bool = True
 
 
@@ -74,7 +75,7 @@ class Worker:
         """None when too many wait."""
         if self._waiting.qsize() >= self._most:
             return None
-        asked = PendingWindow(window, answer, hints.names)
+        asked = PendingWindow(window, answer, hints.names, hints.language)
         self.asked.append(asked)
         self._waiting.put(asked)
         return asked
@@ -116,9 +117,12 @@ def running(
     most: int = 16,
     idle_s: float = 15.0,
     within_s: float = PATIENCE_S,
+    languages: tuple[str, ...] = (),
+    act_on: str = "",
     **keys: Any,
 ) -> Iterator[Running]:
-    """A server with these keys of [wyoming], on a free port of this machine."""
+    """A server with these keys of [wyoming], on a free port of this machine. It knows `languages`
+    and acts on `act_on` in place of each text."""
     chosen = transcriber or FakeTranscriber()
     worker = Worker(chosen, most)
     keys = {"enabled": True, "listen": "127.0.0.1", "port": 0, **keys}
@@ -132,6 +136,8 @@ def running(
         keep=(lambda *fields: kept.append(fields)) if keep else None,
         count=lambda name: counted.update([name]),
         report=troubles.append,
+        languages=lambda: languages,
+        text_to_act_on=lambda _, result: act_on or result.text,
     )
     server = WyomingServer(settings, "kitchen", hooks, Timeouts(idle_s, within_s))
     thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)
