@@ -268,6 +268,7 @@ class Parts:
             announcement=Announcement(
                 settings.homeassistant,
                 page_url(settings.web),
+                bool(settings.assist.phrase),
                 lambda: self.home.wake() if self.home else None,
             ),
             subscriptions=subscriptions(

@@ -264,8 +264,9 @@ class Transcriber(AnyTranscriber):
         """Decode the states, with the language that the room spoke before."""
         before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
         begun_s = time.perf_counter()
-        only = {"only": encoded.language} if encoded.language in self.known_languages else {}
-        decoded = self.decoder.decode(encoded.states, encoded.duration_s, language=before, **only)
+        decoded = self.decoder.decode(
+            encoded.states, encoded.duration_s, language=before, only=encoded.language
+        )
         result = self._describe(decoded, encoded, begun_s)
         self._remember_language(encoded.room, result)
         return _Candidate(encoded, decoded, result, begun_s)

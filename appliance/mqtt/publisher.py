@@ -55,6 +55,8 @@ class Announcement:
     settings: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
     page: str = ""
     """Address that the device's page in Home Assistant links to."""
+    assist: bool = True
+    """Whether sentences go to Assist."""
     on_birth: Callable[[], object] = lambda: None
     """Called in the publisher's thread when Home Assistant has started."""
 
@@ -374,6 +376,7 @@ class Publisher(Listener):
             area=self._home_assistant.area,
             page=self._announcement.page,
             temperatures=self._temperatures,
+            assist=self._announcement.assist,
         )
         topic = discovery_topic(self._home_assistant.prefix, self._node)
         return self._connection.send(OutgoingMessage(topic, events.encode(message), retain=True))
