@@ -495,7 +495,8 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
             assert all(house.is_available(name) for name in house.components)
             topics = {c["state_topic"] for c in house.components.values() if "state_topic" in c}
             below = "roomscribe/kitchen/"
-            wanted = {f"{below}transcript", f"{below}last", f"{below}correction"}
+            wanted = {f"{below}{name}" for name in ("transcript", "last", "correction")}
+            wanted |= {f"{below}assist/reply"}
             assert topics - set(house.values) == wanted
             ids = say_all(store, p, "turn on the light")
             until(lambda: house.fired == ids)
