@@ -189,7 +189,7 @@ class Publisher(Listener):
             self._wake.set()
 
     def assist(self, reply: AssistReply) -> None:
-        """Publish Assist's reply to a sentence, if the broker is online."""
+        """Publish Assist's reply to a sentence, if Home Assistant is back at the broker soon."""
         self._live.assist(reply)
         self._wake.set()
 
@@ -334,6 +334,7 @@ class Publisher(Listener):
         for message in self._live.take_answers():
             self._connection.send(message)
         if not held:
+            self._live.publish_replies(now_s, self._connection.publish)
             self._delivery.send_due(
                 now_s, lambda: self._live.publish_queued(self._connection.publish)
             )

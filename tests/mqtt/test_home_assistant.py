@@ -519,7 +519,11 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
         house.leave()
         until(lambda: store.depth() == 3)
         ids += say_all(store, publisher, "while it is away")
+        publisher.assist(AssistReply("1", "stop", "action_done"))
+        until(publisher.reasons)
+        assert not everybody.payloads("assist/reply")
         house.come_back()
+        until(lambda: everybody.payloads("assist/reply"))
         until(lambda: len(house.events) == 5)
         assert [event["id"] for event in house.events] == [ids[0], *ids]
         assert [event["late"] for event in house.events[:4]] == [False, True, True, True]
