@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from deb import checks_user, documented
+from deb import checks_user
+from rigs import documented
 from rigs.checkout import ROOT, environment
 from rigs.needs import NOT_ROOT, require
 from rigs.waiting import PATIENCE_S

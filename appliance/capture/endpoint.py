@@ -21,7 +21,7 @@ from statistics import median
 
 import numpy as np
 
-from appliance.capture.frames import ratio_of
+from appliance.capture.loudness import ratio_of
 from appliance.capture.voice import Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Window

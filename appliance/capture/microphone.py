@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.capture.clock import SampleClock
 from appliance.capture.devices import Device, is_stream, stable_name
-from appliance.capture.frames import (
-    FRAME_SAMPLES,
-    LAST_BIT,
-    Framer,
-    Resampler,
-    SampleClock,
-    is_clipped,
-    power_of,
-)
+from appliance.capture.filters import Resampler
+from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
@@ -89,10 +84,10 @@ class Microphone:
         self._recorder = recorder or Recorder()
         opened = self._recorder.open(settings.device, settings.channel)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
-        self._levels = Levels(settings.silence_s, settings.channel)
-        self._weights = (
-            np.eye(self._channels)[settings.channel - 1].tolist() if settings.channel else None
-        )
+        # a network stream that has one channel has the chosen one
+        channel = settings.channel if self._channels > 1 else 0
+        self._levels = Levels(settings.silence_s, channel)
+        self._weights = np.eye(self._channels)[channel - 1].tolist() if channel else None
         self._is_stream = is_stream(settings.device)
         self.name = opened.name
         self._reference, self._canceller = _open_reference(settings)

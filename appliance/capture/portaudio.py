@@ -25,7 +25,7 @@ import time
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from appliance.capture.devices import Device, choose, is_stream, why_missing
+from appliance.capture.devices import Device, choose, find_port, is_stream, why_missing
 from appliance.capture.parent import end_with_parent
 from appliance.errors import DeviceError
 
@@ -138,7 +138,7 @@ class _Recorder:
         """Execute a request; send an error as the answer."""
         try:
             if is_stream(request.get("device", "")):
-                self._record_stream(request["device"])
+                self._record_stream(request["device"], request["channel"])
             portaudio = self._load()
             devices = _microphones(portaudio)
             if request["do"] == "list":
@@ -198,11 +198,11 @@ class _Recorder:
             self._send(lost=_reason(error))
             os._exit(0)  # closing the stream might hang
 
-    def _record_stream(self, device: str) -> NoReturn:
+    def _record_stream(self, device: str, channel: int) -> NoReturn:
         """Send blocks until the stream ends. Raises DeviceError if it cannot be opened."""
         from appliance.capture.stream import Stream  # 40 ms of imports
 
-        stream = Stream(device)
+        stream = Stream(device, channel)
         rate_hz, channels = stream.rate_hz, stream.channels
         block = round(rate_hz * BLOCK_S) * 2 * channels
         self._send(opened={"name": stream.name, "rate_hz": rate_hz, "channels": channels})
@@ -245,6 +245,7 @@ def _microphones(portaudio: ModuleType) -> list[Device]:
             channels=found["max_input_channels"],
             rate_hz=found["default_samplerate"],
             default=found["index"] == default,
+            port=find_port(found["name"]),
         )
         for found in portaudio.query_devices()
         if found["max_input_channels"] > 0

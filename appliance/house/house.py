@@ -82,6 +82,7 @@ class House(Listener):
         muted: Callable[[], bool] = lambda: False,
         wake: Callable[[], object] = lambda: None,
         on_change: Callable[[], object] = lambda: None,
+        assistant: Assistant | None = None,
     ) -> None:
         """`prefix` begins all topics. `wake` wakes the publisher's thread, in which `report` is
         called when it is known who else heard a sentence, and `on_change` when `rooms` has
@@ -92,7 +93,7 @@ class House(Listener):
         access list ensures."""
         self._report, self._muted = report, muted
         self._wake, self._on_change = wake, on_change
-        self.assistant: Assistant | None = None
+        self._assistant = assistant
         self._arbiter = Arbiter(node)
         self._clocks = ClockOffsets()
         self.rooms: tuple[str, ...] = ()
@@ -132,11 +133,11 @@ class House(Listener):
 
     def on_transcript(self, transcript: Transcript) -> None:
         """Act on a sentence, or let the rooms decide who does. The transcriber's thread."""
-        command = self.assistant.find_command(transcript) if self.assistant else ""
+        command = self._assistant.find_command(transcript) if self._assistant else ""
         if self._is_arbitrated(transcript):
             self._put(_Spoken(transcript, command))
-        elif command and self.assistant:
-            self.assistant.hand_over(transcript, command)
+        elif command and self._assistant:
+            self._assistant.hand_over(transcript, command)
 
     def _is_arbitrated(self, transcript: Transcript) -> bool:
         """Return whether the rooms decide; the same at each call for one transcript."""
@@ -269,8 +270,8 @@ class House(Listener):
             self._report(HeardIn(spoken.transcript.id, better, decision.others))
 
     def _hand_over(self, spoken: _Spoken) -> None:
-        if spoken.command and self.assistant:
-            self.assistant.hand_over(spoken.transcript, spoken.command)
+        if spoken.command and self._assistant:
+            self._assistant.hand_over(spoken.transcript, spoken.command)
 
     def _log(self, decision: Decision) -> None:
         if decision.separation is not Separation.NONE:

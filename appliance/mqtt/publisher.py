@@ -188,7 +188,7 @@ class Publisher(Listener):
             self._live.partial(partial)
             self._wake.set()
 
-    def assist(self, reply: AssistReply) -> None:
+    def on_reply(self, reply: AssistReply) -> None:
         """Publish Assist's reply to a sentence, if Home Assistant is back at the broker soon."""
         self._live.assist(reply)
         self._wake.set()
@@ -198,7 +198,7 @@ class Publisher(Listener):
         self._live.correction(correction)
         self._wake.set()
 
-    def send(self, message: OutgoingMessage) -> None:
+    def on_answer(self, message: OutgoingMessage) -> None:
         """Publish a late answer to a command, if the broker is online."""
         self._live.answer(message)
         self._wake.set()

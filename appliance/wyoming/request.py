@@ -12,14 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture import Framer, Resampler, Segmenter, VoiceDetector
 from appliance.config import GateSettings, SegmenterSettings
-from appliance.infer import Gates, Model, is_unspaced
+from appliance.infer import Gates, Model, Pending, Request, Submit, is_unspaced
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
 
 LONGEST_S, LONGEST_FILE_S = 60.0, 3600.0
@@ -45,13 +45,6 @@ class RequestError(Exception):
         self.code = code
 
 
-class PendingWindow(Protocol):
-    """A window that waits for its transcription."""
-
-    wanted: bool
-    """Set it to False to cancel the transcription."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hints:
     """What a request says of its text."""
@@ -67,7 +60,6 @@ class Hints:
 
 
 NO_HINTS = Hints()
-Answer = Callable[[Transcription | Exception], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +69,7 @@ class Hooks:
     model: Callable[[], Model]
     """Returns the model in use, which may change."""
     gates: GateSettings
-    transcribe: Callable[[Window, Answer, Hints], PendingWindow | None]
-    """Queues a window and calls the answer from any thread; None if full."""
+    submit: Submit
     keep: Callable[[Window, Transcription, float], None] | None = None
     """Stores a text, with the ms that its window waited; None to store nothing."""
     count: Callable[[str], None] = lambda _name: None
@@ -136,13 +127,13 @@ class _PendingText:
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        self.pending: PendingWindow | None = None
+        self.pending: Pending | None = None
         self.queued_s = time.monotonic()
         self.result: asyncio.Future[Transcription | Exception] = (
             asyncio.get_running_loop().create_future()
         )
 
-    def answer(self, result: Transcription | Exception) -> None:
+    def deliver(self, _: Request, result: Transcription | Exception) -> None:
         """Set the result. Any thread."""
         loop = self.result.get_loop()
         if not loop.is_closed():
@@ -155,12 +146,12 @@ class _PendingText:
     def cancel(self) -> None:
         """Cancel the transcription."""
         if self.pending:
-            self.pending.wanted = False
+            self.pending.cancel()
         self.release()
 
     def release(self) -> None:
-        """Break the reference cycle with `pending`, which holds `answer`: else both, and the sound,
-        stay in memory until the garbage collector finds them."""
+        """Break the reference cycle with `pending`, which holds `deliver`: else both stay in memory
+        until the garbage collector finds them."""
         self.pending = None
 
 
@@ -269,7 +260,16 @@ class TranscriptionRequest:
             self._speculative = None
         if window and not self._speculative:
             self._speculative = part = _PendingText(window)
-            part.pending = self._hooks.transcribe(window, part.answer, self._hints)
+            part.pending = self._submit(part)
+
+    def _submit(self, part: _PendingText) -> Pending | None:
+        """Queue a window; return None if too many wait."""
+        hints = self._hints
+        request = Request(
+            part.window, names=hints.names, words=hints.words, language=hints.language,
+            search=True, room=None,
+        )  # fmt: skip
+        return self._hooks.submit(request, part.deliver)
 
     async def _transcribe(self, found: list[Window | Discarded]) -> None:
         """Have windows transcribed, in order; wait while too many of this request are queued."""
@@ -286,7 +286,7 @@ class TranscriptionRequest:
             while len(self._queue) >= WAITING:
                 await self._take_text()
             while part.pending is None:
-                part.pending = self._hooks.transcribe(window, part.answer, self._hints)
+                part.pending = self._submit(part)
                 if part.pending is None:
                     await asyncio.sleep(RETRY_S)
             self._queue.append(part)

@@ -25,7 +25,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
-from appliance import HOMEPAGE, __version__
+from appliance import HOMEPAGE, build_version
 from appliance.capture import VoiceDetector
 from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
@@ -223,8 +223,8 @@ class WyomingServer:
         self._tasks.add(task)
         try:
             if len(self._open) < CONNECTIONS or self._make_room():
-                self._open[task] = connection = ClientConnection(self, reader, writer, peer)
-                connection.is_local = local
+                connection = ClientConnection(self, reader, writer, peer, is_local=local)
+                self._open[task] = connection
                 await connection.serve()
             else:
                 self.hooks.count("wyoming_refused")
@@ -286,11 +286,12 @@ class ClientConnection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         peer: Address,
+        *,
+        is_local: bool,
     ) -> None:
+        """`is_local`: over the UNIX socket."""
         self._server, self._reader, self._writer = server, reader, writer
-        self.peer = peer
-        self.is_local = False
-        """True over the UNIX socket."""
+        self.peer, self.is_local = peer, is_local
         self._is_reading = False
         self._request: TranscriptionRequest | None = None
         self._detector: VoiceDetector | None = None
@@ -495,7 +496,7 @@ def info(node: str, model: Model, languages: list[str]) -> dict[str, Any]:
         "description": "Speech to text on the appliance",
         "attribution": made_by,
         "installed": True,
-        "version": __version__,
+        "version": build_version(),
         "models": [installed],
         "supports_transcript_streaming": True,
         "requires_external_vad": True,

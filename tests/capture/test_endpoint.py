@@ -14,9 +14,10 @@ from rigs.recordings import sentences
 from rigs.sounds import read, to_int16
 
 from appliance.capture.endpoint import Endpoint, NoiseFloor
-from appliance.capture.frames import Framer, power_of
+from appliance.capture.frames import Framer
+from appliance.capture.loudness import power_of
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import Detector, Judgement, VoiceDetector
+from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 
@@ -30,7 +31,7 @@ class ByDetector(Endpoint):
         return judgement
 
 
-class SlowVoice:
+class SlowVoice(VoiceDetector):
     """Finds speech from the first score to the last, one for each frame from `from_s` on."""
 
     def __init__(self, from_s: float, scores: list[float]) -> None:
@@ -46,7 +47,7 @@ class SlowVoice:
         pass
 
 
-class DeafVoice:
+class DeafVoice(VoiceDetector):
     """Takes everything for speech, with a share of voice, from a given moment on."""
 
     def __init__(self, from_s: float, share: float = 1.0, until_s: float = 1e9) -> None:
@@ -66,7 +67,7 @@ def noise(seconds: float, rms: float, seed: int = 0) -> Samples:
 
 
 def room(
-    voice: Detector,
+    voice: VoiceDetector,
     *sounds: Samples,
     settings: SegmenterSettings | None = None,
     endpoint: type[Endpoint] = Endpoint,

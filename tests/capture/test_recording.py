@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from rigs.checkout import ROOT, environment
 from rigs.needs import unless
 
-from appliance.capture.frames import FRAME_SAMPLES, Framer, HighPass
-from appliance.capture.recording import Recording
+from appliance.capture.filters import HighPass
+from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.recording import Recording, _raw_blocks
 from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
 
 
 @pytest.fixture(autouse=True)
 def _without_high_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sound is compared bit for bit; tests/capture/test_frames.py tests the filter."""
+    """Sound is compared bit for bit; tests/capture/test_filters.py tests the filter."""
     monkeypatch.setattr(HighPass, "push", lambda _, sound: sound)
 
 
@@ -254,6 +255,22 @@ def test_a_sound_file_on_standard_input_is_heard_as_the_file_is(
     from_pipe, from_file = samples_of("-").astype(int), samples_of(file).astype(int)
     assert np.abs(from_pipe - from_file).max() <= 1
     assert np.abs(from_file).max() > 4000
+
+
+def test_raw_pcm_goes_on_when_a_writer_dies_within_a_sample() -> None:
+    receiver, sender = os.pipe()
+    stopped = threading.Event()
+    sound = np.arange(480, dtype="<i2").tobytes()
+    blocks = _raw_blocks(receiver, stopped)
+    heard = []
+    for data in (sound[:-1], sound):
+        os.write(sender, data)
+        while len(block := next(blocks)):
+            heard.append(block)
+    expected = np.concatenate([np.arange(479), np.arange(480)])
+    assert np.array_equal(np.concatenate(heard), expected)
+    for end in (receiver, sender):
+        os.close(end)
 
 
 def test_nothing_on_standard_input_is_an_error(piped: Callable[[bytes], None]) -> None:

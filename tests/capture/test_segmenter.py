@@ -11,9 +11,10 @@ import pytest
 from rigs.records import differences
 
 from appliance.capture import endpoint
-from appliance.capture.frames import FRAME_SAMPLES, is_clipped
+from appliance.capture.frames import FRAME_SAMPLES
+from appliance.capture.loudness import is_clipped
 from appliance.capture.segmenter import Segmenter
-from appliance.capture.voice import Judgement
+from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 
@@ -22,7 +23,7 @@ LOUD = 1000
 NO_OVERLAP = replace(SegmenterSettings(), overlap_ms=0)
 
 
-class FakeVoice:
+class FakeVoice(VoiceDetector):
     """Takes a frame for speech when its first sample is loud; opens at the third in a row."""
 
     def __init__(self) -> None:
@@ -407,7 +408,7 @@ def test_clipped_speech_is_flagged() -> None:
 
 def test_idle_memory_is_bounded() -> None:
     room = Room().hear(silence(5000))
-    assert len(room.segmenter._frames) <= 21
+    assert len(room.segmenter._idle.frames) <= 21
 
 
 def heard_with_reference(

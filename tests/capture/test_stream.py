@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from ctypes.util import find_library
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -24,10 +27,10 @@ from rigs.needs import needs_ffmpeg
 from rigs.waiting import PATIENCE_S, holds
 
 from appliance.capture.devices import is_stream, public_name
-from appliance.capture.microphone import Microphone
+from appliance.capture.microphone import Microphone, open_source
 from appliance.capture.recorder import Recorder
 from appliance.capture.reference import Reference
-from appliance.capture.stream import redact
+from appliance.capture.stream import Stream, redact
 from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 from appliance.records import Frame
@@ -211,6 +214,68 @@ def test_a_pipe_is_a_microphone_and_outlives_its_writer(tmp_path: Path) -> None:
             assert 5000 < np.abs(heard[2000:].astype(int)).max() < 10_000
 
 
+class WatchedStream(Stream):
+    """A stream that reports when it has waited for the rest of a frame."""
+
+    idle = threading.Event()
+
+    def _is_ready(self, within_s: float | None) -> bool:
+        found = super()._is_ready(within_s)
+        if within_s is not None and not found:
+            self.idle.set()
+        return found
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_writer_that_dies_within_a_frame_deafens_nobody(
+    tmp_path: Path, channels: int, lost: int
+) -> None:
+    """What is out of step is noise at full scale, or the other channel."""
+    pipe = tmp_path / "snap"
+    os.mkfifo(pipe)
+    frame = 2 * channels
+    stream = WatchedStream(f"pipe://{pipe}?sampleformat=16000:16:{channels}")
+    stream.idle.clear()
+    first, second = (bytes(range(start, start + 40)) * 24 for start in (0, 100))
+    pipe.write_bytes(first[:-lost])
+    whole = len(first[:-lost]) // frame * frame
+    assert stream.read(whole) == first[:whole]
+    with ThreadPoolExecutor() as pool:
+        following = pool.submit(stream.read, len(second))
+        assert lost % frame == 0 or stream.idle.wait(PATIENCE_S)
+        pipe.write_bytes(second)
+        assert following.result(30) == second
+
+
+@pytest.mark.skipif(bool(no_microphone()), reason=no_microphone())
+def test_a_source_that_vanishes_is_lost_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server moves its listeners to another source: what the loudspeakers play."""
+    with PulseMicrophone(tmp_path / "rig") as rig:
+        for name in ("PULSE_SERVER", "PULSE_COOKIE", "PULSE_RUNTIME_PATH"):
+            monkeypatch.setenv(name, rig.environment[name])
+        rig.rescue_streams()
+        module = rig.add_source("mic")
+        settings = CaptureSettings(device="pulse:mic.monitor")
+        with Microphone(settings) as microphone:
+            frames = microphone.frames()
+            next(frames)
+            rig.remove_source(module)
+            with pytest.raises(DeviceError, match=f"moved it to {SINK}.monitor"):
+                for _ in frames:
+                    pass
+        with Microphone(settings) as microphone, pytest.raises(DeviceError, match="No such entity"):
+            next(microphone.frames())
+        rig.add_source("mic")
+        with Microphone(settings) as microphone:
+            assert next(microphone.frames()).samples.shape == (480,)
+        default = CaptureSettings(device="pulse:")
+        with Microphone(default) as microphone, pytest.raises(DeviceError, match="loudspeakers"):
+            next(microphone.frames())
+
+
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
@@ -268,3 +333,79 @@ def play(rig: PulseMicrophone, stopped: threading.Event) -> None:
     """One sentence after the other."""
     while not stopped.is_set():
         rig.speak(TESTS / "speech" / "01.flac")
+
+
+KEYS: list[dict[str, Any]] = [
+    *({"channel": number} for number in (0, 1, 2, 33)),
+    {"silence_s": 0.0},
+    {"channel": 1, "reference": {"device": "pipe:///nowhere/there"}},
+]
+
+
+def test_every_key_of_the_section_is_tried() -> None:
+    known = {entry.name for entry in fields(CaptureSettings)} - {"device", "device_file"}
+    assert known - {"recording"} == {name for chosen in KEYS for name in chosen}
+
+
+@needs_ffmpeg
+@pytest.mark.skipif(bool(no_microphone()), reason=no_microphone())
+@pytest.mark.parametrize("chosen", KEYS, ids=str)
+def test_every_key_works_with_every_kind_of_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
+    """Frames come, or one line says that there is no such channel."""
+    pipe, sound = tmp_path / "snap", tmp_path / "sound.wav"
+    os.mkfifo(pipe)
+    soundfile.write(sound, np.full((16_000, 2), 1000, np.int16), 16_000)
+    descriptor = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(descriptor, bytes(60_000))
+    with PulseMicrophone(tmp_path / "rig", channels=2) as rig, camera() as port:
+        for name in ("ALSA_CONFIG_PATH", "PULSE_SERVER", "PULSE_COOKIE", "PULSE_RUNTIME_PATH"):
+            monkeypatch.setenv(name, rig.environment[name])
+        kinds: dict[str, tuple[int, dict[str, Any]]] = {
+            "sound card": (32, {"device": ""}),  # as ALSA's plugin says
+            "web stream": (1, {"device": f"http://admin:s3cret%2Ftv@127.0.0.1:{port}/"}),
+            "pulse": (32, {"device": f"pulse:{SINK}.monitor"}),
+            "pipe": (2, {"device": f"pipe://{pipe}?sampleformat=16000:16:2"}),
+            "recording": (64, {"recording": str(sound)}),
+        }
+        found = {}
+        for kind, (channels, device) in kinds.items():
+            settings = CaptureSettings(**device, **chosen)
+            try:
+                with Recorder() as recorder, open_source(settings, recorder) as source:
+                    assert next(source.frames()).samples.shape == (480,)
+                found[kind] = True
+            except DeviceError as error:
+                assert "capture.channel" in str(error) and "\n" not in str(error)
+                found[kind] = False
+            assert found[kind] == (chosen.get("channel", 0) <= channels), kind
+    os.close(descriptor)
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize(("channel", "frequency_hz"), [(1, 440), (2, 880)])
+def test_a_channel_of_a_web_stream_can_be_chosen(channel: int, frequency_hz: int) -> None:
+    times = np.arange(16_000 * 20) / 16_000
+    both = np.stack([np.sin(2 * np.pi * hz * times) for hz in (440, 880)], axis=1)
+    content = io.BytesIO()
+    soundfile.write(content, 0.5 * both, 16_000, format="FLAC")
+
+    class Stereo(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(content.getvalue())
+
+        def log_message(self, *_: Any) -> None:
+            """Prints nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stereo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        device = f"http://127.0.0.1:{server.server_address[1]}/live"
+        with Microphone(CaptureSettings(device=device, channel=channel)) as microphone:
+            frames = [frame.samples for frame in islice(microphone.frames(), 40)]
+        server.shutdown()
+    spectrum = np.abs(np.fft.rfft(np.concatenate(frames[5:37]).astype(float)[: 16_000 * 30 // 32]))
+    assert np.argmax(spectrum) * 16_000 / 15_000 == pytest.approx(frequency_hz, abs=5)

@@ -22,7 +22,7 @@ from rigs.needs import needs_model
 from rigs.recordings import sentences
 from rigs.waiting import PATIENCE_S, until
 
-from appliance import __version__
+from appliance import build_version
 from appliance.cli.main import GROUPS, parse, parser
 from appliance.daemon.capture_supervisor import REOPEN_PAUSE_S
 
@@ -34,7 +34,14 @@ def sentence(number: int = 0) -> tuple[Path, str]:
 
 def test_the_version_is_shown() -> None:
     done = roomscribe("--version")
-    assert (done.returncode, done.stdout) == (0, f"roomscribe {__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"roomscribe {build_version()}\n")
+
+
+def test_a_command_names_what_it_ignores_in_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text("[history]\n", encoding="utf-8")
+    done = roomscribe("devices", "--config", str(file))
+    assert f"{file}: the section [history] is unknown and empty" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "transcribe", "devices", "log"])
@@ -107,7 +114,7 @@ def test_every_command_has_a_sentence_in_the_general_help() -> None:
 def test_five_mistakes_in_the_configuration_are_five_lines_and_status_78(tmp_path: Path) -> None:
     config = tmp_path / "house.toml"
     config.write_text(
-        "[mqtt]\nprot = 1\nport = 0\n[voice]\nopen_score = 9\n[modle]\n[journal]\ntext = 1\n",
+        "[mqtt]\nprot = 1\nport = 0\n[voice]\nopen_score = 9\n[modle]\na=1\n[journal]\ntext = 1\n",
         encoding="utf-8",
     )
     done = roomscribe("run", "--config", config)

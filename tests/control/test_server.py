@@ -305,4 +305,4 @@ def test_a_socket_that_another_has_put_in_its_place_is_left_alone(path: Path, fe
 
 def test_a_folder_that_is_not_there_is_an_error_that_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        ControlServer(tmp_path / "none" / "control", Feed())
+        ControlServer(tmp_path / "none" / "control")

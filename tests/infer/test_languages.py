@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rigs.steps import logits_of
+from rigs.windows import a_window
 
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoder
 from appliance.infer.languages import ROOMS, STAYS, Languages, choose_languages, language_tokens
 from appliance.infer.opening import open_transcriber
+from appliance.infer.request import Request
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Encoded
 from appliance.model.bundle import VOCABULARY_FILE, Bundle, enter_files, load_bundle
@@ -146,7 +148,7 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("", ("de", "en"))
 
         def say(states: NDArray[np.float32], room: str | None) -> tuple[str, float]:
-            heard = transcriber.decode(Encoded(states, 1.0, "cpu", 0.0, room=room))
+            heard = transcriber.decode(Encoded(Request(a_window(), room=room), states, "cpu", 0.0))
             assert heard.text
             return heard.language, heard.language_probability
 
@@ -158,7 +160,7 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert say(close, "kitchen") == (spoken, least)
         assert say(close, "hall")[0] == other
         assert say(close, "kitchen")[0] == spoken
-        heard = transcriber.decode(Encoded(close, 1.0, "cpu", 0.0, room=None))
+        heard = transcriber.decode(Encoded(Request(a_window(), room=None), close, "cpu", 0.0))
         noise = replace(heard, no_speech_prob=0.9, avg_logprob=-0.9)
         transcriber._remember_language("hall", noise)
         assert say(close, "hall")[0] == other, "noise changes no language"
@@ -176,12 +178,14 @@ def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
     )
     with open_transcriber(settings) as transcriber:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("de", ("de",))
-        heard = transcriber.decode(Encoded(sounds(two)[0], 1.0, "cpu", 0.0))
+        heard = transcriber.decode(Encoded(Request(a_window()), sounds(two)[0], "cpu", 0.0))
     assert heard.language == "de" and math.isnan(heard.language_probability)
     specials = Tokenizer.open(two).specials
     german = tuple(specials["<|de|>"] if one == specials["<|en|>"] else one for one in two.prompt)
     told = [Decoder(replace(two, prompt=one), 1) for one in (german, two.prompt)]
-    expected, english = (one.decode(sounds(two)[0], 1.0).avg_logprob for one in told)
+    expected, english = (
+        one.decode(sounds(two)[0], a_window().duration_s).avg_logprob for one in told
+    )
     assert heard.avg_logprob == expected != english
 
 

@@ -110,23 +110,6 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     assert found == accepted
 
 
-def test_buttons_mute_for_a_while_and_a_sensor_says_until_when() -> None:
-    components = home_assistant.discovery_message("roomscribe/kitchen/", PI)["components"]
-    buttons = [one for one in components.values() if one["platform"] == "button"]
-    assert [one["payload_press"] for one in buttons] == ["ON 30m", "ON tomorrow"]
-    known = {"platform", "unique_id", "default_entity_id", "name", "qos", "icon"}
-    for one in buttons:
-        assert one["command_topic"] == "roomscribe/kitchen/mute/set"
-        # keys of MQTT buttons; a button has no state, and Assist may not press it by itself
-        assert set(one) == known | {"entity_category", "command_topic", "payload_press"}
-        assert one["entity_category"] == "config"
-    sensor = components["muted_until"]
-    template = module("jinja2").Template(sensor["value_template"])
-    muted = events.state(replace(PI, muted_until=datetime(2026, 11, 26, 5, tzinfo=UTC)), 0)
-    assert template.render(value_json=muted) == "2026-11-26T05:00:00.000Z"
-    assert template.render(value_json=events.state(PI, 0)) == "None", "Home Assistant's unknown"
-
-
 @pytest.mark.parametrize("area", ["", "Kitchen"])
 def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> None:
     """Without `default_entity_id` Home Assistant 2026.11 puts the area of the device into them."""
@@ -281,24 +264,6 @@ def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) 
     ):
         until(lambda: heard.messages)
         assert json.loads(heard.messages[0].payload)["device"]["suggested_area"] == "Küche"
-
-
-def test_every_component_has_what_home_assistant_insists_on() -> None:
-    message = home_assistant.discovery_message("roomscribe/kitchen/", STATE)
-    assert set(message) == {"device", "origin", "availability", "availability_mode", "components"}
-    components = message["components"].values()
-    assert all(
-        c["platform"] and c["unique_id"].startswith("roomscribe_kitchen_") for c in components
-    )
-    assert len({c["unique_id"] for c in components}) == len(components)
-    assert all(
-        c.get("qos", 0)
-        == (0 if c["state_topic"].endswith(("speech", "stats", "correction", "reply")) else 1)
-        for c in components
-        if "state_topic" in c
-    )
-    assert all("state_topic" in c or c["platform"] == "button" for c in components)
-    assert "~" not in json.dumps(message)
 
 
 def test_the_event_of_assist_tells_what_became_of_a_command() -> None:
@@ -519,7 +484,7 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
         house.leave()
         until(lambda: store.depth() == 3)
         ids += say_all(store, publisher, "while it is away")
-        publisher.assist(AssistReply("1", "stop", "action_done"))
+        publisher.on_reply(AssistReply("1", "stop", "action_done"))
         until(publisher.reasons)
         assert not everybody.payloads("assist/reply")
         house.come_back()

@@ -138,6 +138,18 @@ class PulseMicrophone:
         """Brings it back."""
         self._ask("load-module", "module-null-sink", *self._sink.split())
 
+    def add_source(self, name: str) -> str:
+        """Adds another microphone, as its own device, and returns the number of its module."""
+        return self._ask("load-module", "module-null-sink", f"sink_name={name}").stdout.decode()
+
+    def rescue_streams(self) -> None:
+        """Lets the server move streams whose source vanishes, as the usual configuration does."""
+        self._ask("load-module", "module-rescue-streams")
+
+    def remove_source(self, module: str) -> None:
+        """Takes an added microphone away."""
+        self._ask("unload-module", module.strip())
+
     def stall(self) -> None:
         """The server hangs: it neither answers nor gives sound."""
         if self._server:

@@ -51,18 +51,6 @@ def test_sentences_spoken_into_the_microphone_reach_a_subscriber(tmp_path: Path)
 
 
 @needs_broker
-@needs_microphone
-def test_a_sentence_in_progress_is_published_when_the_daemon_is_stopped(tmp_path: Path) -> None:
-    with listening_house(tmp_path) as (microphone, heard, running):
-        microphone.speak(FIRST)
-        assert not heard.events(), "stopped too late to show anything"
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
-        until(lambda: heard.payloads("availability")[-1] == b"offline")
-        assert len(heard.events()) == 1
-
-
-@needs_broker
 def test_a_recording_in_place_of_the_microphone_ends_the_daemon_with_it(tmp_path: Path) -> None:
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         config = write_config(tmp_path, broker.port)
@@ -70,18 +58,3 @@ def test_a_recording_in_place_of_the_microphone_ends_the_daemon_with_it(tmp_path
         assert done.returncode == 0
         until(lambda: len(heard.events()) == 1)
         until(lambda: heard.payloads("availability")[-1] == b"offline")
-
-
-@needs_broker
-def test_what_was_heard_without_a_broker_arrives_late_and_once(tmp_path: Path) -> None:
-    with rig_broker.Broker(start=False) as broker:
-        config = write_config(tmp_path, broker.port)
-        alone = roomscribe("run", "--config", config, "--recording", FIRST)
-        assert alone.returncode == 0
-        assert "is offline" in alone.stderr
-        broker.start()
-        with Subscriber(broker.port) as heard:
-            roomscribe("run", "--config", config, "--recording", SECOND)
-            until(lambda: len(heard.events()) == 2)
-    assert [event["late"] for event in heard.events()] == [True, False]
-    assert len({event["id"] for event in heard.events()}) == 2

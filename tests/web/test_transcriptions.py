@@ -374,7 +374,9 @@ def test_a_path_without_v1_is_answered_whatever_its_body(api: Api, tmp_path: Pat
 def test_a_stream_is_not_buffered_by_a_proxy(api: Api) -> None:
     command = ["curl", "-sSi", api.url, "-H", f"Authorization: Bearer {api.token}"]
     command += ["-F", speech(), "-F", "stream=true"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    ).stdout
     assert "x-accel-buffering: no" in found.lower()
 
 

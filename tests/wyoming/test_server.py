@@ -17,7 +17,7 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import AUDIO_16K, Talk, Worker, free_port, running, sound_of
 
-from appliance import __version__
+from appliance import build_version
 from appliance.config import Settings, WyomingSettings
 from appliance.records import SAMPLE_RATE
 from appliance.wyoming.protocol import Event
@@ -41,7 +41,7 @@ def test_describe_says_what_home_assistant_wants_to_know() -> None:
     assert event.type == "info"
     [program] = event.data["asr"]
     assert program["name"] == "Roomscribe kitchen"
-    assert program["version"] == __version__
+    assert program["version"] == build_version()
     assert program["installed"] is True
     assert program["requires_external_vad"] is True
     assert program["supports_transcript_streaming"] is True
@@ -100,7 +100,7 @@ def test_words_that_a_request_names_hold_for_it_alone() -> None:
             talk.sound(SPEECH)
             talk.send("audio-stop")
             assert talk.text() == HEARD.text
-            named = {one.names for one in house.worker.asked}
+            named = {one.request.names for one in house.worker.asked}
             assert named == {("Pantry", "Gideon", "air fryer") if sent else ()}
             house.worker.asked.clear()
         for odd in ("Gideon", None, {"a": 1}, 7):
@@ -111,7 +111,7 @@ def test_words_that_a_request_names_hold_for_it_alone() -> None:
         talk.sound(SPEECH)
         talk.send("audio-stop")
         assert talk.text() == HEARD.text
-        assert len(house.worker.asked[-1].names) == 1000
+        assert len(house.worker.asked[-1].request.names) == 1000
 
 
 def test_a_client_may_choose_any_language_that_the_model_knows() -> None:
@@ -124,7 +124,7 @@ def test_a_client_may_choose_any_language_that_the_model_knows() -> None:
             talk.sound(SPEECH)
             talk.send("audio-stop")
             assert talk.text() == HEARD.text
-            assert {one.language for one in house.worker.asked} == {language}
+            assert {one.request.language for one in house.worker.asked} == {language}
             house.worker.asked.clear()
 
 
@@ -382,7 +382,7 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
         server = WyomingServer(
             settings,
             "kitchen",
-            Hooks(lambda: model, Settings().gates, worker.transcribe, report=told.append),
+            Hooks(lambda: model, Settings().gates, worker.submit, report=told.append),
             Timeouts(listen_again_s=0.1),
         )  # fmt: skip
         thread = threading.Thread(target=server.run, args=(lambda: None,))

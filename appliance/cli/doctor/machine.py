@@ -75,9 +75,9 @@ def configuration(around: Surroundings) -> Outcome:
     """Check that the configuration is valid; the outcome names every mistake."""
     reading = config.read(around.config)
     file = around.config or config.DEFAULT_PATH
-    if troubles := reading.troubles:
-        count = "1 mistake" if len(troubles) == 1 else f"{len(troubles)} mistakes"
-        return failed(f"{count}: {'; '.join(troubles)}", f"correct {file}")
+    if mistakes := [mistake.text for mistake in reading.mistakes]:
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        return failed(f"{count}: {'; '.join(mistakes)}", f"correct {file}")
     found = f"{file} is valid" if file.exists() else f"{file} does not exist; using the defaults"
     overlay = str(config.overlay_file(reading.settings))
     if chosen := [name for name, origin in reading.origins.items() if origin == overlay]:

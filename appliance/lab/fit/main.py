@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from appliance import __version__
+from appliance import build_version
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import open_transcriber
@@ -63,10 +63,10 @@ def fit_model(
         clips = recorded_clips(request.recordings)
         with open_transcriber(settings, bundle=bundle) as transcriber:
             texts = listen(transcriber, settings, clips, advance)
-    calibration, of_texts = fit_texts([*texts, *corrected])
+    calibration, of_texts = fit_texts([*texts, *corrected], bundle.calibration)
     facts: dict[str, Any] = {"calibration": asdict(calibration)} if calibration else {}
     facts["fitted"] = {
-        "version": __version__,
+        "version": build_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "recordings": len(texts),
         "corrections": len(corrected),

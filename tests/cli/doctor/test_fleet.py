@@ -19,7 +19,6 @@ from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, FleetSettings, Settings
 
 pytestmark = needs_fleet
-WINDOWS = "roomscribe.window.*"
 CHECKS = {one.name: one for one in fleet.CHECKS}
 
 
