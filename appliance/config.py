@@ -236,6 +236,11 @@ class CaptureSettings:
         "rtsp://, http://, pulse:SOURCE or pipe://PATH.",
         group=MICROPHONE, label="Microphone",
     )  # fmt: skip
+    device_file: str = key(
+        "",
+        "File with a stream's address, in place of device: an address may hold a password, and "
+        "every user may read this file. Empty: the credential `roomscribe.capture-device`, if any.",
+    )
     channel: int = key(
         0,
         "Channel of the microphone that is heard, from 1. 0: the mean of two, the first of more.",

@@ -45,7 +45,7 @@ MAY_IMPORT = {
         },
     },
     "fleet": {"capture", "infer", "model"},
-    "lab": {"mqtt", "store", "wyoming", "capture", "infer", "model", "convert"},
+    "lab": {"capture", "infer", "model", "convert"},
     "mqtt": {"store"},
     "web": {"capture", "wyoming"},
     "homeassistant": set(),

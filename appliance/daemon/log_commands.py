@@ -64,7 +64,7 @@ class LogCommands(CommandGroup):
         spans = itertools.pairwise(moments)
         return {"counts": [self._store.count(Wanted(since, until)) for since, until in spans]}
 
-    def _delete(self, request: Mapping[str, Any]) -> Future[dict[str, Any]]:
+    def _delete(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
         """Delete in a thread of its own: in a long log it takes minutes on a slow card."""
         ids, since, until, grep = take_arguments(request, "ids", "since", "until", "grep")
         grep = [] if grep is None else grep
@@ -84,11 +84,11 @@ class LogCommands(CommandGroup):
             if since is not None or until is not None or grep:
                 raise bad_request("expected ids, or since, until and grep")
             wanted = Wanted(ids=[id.encode("utf-8", "replace").decode() for id in ids])
-        answer: Future[dict[str, Any]] = Future()
+        answer: Future[Mapping[str, Any]] = Future()
         BackgroundTask(lambda: self._delete_wanted(wanted, answer), "deletion")
         return answer
 
-    def _delete_wanted(self, wanted: Wanted, answer: Future[dict[str, Any]]) -> None:
+    def _delete_wanted(self, wanted: Wanted, answer: Future[Mapping[str, Any]]) -> None:
         try:
             with self._deleting:  # one after the other
                 deleted = self._store.delete(wanted)

@@ -17,6 +17,8 @@ from rigs.broker import Broker
 from rigs.checkout import BUILT_IN, TESTS
 from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.hailo_simulator.control import Simulator
+from rigs.hailo_simulator.hef_files import write_hef
 from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone, program
@@ -325,6 +327,41 @@ def test_a_model_is_chosen_as_by_model_use_even_where_the_configuration_names_an
     assert "The model: mine instead of tiny.en" in done.stdout
     assert (models / "in-use").read_text() == "mine\n"
     assert tomllib.loads(config.read_text())["model"] == {"bundle": ""}
+
+
+def test_setup_takes_a_hef_that_the_user_compiled(
+    tmp_path: Path, simulator: Simulator, checkpoint_folder: Path
+) -> None:
+    simulator.plug()
+    config, models = write_config(tmp_path), tmp_path / "models"
+    shutil.copytree(checkpoint_folder, tmp_path / "mine")
+    (tmp_path / "no.hef").write_bytes(b"PK")
+    hef = write_hef(tmp_path / "own.hef", (1, 1000, 80), (1, 500, 16))
+    options = ("--device", "", "--broker", "none", "--node", "kitchen")
+    here = OFFLINE | simulator.environment | {"ROOMSCRIBE_MODELS": str(models)}
+    with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
+        terminal.until("tiny.en or base with a HEF of 10 s that you compile", 60)
+        terminal.enter(f"{tmp_path}/mine")
+        terminal.until("A HEF that you compiled for its encoder (a path; Enter: none)?")
+        terminal.enter(f"{tmp_path}/no.hef")
+        terminal.until("expected a HEF")
+        terminal.until("Which model? [tiny.en]", 60)
+        terminal.enter(f"{tmp_path}/mine")
+        terminal.until("Enter: none)?")
+        terminal.enter(str(hef))
+        terminal.until("mine: installed", 60)
+        assert (models / "mine" / "encoder.hef").read_bytes() == hef.read_bytes()
+        terminal.until("Which model? [tiny.en]", 60)  # random weights misread the sentence
+        terminal.enter()
+        terminal.until("Enter: none)?")
+        terminal.enter()
+        terminal.until(" skipped; ", 60)
+
+
+def test_a_hef_without_its_model_is_refused(tmp_path: Path) -> None:
+    done = roomscribe("setup", "--config", write_config(tmp_path), "--yes", "--hef", "own.hef")
+    assert done.returncode == 2
+    assert "--hef: add --model with the name of the model that it is for" in done.stderr
 
 
 def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None:

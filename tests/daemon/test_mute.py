@@ -54,7 +54,7 @@ class Listening(Listener):
         bus = Bus()
         self.mute, self.health = Mute(folder, on_change=bus.on_mute), Health()
         self.queue = StageQueue[Frame](1000)
-        self.frames = self.lost = 0
+        self.frames = 0
         self.supervisor = CaptureSupervisor(
             CaptureSettings(),
             self.health,
@@ -71,7 +71,10 @@ class Listening(Listener):
 
     def on_frame(self, _frame: Frame) -> None:
         self.frames += 1
-        self.lost += self.queue.next(0) is Sentinel.LOST
+
+    @property
+    def lost(self) -> int:
+        return sum(one is Sentinel.LOST for one in self.queue.queue)
 
     def stop(self) -> None:
         self.supervisor.stop()

@@ -19,6 +19,7 @@ from rigs.windows import NO_FOLDER, a_window
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon import transcription
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Work
+from appliance.daemon.core import Core
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.daemon.stages import Sentinel
@@ -68,6 +69,7 @@ class Rig:
     def __init__(self, store: FullDisk, spool: SpoolSettings) -> None:
         self.store, self.spool = store, spool
         self.listener = FakeListener(store)
+        self.opened: list[Core] = []
         self.use(FakeTranscriber())
 
     def use(self, transcriber: FakeTranscriber) -> None:
@@ -75,9 +77,12 @@ class Rig:
         self.transcriber = transcriber
         folder = str(self.store.path.parent)
         settings = Settings(spool=self.spool, store=StoreSettings(path=folder))
+        while self.opened:
+            self.opened.pop().backlog.close()
         self.core = make_core(settings, transcriber, self.store, self.listener)
         self.health, self.backlog = self.core.health, self.core.backlog
         self.works = make_works(self.core)
+        self.opened.append(self.core)
 
     def mid_way(self, transcriber: FakeTranscriber) -> None:
         """Transcribes with this one, and keeps the backlog."""

@@ -195,6 +195,7 @@ def test_the_first_text_is_reported_before_any_other_work(
 
     class Looked:
         candidates = ()
+        is_guarded = True
 
         def holds(self, _: str) -> bool:
             return False
@@ -211,6 +212,7 @@ def test_the_first_text_is_reported_before_any_other_work(
 
     result = transcriber.decode(encoded, Deciding())
     assert result.text and did == [result.text, "phrases"]
+    assert result.flags[-1] == "guarded"
     did.clear()
     transcriber.decode(encoded, Deciding(wanted=False))
     assert did == [result.text], "cancelled"

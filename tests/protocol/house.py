@@ -44,8 +44,8 @@ from appliance.store.folders import FILE_NAME
 CLOCKED = (
     "mqtt.outbox", "mqtt.connection", "mqtt.publisher", "daemon.backlog",
     "daemon.transcription", "daemon.transcripts", "daemon.monitors", "daemon.health",
-    "store.database", "store.fallback", "store.store",
-    "store.tables", "store.repair", "records", "daemon.mute",
+    "store.database", "store.fallback", "store.store", "store.tables", "store.repair", "records",
+    "daemon.mute",
 )  # fmt: skip
 DATED = ("mqtt.outbox", "mqtt.live_topics", "daemon.transcripts", "store.tables", "store.repair")
 BOOTED = ("store.tables",)

@@ -58,6 +58,11 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="an installed model, or one to add: its name, such as base, or a folder",
     )
     sub.add_argument(
+        "--hef",
+        metavar="FILE",
+        help="with --model: the encoder for a Hailo that you compiled yourself",
+    )
+    sub.add_argument(
         "--page",
         action="store_true",
         help="also switch on the page for a browser, and print a link to it",
@@ -73,6 +78,8 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
             f"setup needs a terminal to ask you. Without one, add --yes, and any of {FLAGS} that "
             "you want to change"
         )
+    if options.hef and not options.model:
+        options.usage_error("--hef: add --model with the name of the model that it is for")
     from appliance.cli.doctor.main import GROUPS, print_findings, surroundings
     from appliance.store import runtime_folders
 
