@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest
+from appliance.capture.endpoint import Endpoint, NoiseFloor, loudest
 from appliance.capture.loudness import power_of
 from appliance.capture.utterance import (
     PRE_ROLL_MS,
@@ -201,8 +201,8 @@ class Segmenter:
                 continues = self._early.utterance_id
         self._utterance = Utterance(self._idle, self._lengths, continues)
         self._idle, self._early = FrameBuffer(), None
-        smoothed = SMOOTHED // len(frames[0].frame.samples)
-        self._endpoint.open(loudest([judged.power for judged in frames], smoothed))
+        powers = [judged.power for judged in frames]
+        self._endpoint.open(loudest(powers, len(frames[0].frame.samples)))
 
     def _continues_last(self, judged: JudgedFrame) -> bool:
         """True for a frame that would have kept the last utterance open if it had not been closed

@@ -199,6 +199,7 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
         prefix=core.settings.mqtt.prefix,
         report=report,
         muted=lambda: core.mute.on,
+        complain=partial(core.health.trouble, "rooms"),
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
         assistant=home,
