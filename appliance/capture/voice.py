@@ -4,8 +4,8 @@ webrtcvad costs almost nothing but takes most noise for speech; Silero is accura
 times as much. So Silero sleeps until webrtcvad finds something. Then it gets the sound just before,
 and scores each window until both are quiet. It keeps its memory while it sleeps: without it, whale
 song looks like speech. But lasting noise fills the memory, until Silero scores a short command 0.
-So the memory is cleared if a sound rises out of such noise. Both find less in soft sound, so they
-get that of a quiet microphone louder.
+So the memory is cleared if a sound rises out of such noise. Both miss soft
+speech, so a quiet microphone is amplified for them.
 """
 
 from __future__ import annotations

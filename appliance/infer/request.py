@@ -51,10 +51,6 @@ class Pending:
         """Give the request up: its result is not delivered."""
         self.wanted = False
 
-    def is_wanted(self) -> bool:
-        """Return False once the request was given up."""
-        return self.wanted
-
     def has_time(self) -> bool:
         """Return True while a search for a better text may go on."""
         return True

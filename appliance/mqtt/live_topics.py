@@ -56,12 +56,12 @@ class LiveTopics:
     """
 
     def __init__(
-        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, found: Troubles
+        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, troubles: Troubles
     ) -> None:
         """The sources are called by the thread of `publish`."""
         self._node = node
         self._sources, self._store, self._outbox = sources, store, outbox
-        self._troubles = found
+        self._troubles = troubles
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._answers: deque[OutgoingMessage] = deque(maxlen=100)
         self._corrected: deque[str] = deque(maxlen=100)
@@ -127,10 +127,10 @@ class LiveTopics:
         The order is: state, mute, microphone, statistics, queued messages, the last transcript.
         """
         state = self._sources.state()
-        found, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
-        published = (*state.news(), found, waits)
+        reasons, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
+        published = (*state.news(), reasons, waits)
         if published != self._published or now_s >= self._state_s + STATE_S:
-            message = events.state(state, self._outbox.depth(), found, waits)
+            message = events.state(state, self._outbox.depth(), reasons, waits)
             publish(events.STATE, events.encode(message), retain=True)
             self._published, self._state_s = published, now_s
         if state.muted is not None:  # else the broker keeps the last known value

@@ -141,13 +141,13 @@ class Publisher(Listener):
             settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
         self._outbox = Outbox(store, delays.expiry_s)
-        self._live = LiveTopics(node, sources, store, outbox=self._outbox, found=self._troubles)
+        self._live = LiveTopics(node, sources, store, outbox=self._outbox, troubles=self._troubles)
         self._delivery = Delivery(
             settings,
             node,
             self._outbox,
             self._connection,
-            found=self._troubles,
+            troubles=self._troubles,
             set_last=self._live.set_last,
             complete=rooms.on_publish if rooms else lambda *_: None,
             delays=delays,

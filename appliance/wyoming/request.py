@@ -46,19 +46,6 @@ class RequestError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
-    """What a request says of its text."""
-
-    names: tuple[str, ...] = ()
-    """Words that are likely in it."""
-    words: bool = False
-    """Whether the times of its words are wanted."""
-
-
-NO_HINTS = Hints()
-
-
-@dataclass(frozen=True, slots=True)
 class Hooks:
     """What the server uses of the appliance."""
 
@@ -157,12 +144,13 @@ class TranscriptionRequest:
         hooks: Hooks,
         segmenter: SegmenterSettings,
         *,
-        hints: Hints = NO_HINTS,
+        names: tuple[str, ...] = (),
+        words: bool = False,
         longest_s: float = LONGEST_S,
     ) -> None:
         self.form = form
         self._hooks, self._gates = hooks, Gates(hooks.gates)
-        self._hints, self._longest_s = hints, longest_s
+        self._names, self._words, self._longest_s = names, words, longest_s
         self._segmenter = Segmenter(detector, segmenter, hooks.model().window_s)
         self._speculate = segmenter.speculate
         self._resampler, self._framer = Resampler(form.rate), Framer()
@@ -250,8 +238,7 @@ class TranscriptionRequest:
 
     def _submit(self, part: _PendingText) -> Pending | None:
         """Queue a window; return None if too many wait."""
-        hints = self._hints
-        request = Request(part.window, names=hints.names, words=hints.words, search=True, room=None)
+        request = Request(part.window, names=self._names, words=self._words, search=True, room=None)
         return self._hooks.submit(request, part.deliver)
 
     async def _transcribe(self, found: list[Window | Discarded]) -> None:

@@ -34,8 +34,6 @@ from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read
 from appliance.wyoming.request import (
     LONGEST_FILE_S,
     LONGEST_S,
-    NO_HINTS,
-    Hints,
     Hooks,
     RequestError,
     SoundFormat,
@@ -300,8 +298,9 @@ class ClientConnection:
         """True while there is a request."""
         self._text_begun = False
         """True once part of its text was sent."""
-        self._hints = NO_HINTS
-        """Words that are likely in the next request's sound, as the client says."""
+        self._names, self._words = tuple[str, ...](), False
+        """Words that are likely in the next request's sound, as the client says, and whether their
+        times are wanted."""
         self._until_s = 0.0
         """When the request's sound must be complete, on the loop's clock."""
 
@@ -361,8 +360,8 @@ class ClientConnection:
             case "transcribe":
                 self._end()
                 self._check_language(event.data.get("language"))
-                words = self.is_local and event.data.get("words") is True
-                self._hints = Hints(_read_names(event.data), words)
+                self._words = self.is_local and event.data.get("words") is True
+                self._names = _read_names(event.data)
             case "audio-start":
                 self._end()
                 await self._begin(SoundFormat.parse(event.data))
@@ -386,7 +385,8 @@ class ClientConnection:
             self._detector,
             replace(server.hooks, keep=None) if self.is_local else server.hooks,
             server.settings.segmenter,
-            hints=self._hints,
+            names=self._names,
+            words=self._words,
             longest_s=LONGEST_FILE_S if self.is_local else LONGEST_S,
         )
         return self._request
@@ -459,7 +459,7 @@ class ClientConnection:
             self._server.requests -= 1
         if self._request:
             self._request.close()
-            self._hints = NO_HINTS
+            self._names, self._words = (), False
         self._request, self._text_begun = None, False
 
 

@@ -17,7 +17,7 @@ from rigs.windows import a_window
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoder
-from appliance.infer.languages import ROOMS, STAYS, Languages, choose_languages
+from appliance.infer.languages import ROOMS, STAYS_PROBABILITY, Languages, choose_languages
 from appliance.infer.opening import open_transcriber
 from appliance.infer.request import Request
 from appliance.infer.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def test_the_likeliest_language_is_chosen_and_the_last_one_is_likelier() -> None
     name, probability = languages.choose(logits)
     assert name == "en" and probability == pytest.approx(1 / (1 + math.exp(-0.5)))
     name, probability = languages.choose(logits, "de")
-    odds = STAYS * math.exp(1.0), (1 - STAYS) * math.exp(1.5)
+    odds = STAYS_PROBABILITY * math.exp(1.0), (1 - STAYS_PROBABILITY) * math.exp(1.5)
     assert name == "de" and probability == pytest.approx(odds[0] / sum(odds))
     logits[3] = 4.0
     assert languages.choose(logits, "de")[0] == "en"
@@ -122,6 +122,11 @@ def test_a_model_of_one_language_and_the_npu_decoder_say_so(two: Bundle, bundle:
         open_transcriber(Settings(model=ModelSettings(bundle=str(two.folder)), decoder=npu))
 
 
+def encoded(states: NDArray[np.float32], room: str | None) -> Encoded:
+    """States of a second of sound."""
+    return Encoded(Request(a_window(seconds=1.0), room=room), states, "cpu", 0.0)
+
+
 def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
     settings = Settings(
         model=ModelSettings(bundle=str(two.folder)),
@@ -132,26 +137,26 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("", ("de", "en"))
 
         def say(states: NDArray[np.float32], room: str | None) -> tuple[str, float]:
-            heard = transcriber.decode(Encoded(Request(a_window(), room=room), states, "cpu", 0.0))
+            heard = transcriber.decode(encoded(states, room))
             assert heard.text
             return heard.language, heard.language_probability
 
         first = [(*say(states, None), states) for states in sounds(two)]
         spoken, least, close = min(first, key=lambda one: one[1])
         other, _, sure = next(one for one in first if one[0] != spoken and one[1] > least)
-        assert 0.5 < least < STAYS
+        assert 0.5 < least < STAYS_PROBABILITY
         assert say(sure, "hall")[0] == other
         assert say(close, "kitchen") == (spoken, least)
         assert say(close, "hall")[0] == other
         assert say(close, "kitchen")[0] == spoken
-        heard = transcriber.decode(Encoded(Request(a_window(), room=None), close, "cpu", 0.0))
+        heard = transcriber.decode(encoded(close, None))
         noise = replace(heard, no_speech_prob=0.9, avg_logprob=-0.9)
-        transcriber._remember_language("hall", noise)
+        transcriber._rooms.remember("hall", noise)
         assert say(close, "hall")[0] == other, "noise changes no language"
         assert say(close, None) == (spoken, least)
         for number in range(ROOMS + 2):
             say(close, f"room {number}")
-        assert len(transcriber._spoken) == ROOMS
+        assert len(transcriber._rooms) == ROOMS
 
 
 def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
@@ -162,12 +167,12 @@ def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
     )
     with open_transcriber(settings) as transcriber:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("de", ("de",))
-        heard = transcriber.decode(Encoded(Request(a_window()), sounds(two)[0], "cpu", 0.0))
+        heard = transcriber.decode(encoded(sounds(two)[0], None))
     assert heard.language == "de" and math.isnan(heard.language_probability)
     specials = Tokenizer.open(two).specials
     german = tuple(specials["<|de|>"] if one == specials["<|en|>"] else one for one in two.prompt)
     told = [Decoder(replace(two, prompt=one), 1) for one in (german, two.prompt)]
-    expected, english = (one.decode(sounds(two)[0], 1.0).avg_logprob for one in told)
+    expected, english = (one.decode(sounds(two)[0], a_window().duration_s).avg_logprob for one in told)
     assert heard.avg_logprob == expected != english
 
 

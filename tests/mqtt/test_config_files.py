@@ -185,6 +185,18 @@ def test_the_blueprint_takes_the_words_that_the_appliance_acts_on() -> None:
     assert not runs("turn on the light", acts_on="stop")
 
 
+def test_the_blueprint_runs_for_the_name_of_an_expected_sentence() -> None:
+    said = "please make it dark in the hall"
+    named = {"phrase": said, "phrase_name": "light_off", "slots": {"area": "hall"}}
+    for names in (["dim", "light_off"], "light_off dim"):
+        given = {"sentences": [], "phrase_names": names}
+        assert runs(said, given=given, **named)
+        assert heard(blueprint(), given, said, "1", named)[1]["slots"] == {"area": "hall"}
+        assert not runs(said, given=given)
+        assert not runs(said, given=given, **named | {"phrase_name": "light_on"})
+        assert not runs("make it dark", given=given, **named), "it acts on other words"
+
+
 @pytest.mark.parametrize("rooms", ["event.kitchen", ["event.hall", "event.kitchen"]], ids=str)
 def test_with_several_appliances_a_blueprint_runs_for_the_one_that_acts(rooms: object) -> None:
     given = {"room": rooms}

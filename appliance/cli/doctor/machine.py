@@ -74,7 +74,7 @@ def libraries(around: Surroundings) -> Outcome:
 def configuration(around: Surroundings) -> Outcome:
     """Check that the configuration is valid; the outcome names every mistake."""
     reading = config.read(around.config)
-    file = around.config or config.DEFAULT_PATH
+    file = around.config or config.default_path()
     if mistakes := [mistake.text for mistake in reading.mistakes]:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         return failed(f"{count}: {'; '.join(mistakes)}", f"correct {file}")

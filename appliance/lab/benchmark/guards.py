@@ -26,7 +26,7 @@ from appliance.lab.words import ProductRecogniser, Recognised, Recorded, count_w
 from appliance.model import WINDOW_S, Bundle
 from appliance.records import SAMPLE_RATE
 
-COLUMNS = ("penalty, bonus", *PADDING_COLUMNS[1:], "said twice: words wrong %", "loops")
+COLUMNS = ("penalty, bonus", *PADDING_COLUMNS[1:], "said twice: words wrong %", "its loops")
 PAUSE_S = 0.2
 TWICE, SHORT_S = 24, 4.0
 """Recordings that are said twice, and how long one may be."""
