@@ -63,7 +63,8 @@ class Segmenter:
 
     def __init__(self, voice: VoiceDetector, settings: SegmenterSettings, window_s: float) -> None:
         self._voice = voice
-        self._lengths = Lengths.of(settings, window_s)
+        hang_over, overlap = samples_of(settings.hang_over_ms), samples_of(settings.overlap_ms)
+        self._lengths = Lengths(hang_over, overlap, int(window_s * SAMPLE_RATE))
         self._reference = ReferenceFilter(settings.hang_over_ms / 1000)
         self._idle = FrameBuffer()
         self._utterance: Utterance | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from appliance.capture.endpoint import LOUD_DB, NEAR_DB, NOISE_DB, Endpoint
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.loudness import decibels, is_clipped, power_of, quantile, ratio_of
 from appliance.capture.voice import Judgement
-from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Frame, Samples, Window, new_id
 
 Powers = NDArray[np.float64]
@@ -41,8 +41,7 @@ sentences of people beside a television of the same loudness lost at most 6 dB, 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """Indices of frames: the window has those before `end`, the next one those from `begin` on."""
 
     end: int
@@ -110,20 +109,13 @@ class JudgedFrame:
     power: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Lengths in samples that settings and model give."""
 
     hang_over: int
     overlap: int
     longest: int
     """The model's window."""
-
-    @classmethod
-    def of(cls, settings: SegmenterSettings, window_s: float) -> Lengths:
-        """Return those of the settings, for windows of `window_s`."""
-        hang_over, overlap = samples_of(settings.hang_over_ms), samples_of(settings.overlap_ms)
-        return cls(hang_over, overlap, int(window_s * SAMPLE_RATE))
 
 
 def samples_of(milliseconds: float) -> int:
