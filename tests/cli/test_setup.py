@@ -340,22 +340,22 @@ def test_setup_takes_a_hef_that_the_user_compiled(
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
     here = OFFLINE | simulator.environment | {"ROOMSCRIBE_MODELS": str(models)}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
-        terminal.until("tiny.en or base with a HEF of 10 s that you compile", 60)
+        terminal.until("tiny.en or base with a HEF of 10 s that you compile")
         terminal.enter(f"{tmp_path}/mine")
         terminal.until("A HEF that you compiled for its encoder (a path; Enter: none)?")
         terminal.enter(f"{tmp_path}/no.hef")
         terminal.until("expected a HEF")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/mine")
         terminal.until("Enter: none)?")
         terminal.enter(str(hef))
-        terminal.until("mine: installed", 60)
+        terminal.until("mine: installed")
         assert (models / "mine" / "encoder.hef").read_bytes() == hef.read_bytes()
         terminal.until("Which model? [tiny.en]", 60)  # random weights misread the sentence
         terminal.enter()
         terminal.until("Enter: none)?")
         terminal.enter()
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
 
 
 def test_a_hef_without_its_model_is_refused(tmp_path: Path) -> None:
