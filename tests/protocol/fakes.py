@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Self
 
 from appliance.config import MqttSettings
 from appliance.mqtt.client import (
+    FULL,
+    Abilities,
     Acknowledged,
     BrokerEvent,
     Connected,
@@ -93,6 +95,7 @@ class FakeLink:
         *,
         keepalive_s: int,
         node: str = "",
+        abilities: Abilities = FULL,
     ) -> None:
         self.news: deque[BrokerEvent] = deque()
         self.received: deque[ReceivedMessage] = deque()
