@@ -187,7 +187,7 @@ def test_the_blueprint_takes_the_words_that_the_appliance_acts_on() -> None:
 
 def test_the_blueprint_runs_for_the_name_of_an_expected_sentence() -> None:
     said = "please make it dark in the hall"
-    named = {"phrase": said, "phrase_name": "light_off", "slots": {"area": "hall"}}
+    named: dict[str, Any] = {"phrase": said, "phrase_name": "light_off", "slots": {"area": "hall"}}
     for names in (["dim", "light_off"], "light_off dim"):
         given = {"sentences": [], "phrase_names": names}
         assert runs(said, given=given, **named)
