@@ -91,7 +91,7 @@ class TypedDialog(Dialog):
         self.typed = [*typed]
 
     def read(self, prompt: str) -> str:
-        self.asked += 1
+        self.question_count += 1
         if (answer := self.typed.pop(0)) == BACK:
             raise BackError
         return answer
