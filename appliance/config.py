@@ -751,6 +751,11 @@ class WyomingSettings:
         "Store and publish these transcripts like your own, with the source `wyoming`. false: only "
         "the client gets the text.",
     )
+    acts: bool = key(
+        True,
+        "Answer with an expected sentence in place of the text where it is sure enough to act on: "
+        "Home Assistant acts on the answer. false: always the text.",
+    )
 
     @property
     def announced(self) -> bool:

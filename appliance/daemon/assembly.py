@@ -48,7 +48,7 @@ from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import WorkTranscriber, open_transcriber
-from appliance.daemon.transcripts import Transcripts
+from appliance.daemon.transcripts import Transcripts, text_to_act_on
 from appliance.errors import StoreError
 from appliance.fleet import FleetWorker, Link, OwnRoom
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient, MediaPlayers
@@ -232,7 +232,9 @@ def _make_publisher(
         core.node,
         core.store,
         Sources(report.state, report.stats),
-        announcement=Announcement(settings.homeassistant, page_url(settings.web), on_birth),
+        announcement=Announcement(
+            settings.homeassistant, page_url(settings.web), bool(settings.assist.phrase), on_birth
+        ),
         subscriptions=subscriptions(core.node, core.mute, expect, core.bus.on_answer),
         rooms=house,
     )
@@ -289,6 +291,8 @@ def _make_wyoming(core: Core) -> WyomingServer:
         report=partial(health.trouble, "wyoming"),
         advertise=announce if settings.wyoming.announced else None,
         is_room_busy=lambda: core.backlog.is_room_busy,
+        languages=lambda: core.transcriber.known_languages,
+        text_to_act_on=text_to_act_on,
     )
     path = runtime_folder(settings) / WYOMING_SOCKET if settings.web.api else None
     return WyomingServer(settings, core.node, hooks, socket_path=path)

@@ -114,7 +114,8 @@ class Gates:
         A window that says nothing new is a `repetition`. `recall` returns the text of the window
         before if this process has not seen it.
         """
-        reason, repeated = judge(result), ()
+        reason = judge(result)
+        repeated: tuple[str, ...] = ()
         if reason == "repetition" and (word := find_single_word(result)):
             result = replace(result, text=word, words=result.words[:1])
             reason, repeated = None, ("repetition",)

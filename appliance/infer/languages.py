@@ -46,6 +46,16 @@ class Languages:
         return names[best], float(odds[best] / odds.sum())
 
 
+def language_tokens(bundle: Bundle, tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the tokens of the languages that a bundle writes, by their codes; none if its prompt
+    names no language."""
+    tokens = {code: tokenizer.specials.get(f"<|{code}|>", -1) for code in bundle.languages}
+    tokens = {code: token for code, token in tokens.items() if token >= 0}
+    place = bundle.prompt.index(bundle.tokens.start) + 1
+    named = set(tokens.values()).intersection(bundle.prompt[place : place + 1])
+    return tokens if named and len(tokens) > 1 else {}
+
+
 class RoomLanguages:
     """The language that each room spoke last. One thread."""
 
@@ -76,11 +86,8 @@ def choose_languages(
     `language` ("", "auto" or a code) and `allowed`. Raises ConfigError."""
     if language in ("", bundle.language):
         return None, bundle.language
-    tokens = {code: tokenizer.specials.get(f"<|{code}|>", -1) for code in bundle.languages}
-    tokens = {code: token for code, token in tokens.items() if token >= 0}
-    named = {token: code for code, token in tokens.items()}
-    place = bundle.prompt.index(bundle.tokens.start) + 1
-    if len(tokens) < 2 or named.keys().isdisjoint(bundle.prompt[place : place + 1]):
+    tokens = language_tokens(bundle, tokenizer)
+    if not tokens:
         raise ConfigError(
             f"[decoder] language: expected a model of several languages, found {bundle.name} "
             f"({', '.join(bundle.languages[:3])}); leave the key out, or choose another model"

@@ -28,6 +28,8 @@ class Request:
     """Whether a better text than a doubtful one may take more time."""
     words: bool = False
     """Whether the times of the words are wanted."""
+    language: str = ""
+    """The language that is spoken in it; "" if nobody says so."""
     partial: bool = False
     """True for a window that somebody is still speaking: all other requests go first."""
     room: str | None = ""

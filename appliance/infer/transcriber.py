@@ -67,6 +67,8 @@ class AnyTranscriber(ABC):
     """Transcribes windows, on this machine or on another. Threads as in `Transcriber`."""
 
     gates: GateSettings
+    known_languages: Sequence[str] = ()
+    """Languages that `Encoded.language` may name; none: only the model's own."""
     in_process = True
     """True if windows are transcribed in this process, which a window may crash."""
 
@@ -160,6 +162,7 @@ class Transcriber(AnyTranscriber):
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
         self._language, self._address = language, address
         self._rooms = RoomLanguages()
+        self.known_languages = tuple(decoder.known_languages)
 
     @property
     def bundle(self) -> Bundle:
@@ -215,7 +218,12 @@ class Transcriber(AnyTranscriber):
         """Decode the states, with the language that the room spoke before."""
         room, duration_s = encoded.request.room, encoded.request.window.duration_s
         begun_s = time.perf_counter()
-        decoded = self.decoder.decode(encoded.states, duration_s, language=self._rooms.last(room))
+        decoded = self.decoder.decode(
+            encoded.states,
+            duration_s,
+            language=self._rooms.last(room),
+            only=encoded.request.language,
+        )
         result = self._describe(decoded, encoded, begun_s)
         self._rooms.remember(room, result)
         return _Candidate(encoded, decoded, result, begun_s)

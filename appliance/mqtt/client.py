@@ -144,7 +144,7 @@ class ReceivedMessage:
 BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
 
 
-class Inbox:
+class ReceivedQueue:
     """Received messages by their kind, the last level of their topic: a flood of one kind pushes
     no other message out. paho's thread puts them in, the link's owner takes them."""
 
@@ -198,7 +198,7 @@ class Mailbox:
         self._bounded = bounded
         self._met = False
         self.news: deque[BrokerEvent] = deque()
-        self.received = Inbox(RECEIVED_WAITING if bounded else None)
+        self.received = ReceivedQueue(RECEIVED_WAITING if bounded else None)
         self.ended = threading.Event()
         self.dropped = False
         self._wake = wake

@@ -187,7 +187,7 @@ def test_a_chain_of_ogg_files_is_heard_to_its_end(tmp_path: Path) -> None:
 def test_a_flac_from_a_pipe_is_whole(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.sin(np.arange(24_000) / 8) / 2, 16_000)
     piped = tmp_path / "a.flac"
-    command = ["ffmpeg", "-v", "error", "-i", tmp_path / "a.wav", "-f", "flac", "-"]
+    command = ["ffmpeg", "-v", "error", "-i", str(tmp_path / "a.wav"), "-f", "flac", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
         assert running.stdout
         piped.write_bytes(running.stdout.read())
@@ -201,7 +201,14 @@ def test_a_film_is_heard_at_its_times_and_in_its_default_track(tmp_path: Path) -
     for name, level in (("quiet", 0.1), ("loud", 0.5)):
         soundfile.write(tmp_path / f"{name}.wav", np.sin(np.arange(32_000) / 8) * level, 16_000)
     film = tmp_path / "film.mkv"
-    sources = [*("-i", tmp_path / "quiet.wav"), *("-itsoffset", "1", "-i", tmp_path / "loud.wav")]
+    sources = [
+        "-i",
+        str(tmp_path / "quiet.wav"),
+        "-itsoffset",
+        "1",
+        "-i",
+        str(tmp_path / "loud.wav"),
+    ]
     picture = ["-f", "lavfi", "-i", "color=s=16x16:d=3"]
     tracks = ["-map", "2:v", "-map", "0:a", "-map", "1:a", "-c:a", "flac"]
     chosen = ["-disposition:a:0", "0", "-disposition:a:1", "default"]

@@ -17,7 +17,13 @@ from rigs.windows import a_window
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoder
-from appliance.infer.languages import ROOMS, STAYS_PROBABILITY, Languages, choose_languages
+from appliance.infer.languages import (
+    ROOMS,
+    STAYS_PROBABILITY,
+    Languages,
+    choose_languages,
+    language_tokens,
+)
 from appliance.infer.opening import open_transcriber
 from appliance.infer.request import Request
 from appliance.infer.tokenizer import Tokenizer
@@ -84,6 +90,22 @@ def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: T
         assert decoded.logprobs == told[expected].decode(states, 1.0).logprobs
         found.add(expected)
     assert found == {"de", "en"}
+
+
+def test_a_named_language_holds_for_one_decode(two: Bundle, tokenizer: Tokenizer) -> None:
+    decoder, english = Decoder(two, 1), Decoder(two, 1)
+    decoder.known_languages = language_tokens(two, tokenizer)
+    german = tuple(
+        decoder.known_languages["de"] if one == decoder.known_languages["en"] else one
+        for one in two.prompt
+    )
+    states = sounds(two)[0]
+    found = decoder.decode(states, 1.0, only="de")
+    assert found.language == "de" and math.isnan(found.language_probability)
+    assert found.tokens == Decoder(replace(two, prompt=german), 1).decode(states, 1.0).tokens
+    for unknown in ("", "fr"):
+        after = decoder.decode(states, 1.0, only=unknown)
+        assert (after.language, after.tokens) == ("", english.decode(states, 1.0).tokens)
 
 
 def test_nothing_is_found_out_unless_it_is_wanted(two: Bundle, tokenizer: Tokenizer) -> None:

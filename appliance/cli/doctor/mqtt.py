@@ -50,8 +50,8 @@ def secret_files(around: Surroundings) -> Outcome:
     mqtt, home, capture = (
         around.settings.mqtt, around.settings.homeassistant, around.settings.capture
     )  # fmt: skip
-    files = (mqtt.password_file, home.token_file, capture.device_file)
-    named = [Path(file).expanduser() for file in files if file]
+    secret = (mqtt.password_file, home.token_file, capture.device_file)
+    named = [Path(file).expanduser() for file in secret if file]
     device, config = capture.device, around.config or DEFAULT_PATH
     if "@" in device and public_name(device) != device and _is_open_to_all(config):
         return failed(

@@ -26,6 +26,7 @@ from appliance.control import SOCKET_NAME
 from appliance.errors import ConfigError
 from appliance.system import require_writable
 
+Questions = tuple[tuple[str, Callable[[Context, Answers], Answers]], ...]
 FLAGS = "--node, --device, --broker and --model"
 
 
@@ -109,14 +110,15 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def ask_all(context: Context, answers: Answers) -> Answers:
+def ask_all(context: Context, answers: Answers, questions: Questions | None = None) -> Answers:
     """Ask one question after the other, and the one before again after `back`."""
+    questions = questions or QUESTIONS
     dialog, number, visited = context.dialog, 0, list[int]()
     if dialog.interactive:
         dialog.say(f"`{BACK}` as an answer returns to the question before.")
-    while number < len(QUESTIONS):
-        title, question = QUESTIONS[number]
-        dialog.say(f"\n{number + 1} of {len(QUESTIONS) + 1}  {title}", BOLD)
+    while number < len(questions):
+        title, question = questions[number]
+        dialog.say(f"\n{number + 1} of {len(questions) + 1}  {title}", BOLD)
         try:
             asked = dialog.asked
             answers = question(context, answers)
@@ -152,7 +154,7 @@ def with_room(answers: Answers, name: str) -> Answers:
     return replace(answers, node=node, area=name.strip() if follows else answers.area)
 
 
-QUESTIONS: tuple[tuple[str, Callable[[Context, Answers], Answers]], ...] = (
+QUESTIONS: Questions = (
     ("The room", ask_room),
     ("The microphone", ask_microphone),
     ("The broker", ask_broker),
