@@ -20,6 +20,7 @@ from appliance.mqtt.client import (
     Connected,
     Lost,
     ReceivedMessage,
+    ReceivedQueue,
     Subscribed,
 )
 from appliance.records import OutgoingMessage
@@ -98,7 +99,7 @@ class FakeLink:
         abilities: Abilities = FULL,
     ) -> None:
         self.news: deque[BrokerEvent] = deque()
-        self.received: deque[ReceivedMessage] = deque()
+        self.received = ReceivedQueue(None)
         self._number = 0
         self.broker.accept(self)
 
@@ -212,4 +213,4 @@ class Broker:
         while self.acks and self.link:
             self.answer()
         if self.link and not self.deaf:
-            self.link.received.append(ReceivedMessage(topic, payload, False))
+            self.link.received.put(ReceivedMessage(topic, payload, False))
