@@ -113,10 +113,8 @@ def benchmark_tables(
                 yield name, list(_measure_all(rows, recordings, simulated))
                 continue
             columns, table = OTHERS[name]
-            yield (
-                name,
-                as_markdown(columns, list(table(options.checkpoint, recordings, Path(scratch)))),
-            )
+            cells = table(options.checkpoint, recordings, Path(scratch))
+            yield name, [dict(zip(columns, row, strict=True)) for row in cells]
 
 
 def _measure_all(
