@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from functools import cache
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 HOMEPAGE = "https://example.org/roomscribe"
 """Where the project is found; stands for its address until it has a public one."""
 
@@ -15,6 +16,39 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 in the user's cache folder and sends them to Microsoft. Only this variable, set before the import,
 prevents it; `disable_telemetry_events()` does not (tried with 1.32). Every process of Roomscribe,
 and each of its children, has it from here."""
+
+
+@cache
+def build_version() -> str:
+    """Return the version with the commit and its date (UTC): `0.2.0~git20261128.1810.dd303b5a`.
+
+    A release, whose commit has the tag, and a wheel have the plain version. A package has a file,
+    which scripts/build-deb writes; in a checkout git is asked.
+    """
+    import subprocess
+    from contextlib import suppress
+    from pathlib import Path
+
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ("git", "-C", str(here.parent), *arguments)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10,
+            env=os.environ | {"TZ": "UTC0"},
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    with suppress(OSError):
+        return (here / "build.txt").read_text(encoding="ascii").strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        if (here.parent / ".git").exists():
+            date = "--date=format-local:%Y%m%d.%H%M"
+            commit = git("log", "-1", date, "--abbrev=8", "--format=%cd.%h")
+            changed = "+changed" if git("status", "--porcelain", "--untracked-files=no") else ""
+            if changed or f"v{__version__}" not in git("tag", "--points-at", "HEAD").split():
+                return f"{__version__}~git{commit}{changed}"
+    return __version__
 
 
 def lazily(package: str, file: str) -> Callable[[str], object]:

@@ -18,12 +18,12 @@ import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from appliance.errors import ConfigError
-from appliance.system import shorten
+from appliance.system import shorten, user_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -625,6 +625,11 @@ class AssistSettings:
             suggest=lambda text: " ".join(re.findall(r"[^\W\d_]+", text)),
         ),
     )
+    media: bool = key(
+        True,
+        "While a media player in this appliance's area of Home Assistant plays, nothing acts on a "
+        "sentence without the phrase: a television may have said it. Needs a phrase.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -746,6 +751,11 @@ class WyomingSettings:
         "Store and publish these transcripts like your own, with the source `wyoming`. false: only "
         "the client gets the text.",
     )
+    acts: bool = key(
+        True,
+        "Answer with an expected sentence in place of the text where it is sure enough to act on: "
+        "Home Assistant acts on the answer. false: always the text.",
+    )
 
     @property
     def announced(self) -> bool:
@@ -830,10 +840,38 @@ DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 MOST_BYTES = 1 << 20
 """A longer file is no configuration."""
 OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
+REMOVED: frozenset[str] = frozenset()
+"""Keys (section.key) of released versions that this one does not have. They are ignored."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _MEANT = {"npu": "hailo"}
 """What people write and what they mean by it, where another choice looks more alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A mistake in a configuration."""
+
+    keys: tuple[str, ...]
+    """The keys (section.key; `section.` for the whole section) whose value is unknown for it."""
+    text: str
+    """What is wrong, on one line, with the file in front."""
+
+
+EVERYTHING = tuple(f"{section}." for section in get_type_hints(Settings))
+"""Keys of a mistake for which the whole file is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one text says: the right values by section and key, and its mistakes."""
+
+    origin: str
+    """The file, for messages."""
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    mistakes: tuple[Mistake, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """One line for each key or empty section that an older version had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -842,19 +880,24 @@ class Reading:
 
     settings: Settings
     """The right values, and defaults for all others."""
-    troubles: tuple[str, ...] = ()
-    """One line for each mistake."""
-    wrong: frozenset[str] = frozenset()
-    """Sections with a mistake; all sections if the file cannot be read."""
+    mistakes: tuple[Mistake, ...] = ()
     cause: OSError | None = None
     """Why the file cannot be read."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """The file of each key (section.key) that has not its default."""
+    ignored: tuple[str, ...] = ()
+    """One line for each key or empty section that an older version had."""
+
+    @property
+    def wrong(self) -> frozenset[str]:
+        """Sections with a mistake; all sections if the file cannot be read."""
+        keys = (key for mistake in self.mistakes for key in mistake.keys)
+        return frozenset(key.partition(".")[0] for key in keys)
 
     def sure(self) -> Settings:
         """Return the settings. Raises ConfigError with one message for each mistake."""
-        if self.troubles:
-            raise ConfigError(*self.troubles) from self.cause
+        if self.mistakes:
+            raise ConfigError(*(mistake.text for mistake in self.mistakes)) from self.cause
         return self.settings
 
 
@@ -868,48 +911,73 @@ def load(path: Path | None) -> Settings:
 
 def parse(text: str, origin: str) -> Settings:
     """Return the settings in TOML `text`; `origin` names it in messages. Raises ConfigError."""
-    return _read(text, origin).sure()
+    return merge(read_layer(text, origin)).sure()
 
 
-def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> Reading:
-    """Return what `load` reads, with its mistakes; `chosen` replaces the overlay, if given."""
-    file = path or DEFAULT_PATH
+def take_leftovers(
+    table: dict[str, Any], origin: str, removed: frozenset[str] = REMOVED
+) -> list[str]:
+    """Take out of `table` what an upgrade may have left in it: `removed` keys, and unknown sections
+    without keys. Return a line for each."""
+    lines = []
+    for section, content in [*table.items()]:
+        for name in [*content] if isinstance(content, dict) else ():
+            if f"{section}.{name}" in removed:
+                del content[name]
+                lines.append(f"{origin}: {section}.{name} has no effect in this version; delete it")
+        if content == {} and section not in get_type_hints(Settings):
+            del table[section]
+            lines.append(f"{origin}: the section [{shorten(section)}] is unknown and empty")
+    return lines
+
+
+def default_path() -> Path:
+    """Return the configuration without --config: for an ordinary user on a machine without the
+    package, the one in their home."""
+    if not os.geteuid() or DEFAULT_PATH.parent.exists():
+        return DEFAULT_PATH
+    return user_folder("XDG_CONFIG_HOME", ".config") / DEFAULT_PATH.name
+
+
+def read(
+    path: Path | None,
+    chosen: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    may_lack: bool = False,
+) -> Reading:
+    """Return what `load` reads, with its mistakes; `chosen` replaces the overlay, if given. With
+    `may_lack`, the file at `path` need not exist."""
+    file = path or default_path()
     cause = None
     try:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            return _nothing(f"{file}: expected a configuration in TOML, found more than 1 MB")
-        return _laid_over(data.decode("utf-8-sig"), str(file), chosen)
+        if len(data) <= MOST_BYTES:
+            return _with_overlay(read_layer(data.decode("utf-8-sig"), str(file)), chosen)
+        found = "in TOML, found more than 1 MB"
     except FileNotFoundError:
-        if path is None:
-            return _laid_over("", str(file), chosen)
-        found = "no such file", "write one, or leave out --config to use the defaults"
+        if path is None or may_lack:
+            return _with_overlay(Layer(str(file)), chosen)
+        found = "in TOML, found no such file; write one, or leave out --config to use the defaults"
     except IsADirectoryError:
-        found = "a folder", "name the file in it"
+        found = "in TOML, found a folder; name the file in it"
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        found = f"another byte in line {line}", "save it as UTF-8"
-        return _nothing(f"{file}: expected text in UTF-8, found {'; '.join(found)}")
+        found = f"in UTF-8, found another byte in line {line}; save it as UTF-8"
     except PermissionError:
-        found = "a file that you may not read", "run this with sudo"
+        found = "in TOML, found a file that you may not read; run this with sudo"
     except OSError as error:
-        found, cause = (f"{error.strerror}", "check its disk"), error
-    return _nothing(f"{file}: expected a configuration in TOML, found {'; '.join(found)}", cause)
+        found, cause = f"in TOML, found {error.strerror}; check its disk", error
+    mistake = Mistake(EVERYTHING, f"{file}: expected a configuration {found}")
+    return Reading(Settings(), (mistake,), cause)
 
 
-def _nothing(trouble: str, cause: OSError | None = None) -> Reading:
-    return Reading(Settings(), (trouble,), frozenset(get_type_hints(Settings)), cause)
-
-
-def _laid_over(
-    text: str, origin: str, chosen: Mapping[str, Mapping[str, Any]] | None = None
-) -> Reading:
-    """Read `text`, and over it `chosen`, or the overlay file.
+def _with_overlay(layer: Layer, chosen: Mapping[str, Mapping[str, Any]] | None) -> Reading:
+    """Return the layer with `chosen` over it, or the overlay file.
 
     An overlay that this user may not read is ignored; neither may they read the log beside it.
     """
-    below = _read(text, origin)
+    below = merge(layer)
     if "store" in below.wrong:
         return below
     try:
@@ -917,44 +985,54 @@ def _laid_over(
         over = file.read_bytes()[:MOST_BYTES].decode() if chosen is None else as_toml(chosen)
     except (OSError, UnicodeDecodeError, RuntimeError):  # of a home that nobody has
         return below
-    return _read(text, origin, (over, str(file)))
+    return merge(layer, read_layer(over, str(file)))
 
 
-def _read(text: str, origin: str, over: tuple[str, str] | None = None) -> Reading:
-    """Read `text` from `origin`, and over it another text from another origin."""
-    sections = get_type_hints(Settings)
-    troubles = list[str]()
-    wrong: set[str] = set()
-    values: dict[str, dict[str, Any]] = {}
-    origins: dict[str, str] = {}
-    for text, origin in ((text, origin), *([over] if over else ())):  # noqa: B020, PLR1704
-        try:
-            table = tomllib.loads(text)
-        except RecursionError:
-            return _nothing(f"{origin}: not valid TOML: too many nested brackets")
-        except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
-            cause = shorten(str(error), 200)
-            fix = "; a text stands in quotes" if "Invalid value" in cause else ""
-            return _nothing(f"{origin}: not valid TOML: {cause}{fix}")
+def read_layer(text: str, origin: str) -> Layer:
+    """Return what a text in TOML says; `origin` names it in messages."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        cause = "too many nested brackets"
+    except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
+        cause = re.sub(r"Cannot declare \('(.*)',\) twice", r"[\1] stands there twice", str(error))
+        cause = shorten(cause, 200)
+        cause += "; a text stands in quotes" if "Invalid value" in cause else ""
+    else:
+        ignored = take_leftovers(table, origin)
+        values: dict[str, dict[str, Any]] = {}
+        mistakes = list[Mistake]()
         for section, content in table.items():
-            if section not in sections:
-                troubles.append(_unknown_section(origin, section, content, wrong))
-            elif not isinstance(content, dict):
-                line = f"{origin}: {section} is a section: write [{section}] above its keys"
-                troubles.append(line)
-                wrong.add(f"{section}.")
-            else:
-                right = _section(section, content, origin, troubles, wrong)
-                values.setdefault(section, {}).update(right)
-                origins.update({f"{section}.{name}": origin for name in right})
-    settings = Settings(**{name: sections[name](**right) for name, right in values.items()})
-    contradicted = set[str]()
-    for involved, trouble in _contradictions(settings):
-        if not wrong.intersection(involved):
-            troubles.append(f"{origin}: {trouble}")
-            contradicted.update(involved)
-    named = frozenset(name.partition(".")[0] for name in wrong | contradicted)
-    return Reading(settings, tuple(troubles), named, origins=origins)
+            if wrong := _mistake_of_section(section, content):
+                mistakes.append(wrong)
+                continue
+            found = {name: _mistake_of_key(section, name, content[name]) for name in content}
+            mistakes += filter(None, found.values())
+            types = get_type_hints(get_type_hints(Settings)[section])
+            right = (name for name, wrong in found.items() if not wrong)
+            values[section] = {name: types[name](content[name]) for name in right}
+        named = (replace(each, text=f"{origin}: {each.text}") for each in mistakes)
+        return Layer(origin, values, tuple(named), tuple(ignored))
+    return Layer(origin, {}, (Mistake(EVERYTHING, f"{origin}: not valid TOML: {cause}"),))
+
+
+def merge(*layers: Layer) -> Reading:
+    """Return the configuration of these layers; the last one goes first."""
+    values: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(Settings)}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for section, content in layer.values.items():
+            values[section].update(content)
+            origins.update({f"{section}.{name}": layer.origin for name in content})
+    kinds = get_type_hints(Settings)
+    settings = Settings(**{section: kinds[section](**right) for section, right in values.items()})
+    mistakes = [mistake for layer in layers for mistake in layer.mistakes]
+    unknown = {key for mistake in mistakes for key in mistake.keys}
+    for each in contradictions(settings):
+        if not unknown.intersection(each.keys):
+            mistakes.append(replace(each, text=f"{layers[-1].origin}: {each.text}"))
+    ignored = tuple(line for layer in layers for line in layer.ignored)
+    return Reading(settings, tuple(mistakes), origins=origins, ignored=ignored)
 
 
 def overlay_file(settings: Settings) -> Path:
@@ -986,7 +1064,7 @@ def mistake(name: str, value: Any) -> str:
     """Return what is wrong with `value` for the key `name` (section.key); empty if nothing is."""
     for section, entry in keys():
         if f"{section}.{entry.name}" == name:
-            return _trouble(
+            return _wrong(
                 entry, get_type_hints(get_type_hints(Settings)[section])[entry.name], value
             )
     near = _near(name, [f"{section}.{entry.name}" for section, entry in keys()])
@@ -1028,42 +1106,18 @@ def room_name(node: str, area: str) -> str:
     return area if slug(area) == node else node
 
 
-def _section(
-    section: str, content: dict[str, Any], origin: str, troubles: list[str], wrong: set[str]
-) -> dict[str, Any]:
-    """Return the right keys of one section; append the mistakes in others to `troubles`.
-
-    `wrong` gets the keys (section.key) of unknown value: the mistaken ones, and those that an
-    unknown key may be meant to be.
-    """
-    kind = get_type_hints(Settings)[section]
-    types = get_type_hints(kind)
-    known = {entry.name: entry for entry in fields(kind)}
-    right: dict[str, Any] = {}
-    for name, value in content.items():
-        if name not in known:
-            troubles.append(_unknown_key(f"{origin}: {section}", name, known))
-            wrong.update(f"{section}.{near}" for near in ("", *_near(name, known)))
-        elif trouble := _trouble(known[name], types[name], value):
-            troubles.append(f"{origin}: {section}.{name}: {trouble}")
-            wrong.add(f"{section}.{name}")
-        else:
-            right[name] = types[name](value)
-    return right
-
-
-def _trouble(entry: Field[Any], kind: type, value: Any) -> str:
+def _wrong(entry: Field[Any], kind: type, value: Any) -> str:
     """Return what is wrong with `value`; empty if nothing is."""
     if kind == dict[str, str]:
-        return _trouble_of_table(entry, value)
+        return _wrong_table(entry, value)
     if kind != tuple[str, ...]:
-        return _trouble_of_one(entry, kind, value)
+        return _wrong_text_or_number(entry, kind, value)
     if not isinstance(value, list):
         return f"expected a list of texts, found {_shown(value)}"
-    return next(filter(None, (_trouble_of_one(entry, str, text) for text in value)), "")
+    return next(filter(None, (_wrong_text_or_number(entry, str, text) for text in value)), "")
 
 
-def _trouble_of_table(entry: Field[Any], value: Any) -> str:
+def _wrong_table(entry: Field[Any], value: Any) -> str:
     if not isinstance(value, dict) or len(value) > WORDS_AT_MOST:
         found = f"{len(value)} of them" if isinstance(value, dict) else _shown(value)
         return f"expected {entry.metadata['form'].description}, found {found}"
@@ -1071,10 +1125,10 @@ def _trouble_of_table(entry: Field[Any], value: Any) -> str:
     if unknown := [name for name in value if allowed and name not in allowed]:
         return f"unknown key {shorten(unknown[0])}; expected {', '.join(allowed)}"
     texts = (text for pair in value.items() for text in pair)
-    return next(filter(None, (_trouble_of_one(entry, str, text) for text in texts)), "")
+    return next(filter(None, (_wrong_text_or_number(entry, str, text) for text in texts)), "")
 
 
-def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:
+def _wrong_text_or_number(entry: Field[Any], kind: type, value: Any) -> str:
     whole_as_number = kind is float and type(value) is int
     limits = entry.metadata
     if type(value) is not kind and not whole_as_number:
@@ -1098,8 +1152,8 @@ def _trouble_of_one(entry: Field[Any], kind: type, value: Any) -> str:
     return ""
 
 
-def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys of values that contradict each other, and what is wrong with them."""
+def contradictions(settings: Settings) -> Iterator[Mistake]:
+    """Yield what is wrong with values that contradict each other."""
     mqtt = settings.mqtt
     yield from _fleet_contradictions(settings)
     if settings.assist.phrase:
@@ -1109,41 +1163,33 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
             ("mqtt.enabled", "true", mqtt.enabled),
         ):
             if not there:
-                yield (
-                    ("assist.phrase", name),
-                    f"assist.phrase: expected {wanted} as {name} beside it, found "
-                    f"{'false' if wanted == 'true' else 'none'}",
-                )
-    for name, needed, found in (
-        ("password_file", "username", "none"),
-        ("ca_file", "tls", "false"),
-    ):
-        if getattr(mqtt, name) and not getattr(mqtt, needed):
-            wanted = f"mqtt.{needed}{' = true' if needed == 'tls' else ''}"
-            yield (
-                (f"mqtt.{name}", f"mqtt.{needed}"),
-                f"mqtt.{name}: expected {wanted} beside it, found {found}",
-            )
+                found = "false" if wanted == "true" else "none"
+                text = f"expected {wanted} as {name} beside it, found {found}"
+                yield Mistake(("assist.phrase", name), f"assist.phrase: {text}")
+    if mqtt.password_file and not mqtt.username:
+        text = "mqtt.password_file: expected mqtt.username beside it, found none"
+        yield Mistake(("mqtt.password_file", "mqtt.username"), text)
+    if mqtt.ca_file and not mqtt.tls:
+        text = "mqtt.ca_file: expected mqtt.tls = true beside it, found false"
+        yield Mistake(("mqtt.ca_file", "mqtt.tls"), text)
 
 
-def _fleet_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what `_contradictions` yields, for [fleet]."""
+def _fleet_contradictions(settings: Settings) -> Iterator[Mistake]:
+    """Yield what `contradictions` yields, for [fleet]."""
     fleet = settings.fleet
     if fleet.role == "alone":
         return
     scheme, host, port = fleet_server(fleet.server)
     if scheme == "nats" and not is_loopback(host):
-        yield (
+        yield Mistake(
             ("fleet.role", "fleet.server"),
             f"fleet.server: expected tls:// beyond this machine, as sound goes there, found "
             f"{shorten(fleet.server)}; write tls://{host}:{port} and give it a certificate "
             "(`roomscribe fleet invite` does)",
         )
     if fleet.role == "satellite" and settings.capture.device == NO_DEVICE:
-        yield (
-            ("fleet.role", "capture.device"),
-            'capture.device: expected a microphone for fleet.role = "satellite", found none',
-        )
+        text = 'capture.device: expected a microphone for fleet.role = "satellite", found none'
+        yield Mistake(("fleet.role", "capture.device"), text)
 
 
 def _near(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
@@ -1151,26 +1197,35 @@ def _near(name: str, known: Iterable[str], least: float = 0.6) -> list[str]:
     return difflib.get_close_matches(name.lower(), list(known), 1, least)
 
 
-def _unknown_section(origin: str, name: str, content: Any, wrong: set[str]) -> str:
-    """Return the message for an unknown section, or for a key above all sections."""
+def _mistake_of_section(name: str, content: Any) -> Mistake | None:
+    """Return what is wrong with a section as a whole, or with a key above all sections."""
     sections = get_type_hints(Settings)
+    if name in sections:
+        text = f"{name} is a section: write [{name}] above its keys"
+        return None if isinstance(content, dict) else Mistake((f"{name}.",), text)
     if not isinstance(content, dict) and (owners := _sections_with(name)):
-        wrong.update(f"{owner}." for owner in owners)
-        return f"{origin}: {name} is a key: write it below {_bracketed(owners)}"
+        text = f"{name} is a key: write it below {_bracketed(owners)}"
+        return Mistake(tuple(f"{owner}." for owner in owners), text)
     near = _near(name, sections)
-    wrong.update(f"{name}." for name in near)
     fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sections)}"
-    return f"{origin}: unknown section [{shorten(name)}]; {fix}"
+    text = f"unknown section [{shorten(name)}]; {fix}"
+    return Mistake(tuple(f"{name}." for name in near), text)
 
 
-def _unknown_key(where: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown key: its right section, or the nearest key."""
+def _mistake_of_key(section: str, name: str, value: Any) -> Mistake | None:
+    """Return what is wrong with a key of a section, or its value; None if nothing is."""
+    kind = get_type_hints(Settings)[section]
+    known = {entry.name: entry for entry in fields(kind)}
+    if name in known:
+        wrong = _wrong(known[name], get_type_hints(kind)[name], value)
+        key = f"{section}.{name}"
+        return Mistake((key,), f"{key}: {wrong}") if wrong else None
+    near = _near(name, known)
+    fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
     if 0 < len(owners := _sections_with(name)) < 3:
         fix = f"it belongs below {_bracketed(owners)}"
-    else:
-        near = _near(name, known)
-        fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    return f"{where}: unknown key {shorten(name)}; {fix}"
+    meant = tuple(f"{section}.{key}" for key in ("", *near))
+    return Mistake(meant, f"{section}: unknown key {shorten(name)}; {fix}")
 
 
 def _sections_with(name: str) -> list[str]:

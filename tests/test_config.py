@@ -108,7 +108,7 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
             "[mqtt]\nenabled = false",
             "assist.phrase: expected true as mqtt.enabled beside it, found false",
         ),
-        ("[MQTT]", "unknown section [MQTT]; did you mean mqtt?"),
+        ("[MQTT]\nport = 1", "unknown section [MQTT]; did you mean mqtt?"),
         ('[mqtt]\npassword_file = "/x"', "expected mqtt.username beside it"),
         ("[mqtt", "not valid TOML"),
     ],
@@ -117,6 +117,24 @@ def test_a_wrong_value_is_named_with_what_was_expected(text: str, wanted: str) -
     found = mistakes(text)
     assert len(found) == 1
     assert wanted in found[0]
+
+
+def test_what_an_upgrade_leaves_in_the_file_is_named_and_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text("[history]\n[mqtt]\nport = 1884\n[transcriber]\n", encoding="utf-8")
+    reading = config.read(file)
+    assert reading.sure().mqtt.port == 1884
+    assert reading.ignored == tuple(
+        f"{file}: the section [{name}] is unknown and empty" for name in ("history", "transcriber")
+    )
+    table = {"mqtt": {"hold": 1, "prot": 2}, "history": {"limit": 3}, "capture": {}}
+    lines = config.take_leftovers(table, "x", frozenset({"mqtt.hold", "history.limit"}))
+    assert table == {"mqtt": {"prot": 2}, "capture": {}}
+    assert lines == [
+        "x: mqtt.hold has no effect in this version; delete it",
+        "x: history.limit has no effect in this version; delete it",
+        "x: the section [history] is unknown and empty",
+    ]
 
 
 def test_no_fix_is_offered_that_would_not_help() -> None:
@@ -128,9 +146,7 @@ def test_no_fix_is_offered_that_would_not_help() -> None:
     ]
 
 
-def test_mistakes_between_keys_are_reported_with_the_others_as_far_as_their_keys_are_right() -> (
-    None
-):
+def test_contradictions_are_reported_unless_one_of_their_keys_is_wrong() -> None:
     found = mistakes('[mqtt]\nport = 0\npassword_file = "/x"\nca_file = "/y"\n')
     assert [line.removeprefix("house.toml: ").partition(",")[0] for line in found] == [
         "mqtt.port: expected 1 to 65535",
@@ -245,11 +261,11 @@ def test_what_was_chosen_while_it_runs_goes_before_the_file(tmp_path: Path) -> N
 def test_a_mistake_in_what_was_chosen_names_its_file(tmp_path: Path) -> None:
     file = chosen(tmp_path, "[voice]\nopen_score = 7\n[capture\n")
     over = str(tmp_path / "state" / "settings.toml")
-    assert config.read(file).troubles[0].startswith(f"{over}: not valid TOML")
+    assert config.read(file).mistakes[0].text.startswith(f"{over}: not valid TOML")
     (tmp_path / "state" / "settings.toml").write_text("[voice]\nopen_score = 7\n", "utf-8")
-    assert config.read(file).troubles == (
-        f"{over}: voice.open_score: expected 0.05 to 0.99, found 7",
-    )
+    (wrong,) = config.read(file).mistakes
+    assert wrong.keys == ("voice.open_score",)
+    assert wrong.text == f"{over}: voice.open_score: expected 0.05 to 0.99, found 7"
 
 
 @pytest.mark.parametrize(

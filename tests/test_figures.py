@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import replace
 
+import onnx
 import pytest
 from evening_run.publish import BEGIN, END
 from evening_run.results import weights_checksum
 from figures.gate import FILE, MARKS, MEASURES, PAGE, faults, page_table, unmeasured
+from figures.limits import describe_limits, multiply_adds
+from figures.servers import compare_servers
 from rigs.checkout import BUILT_IN, ROOT
+from rigs.wyoming import running
+
+from appliance.config import Settings, WyomingSettings
+from appliance.errors import ServerError
+from appliance.infer.opening import open_transcriber
+from appliance.lab.recordings import SHIPPED
+from appliance.lab.words import read_recordings
+from appliance.model.bundle import Bundle
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/figures.md"])
@@ -31,3 +44,38 @@ def test_the_last_release_is_measured_within_the_limits_and_on_the_page() -> Non
     assert set(record["limits"]) <= set(MEASURES)
     table = f"{MARKS[0]}\n{page_table(record)}\n{MARKS[1]}"
     assert table in PAGE.read_text(encoding="utf-8"), "run scripts/measure gate --write"
+
+
+def test_the_encoders_work_is_that_of_its_graph(bundle: Bundle) -> None:
+    products, _ = multiply_adds(bundle)
+    graph = onnx.load(bundle.folder / "encoder.onnx").graph
+    matrices = [each for each in graph.initializer if each.name.endswith(".matrix")]
+    assert products == bundle.positions * sum(math.prod(each.dims) for each in matrices)
+
+
+def test_the_limits_of_this_machine_are_shown_in_three_lines(bundle: Bundle) -> None:
+    machine, encoder, decoder = describe_limits(bundle)
+    assert machine.startswith("limits of this machine: ")
+    assert encoder.startswith("encoder: ") and decoder.startswith("decoder: ")
+
+
+def test_two_servers_are_compared_on_what_both_were_sent(built_in: Bundle) -> None:
+    """Both are ours here, in this process: texts and memory are the same."""
+    heard = read_recordings(SHIPPED, 3)
+    with (
+        open_transcriber(Settings(), bundle=built_in) as one,
+        open_transcriber(Settings(), bundle=built_in) as two,
+        running(one) as ours,
+        running(two) as theirs,
+    ):
+        chosen = replace(Settings(), wyoming=WyomingSettings(port=ours.port))
+        table = compare_servers(f"127.0.0.1:{theirs.port}", chosen, heard)
+    _, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    assert [row[0] for row in rows] == [f"127.0.0.1:{ours.port}", f"127.0.0.1:{theirs.port}"]
+    assert rows[0][1:4] == rows[1][1:4]
+    assert rows[0][2].endswith("of 3") and rows[0][3] == "0"
+    memory_mb = [float(row[8]) for row in rows]
+    assert memory_mb == pytest.approx([memory_mb[0]] * 2, rel=0.1)
+    assert memory_mb[0] > 50
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1:1: .*check that it runs"):
+        compare_servers("127.0.0.1:1", replace(Settings(), wyoming=WyomingSettings(port=1)), heard)

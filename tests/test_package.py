@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from deb import checks_user, documented
+from deb import checks_user
+from rigs import documented
 from rigs.checkout import ROOT, environment
 from rigs.needs import NOT_ROOT, require
+from rigs.waiting import PATIENCE_S
 
 from appliance import __version__
 from appliance.cli import main, model, web
@@ -144,7 +146,9 @@ def test_the_generator_waits_for_no_file(tmp_path: Path, place: str, kind: str) 
         file.write_text("[wyoming]\nenabled = true\n#" + "x" * 2_000_000, encoding="utf-8")
     folders = [str(tmp_path / name) for name in ("normal", "early", "late")]
     program = ROOT / "systemd" / "roomscribe-generator"
-    subprocess.run([sys.executable, "-IS", program, *folders, tmp_path], check=True, timeout=10)
+    subprocess.run(
+        [sys.executable, "-IS", program, *folders, tmp_path], check=True, timeout=PATIENCE_S
+    )
     assert not (tmp_path / "normal").exists()
 
 

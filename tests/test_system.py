@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from appliance.errors import ConfigError
 from appliance.system import (
-    Child,
-    ChildDiedError,
-    ChildFailedError,
     Holder,
     holders,
     lacks_vnni,
@@ -28,12 +22,10 @@ from appliance.system import (
     read_secret,
     replacing,
     shorten,
+    user_folder,
     write_whole,
     writing,
 )
-
-STARTS: tuple[Literal["spawn", "fork"], ...] = ("spawn", "fork")
-WITHIN_S = 30.0
 
 
 def test_a_file_is_written_whole_and_its_draft_is_gone(tmp_path: Path) -> None:
@@ -85,6 +77,19 @@ def test_what_a_user_names_may_be_a_link_or_no_file_at_all(tmp_path: Path) -> No
         assert place == pipe
     assert pipe.is_fifo()
     assert sorted(tmp_path.iterdir()) == [link, pipe, target]
+
+
+def test_a_users_folder_is_the_named_one_or_one_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for wrong in ("", "relative"):
+        monkeypatch.setenv("XDG_DATA_HOME", wrong)
+        assert user_folder("XDG_DATA_HOME", ".local/share") == (
+            tmp_path / ".local/share/roomscribe"
+        )
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert user_folder("XDG_DATA_HOME", ".local/share") == Path("/data/roomscribe")
 
 
 def test_the_bytes_of_a_file_name_that_are_no_text_are_shown() -> None:
@@ -152,40 +157,6 @@ def test_an_exception_is_said_on_one_line() -> None:
     assert one_line(KeyError()) == "KeyError"
 
 
-def _adds(connection: Connection, one: int, other: int) -> int:
-    connection.send("begun")
-    return one + other
-
-
-def _answers(connection: Connection) -> None:
-    while True:
-        connection.send(connection.recv() * 2)
-
-
-def _raises(_: Connection) -> None:
-    raise ValueError("not\nthis")
-
-
-def _dies(_: Connection, number: int) -> None:
-    print("the last word")
-    os.kill(os.getpid(), number)
-
-
-def _is_asked_to_stop(_: Connection, number: int) -> str:
-    os.kill(os.getpid(), number)
-    return "went on"
-
-
-def _ends(_: Connection) -> None:
-    os._exit(3)
-
-
-def _sleeps(connection: Connection) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    connection.send(subprocess.Popen(["sleep", "600"]).pid)
-    time.sleep(600.0)
-
-
 def test_whoever_has_a_file_open_is_found_and_this_process_comes_last(tmp_path: Path) -> None:
     file, other = tmp_path / "node", tmp_path / "link"
     file.touch()
@@ -206,96 +177,6 @@ def test_whoever_has_a_file_open_is_found_and_this_process_comes_last(tmp_path: 
         assert holders([other]) == [theirs]
         assert process.stdin
         process.stdin.close()
-
-
-@pytest.mark.parametrize("start", STARTS)
-def test_a_child_sends_messages_and_its_result(start: Literal["spawn", "fork"]) -> None:
-    with Child(_adds, 2, 3, start=start) as child:
-        assert child.receive(WITHIN_S) == "begun"
-        assert child.receive(WITHIN_S) == 5
-        with pytest.raises(ChildDiedError, match="status 0"):
-            child.receive(WITHIN_S)
-
-
-@pytest.mark.parametrize("start", STARTS)
-def test_a_child_is_talked_with_until_it_is_closed(start: Literal["spawn", "fork"]) -> None:
-    with Child(_answers, start=start) as child:
-        for number in range(3):
-            child.send(number)
-            assert child.receive(WITHIN_S) == 2 * number
-        begun_s = time.monotonic()
-        child.close(WITHIN_S)
-        assert time.monotonic() - begun_s < WITHIN_S / 2
-
-
-@pytest.mark.parametrize("start", STARTS)
-def test_what_a_child_raises_is_told(start: Literal["spawn", "fork"]) -> None:
-    with (
-        Child(_raises, start=start) as child,
-        pytest.raises(ChildFailedError, match="ValueError: not this"),
-    ):
-        child.receive(WITHIN_S)
-
-
-@pytest.mark.parametrize("start", STARTS)
-def test_how_a_child_died_is_told_with_its_last_words(start: Literal["spawn", "fork"]) -> None:
-    with Child(_dies, signal.SIGKILL, start=start) as child:
-        with pytest.raises(ChildDiedError, match="SIGKILL") as death:
-            child.receive(WITHIN_S)
-        assert (death.value.number, death.value.printed) == (9, "the last word\n")
-        child.send("to nobody")
-    with Child(_ends, start=start) as child, pytest.raises(ChildDiedError, match="status 3"):
-        child.receive(WITHIN_S)
-
-
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_child_ends_by_the_usual_signals(
-    start: Literal["spawn", "fork"], number: signal.Signals
-) -> None:
-    with (
-        Child(_is_asked_to_stop, number, start=start) as child,
-        pytest.raises(ChildDiedError, match=number.name),
-    ):
-        child.receive(WITHIN_S)
-
-
-@pytest.mark.parametrize("start", STARTS)
-def test_a_child_that_takes_too_long_ends_with_all_that_it_started(
-    start: Literal["spawn", "fork"],
-) -> None:
-    with Child(_sleeps, start=start) as child:
-        grandchild = child.receive(WITHIN_S)
-        begun_s = time.monotonic()
-        with pytest.raises(TimeoutError):
-            child.receive(0.3)
-        assert 0.3 <= time.monotonic() - begun_s < WITHIN_S / 2
-    deadline_s = time.monotonic() + WITHIN_S
-    while _runs(grandchild):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
-def _runs(process: int) -> bool:
-    """False for a zombie, too, which waits for whoever adopted it."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
-
-
-def test_whoever_waits_for_a_child_may_give_up() -> None:
-    def poll() -> None:
-        polled.append(True)
-        if len(polled) > 3:
-            raise KeyError
-
-    polled: list[bool] = []
-    with Child(_sleeps, start="fork") as child:
-        child.receive(WITHIN_S)
-        with pytest.raises(KeyError):
-            child.receive(WITHIN_S, poll)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.capture.devices import is_stream, names_to_configure, public_name
-    from appliance.capture.frames import (
+    from appliance.capture.filters import Resampler
+    from appliance.capture.frames import Framer
+    from appliance.capture.loudness import (
         CLIPPED_SHARE,
         QUIET_DBFS,
-        Framer,
         Loudness,
-        Resampler,
         frame_powers,
         has_sound,
         measure_loudness,
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from appliance.capture.microphone import Microphone, Source, list_microphones, open_source
     from appliance.capture.recorder import EndError, Recorder
     from appliance.capture.recording import Recording
-    from appliance.capture.segmenter import Segmenter, split_sound
+    from appliance.capture.segmenter import Segmenter
+    from appliance.capture.utterance import split_sound
     from appliance.capture.voice import VoiceDetector
 
 __getattr__ = lazily(__name__, __file__)

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.alignment import EARLY_S, FOLLOW_LENGTH, LATE_S, LEAD, SEARCH_S, Alignment
-from appliance.capture.frames import FRAME_SAMPLES, SampleClock, power_of
+from appliance.capture.clock import SampleClock
+from appliance.capture.frames import FRAME_SAMPLES
+from appliance.capture.loudness import power_of
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, EchoState, Frame, Samples
 

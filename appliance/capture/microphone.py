@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.capture.clock import SampleClock
 from appliance.capture.devices import Device, is_stream, stable_name
-from appliance.capture.frames import (
-    FRAME_SAMPLES,
-    LAST_BIT,
-    Framer,
-    Resampler,
-    SampleClock,
-    is_clipped,
-    power_of,
-)
+from appliance.capture.filters import Resampler
+from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings

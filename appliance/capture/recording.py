@@ -25,7 +25,8 @@ from typing import Self
 import numpy as np
 
 from appliance.capture.ffmpeg import Ffmpeg
-from appliance.capture.frames import Framer, Resampler
+from appliance.capture.filters import Resampler
+from appliance.capture.frames import Framer
 from appliance.errors import AudioError, DeviceError
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples
 from appliance.system import legible, one_line

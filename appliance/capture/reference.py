@@ -12,7 +12,7 @@ import numpy as np
 
 from appliance.capture.devices import is_stream, public_name
 from appliance.capture.echo import ReferenceBuffer
-from appliance.capture.frames import Resampler
+from appliance.capture.filters import Resampler
 from appliance.capture.portaudio import SOUND, Message
 from appliance.capture.recorder import EndError, Recorder
 from appliance.errors import DeviceError

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from appliance import __version__, config
+from appliance import build_version, config
 from appliance.cli import container, fleet, log, model, mqtt, run, setup, transcribe, web
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
@@ -91,11 +91,14 @@ def _obey(
         options = parse(arguments)
         from appliance.daemon import systemd
 
-        reading = config.read(options.config)
+        may_lack = getattr(options, "may_lack_config", False)
+        reading = config.read(options.config, may_lack=may_lack)
         # a lenient command says itself what is wrong
         settings = reading.settings if getattr(options, "lenient", False) else reading.sure()
         level = "debug" if options.verbose else "error" if options.quiet else settings.journal.level
         systemd.set_up(replace(settings.journal, level=level))
+        for line in reading.ignored:
+            logging.getLogger("roomscribe.cli").warning("%s", line)
         return int((command or options.command)(options, settings))
     except RoomscribeError as error:
         for message in error.messages if isinstance(error, ConfigError) else [error]:
@@ -217,6 +220,15 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+class _ShowVersion(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        """Print it and end with status 0."""
+        print(f"roomscribe {build_version()}")
+        raise SystemExit(0)
+
+
 def _nearest(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {near[0]}?" if near else ""
@@ -277,7 +289,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[_common("_before")],
     )
-    top.add_argument("--version", action="version", version=f"roomscribe {__version__}")
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     common = _common()
     names = cast(
         "argparse._SubParsersAction[argparse.ArgumentParser]",
@@ -306,8 +318,8 @@ def _add_benchmark(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="measure speed and word errors of a model, beside faster-whisper",
         description="Transcribes recordings on this machine as the daemon does, with windows of "
         "30 and 10 s, on the CPU and on a Hailo, and with faster-whisper and the same weights. "
-        "Prints processor time, memory, word and letter errors (after Whisper's normaliser), texts "
-        "that are exactly right, loops and discarded texts, and how far this machine's limits are. "
+        "Prints processor time, memory, word and letter errors (after Whisper's normaliser, and as "
+        "written), texts that are exactly right, loops and discarded texts. "
         "Rows that cannot be measured here say what they need (pip install '.[benchmark]').",
     )
     add_benchmark_arguments(sub)

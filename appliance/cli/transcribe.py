@@ -202,13 +202,12 @@ def _transcribed(
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Yield each window of a file, its transcription and, if it is discarded, the reason."""
     from appliance.capture import Recording, Segmenter, VoiceDetector
-    from appliance.infer import PATIENT, Gates
+    from appliance.infer import Gates
     from appliance.records import Discarded
 
     window_s = transcriber.bundle.window_s
     segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
     gates = Gates(transcriber.gates)
-    progress_of = replace(PATIENT, words=words)
 
     def windows() -> Iterator[Window | Discarded]:
         with Recording(file, real_time=False) as recording:
@@ -221,7 +220,8 @@ def _transcribed(
         if isinstance(found, Discarded):
             yield found, None, found.reason
         else:
-            yield found, *gates.apply(found, transcriber.transcribe(found, progress_of))
+            result = transcriber.transcribe(found, search=True, words=words)
+            yield found, *gates.apply(found, result)
 
 
 def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> str:

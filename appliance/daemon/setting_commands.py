@@ -61,12 +61,14 @@ class Change:
     @property
     def mistakes(self) -> dict[str, str]:
         """What would be wrong with the configuration, by key."""
-        if self.before.troubles:
+        if self.before.mistakes:
             return {}
         first, *_ = self.wanted
         found = {
-            next((name for name in self.wanted if name in trouble), first): shorten(trouble, 400)
-            for trouble in self.after.troubles
+            next((name for name in self.wanted if name in mistake.keys), first): shorten(
+                mistake.text, 400
+            )
+            for mistake in self.after.mistakes
         }
         return found or _language_mistake(self.wanted, self.after.settings)
 
@@ -137,8 +139,8 @@ class SettingCommands(CommandGroup):
     def _check_and_reload(self, request: Mapping[str, Any]) -> dict[str, Any]:
         take_arguments(request)
         reading = self.read(None)
-        if reading.troubles:
-            mistakes = [shorten(trouble, 400) for trouble in reading.troubles[:50]]
+        if reading.mistakes:
+            mistakes = [shorten(mistake.text, 400) for mistake in reading.mistakes[:50]]
             raise ControlError("refused", mistakes[0], mistakes=mistakes)
         self._reload()
         by_choice = not reading.settings.model.bundle and chosen_model() != self._chosen

@@ -51,6 +51,7 @@ CLOSE_S = 1.0
 """Limit for closing a connection."""
 COMING = "no server: connecting to the fleet's server"
 Result = TypeVar("Result")
+Handler = Callable[["Client"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +110,6 @@ class Link:
         """Why there is no connection, with the fix; None while there is one."""
         self.client: Client | None = None
         """The connected client, for coroutines of the link's loop."""
-        self.refused: Callable[[str], None] = lambda _: None
-        """Called in the link's thread with the server's message if we lack a permission."""
-        self.changed: Callable[[str | None], object] = lambda _: None
-        """Called in the link's thread with a new `trouble`."""
-        self.handler: Callable[[Client], Coroutine[Any, Any, None]] = _stay
-        """Runs on each connection until that is lost; its error ends the connection."""
         self._loop = asyncio.new_event_loop()
         self._tried = threading.Event()
         self._thread: BackgroundTask | None = None
@@ -126,8 +121,17 @@ class Link:
         """Address of the connected server; empty while there is none."""
         return self.address if self.client else ""
 
-    def start(self) -> None:
-        """Begin to connect, without waiting."""
+    def start(
+        self,
+        handler: Handler | None = None,
+        *,
+        refused: Callable[[str], object] = lambda _: None,
+        changed: Callable[[str | None], object] = lambda _: None,
+    ) -> None:
+        """Begin to connect, without waiting. The link's thread runs `handler` on each connection
+        until that is lost; its error ends the connection. It calls `refused` with the server's
+        message if we lack a permission, and `changed` with a new `trouble`."""
+        self._handler, self._refused, self._changed = handler or _stay, refused, changed
         # it warns about each TLS connection: "returning true from eof_received() has no effect"
         logging.getLogger("asyncio").setLevel(logging.ERROR)
         self._thread = BackgroundTask(self._run, "fleet")
@@ -203,7 +207,7 @@ class Link:
         self._report(None)
         self._tried.set()
         end = asyncio.create_task(ended.wait())
-        work = asyncio.create_task(self.handler(client))
+        work = asyncio.create_task(self._handler(client))
         try:
             await asyncio.wait({end, work}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -224,7 +228,7 @@ class Link:
 
         async def on_error(error: Exception) -> None:
             if "permissions violation" in str(error).lower():
-                self.refused(one_line(error))
+                self._refused(one_line(error))
                 return
             errors.append(error)
 
@@ -264,7 +268,7 @@ class Link:
         trouble = str(failure) if failure else None
         if trouble != self.trouble:
             self.trouble = trouble
-            self.changed(trouble)
+            self._changed(trouble)
             if not trouble:
                 log.info("connected to the fleet's server %s", self.address)
 

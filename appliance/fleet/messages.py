@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from appliance import __version__
+from appliance import build_version
 from appliance.infer import Model
 from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
 from appliance.system import shorten
@@ -228,7 +228,7 @@ def pack_presence(node: str, model: Model) -> bytes:
             "v": VERSION,
             "node": node,
             "model": model.name,
-            "version": __version__,
+            "version": build_version(),
             "language": model.language,
             "languages": list(model.languages),
             "window_s": model.window_s,

@@ -5,10 +5,18 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from appliance.records import ADDRESSED, HEARD_HERE, Transcript, is_expected
+from appliance.records import (
+    ADDRESS_ALONE_S,
+    ADDRESSED,
+    HEARD_HERE,
+    NoAct,
+    Transcript,
+    is_expected,
+)
 
 log = logging.getLogger("roomscribe.homeassistant")
 
@@ -24,14 +32,18 @@ _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 class AddressPhrase:
     """Finds transcripts that are said to the home. One thread, in the order of the transcripts."""
 
-    def __init__(self, phrase: str) -> None:
-        """`phrase` is empty if there is none: then no transcript is."""
-        self._phrase = phrase
+    def __init__(
+        self, phrase: str, media_plays: Callable[[datetime], bool] = lambda _: False
+    ) -> None:
+        """`phrase` is empty if there is none: then no transcript is. `media_plays` returns whether
+        a media player plays, or has played since a time."""
+        self._phrase, self._media_plays = phrase, media_plays
         self._called: datetime | None = None
         """When the phrase was said alone, if the next sentence may be its command."""
 
     def mark(self, one: Transcript) -> Transcript:
-        """Return the transcript, with the flag ADDRESSED if it is said to the home.
+        """Return the transcript, with the flag ADDRESSED if it is said to the home, or else
+        NoAct.MEDIA if a media player may have said it.
 
         The phrase alone needs no confidence: two tokens never have much, and the command needs its
         own.
@@ -42,10 +54,14 @@ class AddressPhrase:
         texts = [one.text, *([one.phrase.sentence] if one.phrase and is_expected(one) else [])]
         rests = [rest for text in texts if (rest := after_phrase(text, self._phrase)) is not None]
         if rests and not any(rests):
-            self._called = one.end
-            log.info("the phrase for Assist was said alone; the next sentence is its command")
+            if (one.end - one.start).total_seconds() > ADDRESS_ALONE_S:
+                log.info("more than the phrase for Assist was said, but not understood")
+            else:
+                self._called = one.end
+                log.info("the phrase for Assist was said alone; the next sentence is its command")
         elif not rests and not (called and -OVERLAP <= one.start - called <= COMMAND_WITHIN):
-            return one
+            plays = self._media_plays(one.start)
+            return replace(one, flags=(*one.flags, NoAct.MEDIA.value)) if plays else one
         return replace(one, flags=(*one.flags, ADDRESSED))
 
 

@@ -6,15 +6,18 @@ before it is sent.
 
 Home Assistant's own agent guesses: with an area that it does not have, "turn off the bathroom
 lights" switches this room's (home-assistant/core#155024), and "do not turn on the light" turns it
-on. So it is asked first which of its sentences a text is, and gets only what is one of them.
+on. So it is asked first which of its sentences a text is, and gets only what is one of them: the
+text itself, else the expected sentence in its place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import logging
 import time
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,16 @@ from appliance.homeassistant.connection import (
     WebsocketLink,
     as_list,
     as_table,
+    as_text,
 )
-from appliance.records import ADDRESSED, AssistReply, Transcript, acting_text, why_not_act
+from appliance.records import (
+    ADDRESSED,
+    AssistReply,
+    NoAct,
+    Transcript,
+    acting_text,
+    why_not_act,
+)
 from appliance.system import shorten, write_whole
 
 log = logging.getLogger("roomscribe.homeassistant")
@@ -50,6 +61,48 @@ SPEECH_AT_MOST = 4000
 """Letters of a reply: it is published in a payload of at most 64 KiB."""
 OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
 """Home Assistant's own conversation agent, in older and newer releases."""
+
+
+class Refusal(enum.Enum):
+    """Why a sentence is not handed over, or got no answer."""
+
+    NO_SUCH_NAME = "no such name"
+    NOT_UNDERSTOOD = "not understood"
+    NO_ANSWER = "no answer"
+
+
+SPOKEN_REFUSALS = {
+    "en": {
+        Refusal.NO_SUCH_NAME: "Sorry, I know no {names}.",
+        Refusal.NOT_UNDERSTOOD: "Sorry, I did not understand that.",
+        Refusal.NO_ANSWER: "Sorry, Home Assistant does not answer.",
+    },
+    "de": {
+        Refusal.NO_SUCH_NAME: "Tut mir leid, {names} kenne ich nicht.",
+        Refusal.NOT_UNDERSTOOD: "Das habe ich leider nicht verstanden.",
+        Refusal.NO_ANSWER: "Home Assistant antwortet leider nicht.",
+    },
+}
+"""What is said in place of an answer, by language. English in all other languages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A text that is not handed over."""
+
+    why: str
+    """For the log and `error`."""
+    kind: Refusal = Refusal.NO_ANSWER
+    names: tuple[str, ...] = ()
+    """Names that Home Assistant does not have."""
+
+    def spoken(self, language: str) -> tuple[str, str]:
+        """Return what is said in place of an answer, and its language."""
+        short = language.replace("_", "-").partition("-")[0].lower()
+        short = short if short in SPOKEN_REFUSALS else "en"
+        between = " or " if short == "en" else " und "
+        text = SPOKEN_REFUSALS[short][self.kind]
+        return text.format(names=shorten(between.join(self.names), 200)), short
 
 
 class SentIds:
@@ -90,6 +143,8 @@ class Assist:
         """`folder` is in memory and outlives the process."""
         self._phrase, self._sent, self._answer_s = phrase, SentIds(folder), answer_s
         self._conversation, self._until_s = "", 0.0
+        self.language = "en"
+        """Of the preferred pipeline, as soon as that is known."""
 
     def find_command(self, transcript: Transcript) -> str:
         """Return the command in a transcript that is to be handed over; else "". Any thread."""
@@ -111,24 +166,26 @@ class Assist:
         Raises only if it is cancelled.
         """
         begun_s = time.monotonic()
-        if why := await self._why_refused(link, device, text):
-            log.info("a sentence for Assist is not handed over: %s", why)
-            return refused(transcript, text, why)
+        found = await self._choose_text(link, device, self._texts(transcript, text))
+        if isinstance(found, Refused):
+            log.info("a sentence for Assist is not handed over: %s", found.why)
+            return self.refuse(transcript, text, found)
+        text = found
         if is_late(transcript):
-            return refused(transcript, text, "late")
+            return self.refuse(transcript, text, Refused("late"))
         if not self._sent.add(transcript.id):
             return None
         done: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        found: dict[str, Any] = {}
+        heard: dict[str, Any] = {}
 
         def take(event: dict[str, Any]) -> None:
             kind, data = event.get("type"), as_table(event.get("data"))
             if kind == "intent-end":
-                found.update(as_table(data.get("intent_output")))
+                heard.update(as_table(data.get("intent_output")))
             elif kind == "error":
-                found["error"] = shorten(data.get("message") or data.get("code") or "error", 200)
+                heard["error"] = shorten(data.get("message") or data.get("code") or "error", 200)
             if kind in ("run-end", "error") and not done.done():
-                done.set_result(found)
+                done.set_result(heard)
 
         talking = self._conversation if time.monotonic() < self._until_s else ""
         number = 0
@@ -146,29 +203,54 @@ class Assist:
                 )
                 await done
         except (CommandError, HomeAssistantError) as error:
-            return refused(transcript, text, shorten(error, 200))
+            return self.refuse(transcript, text, Refused(shorten(error, 200)))
         except TimeoutError:
-            return refused(transcript, text, f"no answer within {self._answer_s:.0f} s")
+            why = f"no answer within {self._answer_s:.0f} s"
+            return self.refuse(transcript, text, Refused(why))
         finally:
             link.forget(number)
-        reply = _reply(transcript, text, found, 1000 * (time.monotonic() - begun_s))
+        reply = _reply(transcript, text, heard, 1000 * (time.monotonic() - begun_s))
+        if reply.status == "failed":
+            speech, language = Refused(reply.error).spoken(self.language)
+            reply = replace(reply, speech=speech, language=language)
         if reply.conversation_id:
             self._conversation = reply.conversation_id
             self._until_s = time.monotonic() + CONVERSATION_S
         return reply
 
-    async def _why_refused(self, link: WebsocketLink, device: str, text: str) -> str:
-        """Return why Home Assistant's own agent must not get a text; "" if it may, or if another
-        agent answers. Raises HomeAssistantError."""
+    def _texts(self, transcript: Transcript, text: str) -> list[str]:
+        """Return what may be handed over, in this order: the text itself if it is sure enough
+        alone, and `text`, which may be the expected sentence in its place."""
+        rest = after_phrase(transcript.text, self._phrase)
+        own = transcript.text if rest is None else rest
+        doubtful = NoAct.LOW_CONFIDENCE.value in transcript.flags
+        return [text] if doubtful or not own or own == text else [own, text]
+
+    async def _choose_text(
+        self, link: WebsocketLink, device: str, texts: list[str]
+    ) -> str | Refused:
+        """Return the first text that Home Assistant's own agent understands, or why it must get
+        none; the last text if another agent answers. Raises HomeAssistantError."""
         try:
             async with asyncio.timeout(UNDERSTOOD_S):
                 pipeline = await preferred_pipeline(link)
+                self.language = language_of(pipeline) or self.language
                 if pipeline.get("conversation_engine") not in OWN_AGENTS:
-                    return ""
-                return why_not_matched(await _understood(link, device, text, pipeline))
+                    return texts[-1]
+                understood = await _understood(link, device, texts, pipeline)
         except (CommandError, TimeoutError) as error:
             why = shorten(error, 200) or f"no answer within {UNDERSTOOD_S:.0f} s"
-            return f"Home Assistant does not say what it understands: {why}"
+            return Refused(f"Home Assistant does not say what it understands: {why}")
+        refusals = [why_not_matched(one) for one in understood]
+        matched = (text for text, why in zip(texts, refusals, strict=True) if why is None)
+        return next(matched, None) or refusals[-1] or NOT_UNDERSTOOD
+
+    def refuse(self, transcript: Transcript, text: str, why: Refused) -> AssistReply:
+        """Return the reply in place of Home Assistant's. Any thread."""
+        speech, language = why.spoken(self.language)
+        return AssistReply(
+            transcript.id, text, "failed", speech=speech, language=language, error=why.why
+        )
 
 
 async def preferred_pipeline(link: WebsocketLink) -> dict[str, Any]:
@@ -181,11 +263,17 @@ async def preferred_pipeline(link: WebsocketLink) -> dict[str, Any]:
     return next((one for one in as_list(listed.get("pipelines")) if one.get("id") == preferred), {})
 
 
+def language_of(pipeline: dict[str, Any]) -> str:
+    """Return the language in which a pipeline answers; "" if it does not say."""
+    found = (as_text(pipeline.get(key)) for key in ("conversation_language", "language"))
+    return next((one for one in found if one and one != "*"), "")
+
+
 async def _understood(
-    link: WebsocketLink, device: str, text: str, pipeline: dict[str, Any]
-) -> dict[str, Any]:
-    """Return which of its sentences Home Assistant's own agent takes a text for, in the form of
-    home-assistant/core's `websocket_hass_agent_debug`; empty for none of them.
+    link: WebsocketLink, device: str, texts: list[str], pipeline: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return for each text which of its sentences Home Assistant's own agent takes it for, in the
+    form of home-assistant/core's `websocket_hass_agent_debug`; empty for none of them.
 
     Raises CommandError and HomeAssistantError.
     """
@@ -194,28 +282,28 @@ async def _understood(
     if isinstance(language, str) and language != "*":
         given["language"] = language
     command = "conversation/agent/homeassistant/debug"
-    _, found = await link.send_command(command, sentences=[text], device_id=device, **given)
+    _, found = await link.send_command(command, sentences=texts, device_id=device, **given)
     results = as_table(found).get("results")
-    return as_table(results[0]) if isinstance(results, list) and results else {}
+    results = results if isinstance(results, list) else []
+    return [as_table(one) for one in (*results, *[None] * len(texts))[: len(texts)]]
 
 
-def why_not_matched(understood: dict[str, Any]) -> str:
-    """Return what Home Assistant does not understand of a text, or ""."""
+NOT_UNDERSTOOD = Refused("Home Assistant does not understand it", Refusal.NOT_UNDERSTOOD)
+
+
+def why_not_matched(understood: dict[str, Any]) -> Refused | None:
+    """Return what Home Assistant does not understand of a text; None if it understands all."""
     unknown = [str(one).strip() for one in as_table(understood.get("unmatched_slots")).values()]
-    if named := [f'"{one}"' for one in unknown if one]:
-        return f"Home Assistant has no {shorten(' and no '.join(named), 200)}"
-    return "" if understood.get("match") is True else "Home Assistant does not understand it"
+    if names := tuple(filter(None, unknown)):
+        named = shorten(" and no ".join(f'"{one}"' for one in names), 200)
+        return Refused(f"Home Assistant has no {named}", Refusal.NO_SUCH_NAME, names)
+    return None if understood.get("match") is True else NOT_UNDERSTOOD
 
 
 def is_late(transcript: Transcript) -> bool:
     """Return True for a sentence that was not said just now."""
     age_s = (datetime.now(UTC) - transcript.end).total_seconds()
     return not -AHEAD_S <= age_s <= LATE_S
-
-
-def refused(transcript: Transcript, text: str, why: str) -> AssistReply:
-    """Return the reply in place of Home Assistant's."""
-    return AssistReply(transcript.id, text, "failed", error=why)
 
 
 def _reply(transcript: Transcript, text: str, found: dict[str, Any], took_ms: float) -> AssistReply:

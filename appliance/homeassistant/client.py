@@ -21,7 +21,7 @@ from typing import Any
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
-from appliance.homeassistant.assist import Assist, refused
+from appliance.homeassistant.assist import Assist, Refused
 from appliance.homeassistant.connection import (
     Address,
     CommandError,
@@ -31,9 +31,11 @@ from appliance.homeassistant.connection import (
     WebsocketLink,
     as_list,
     as_table,
+    as_text,
     connect,
     first,
 )
+from appliance.homeassistant.media import MediaPlayers
 from appliance.homeassistant.names import Names
 from appliance.records import AssistReply, Listener, Name, Tier, Transcript
 from appliance.system import one_line, read_secret
@@ -52,6 +54,10 @@ WAITING = 4
 UNKNOWN_DEVICE = (
     "this appliance is not among Home Assistant's devices. Check homeassistant.enabled, and that "
     "both use the same broker"
+)
+NO_AREA = (
+    'Home Assistant has this appliance in no area, so "turn on the light" means no room. Choose '
+    "one in Settings, Devices & services, MQTT, on this device's page"
 )
 
 
@@ -117,9 +123,11 @@ class HomeAssistantClient(Listener):
         state: Path,
         runtime: Path,
         callbacks: Callbacks,
+        media: MediaPlayers,
         intervals: Intervals = INTERVALS,
     ) -> None:
-        """`state` is the folder where the names are kept, `runtime` one in memory."""
+        """`state` is the folder where the names are kept, `runtime` one in memory. `media` learns
+        which media players of the area play."""
         self._settings, self._node = settings, node
         self._url = HomeAssistantUrl.parse(settings.homeassistant.url)
         self._state, self._callbacks, self._intervals = state, callbacks, intervals
@@ -135,6 +143,7 @@ class HomeAssistantClient(Listener):
         self._ready = False
         self._waiting: deque[tuple[Transcript, str]] = deque()
         self._device = ""
+        self._media = media
 
     # other threads
 
@@ -156,7 +165,12 @@ class HomeAssistantClient(Listener):
                     self._loop.call_soon_threadsafe(self._woken.set)
         if not ready:
             why = self.trouble or f"{self._url} is busy, or not connected yet"
-            self._callbacks.on_reply(refused(transcript, text, why))
+            self._refuse(transcript, text, why)
+
+    def _refuse(self, transcript: Transcript, text: str, why: str) -> None:
+        """Reply in place of Home Assistant."""
+        if self._assist:
+            self._callbacks.on_reply(self._assist.refuse(transcript, text, Refused(why)))
 
     def wake(self) -> None:
         """Connect now instead of after the pause: Home Assistant has started."""
@@ -236,10 +250,11 @@ class HomeAssistantClient(Listener):
         finally:
             with self._lock:
                 self._loop, self._ready = None, False
+                self._media.forget()
                 left = list(self._waiting)
                 self._waiting.clear()
             for transcript, text in left:
-                self._callbacks.on_reply(refused(transcript, text, "the connection has ended"))
+                self._refuse(transcript, text, "the connection has ended")
 
     async def _connected(self, chosen: str, addresses: Sequence[Address]) -> None:
         async with connect(self._url, addresses, chosen) as link:
@@ -247,12 +262,11 @@ class HomeAssistantClient(Listener):
 
     async def _serve_connection(self, link: WebsocketLink) -> None:
         """Work over an open connection until it ends."""
-        while (
-            as_table((await link.send_command("get_config"))[1]).get("state", "RUNNING")
-            != "RUNNING"
-        ):
+        while (config := await _config(link)).get("state", "RUNNING") != "RUNNING":
             self._report_trouble(f"{self._url} is still starting")
             await asyncio.sleep(self._intervals.starting_s)
+        if self._assist:
+            self._assist.language = as_text(config.get("language")) or "en"
         for kind in CHANGES:
             with suppress(CommandError):  # this release does not know the event
                 await link.send_command(
@@ -270,14 +284,18 @@ class HomeAssistantClient(Listener):
             self._changed.clear()
             try:
                 devices = await devices_of(link)
-                self._device = find_device(devices, self._node)
+                own = own_device(devices, self._node)
+                self._device = as_text(own.get("id"))
+                area = as_text(own.get("area_id"))
+                if self._settings.assist.media:
+                    await self._media.watch(link, devices, area)
                 found = await naming.fetch(link, devices)
             except CommandError as error:
                 self._report_trouble(
                     f"{self._url} refuses its names: {error}. Check the token's user"
                 )
             else:
-                self._report_trouble("")
+                self._report_trouble(NO_AREA if self._assist and self._device and not area else "")
                 if self._pass_names(found.names) or not logged:
                     log.info("%s", describe(found))
                     logged = True
@@ -311,19 +329,26 @@ class HomeAssistantClient(Listener):
 
     async def _run_command(self, link: WebsocketLink, transcript: Transcript, text: str) -> None:
         assert self._assist
-        reply: AssistReply | None = refused(transcript, text, "the connection has ended")
+        why = "the connection has ended"
         try:
             if not self._device:
                 self._device = find_device(await devices_of(link), self._node)
             if self._device:
                 reply = await self._assist.run(link, self._device, transcript, text)
+                why = ""
+                if reply:
+                    self._callbacks.on_reply(reply)
             else:
-                reply = refused(transcript, text, UNKNOWN_DEVICE)
+                why = UNKNOWN_DEVICE
         except HomeAssistantError as error:
-            reply = refused(transcript, text, str(error))
+            why = str(error)
         finally:
-            if reply:
-                self._callbacks.on_reply(reply)
+            if why:
+                self._refuse(transcript, text, why)
+
+
+async def _config(link: WebsocketLink) -> dict[str, Any]:
+    return as_table((await link.send_command("get_config"))[1])
 
 
 async def devices_of(link: WebsocketLink) -> list[dict[str, Any]]:

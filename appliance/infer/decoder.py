@@ -7,7 +7,7 @@ the logits; suppressed tokens have none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -103,6 +103,8 @@ class Decoder:
         """The bundle's prompt, with the language of the last window."""
         self.languages: Languages | None = None
         """The languages to recognise; None: the prompt's language is spoken."""
+        self.known_languages: Mapping[str, int] = {}
+        """Tokens of the languages that a caller of `decode` may name."""
         self._column_of = np.full(bundle.vocabulary_size, len(self._kept))
         self._column_of[self._kept] = np.arange(len(self._kept))
         self._computed: tuple[int, ...] = ()
@@ -114,36 +116,69 @@ class Decoder:
         duration_s: float,
         network: StepNetwork | None = None,
         language: str = "",
+        only: str = "",
     ) -> Decoded:
         """Return the likeliest token after each for states (P, d_model) of `duration_s` of sound.
 
-        `network` replaces the CPU's; `language` is what this room spoke before. Raises ModelError,
-        and what `network` raises.
+        `network` replaces the CPU's; `language` is what this room spoke before, and `only` one of
+        `known_languages` that is spoken for certain. Raises ModelError, and what `network` raises.
         """
         network = network or self._network
         self._computed = ()
         network.begin(states, self.positions)
         step, row = self._begin(network), 1
         no_speech_prob = self._no_speech_prob(step)
-        language, probability = self._recognise(step, language)
+        probability = math.nan
+        if only in self.known_languages:
+            language = only
+        else:
+            language, probability = self._recognise(step, language)
         if self._set_language(language):  # the prompt has changed: its steps are computed again
             self._network.rewind(0)
             step = self._begin(network)
         prompt = self.prompt
+        limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
+        tokens, logprobs = self._write(network, step, row, limit, first=True)
+        self._computed = (*prompt, *tokens) if network is self._network else ()
+        ended = len(logprobs) > len(tokens)
+        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
+
+    def decode_behind(self, beginning: Sequence[int], known: Decoded, duration_s: float) -> Decoded:
+        """Return the likeliest text that begins with some tokens, for the states of the last
+        `decode` on the CPU, which gave `known`; `known` itself if nothing follows them.
+
+        The last of these tokens counts as certain: nobody can hear a mark. Raises ModelError.
+        """
+        network = self._network
+        self.restart()
+        self._begin(network)
+        step = network.advance(beginning, (len(beginning) - 1,))
+        room = min(network.capacity - len(self.prompt), self.token_limit(duration_s))
+        tokens, _ = self._write(network, step, 0, room - len(beginning))
+        if not tokens:
+            return known
+        whole = (*beginning, *tokens)
+        logprobs = list(self.logprobs(whole, 0))
+        logprobs[len(beginning) - 1] = 0.0
+        return replace(known, tokens=whole, logprobs=tuple(logprobs), ended=len(whole) < room)
+
+    def _write(
+        self, network: StepNetwork, step: Step, row: int, limit: int, *, first: bool = False
+    ) -> tuple[list[int], list[float]]:
+        """Return the likeliest token after each, at most `limit`, and their log-probabilities, then
+        end-of-text's if it was reached. The step's row tells what comes first; `first`: of the
+        text."""
         tokens: list[int] = []
         logprobs: list[float] = []
-        limit = min(network.capacity - len(prompt), self.token_limit(duration_s))
         for _ in range(limit):
-            column, logprob = self._best(step, row, first=not tokens)
+            column, logprob = self._best(step, row, first=first and not tokens)
             logprobs.append(logprob)
             if column == self._end:
                 break
             tokens.append(int(self._kept[column]))
             if len(tokens) < limit:
                 step, row = network.advance((tokens[-1],), (0,)), 0
-        self._computed = (*prompt, *tokens) if network is self._network else ()
-        ended = len(logprobs) > len(tokens)
-        return Decoded(tuple(tokens), tuple(logprobs), no_speech_prob, ended, language, probability)
+        return tokens, logprobs
 
     def search(
         self,
@@ -247,12 +282,13 @@ class Decoder:
         return self.languages.choose(logits, before)
 
     def _set_language(self, language: str) -> bool:
-        """Put a language into the prompt; True if that changed it."""
-        if self.languages is None:
-            return False
-        before, index = self.prompt, self._start + 1
-        self.prompt = (*before[:index], self.languages.tokens[language], *before[index + 1 :])
-        return self.prompt != before
+        """Put a language into the prompt, the bundle's for ""; True if that changed it."""
+        before, index, prompt = self.prompt, self._start + 1, self._bundle.prompt
+        tokens = {**self.known_languages, **(self.languages.tokens if self.languages else {})}
+        if language:
+            prompt = (*prompt[:index], tokens[language], *prompt[index + 1 :])
+        self.prompt = prompt
+        return prompt != before
 
     def token_limit(self, duration_s: float) -> int:
         """Return the most tokens that a text of `duration_s` may have."""

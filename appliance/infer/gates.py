@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from appliance.config import GateSettings
 from appliance.infer.joining import OverlapJoiner, last_words
-from appliance.records import Transcription, Window, likelihood
+from appliance.records import Transcription, Window
 
 LOOP_REPEATS = 5
 LOOP_TOKENS = 12
@@ -87,10 +87,10 @@ def resolve_gates(gates: GateSettings, transcription: Transcription) -> GateSett
 
 def find_flags(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
     """Return the flags of a transcription that is kept: low_confidence, unsure_to_act (more likely
-    right than wrong, or of unknown confidence), repetition (it repeats itself)."""
+    right than wrong), repetition (it repeats itself)."""
     gates = resolve_gates(gates, transcription)
-    doubtful = likelihood(transcription) < gates.low_confidence
-    sure = gates.act_confidence == 0 or likelihood(transcription) >= gates.act_confidence
+    doubtful = transcription.confidence < gates.low_confidence
+    sure = gates.act_confidence == 0 or transcription.confidence >= gates.act_confidence
     found = {
         "low_confidence": doubtful,
         "unsure_to_act": not doubtful and not sure,

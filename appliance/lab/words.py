@@ -18,7 +18,7 @@ import numpy as np
 from appliance.capture import Framer, Recording, Segmenter, VoiceDetector
 from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.infer import IGNORE_PROGRESS, Gates, Progress, Transcriber, is_loop
+from appliance.infer import Gates, Request, Transcriber, is_loop
 from appliance.lab.recordings import LISTS, listed_texts
 from appliance.records import SAMPLE_RATE, Samples, Window
 
@@ -52,6 +52,8 @@ class Recognised:
     """All, voice detector and segmenter included."""
     encoder: str = ""
     """What encoded last: cpu, hailo8 ...; "" where nothing did, and for other programs."""
+    tokens: int = 0
+    """Of all windows, without prompts and ends; 0 for other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,44 +95,48 @@ class ProductRecogniser:
         self,
         transcriber: Transcriber,
         settings: Settings | None = None,
-        progress: Progress = IGNORE_PROGRESS,
+        *,
+        search: bool = False,
         window_s: float = 0.0,
     ) -> None:
-        """`progress`: PATIENT for files. `window_s`: the longest window; 0: the model's."""
+        """`search`: as for files. `window_s`: the longest window; 0: the model's."""
         self._window_s = window_s or transcriber.bundle.window_s
         self._transcriber, self._settings = transcriber, settings or Settings()
-        self._progress = progress
+        self._search = search
 
     def hear(self, samples: Samples) -> Recognised:
         """Transcribe a recording. Raises ModelError."""
         transcriber, settings = self._transcriber, self._settings
-        segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, self._window_s)
         gates, texts, loops, discarded = Gates(transcriber.gates), list[str](), 0, 0
-        encoder = ""
+        encoder, tokens = "", 0
         encoder_s = decoder_s = 0.0
         begun_s = time.process_time()
-        framer = Framer()
-        frames = [*framer.push(samples, 0.0), *framer.rest(len(samples) / SAMPLE_RATE)]
-        found = [window for frame in frames for window in segmenter.push(frame)]
-        for window in (*found, *segmenter.flush()):
-            if not isinstance(window, Window):
-                continue
+        for window in cut_windows(samples, settings, self._window_s):
             started_s = time.process_time()
-            encoded = transcriber.encode(window)
+            encoded = transcriber.begin(Request(window, search=self._search))
             encoded_s = time.process_time()
-            result = transcriber.decode(encoded, self._progress)
+            result = transcriber.decode(encoded)
             decoder_s += time.process_time() - encoded_s
             encoder_s += encoded_s - started_s
             encoder = result.encoder
+            tokens += len(result.tokens)
             loops += is_loop(result.tokens) or not result.ended
             result, reason = gates.apply(window, result)
             discarded += reason is not None
             texts += [] if reason else [result.text]
         total_s = time.process_time() - begun_s
         encoder_ms, decoder_ms, total_ms = (1000 * s for s in (encoder_s, decoder_s, total_s))
-        return Recognised(
-            " ".join(texts), loops, discarded, encoder_ms, decoder_ms, total_ms, encoder
-        )
+        times = encoder_ms, decoder_ms, total_ms
+        return Recognised(" ".join(texts), loops, discarded, *times, encoder, tokens)
+
+
+def cut_windows(samples: Samples, settings: Settings, window_s: float) -> list[Window]:
+    """Return the windows of at most `window_s` that the microphone's path makes of a sound."""
+    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+    framer = Framer()
+    frames = [*framer.push(samples, 0.0), *framer.rest(len(samples) / SAMPLE_RATE)]
+    found = [window for frame in frames for window in segmenter.push(frame)]
+    return [window for window in (*found, *segmenter.flush()) if isinstance(window, Window)]
 
 
 def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:
@@ -161,12 +167,15 @@ def missing_packages() -> list[str]:
     return [package for module, package in NEEDED.items() if find_spec(module) is None]
 
 
-def count_words(heard: Sequence[Recognised], recordings: Sequence[Recorded]) -> WordCounts:
-    """Return the errors of what was heard in each recording."""
+def count_words(
+    heard: Sequence[Recognised], recordings: Sequence[Recorded], *, normalised: bool = True
+) -> WordCounts:
+    """Return the errors of what was heard in each recording; capitals, punctuation and spelling
+    count only if not `normalised`."""
     import jiwer
     from whisper_normalizer.english import EnglishTextNormalizer
 
-    normalize = EnglishTextNormalizer()
+    normalize = EnglishTextNormalizer() if normalised else str.strip
     spoken = [normalize(recorded.text) for recorded in recordings]
     written = [normalize(one.text) for one in heard]
     found = jiwer.process_words(spoken, written)

@@ -39,6 +39,7 @@ CONNECT_S = 5.0
 """Longest wait until the broker's host accepts the connection."""
 PROBE_S = 0.15
 """A broker that is online accepts a connection within this time; one that stops drops it."""
+NO_BROKER = "what answers there is not an MQTT broker (a web server?)"
 LARGEST_BYTES = 268_435_460
 """The protocol's limit of a packet (MQTT 5, 2.1.4)."""
 FIRST_FAILURE = 128
@@ -238,12 +239,17 @@ class Mailbox:
         elif reason == "Unspecified error":
             reason = f"the connection broke{'' if self._met else self._hint}"
             self._put_event(Lost(0, reason, unanswered=not self._met))
+        elif reason in ("Protocol error", "Malformed packet") and not self._met:
+            self._put_event(Lost(0, NO_BROKER))
         else:
             self._put_event(Lost(0, str(reason)))
 
     def on_failure(self, error: Exception) -> None:
         """Handle an error that ended paho's thread: in received data, or in the host's name."""
         self.ended.set()
+        if not self._met and not isinstance(error, OSError | ValueError):
+            self._put_event(Lost(0, NO_BROKER))
+            return
         why = "its answer cannot be read" if self._met else "no connection"
         self._put_event(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
 

@@ -65,7 +65,6 @@ def transcript(
         "language": one.language,
         "confidence": rounded(one.confidence, 3),
         "avg_logprob": rounded(one.avg_logprob, 3),
-        "mean_logprob": rounded(one.avg_logprob, 3),
         "level_dbfs": rounded(one.level_dbfs, 1),
         "snr_db": rounded(one.snr_db, 1),
         "no_speech_prob": rounded(one.no_speech_prob, 3),

@@ -38,6 +38,8 @@ _CACHE_KIB = 512
 """Page cache; SQLite's default of 2 MiB fills within weeks and looks like a leak."""
 _WAL_HEADER = 32
 """Bytes at the beginning of a -wal file that make it valid (SQLite's file format, 4.1)."""
+REWRITE_WITHIN_S = 600.0
+"""Longest time that a rewrite of the file may take: 512 MB on the slowest card."""
 _VACUUM_AGAIN_S = 60.0
 """If a reader used the -wal file, the first write after this time empties it."""
 
@@ -58,10 +60,17 @@ class Database:
     A call that fails changes nothing, and may be repeated once the cause is gone.
     """
 
-    def __init__(self, path: Path, access: AccessMode, busy_s: float = BUSY_S) -> None:
-        """Open the file; refuse a newer one, and a missing one unless for the OWNER."""
+    def __init__(
+        self,
+        path: Path,
+        access: AccessMode,
+        busy_s: float = BUSY_S,
+        steps: tables.Steps = tables.STEPS,
+    ) -> None:
+        """Open the file; refuse a newer one, and a missing one unless for the OWNER, who brings one
+        of an older version up to date with `steps`."""
         self.path, self.numbering = path, repair.Numbering()
-        self._busy_s = busy_s
+        self._busy_s, self._steps = busy_s, steps
         self.has_subscriber = access is AccessMode.OWNER
         """True if transcripts are published: unpublished ones survive the file's deletion then."""
         self.connection: sqlite3.Connection | None = None
@@ -70,11 +79,16 @@ class Database:
         self._identity: Identity | None = None
         self._wal: Identity | None = None
         self._carried: list[tables.Row] = []
-        self._vacuum_s = math.inf
+        self._vacuum_s, self._rewrite_s = math.inf, -math.inf
         self._closed = self._rewrite = False
         self._sudo = "" if access is AccessMode.OWNER else files.SUDO
         with plain_errors(path, "open the log", self._sudo):
             self._open()
+
+    @property
+    def is_rewriting(self) -> bool:
+        """True while the whole file is rewritten, and every caller has to wait for that."""
+        return time.monotonic() - self._rewrite_s < REWRITE_WITHIN_S
 
     def read(self, doing: str, work: Work[T]) -> T:
         """Return the result of `work`, which gets the connection."""
@@ -113,10 +127,12 @@ class Database:
                     # cuts off its end with whatever is there
                     if not self._empty_wal(connection):
                         return False
+                    self._rewrite_s = time.monotonic()
                     connection.execute("VACUUM")
                     self._rewrite = False
                 done = self._empty_wal(connection)
             finally:
+                self._rewrite_s = -math.inf
                 connection.execute(f"PRAGMA busy_timeout = {self._busy_s * 1000:.0f}")
             if done:
                 self._vacuum_s = math.inf
@@ -207,10 +223,11 @@ class Database:
         try:
             connection.create_function("contains", 2, tables.contains, deterministic=True)
             connection.create_function("has_words", 2, tables.has_words, deterministic=True)
-            tables.refuse_other(self.path, tables.version(connection))
+            found, owner = tables.version(connection), self._access is AccessMode.OWNER
+            tables.refuse_other(self.path, found, self._steps, migrates=owner)
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            if self._access is AccessMode.OWNER:
+            if owner:
                 self._prepare(connection)
             else:
                 connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone()
@@ -231,6 +248,7 @@ class Database:
         if tables.version(connection) and (trouble := repair.check(connection)):
             raise DamagedError(trouble)
         tables.create(connection)
+        tables.migrate(connection, self._steps)
         with tables.transaction(connection):
             fresh = connection.execute("SELECT 1 FROM transcripts LIMIT 1").fetchone() is None
             repair.continue_numbering(connection, self.numbering)

@@ -25,8 +25,13 @@ from appliance.errors import StoreError
 from appliance.records import Phrase, Transcript, Word
 from appliance.system import boot_id
 
-SCHEMA = 2
-"""Number of the layout, kept in the file's user_version; another one is refused."""
+Steps = tuple[tuple[str, ...], ...]
+FIRST_SCHEMA = 2
+"""The oldest layout that can be read."""
+STEPS: Steps = ()
+"""The statements that turn each layout from the oldest on into the next; none is ever removed."""
+SCHEMA = FIRST_SCHEMA + len(STEPS)
+"""Number of the layout, kept in the file's user_version. A change of _LAYOUT adds a step."""
 
 _LAYOUT = (
     """
@@ -105,12 +110,23 @@ def version(connection: sqlite3.Connection) -> int:
     return number(connection, "PRAGMA user_version")
 
 
-def refuse_other(where: object, found: int) -> None:
-    """Raise StoreError if `found` is another layout; 0, a file without one, is not."""
-    if found not in (0, SCHEMA):
+def refuse_other(where: object, found: int, steps: Steps, *, migrates: bool) -> None:
+    """Raise StoreError if `found` is a layout that cannot be used; 0, a file without one, can.
+
+    An older one can if the caller `migrates` it, as the daemon does.
+    """
+    newest = FIRST_SCHEMA + len(steps)
+    if found in (0, newest):
+        return
+    if not FIRST_SCHEMA <= found < newest:
         raise StoreError(
-            f"{where}: expected schema {SCHEMA}, found {found}, which another version of "
+            f"{where}: expected schema {newest}, found {found}, which another version of "
             "Roomscribe wrote; install that version again, or move the file away to start a new one"
+        )
+    if not migrates:
+        raise StoreError(
+            f"{where}: expected schema {newest}, found {found} of an older version; start the "
+            "daemon, which brings it up to date: `sudo systemctl restart roomscribe`"
         )
 
 
@@ -135,6 +151,16 @@ def create(connection: sqlite3.Connection) -> None:
         if not version(connection):  # another process may have done it
             for statement in _LAYOUT:
                 connection.execute(statement)
+
+
+def migrate(connection: sqlite3.Connection, steps: Steps) -> None:
+    """Bring the tables of an older version up to date. Each step is taken wholly or not at all."""
+    for number, statements in enumerate(steps, FIRST_SCHEMA + 1):
+        with transaction(connection):
+            if version(connection) < number:
+                for statement in statements:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {number}")
 
 
 Row = tuple[Any, ...]
@@ -249,6 +275,8 @@ def from_row(row: Row) -> StoredTranscript:
 
 GRAM = 3
 """Letters in an entry of the index; a shorter text is searched in every transcript."""
+_PAGES = 500
+"""Pages of the index that are merged at a time: some 2 MB."""
 _MOST_GRAMS = 32
 """Entries that narrow a search down far enough; the text itself decides."""
 
@@ -330,6 +358,28 @@ def _grams(needles: Sequence[str]) -> list[str]:
 def correct(connection: sqlite3.Connection, id: str, text: str | None) -> None:
     """Store what was really said in a transcript; None removes it."""
     connection.execute("UPDATE transcripts SET correction = ? WHERE id = ?", (text, id))
+
+
+def select_some(
+    connection: sqlite3.Connection,
+    condition: str,
+    values: tuple[object, ...],
+    after: int,
+    most: int,
+) -> list[int]:
+    """Return the numbers of the next `most` transcripts above `after` that match a condition."""
+    sql = f"SELECT seq FROM transcripts WHERE {condition} AND seq > ? ORDER BY seq LIMIT ?"
+    return [seq for (seq,) in connection.execute(sql, (*values, after, most))]
+
+
+def merge_search(connection: sqlite3.Connection, *, begin: bool) -> bool:
+    """Merge the next part of the search's index; return False once all is merged, as `forget` does
+    it at once. The first call has `begin` (FTS5, "The 'merge' Command")."""
+    before = connection.total_changes
+    connection.execute(
+        "INSERT INTO search (search, rank) VALUES ('merge', ?)", (-_PAGES if begin else _PAGES,)
+    )
+    return connection.total_changes - before >= 2
 
 
 def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from appliance.wyoming.client import request_text
     from appliance.wyoming.discovery import advertise, own_address
     from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
-    from appliance.wyoming.request import LONGEST_FILE_S, Answer, Hints, Hooks
+    from appliance.wyoming.request import LONGEST_FILE_S, Hooks
     from appliance.wyoming.server import WyomingServer
 
 __getattr__ = lazily(__name__, __file__)

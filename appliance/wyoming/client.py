@@ -1,4 +1,4 @@
-"""A request to a Wyoming server, as Home Assistant sends it: for the doctor and the benchmark."""
+"""A request to a Wyoming server, as Home Assistant sends it: for the doctor and comparisons."""
 
 from __future__ import annotations
 

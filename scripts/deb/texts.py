@@ -20,7 +20,7 @@ from pathlib import Path
 import shtab
 from argparse_manpage.manpage import Manpage
 
-from appliance import __version__
+from appliance import build_version
 from appliance.cli import main as cli
 from appliance.config import keys
 
@@ -67,7 +67,7 @@ def command_page() -> str:
     examples, top.epilog = str(top.epilog), None
     page = Manpage(top, format="single-commands-section")
     page.description = "writes down what is said in the room"
-    page.source, page.manual, page.date = f"roomscribe {__version__}", "User commands", ""
+    page.source, page.manual, page.date = f"roomscribe {build_version()}", "User commands", ""
     lines = [re.split(" {2,}", line.strip(), maxsplit=1) for line in examples.split("\n")[1:-1]]
     page.add_section("EXAMPLES", "=", listed(lines))
     page.add_section("EXIT STATUS", "=", listed((str(number), text) for number, text in STATUS))
@@ -94,7 +94,7 @@ def listed(pairs: Iterable[Sequence[str]]) -> str:
 
 def file_page() -> str:
     """Return roomscribe.toml(5)."""
-    lines = [f'.TH ROOMSCRIBE.TOML 5 "" "roomscribe {__version__}" "File formats"']
+    lines = [f'.TH ROOMSCRIBE.TOML 5 "" "roomscribe {build_version()}" "File formats"']
     lines += [".SH NAME", "roomscribe.toml \\- configuration of roomscribe"]
     lines += [".SH SYNOPSIS", ".I /etc/roomscribe/roomscribe.toml", ".SH DESCRIPTION"]
     lines.append("Sections in brackets, a key and its value on each line, in TOML.")

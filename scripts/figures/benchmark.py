@@ -1,10 +1,12 @@
-"""Run `roomscribe benchmark` with every row: those on a Hailo run on the tests' simulated one.
+"""Run `roomscribe benchmark` with every row and table, also those on a Hailo: on a simulated one.
 
-    scripts/measure benchmark [OPTION OF roomscribe benchmark ...]
+    scripts/measure benchmark [--base FOLDER] [--tables rows,cache,padding,guards]
+        [--only tiny.en|base] [--write] [OPTION OF roomscribe benchmark ...]
 
-The model in use is made of the weights (--checkpoint; default: tiny.en, as scripts/setup.sh got it)
-and of HEFs that the simulated chip computes on this processor: its texts are right, its times are
-not a Hailo's. Its decoder has the length of the one that Hailo publishes for whisper-tiny.
+The weights are tiny.en's, as scripts/setup.sh got them (or --checkpoint), and then those of --base.
+The simulated chip computes the encoder in float32 on this processor and adds a real chip's noise
+(15 dB), so its times are not measured. Its decoder has the length of the one that Hailo publishes.
+--write puts the tables and the chart into docs/figures.md and docs/benchmark-*.svg.
 """
 
 from __future__ import annotations
@@ -13,43 +15,89 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rigs.hailo_simulator.control import Simulator, with_decoder, with_hef
+from evening_run.publish import put
+from evening_run.results import about
+from figures.hailo import chip_bundle
+from rigs.checkout import ROOT
+from rigs.hailo_simulator.control import Simulator, with_decoder
 from rigs.recordings import SHARED_AUDIO
 from rigs.weights import find_weights
 
 from appliance.config import Settings
-from appliance.convert.build import Recipe, build_bundle
-from appliance.lab import add_benchmark_arguments, run_benchmark
+from appliance.lab import add_benchmark_arguments
+from appliance.lab.benchmark.main import OTHERS, as_page, benchmark_tables, draw_chart
 from appliance.model import load_bundle
+from appliance.system import write_whole
 
-LENGTH = 32
+LENGTHS = {"tiny.en": 32, "base": 24}
 """Tokens that a decoder's HEF writes, prompt included."""
+NOISE_DB = 15.0
+PAGE = ROOT / "docs" / "figures.md"
+MARKS = (
+    "<!-- benchmark {}: written by scripts/measure benchmark --write -->",
+    "<!-- /benchmark {} -->",
+)
+FEWER, FEW = {"padding", "guards"}, 24
+"""Tables of which each row is a run of its own take a part of the recordings."""
+NAMES = {"rows": "the ways to run it", "cache": "the cache", "padding": "the padding",
+         "guards": "guards"}  # fmt: skip
 
 
 def main() -> int:
-    """Print the table; return the exit status."""
+    """Print the tables; return the exit status."""
     parser = argparse.ArgumentParser("scripts/measure benchmark", description=__doc__)
     add_benchmark_arguments(parser)
+    parser.add_argument("--base", type=Path, metavar="FOLDER", help="base's weights")
+    parser.add_argument("--tables", default=",".join(("rows", *OTHERS)), metavar="A,B")
+    parser.add_argument("--only", choices=LENGTHS, help="only this model")
+    parser.add_argument("--write", action="store_true")
     parser.set_defaults(checkpoint=find_weights(), recordings=SHARED_AUDIO)
     options = parser.parse_args()
     if options.checkpoint is None:
         parser.error("no weights of tiny.en: run scripts/setup.sh, or give --checkpoint FOLDER")
+    weights = {"tiny.en": options.checkpoint, "base": options.base}
+    for model in [options.only] if options.only else weights:
+        if weights[model] is None:
+            print(f"no weights of {model}: its tables are left out", file=sys.stderr)
+            continue
+        options.checkpoint = weights[model]
+        seen = about(ROOT, load_bundle("tiny.en").folder)
+        sections = [f"Commit {seen['commit']}, {seen['processor']}, {seen['date']}."]
+        for name, text in measured(options, model):
+            print(f"\n{text}\n", flush=True)
+            sections.append(f"Whisper {model}: {NAMES[name]}\n\n{text}")
+        if options.write:
+            page, marks = PAGE.read_text(encoding="utf-8"), [each.format(model) for each in MARKS]
+            write_whole(PAGE, put(page, "\n\n".join(sections), *marks), 0o644)
+    return 0
+
+
+def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, str]]:
+    """Yield the tables of a model, by their names."""
+    names, most = options.tables.split(","), options.most
     with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
-        plain, folder = Path(scratch) / "plain", Path(scratch) / "hailo"
-        build_bundle(options.checkpoint, plain, Recipe("simulated", 10.0, quantize="int8"))
-        with_decoder(with_hef(load_bundle(plain), folder), options.checkpoint, LENGTH)
+        folder = Path(scratch) / "hailo"
+        bundle = chip_bundle(options.checkpoint, model, 10.0, "silence", folder)
+        with_decoder(bundle, options.checkpoint, LENGTHS[model])
         simulator = Simulator(Path(scratch) / "machine")
         simulator.enter()
-        simulator.plug(latency_ms=0.0, patience=100, remember=False)
+        simulator.plug(latency_ms=0.0, patience=100, remember=False, noise_db=NOISE_DB)
         paths = (simulator.environment["PYTHONPATH"], os.environ.get("PYTHONPATH", ""))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         settings = Settings()
-        return run_benchmark(
-            options, replace(settings, model=replace(settings.model, bundle=str(folder)))
-        )
+        settings = replace(settings, model=replace(settings.model, bundle=str(folder)))
+        for name in names:
+            options.most = min(most or FEW, FEW) if name in FEWER else most
+            for _, found in benchmark_tables(options, settings, [name], simulated=True):
+                if name == "rows" and options.write:
+                    chart = ROOT / "docs" / f"benchmark-{model}.svg"
+                    write_whole(chart, draw_chart(found), 0o644)
+                yield name, as_page(name, found)
+        simulator.leave()
 
 
 if __name__ == "__main__":

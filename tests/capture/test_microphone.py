@@ -19,9 +19,10 @@ import soundfile
 from numpy.typing import NDArray
 from rigs.microphone import PulseMicrophone
 from rigs.needs import needs_microphone
+from rigs.waiting import PATIENCE_S
 
+from appliance.capture.clock import SampleClock
 from appliance.capture.devices import Device, choose
-from appliance.capture.frames import SampleClock
 from appliance.capture.microphone import Levels, list_microphones
 from appliance.errors import DeviceError
 
@@ -199,7 +200,7 @@ def listen(
             microphone.stop()
         else:
             microphone.speak(folder / "noise.wav")
-        output, _ = listener.communicate(timeout=120)
+        output, _ = listener.communicate(timeout=PATIENCE_S)
     return np.load(folder / "heard.npy"), json.loads(output)
 
 

@@ -10,7 +10,7 @@ from rigs.recordings import SHARED_AUDIO, manifest
 from rigs.sounds import Sound, cut, read, to_int16
 from rigs.word_errors import word_errors
 
-from appliance.capture.frames import QUIET_DBFS, measure_speech
+from appliance.capture.loudness import QUIET_DBFS, measure_speech
 from appliance.config import PhrasesSettings, Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber

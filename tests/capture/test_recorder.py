@@ -90,19 +90,17 @@ def test_a_reader_that_found_nothing_is_asked_again_before_there_is_another() ->
     assert pids[0] == pids[1] == pids[2] != pids[3]
 
 
-@pytest.mark.parametrize("program", ["time.sleep(60)", "opened(); time.sleep(60)"])
+@pytest.mark.parametrize("program", ["time.sleep(3600)", "opened(); time.sleep(3600)"])
 def test_an_opening_or_a_reading_ends_at_once_when_interrupted(program: str) -> None:
     with fake(program) as one:
         if program.startswith("opened"):
             one.open("")
         threading.Timer(0.3, one.interrupt).start()
-        begun_s = time.monotonic()
         if program.startswith("opened"):
             assert one.read() is None
         else:
             with pytest.raises(DeviceError, match="stopped"):
                 one.open("")
-        assert time.monotonic() - begun_s < 30
         one.resume()
 
 

@@ -24,7 +24,7 @@ from rigs import rtsp
 from rigs.checkout import TESTS
 from rigs.microphone import SINK, PulseMicrophone, missing as no_microphone
 from rigs.needs import needs_ffmpeg
-from rigs.waiting import holds
+from rigs.waiting import PATIENCE_S, holds
 
 from appliance.capture.devices import is_stream, public_name
 from appliance.capture.microphone import Microphone, open_source, read_device
@@ -252,7 +252,7 @@ def test_a_writer_that_dies_within_a_frame_deafens_nobody(
     assert stream.read(whole) == first[:whole]
     with ThreadPoolExecutor() as pool:
         following = pool.submit(stream.read, len(second))
-        assert lost % frame == 0 or stream.idle.wait(30)
+        assert lost % frame == 0 or stream.idle.wait(PATIENCE_S)
         pipe.write_bytes(second)
         assert following.result(30) == second
 
@@ -326,7 +326,7 @@ def test_the_monitor_of_a_sound_server_is_a_reference(
             stopped = threading.Event()
             talk = threading.Thread(target=play, args=(rig, stopped))
             talk.start()
-            until_s = time.monotonic() + 40
+            until_s = time.monotonic() + PATIENCE_S
             reduction_db = 0.0
             for _ in microphone.frames():
                 echo = microphone.echo

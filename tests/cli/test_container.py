@@ -23,7 +23,7 @@ import pytest
 from rigs.checkout import environment as environment_of
 from rigs.command import errors, is_gone, roomscribe, start
 from rigs.daemon import write_config
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.cli import container
 from appliance.cli.app_options import INGRESS, write_app_config
@@ -63,7 +63,7 @@ def running(config: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes
     finally:
         if process.poll() is None:
             process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE_S)
         shutil.rmtree(memory, ignore_errors=True)
 
 
@@ -86,7 +86,7 @@ def test_daemon_and_page_run_as_processes_that_obey_signals(tmp_path: Path, page
         os.kill(process.pid, signal.SIGHUP)
         until(lambda: "the configuration is the one in use" in (tmp_path / "log").read_text())
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert all(is_gone(pid) for pid in before.values())
 
 
@@ -111,7 +111,7 @@ def run_script(script: str, folder: Path) -> subprocess.Popen[str]:
 def test_a_daemon_that_fails_is_started_again(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     process = run_script(f"echo >> {starts}; test $(wc -l < {starts}) = 2", tmp_path)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
     assert starts.read_text() == "\n\n"
     assert "ended with status 1; starts again" in said
@@ -122,7 +122,7 @@ def test_a_daemon_that_does_not_end_is_killed(tmp_path: Path) -> None:
     process = run_script(f"trap : TERM; touch {started}; while :; do sleep 0.1; done", tmp_path)
     until(started.exists)
     process.terminate()
-    assert process.wait(30) == 69
+    assert process.wait(PATIENCE_S) == 69
 
 
 def test_a_wrong_configuration_ends_the_container(tmp_path: Path) -> None:

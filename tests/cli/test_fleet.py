@@ -20,7 +20,7 @@ from rigs.engine import served
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet, needs_root
 from rigs.terminal import Terminal
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import free_port
 
 from appliance.cli.doctor import fleet as doctor
@@ -125,7 +125,7 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
         runtime = {"RUNTIME_DIRECTORY": str(tmp_path / "run")}
         (tmp_path / "run").mkdir()
         with daemon(worker, environment=runtime):
-            until(lambda: not roomscribe("fleet", "status", "--config", kitchen).returncode, 30)
+            until(lambda: not roomscribe("fleet", "status", "--config", kitchen).returncode)
             around = Surroundings(load(kitchen))
             assert [look(one, around).status for one in doctor.CHECKS] == ["ok"] * 2
             own = roomscribe("fleet", "status", "--config", worker, environment=runtime)
@@ -213,7 +213,7 @@ def test_a_join_that_is_killed_leaves_a_whole_configuration(tmp_path: Path) -> N
         running = start("fleet", "join", "--yes", code, "--config", kitchen)
         until((kitchen.parent / "fleet" / "trusted.crt").exists, 60)  # an interpreter starts
         running.kill()
-        running.wait(30)
+        running.wait(PATIENCE_S)
         found = sections(kitchen).get("fleet", {})
         assert set(found) in (set(), {"role", "server", "credential", "ca"})
         for key in ("credential", "ca"):

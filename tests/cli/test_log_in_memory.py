@@ -12,6 +12,7 @@ from rigs.daemon import write_config
 from rigs.disks import IMPATIENT, deliver, mounted, remount
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
+from rigs.waiting import PATIENCE_S
 
 from appliance.cli import main
 from appliance.config import Settings, StoreSettings
@@ -53,7 +54,7 @@ def test_follow_shows_what_is_kept_in_memory_and_nothing_twice(disk: Path) -> No
         store.append(transcript("three"))
         assert line() == "three"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None
         assert b"kept in memory" in process.stderr.read()
 

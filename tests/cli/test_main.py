@@ -20,9 +20,9 @@ from rigs.command import errors, roomscribe
 from rigs.daemon import daemon, log_of, write_config
 from rigs.needs import needs_model
 from rigs.recordings import sentences
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
-from appliance import __version__
+from appliance import build_version
 from appliance.cli.main import GROUPS, parse, parser
 from appliance.daemon.capture_supervisor import REOPEN_PAUSE_S
 
@@ -34,7 +34,14 @@ def sentence(number: int = 0) -> tuple[Path, str]:
 
 def test_the_version_is_shown() -> None:
     done = roomscribe("--version")
-    assert (done.returncode, done.stdout) == (0, f"roomscribe {__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"roomscribe {build_version()}\n")
+
+
+def test_a_command_names_what_it_ignores_in_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "house.toml"
+    file.write_text("[history]\n", encoding="utf-8")
+    done = roomscribe("devices", "--config", str(file))
+    assert f"{file}: the section [history] is unknown and empty" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "transcribe", "devices", "log"])
@@ -107,7 +114,7 @@ def test_every_command_has_a_sentence_in_the_general_help() -> None:
 def test_five_mistakes_in_the_configuration_are_five_lines_and_status_78(tmp_path: Path) -> None:
     config = tmp_path / "house.toml"
     config.write_text(
-        "[mqtt]\nprot = 1\nport = 0\n[voice]\nopen_score = 9\n[modle]\n[journal]\ntext = 1\n",
+        "[mqtt]\nprot = 1\nport = 0\n[voice]\nopen_score = 9\n[modle]\na=1\n[journal]\ntext = 1\n",
         encoding="utf-8",
     )
     done = roomscribe("run", "--config", config)
@@ -263,10 +270,10 @@ def test_the_log_before_the_first_run_says_what_to_do(tmp_path: Path) -> None:
 def test_a_missing_microphone_is_waited_for_and_reported_once(tmp_path: Path) -> None:
     config = write_config(tmp_path, capture={"device": "no such microphone"})
     with daemon(config) as running:
-        until(lambda: log_of(config).count("\n"), 30)
+        until(lambda: log_of(config).count("\n"))
         time.sleep(2 * REOPEN_PAUSE_S + 0.5)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(20) == 0
+        assert running.wait(PATIENCE_S) == 0
     told, *more = log_of(config).splitlines()
     rest = "\n".join(more)
     assert "WARNING" in told and "microphone" in told
@@ -289,7 +296,7 @@ def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_prints_everyth
     for hangs in ("", "x"):
         done = subprocess.run(
             [sys.executable, "-c", program], input=hangs, capture_output=True, text=True,
-            timeout=30, check=True,
+            timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         said.append(done.stdout)
     assert said[0] == said[1] + "the end\n" and "tiny.en" in said[1]

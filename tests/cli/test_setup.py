@@ -9,22 +9,26 @@ import threading
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rigs.broker import Broker
 from rigs.checkout import BUILT_IN, TESTS
 from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.hailo_simulator.control import Simulator
+from rigs.hailo_simulator.hef_files import write_hef
 from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
-from appliance.cli.setup.answers import Answers
+from appliance.cli.dialog import BACK, BackError, Dialog
+from appliance.cli.setup.answers import Answers, Context
 from appliance.cli.setup.broker import parse_address
-from appliance.cli.setup.main import with_room
-from appliance.cli.setup.meter import Meter
+from appliance.cli.setup.main import ask_all, with_room
 from appliance.config import MqttSettings
 from appliance.errors import ConfigError
 
@@ -42,19 +46,6 @@ def test_a_broker_is_a_host_with_or_without_a_port() -> None:
     for wrong in ("", "a:0", "a:99999", "mqtt://a", "a b"):
         with pytest.raises(ConfigError, match="is not a broker's address"):
             parse_address(wrong)
-
-
-def test_a_meter_says_what_is_wrong_with_a_microphone() -> None:
-    meter = Meter()
-    meter.push(None, False)
-    assert meter.verdict() == "silent: is it off, or muted?"
-    meter.push(-45.0, False)
-    assert meter.verdict() == "too quiet: speak, or turn its gain up"
-    meter.push(-12.0, False)
-    assert (meter.verdict(), meter.bar().count("#")) == ("good", 19)
-    meter.push(0.0, True)
-    assert meter.verdict() == "distorted: turn its gain down"
-    assert meter.bar().count("#") == 24
 
 
 def test_without_a_terminal_it_says_which_options_it_needs(tmp_path: Path) -> None:
@@ -83,6 +74,55 @@ def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
     assert stat.S_IMODE(config.stat().st_mode) == 0o640
     again = roomscribe(*arguments)
     assert (again.returncode, "Nothing to change" in again.stdout) == (0, True)
+
+
+def test_setup_makes_the_configuration_that_it_was_given_a_name_for(tmp_path: Path) -> None:
+    config = tmp_path / "new.toml"
+    done = roomscribe("setup", "--config", config, "--yes", "--node", "bath", "--broker", "none")
+    assert done.returncode == 0, done.stderr
+    assert tomllib.loads(config.read_text())["appliance"] == {"node": "bath"}
+
+
+class TypedDialog(Dialog):
+    """Takes its answers from a list."""
+
+    def __init__(self, *typed: str) -> None:
+        super().__init__(interactive=True)
+        self.typed = [*typed]
+
+    def read(self, prompt: str) -> str:
+        self.question_count += 1
+        if (answer := self.typed.pop(0)) == BACK:
+            raise BackError
+        return answer
+
+
+def test_back_passes_steps_that_had_nothing_to_ask(tmp_path: Path) -> None:
+    dialog, asked = TypedDialog("a", "back", "b", "c"), list[str]()
+    context = cast(Context, SimpleNamespace(dialog=dialog))
+
+    def question(context: Context, answers: Answers) -> Answers:
+        asked.append(context.dialog.ask("What?", ""))
+        return answers
+
+    steps = (("One", question), ("Two", lambda _, answers: answers), ("Three", question))
+    ask_all(context, cast(Answers, None), steps)
+    assert asked == ["a", "b", "c"], "`back` at the third step asks the first one again"
+
+
+@needs_broker
+def test_the_broker_forgets_the_former_name_of_the_room(tmp_path: Path) -> None:
+    with Broker() as broker:
+        mqtt = {"enabled": True, "host": "127.0.0.1", "port": broker.port}
+        config = write_config(tmp_path, mqtt=mqtt)
+        with Subscriber(broker.port) as heard, daemon(config):
+            until(lambda: heard.payloads("availability", "kitchen"), READY_WITHIN_S)
+            done = roomscribe("setup", "--config", config, "--yes", "--node", "hall")
+            assert "cleared roomscribe/kitchen/availability" in done.stdout, done.stdout
+            until(lambda: heard.payloads("availability", "hall"), READY_WITHIN_S)
+            with Subscriber(broker.port, name="later") as later:
+                until(lambda: later.payloads("availability", "hall"))
+                assert not [one.topic for one in later.messages if "/kitchen/" in one.topic]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +189,7 @@ def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
                 terminal.enter()
                 terminal.until("Which microphone? [default]")
                 terminal.enter()
-                terminal.until("to continue")
-                microphone.speak(SENTENCE)
-                terminal.until("good")
-                terminal.enter()
-                terminal.until("default: good")
+                terminal.until("default: used by the daemon, which receives sound")
                 terminal.until("or none [none]")
                 terminal.enter(f"127.0.0.1:{broker.port}")
                 terminal.until("efuses a client without mqtt.username")
@@ -174,8 +210,7 @@ def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
                 speaker = threading.Thread(target=_speak_until, args=(microphone, heard))
                 speaker.start()
                 terminal.until("after you stopped speaking")
-                terminal.until("The broker delivered it on roomscribe/kuche/transcript")
-                speaker.join(30)
+                speaker.join(PATIENCE_S)
                 terminal.until(" skipped; ")
                 assert terminal.wait() == 0
             assert heard.payloads("availability", "kuche")[-1] == b"online"
@@ -225,7 +260,7 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
 
 def test_the_area_follows_the_name_unless_the_user_chose_another() -> None:
     answers = Answers("kitchen", "", "", MqttSettings(), "tiny.en")
-    assert with_room(answers, "hall").area == ""
+    assert with_room(answers, "hall").area == "hall"
     named = with_room(answers, "Living Room")
     assert (named.node, named.area) == ("living_room", "Living Room")
     again = with_room(named, "alpha")
@@ -253,16 +288,16 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
             terminal.until("Press Enter to keep none: ")
             terminal.enter(f"127.0.0.1:{broker.port}")
             terminal.until("accepts the connection")
-            terminal.until("Which model? [tiny.en]", 60)
+            terminal.until("Which model? [tiny.en]")
             terminal.enter("tiny")
-            terminal.until("Which model? [tiny.en]", 60)
+            terminal.until("Which model? [tiny.en]")
             terminal.enter()
-            terminal.until("Write it? [yes]", 60)
+            terminal.until("Write it? [yes]")
             terminal.enter("maybe")
             terminal.until("Please answer yes or no")
             terminal.until("Write it? [yes]")
             terminal.enter("yes")
-            terminal.until(" skipped; ", 60)
+            terminal.until(" skipped; ")
             assert terminal.wait() == 0
     table = tomllib.loads(config.read_text())
     assert table["mqtt"] == {"enabled": True, "host": "127.0.0.1", "port": broker.port}
@@ -279,16 +314,16 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
     here = OFFLINE | {"ROOMSCRIBE_MODELS": str(tmp_path / "models")}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/nothing")
         terminal.until("such as openai/whisper-tiny, or a folder")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/mine")
         terminal.until("mine: installed")
         terminal.until("add the model mine again, or choose another one.")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter()
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
     assert config.read_text() == before
     assert not (tmp_path / "models" / "in-use").exists()
 
@@ -309,6 +344,41 @@ def test_a_model_is_chosen_as_by_model_use_even_where_the_configuration_names_an
     assert tomllib.loads(config.read_text())["model"] == {"bundle": ""}
 
 
+def test_setup_takes_a_hef_that_the_user_compiled(
+    tmp_path: Path, simulator: Simulator, checkpoint_folder: Path
+) -> None:
+    simulator.plug()
+    config, models = write_config(tmp_path), tmp_path / "models"
+    shutil.copytree(checkpoint_folder, tmp_path / "mine")
+    (tmp_path / "no.hef").write_bytes(b"PK")
+    hef = write_hef(tmp_path / "own.hef", (1, 1000, 80), (1, 500, 16))
+    options = ("--device", "", "--broker", "none", "--node", "kitchen")
+    here = OFFLINE | simulator.environment | {"ROOMSCRIBE_MODELS": str(models)}
+    with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
+        terminal.until("tiny.en or base with a HEF of 10 s that you compile")
+        terminal.enter(f"{tmp_path}/mine")
+        terminal.until("A HEF that you compiled for its encoder (a path; Enter: none)?")
+        terminal.enter(f"{tmp_path}/no.hef")
+        terminal.until("expected a HEF")
+        terminal.until("Which model? [tiny.en]")
+        terminal.enter(f"{tmp_path}/mine")
+        terminal.until("Enter: none)?")
+        terminal.enter(str(hef))
+        terminal.until("mine: installed")
+        assert (models / "mine" / "encoder.hef").read_bytes() == hef.read_bytes()
+        terminal.until("Which model? [tiny.en]", 60)  # random weights misread the sentence
+        terminal.enter()
+        terminal.until("Enter: none)?")
+        terminal.enter()
+        terminal.until(" skipped; ")
+
+
+def test_a_hef_without_its_model_is_refused(tmp_path: Path) -> None:
+    done = roomscribe("setup", "--config", write_config(tmp_path), "--yes", "--hef", "own.hef")
+    assert done.returncode == 2
+    assert "--hef: add --model with the name of the model that it is for" in done.stderr
+
+
 def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     before = config.read_text()
@@ -319,13 +389,13 @@ def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None
         terminal.until("Press Enter to keep none: ")
         terminal.enter()
         terminal.until("The broker stays as it was: none")
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
         assert terminal.wait() == 0
     assert config.read_text() == before
 
 
 @needs_microphone
-def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> None:
+def test_a_microphone_that_no_daemon_has_is_listened_to(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     options = ("--node", "kitchen", "--broker", "none", "--model", "tiny.en")
     with PulseMicrophone(tmp_path / "microphone") as microphone:
@@ -333,16 +403,17 @@ def test_the_meter_of_a_microphone_that_no_daemon_has_moves(tmp_path: Path) -> N
         with Terminal("setup", "--config", config, *options, environment=environment) as terminal:
             terminal.until("Which microphone? [default]")
             terminal.enter()
-            terminal.until("to continue")
-            terminal.until("silent: is it off")
+            terminal.until("default: press Enter, and speak")
             terminal.enter()
+            terminal.until("digital silence")
             terminal.until("Use it all the same? [yes]")
             terminal.enter("no")
             terminal.until("Which microphone? [default]")
             terminal.enter()
-            terminal.until("to continue")
-            microphone.speak(SENTENCE)
-            terminal.until("good")
+            terminal.until("default: press Enter, and speak")
+            speaker = threading.Thread(target=microphone.speak, args=(SENTENCE,))
+            speaker.start()
             terminal.enter()
-            terminal.until("default: good")
+            terminal.until("peaks between -20 and -6 dBFS are right")
             terminal.interrupt()
+            speaker.join(PATIENCE_S)

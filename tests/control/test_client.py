@@ -12,6 +12,7 @@ import pytest
 from rigs.command import OBEYING_MODES
 from rigs.feed import Feed, serving
 from rigs.needs import unless
+from rigs.waiting import PATIENCE_S
 
 from appliance.control.client import ControlClient
 from appliance.errors import DaemonError
@@ -75,7 +76,7 @@ def test_what_is_no_answer_is_an_error(tmp_path: Path, said: bytes) -> None:
         pytest.raises(DaemonError, match="the daemon does not answer"),
     ):
         client.call("state")
-    thread.join(30)
+    thread.join(PATIENCE_S)
     listener.close()
 
 

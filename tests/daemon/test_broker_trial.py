@@ -45,7 +45,7 @@ def choose(house: Appliance, **given: object) -> Any:
         house.controls.poll()
         return answer.done()
 
-    until(look, 30)
+    until(look)
     return answer.result()
 
 

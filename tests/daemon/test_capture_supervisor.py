@@ -18,10 +18,10 @@ import soundfile
 from rigs.command import is_gone
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.needs import needs_microphone
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 pytestmark = needs_microphone
-HEALS_WITHIN_S = 40.0
+HEALS_WITHIN_S = PATIENCE_S
 """Generous: a busy machine stutters. How long it takes is measured elsewhere."""
 
 SUPERVISOR = """
@@ -30,21 +30,24 @@ from pathlib import Path
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
+from appliance.daemon.stages import StageQueue
 from appliance.config import CaptureSettings
+from appliance.records import Listener
 
 last = 0
-def hear(frame):
-    global last
-    if supervisor._recorder.pid != last:
-        last = supervisor._recorder.pid
-        print("frame", frame.start_s, time.monotonic(), last, flush=True)
+class Hearing(Listener):
+    def on_frame(self, frame):
+        global last
+        if supervisor._recorder.pid != last:
+            last = supervisor._recorder.pid
+            print("frame", frame.start_s, time.monotonic(), last, flush=True)
 def trouble():
     print("trouble", time.monotonic(), health.troubles(), flush=True)
 
-health = Health()
-health.on_change = trouble
+health = Health(trouble)
 settings = CaptureSettings(device=sys.argv[1], silence_s=float(sys.argv[2]))
-supervisor = CaptureSupervisor(settings, health, Mute(Path(tempfile.mkdtemp())), hear, lambda: None)
+mute = Mute(Path(tempfile.mkdtemp()))
+supervisor = CaptureSupervisor(settings, health, mute, StageQueue(10), Hearing())
 supervisor.listen(lambda: None)
 """
 
@@ -65,7 +68,7 @@ class Listener:
         """Process that reads the microphone, as of the last frame that was told."""
         self._text = b""
 
-    def wait(self, what: str, within_s: float = 30.0) -> list[str]:
+    def wait(self, what: str, within_s: float = PATIENCE_S) -> list[str]:
         """The words of the next line that begins with `what`."""
         assert self._process.stdout
         deadline_s = time.monotonic() + within_s
@@ -216,17 +219,19 @@ from appliance.config import CaptureSettings
 from appliance.daemon.health import Health
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.mute import Mute
+from appliance.daemon.stages import StageQueue
+from appliance.records import Listener
 logging.basicConfig(stream=sys.stdout)
 settings, mute = CaptureSettings(device="jabra"), Mute(Path(sys.argv[1]))
 supervisor = CaptureSupervisor(
-    settings, Health(), mute, print, lambda: None, reopen_pause_s=0.1
+    settings, Health(), mute, StageQueue(10), Listener(), reopen_pause_s=0.1
 )
 threading.Timer(3, supervisor.stop).start()
 supervisor.listen(lambda: print("moved"))
 """
     done = subprocess.run(
         [sys.executable, "-c", program, str(rig._folder)],
-        env=rig.environment, capture_output=True, text=True, check=True, timeout=60,
+        env=rig.environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert lines.count("moved") > 3

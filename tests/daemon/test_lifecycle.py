@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ import pytest
 from rigs.checkout import ROOT, environment
 from rigs.daemon import daemon, log_of, write_config
 from rigs.systemd import Systemd
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import free_port
 
 from appliance import system
 from appliance.config import Settings, VoiceSettings
 from appliance.daemon import lifecycle
 from appliance.daemon.health import Health
+from appliance.errors import DeviceError
 from appliance.records import ApplianceState
 
 
@@ -90,6 +92,53 @@ def test_ready_is_told_when_sound_has_come_and_not_before(
     assert systemd.everything() == [status.replace(" 0 ", " 128 ")]
 
 
+class Tasks:
+    """/proc/self/task with one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._file = folder, folder / "100" / "schedstat"
+        self._file.parent.mkdir()
+        self.wait(0)
+
+    def wait(self, seconds: float) -> None:
+        """The thread has waited for a processor for so long in all."""
+        self._file.write_text(f"5000 {seconds * 1e9:.0f} 7\n", encoding="ascii")
+
+
+def test_time_in_which_others_had_the_processors_is_missed(tmp_path: Path) -> None:
+    tasks = Tasks(tmp_path)
+    missed = lifecycle.MissedTime(tasks.folder)
+    missed.measure(60)
+    assert missed.within_s(60) == 0
+    tasks.wait(0.0001)
+    missed.measure(60)
+    assert missed.within_s(60) == pytest.approx(0.0001)
+    assert missed.within_s(0) == 0
+    tasks.wait(PATIENCE_S)  # no more than what has passed
+    missed.measure(60)
+    assert missed.within_s(60) < 60
+    shutil.rmtree(tasks.folder)
+    missed.measure(60)
+
+
+def test_time_in_which_the_process_was_stopped_is_missed(tmp_path: Path) -> None:
+    missed = lifecycle.MissedTime(tmp_path / "none")
+    missed.measure(-2)  # was to come 2 s ago
+    missed.measure(-3)
+    passed_s = missed.within_s(60)
+    assert 0 < passed_s < 60, "not more than has passed"
+
+
+def test_a_stage_is_stuck_only_if_it_could_have_run(tmp_path: Path) -> None:
+    pipeline = SimpleNamespace(idle_s=lambda: (30.0, "encoder"))
+    announcer = lifecycle.Announcer(pipeline, 0.0, 25.0)  # type: ignore[arg-type]
+    announcer._missed = SimpleNamespace(measure=lambda _: None, within_s=lambda last_s: last_s / 3)  # type: ignore[assignment]
+    announcer.feed()
+    announcer._missed.within_s = lambda last_s: last_s / 10  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match="the encoder has been stuck for 30 s"):
+        announcer.feed()
+
+
 def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
     tmp_path: Path, systemd: Systemd
 ) -> None:
@@ -100,7 +149,7 @@ def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
         )
         running.send_signal(signal.SIGTERM)
         assert systemd.told("STOPPING=1")
-        assert running.wait(40) == 0
+        assert running.wait(PATIENCE_S) == 0
 
 
 def test_a_reload_uses_a_changed_configuration_in_the_same_process(
@@ -156,7 +205,7 @@ def test_a_signal_may_come_at_any_moment() -> None:
             time.sleep(0.0004)
         running.send_signal(signal.SIGTERM)
         try:
-            heard, _ = running.communicate(timeout=20)
+            heard, _ = running.communicate(timeout=PATIENCE_S)
         finally:
             running.kill()
     assert running.returncode == 0
@@ -194,7 +243,7 @@ def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuratio
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
         running.send_signal(signal.SIGTERM)
-        assert running.wait(40) == 0
+        assert running.wait(PATIENCE_S) == 0
     log = log_of(config)
     (told,) = [line for line in log.splitlines() if "ERROR" in line]
     assert "nowhere" in told
@@ -300,7 +349,8 @@ def test_a_thread_that_dies_ends_the_daemon_with_its_cause(
     done = subprocess.run(
         [sys.executable, "-c", DYING.format(effect=effect), "run", "--config",
          str(write_config(tmp_path))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode in (69, 70)
     assert done.stderr.splitlines()[-1] == line
@@ -311,7 +361,8 @@ def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) ->
     program = small + DYING.format(effect="yield from frames")
     done = subprocess.run(
         [sys.executable, "-c", program, "run", "--config", str(write_config(tmp_path))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 69
     assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")

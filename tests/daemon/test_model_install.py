@@ -14,13 +14,13 @@ import pytest
 from rigs.adder import adder
 from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import random_weights, sized, write_checkpoint
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.cli import model_serve
 from appliance.daemon.model_install import InstallProgress, ModelInstaller
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
-WITHIN_S = 60.0
+WITHIN_S = PATIENCE_S
 
 
 @dataclass
@@ -81,7 +81,7 @@ def test_a_closed_page_delays_nothing_and_hears_of_the_end(
         monkeypatch.setattr(sys, "stdout", stdout)
         thread = threading.Thread(target=report, daemon=True)
         thread.start()
-        thread.join(20.0)
+        thread.join(PATIENCE_S)
         monkeypatch.undo()
         assert not thread.is_alive()
         lines = theirs.recv(1 << 20, socket.MSG_DONTWAIT).decode().splitlines()
@@ -98,7 +98,7 @@ def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> Non
         installer.start("tiny")
         until(lambda: "again in" in (installer.poll()[1] or InstallProgress("")).doing, WITHIN_S)
         assert installer.cancel()
-        assert begun[0].wait(30) == 143
+        assert begun[0].wait(PATIENCE_S) == 143
         assert installer.poll() == (False, None)
         assert not installer.cancel()
     part = desk.models / ".work" / "tiny" / "checkpoint" / "model.safetensors.part"

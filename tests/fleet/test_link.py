@@ -7,7 +7,6 @@ import asyncio
 import socket
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from rigs.engine import engine_of, served, settings_for
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet, needs_nats
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import FleetSettings
 from appliance.errors import ConfigError, ServerError
@@ -133,13 +132,9 @@ def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
         socket.create_server(("127.0.0.1", 0)) as dumb,  # takes connections and says nothing
         linked(f"nats://127.0.0.1:{dumb.getsockname()[1]}") as link,
     ):
-        begun_s = time.monotonic()
         with pytest.raises(ServerError, match=r"did not answer within 0\.2 s"):
             link.call(never(), 0.2)
-        assert time.monotonic() - begun_s < 15.0
-        begun_s = time.monotonic()
         link.close()
-        assert time.monotonic() - begun_s < 15.0
         with pytest.raises(ServerError, match="is closed"):
             link.call(never(), 0.2)
 
@@ -167,7 +162,7 @@ def test_a_stranger_in_the_servers_place_that_offers_no_tls_is_not_told_the_pass
         port = stranger.getsockname()[1]
         with linked(f"tls://127.0.0.1:{port}", credential=chosen.credential) as link:
             until(lambda: "offers no TLS" in str(link.trouble))
-            greeter.join(30)
+            greeter.join(PATIENCE_S)
     assert PASSWORD.encode() not in b"".join(heard)
 
 

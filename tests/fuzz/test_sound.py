@@ -65,7 +65,7 @@ def check(data: bytes) -> str:
     with contextlib.ExitStack() as opened:
         file = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "sound.wav"
         file.write_bytes(data)
-        begun_s = time.monotonic()
+        begun_s = time.process_time()
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         heard = 0
@@ -83,7 +83,7 @@ def check(data: bytes) -> str:
             outcome = "refused"
         _, most = tracemalloc.get_traced_memory()
         assert most - before < MOST_BYTES, f"{most >> 20} MiB for {len(data)} bytes"
-        assert time.monotonic() - begun_s < MOST_S
+        assert time.process_time() - begun_s < MOST_S
     # silence compresses well, but a byte of sound is no more than some samples in any other case
     if data[:4] in (b"RIFF", b"RIFX", b"RF64"):
         assert heard <= 4 * len(data) * SAMPLE_RATE / LOWEST_HZ + 2 * FRAME_SAMPLES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from rigs.publishing import transcript
 
 from appliance.homeassistant.address import AddressPhrase, after_phrase
-from appliance.records import ADDRESSED, Phrase, Transcript
+from appliance.records import ADDRESSED, NoAct, Phrase, Transcript, why_not_act
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
@@ -85,6 +86,9 @@ def test_only_one_sentence_that_begins_soon_belongs_to_the_phrase() -> None:
     assert addressed(CALL, said("turn on the light", -3.0)) == [True, False]
     assert addressed(CALL, said("computer turn on the radio"), light) == [True, True, False]
     assert addressed(light) == [False]
+    longer = said("Computer.", -2.0)  # a command behind it was not understood
+    longer = replace(longer, end=longer.start + timedelta(seconds=1.9))
+    assert addressed(longer, light) == [True, False]
 
 
 def test_a_sentence_of_a_satellite_is_not_said_to_the_home_and_leaves_the_phrase() -> None:
@@ -101,3 +105,11 @@ def test_an_expected_sentence_may_begin_with_the_phrase(confidence: float, found
 
 def test_without_a_phrase_nothing_is_said_to_the_home() -> None:
     assert AddressPhrase("").mark(CALL) is CALL
+
+
+def test_while_a_player_plays_only_the_phrase_makes_a_sentence_act() -> None:
+    phrase = AddressPhrase("computer", lambda since: since == NOW + timedelta(seconds=1))
+    marked = [phrase.mark(said(text)) for text in ("light on", "computer light on")]
+    assert [why_not_act(one) for one in marked] == [NoAct.MEDIA, None]
+    assert why_not_act(phrase.mark(said("light on", 2.0))) is None
+    assert AddressPhrase("", lambda _: True).mark(CALL) is CALL

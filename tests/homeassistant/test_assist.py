@@ -17,6 +17,8 @@ from appliance.homeassistant.assist import (
     LATE_S,
     REMEMBERED,
     Assist,
+    Refusal,
+    Refused,
     SentIds,
     why_not_matched,
 )
@@ -78,7 +80,24 @@ def test_what_is_said_to_the_home_and_may_be_acted_on_is_handed_over(
 def test_only_what_home_assistant_understands_whole_is_handed_over(
     understood: dict[str, Any], why: str
 ) -> None:
-    assert why_not_matched(understood) == why
+    found = why_not_matched(understood)
+    assert (found.why if found else "") == why
+
+
+@pytest.mark.parametrize(
+    ("refused", "language", "spoken"),
+    [
+        (Refused("", Refusal.NO_SUCH_NAME, ("a", "b")), "en-GB", "Sorry, I know no a or b."),
+        (Refused("x", Refusal.NO_SUCH_NAME, ("Bad",)), "de", "Tut mir leid, Bad kenne ich nicht."),
+        (Refused("x", Refusal.NOT_UNDERSTOOD), "de-CH", "Das habe ich leider nicht verstanden."),
+        (Refused("x"), "fr", "Sorry, Home Assistant does not answer."),
+    ],
+    ids=range(4),
+)  # fmt: skip
+def test_a_refusal_is_spoken_in_the_language_of_the_pipeline(
+    refused: Refused, language: str, spoken: str
+) -> None:
+    assert refused.spoken(language) == (spoken, "de" if language.startswith("de") else "en")
 
 
 def test_an_id_is_taken_once_over_restarts(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub, action_done
 from rigs.publishing import transcript
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings
 from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
 from appliance.homeassistant.connection import LARGEST
+from appliance.homeassistant.media import MediaPlayers
 from appliance.homeassistant.names import NAMES_FILE
 from appliance.records import ADDRESSED, AssistReply, Name, Phrase, Tier, Transcript
 
@@ -34,6 +35,7 @@ class Living:
     """A Home in its thread, and what it gave."""
 
     home: HomeAssistantClient
+    media: MediaPlayers
     names: list[Sequence[Name]]
     replies: list[AssistReply]
     troubles: list[str]
@@ -75,22 +77,24 @@ def living(
     names: list[Sequence[Name]] = []
     replies: list[AssistReply] = []
     troubles: list[str] = []
+    media = MediaPlayers()
     home = HomeAssistantClient(
         settings,
         "kitchen",
         state=folder / "state",
         runtime=folder / "run",
         callbacks=Callbacks(names.append, replies.append, lambda: troubles.append(home.trouble)),
+        media=media,
         intervals=intervals,
     )
-    found = Living(home, names, replies, troubles)
+    found = Living(home, media, names, replies, troubles)
     thread = threading.Thread(target=home.run, daemon=True)
     thread.start()
     try:
         yield found
     finally:
         home.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -196,10 +200,34 @@ def expecting(sentence: str, **slots: str) -> Phrase:
 def test_the_expected_sentence_goes_in_place_of_the_free_text(hub: Hub, tmp_path: Path) -> None:
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:])
+        hub.understood_of = {"turn off the addict lights": None}
         sure = expecting("computer turn off the attic lights", area="attic")
         one.say("computer turn off the addict lights", phrase=sure, confidence=0.3)
         assert one.reply().text == "turn off the attic lights"
+        hub.understood_of = {"tangle the light": None, "toggle the light": None}
+        one.say("computer tangle the light", phrase=expecting("computer toggle the light"))
+        reply = one.reply(2)
+        assert (reply.text, reply.error) == (
+            "toggle the light",
+            "Home Assistant does not understand it",
+        )
     assert [run["input"]["text"] for run in hub.runs] == ["turn off the attic lights"]
+
+
+def test_a_text_that_home_assistant_understands_goes_before_the_sentence(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        sure = expecting("computer set the kitchen light blue")
+        one.say("Computer, set the kitchen light.", phrase=sure)
+        assert one.reply().text == "set the kitchen light."
+        doubtful = (ADDRESSED, "low_confidence")
+        one.say("Computer, set the kitchen lie.", phrase=sure, flags=doubtful)
+        assert one.reply(2).text == "set the kitchen light blue"
+    asked = [one["sentences"] for one in hub.asked if one["type"].endswith("/debug")]
+    both = ["set the kitchen light.", "set the kitchen light blue"]
+    assert asked == [both, ["set the kitchen light blue"]]
 
 
 def test_what_home_assistant_does_not_understand_whole_is_refused(
@@ -212,10 +240,9 @@ def test_what_home_assistant_does_not_understand_whole_is_refused(
         until(lambda: one.words()[1:])
         hub.understood = {"match": False, "unmatched_slots": {"name": "bathroom "}}
         one.say("computer turn off the bathroom lights")
-        assert (one.reply().status, one.reply().error) == (
-            "failed",
-            'Home Assistant has no "bathroom"',
-        )
+        reply = one.reply()
+        assert (reply.status, reply.error) == ("failed", 'Home Assistant has no "bathroom"')
+        assert (reply.speech, reply.language) == ("Sorry, I know no bathroom.", "en")
         asked = [one for one in hub.asked if one["type"].endswith("/debug")]
         assert asked[0]["sentences"] == ["turn off the bathroom lights"]
         assert (asked[0]["device_id"], asked[0]["language"]) == (DEVICE["id"], "en")
@@ -316,7 +343,7 @@ def test_while_it_is_offline_a_sentence_fails_and_is_never_handed_over_later(
         until(lambda: one.home.trouble)
         one.say()
         reply = one.reply()
-        assert (reply.status, reply.speech) == ("failed", "")
+        assert (reply.status, reply.speech) == ("failed", "Sorry, Home Assistant does not answer.")
         assert "cannot be reached" in reply.error
         hub.start()
         until(lambda: not one.home.trouble)
@@ -410,3 +437,41 @@ def test_it_stops_while_the_other_side_says_nothing(hub: Hub, tmp_path: Path) ->
     hub.silent = {"get_config"}
     with living(hub, tmp_path):
         hub.wait_for("get_config")
+
+
+def test_a_player_of_the_own_area_plays_until_it_stops(hub: Hub, tmp_path: Path) -> None:
+    speaker = {"listed": {"ai": "kitchen"}, "state": {"s": "idle", "a": {}}}
+    television = {
+        "listed": {"di": DEVICE["id"]},
+        "state": {"s": "off", "a": {"device_class": "tv"}},
+    }
+    elsewhere = {"listed": {"ai": "attic"}, "state": {"s": "playing", "a": {}}}
+    hub.players = {
+        "media_player.speaker": speaker,
+        "media_player.tv": television,
+        "media_player.attic": elsewhere,
+    }
+    long_ago, far = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+    with living(hub, tmp_path) as one:
+        until(lambda: one.words()[1:])
+        assert not one.media.play_since(long_ago)
+        for entity, states in (("speaker", ("playing", "on")), ("tv", ("on", "off"))):
+            hub.play(f"media_player.{entity}", states[0])
+            until(partial(one.media.play_since, far))
+            hub.play(f"media_player.{entity}", states[1])
+            until(lambda: not one.media.play_since(far))
+            assert one.media.play_since(long_ago), "it had played since"
+        hub.play("media_player.tv", "on")
+        until(partial(one.media.play_since, far))
+        hub.stop()
+        until(lambda: not one.media.play_since(far))
+
+
+def test_an_appliance_in_no_area_says_so_and_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    hub.devices = [DEVICE | {"area_id": None}]
+    with living(hub, tmp_path) as one:
+        until(lambda: "in no area" in one.home.trouble)
+        hub.devices = [DEVICE]
+        hub.wait_for("config/floor_registry/list")
+        hub.change("device_registry_updated")
+        until(lambda: not one.home.trouble)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rigs.home_websocket import TOKEN, Hub
+from rigs.waiting import PATIENCE_S
 
 from appliance.homeassistant.connection import (
     CommandError,
@@ -204,4 +205,4 @@ def test_a_server_that_is_no_home_assistant_is_reported_on_one_line(
         with pytest.raises(HomeAssistantError, match=said) as found:
             asyncio.run(visit())
         assert str(found.value).isprintable()
-        thread.join(30)
+        thread.join(PATIENCE_S)

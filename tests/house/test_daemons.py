@@ -15,7 +15,7 @@ from rigs.microphone import PulseMicrophone
 from rigs.models import linked
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.model.bundle import Bundle, enter_files
 
@@ -24,7 +24,7 @@ SENTENCE = SPEECH / "19.flac"
 """Turn the bedroom lights off."""
 SURE = {"offset": 3.0, "mean": 1.0, "total": 0.0, "low": 0.3}
 """A calibration by which a text that was heard well is surely right: without one, nothing acts."""
-START_S, WITHIN_S = 90.0, 30.0
+START_S, WITHIN_S = PATIENCE_S, PATIENCE_S
 
 
 def configure(folder: Path, node: str, model: Path, broker: Broker, hub: Hub) -> Path:

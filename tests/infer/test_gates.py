@@ -132,12 +132,6 @@ def test_nothing_acts_on_a_text_below_the_confidence_that_the_fit_found(
     assert "unsure_to_act" not in gates.find_flags(heard, replace(limits, act_confidence=0.0))
 
 
-def test_nothing_acts_on_a_text_of_unknown_confidence_unless_that_is_off() -> None:
-    heard = replace(result("stop the music"), confidence=math.nan, avg_logprob=math.nan)
-    assert gates.find_flags(heard, GATES) == ("unsure_to_act",)
-    assert gates.find_flags(heard, replace(GATES, act_confidence=0.0)) == ()
-
-
 def transcription(
     text: str = "turn on the light",
     tokens: tuple[int, ...] = (1, 2, 3, 4),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +19,23 @@ from rigs.recordings import manifest
 from rigs.weights import find_weights
 from rigs.word_errors import word_errors, words
 
-from appliance.config import DecoderSettings, EncoderSettings, PhrasesSettings, Settings
+from appliance.config import (
+    AssistSettings,
+    DecoderSettings,
+    EncoderSettings,
+    PhrasesSettings,
+    Settings,
+)
 from appliance.convert.build import Recipe, build_bundle
-from appliance.infer.decoder import Decoder
+from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.mel import log_mel
 from appliance.infer.network import TEXTS
 from appliance.infer.opening import open_transcriber
+from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber
 from appliance.lab.words import ProductRecogniser, count_words, read_listed, read_recordings
 from appliance.model import BUILT_IN, load_bundle
-from appliance.records import FULL_SCALE, HOP, Samples, Transcription, Window
+from appliance.records import FULL_SCALE, HOP, Samples, States, Transcription, Window
 
 SETTINGS = replace(
     Settings(),
@@ -146,3 +154,32 @@ def test_the_built_in_model_understands_readers_nearly_as_well_as_published(
 def test_names_are_told_from_words_that_the_model_knows(built_in: Transcriber) -> None:
     words = ("nursery", "sixty", "seller", "kitchen", "Priscilla", "EcoBee", "Stehlampe", "Gideon")
     assert [word for word in words if not built_in.is_common(word)] == list(words[4:])
+
+
+class Hasty(Decoder):
+    """Ends each text after the address phrase, as Whisper sometimes does."""
+
+    beginning: tuple[int, ...] = ()
+
+    def decode(self, states: States, duration_s: float, *_: Any, **keys: Any) -> Decoded:
+        found = super().decode(states, duration_s)
+        return replace(found, tokens=self.beginning, logprobs=(-0.1,) * len(self.beginning))
+
+
+@needs_model
+@pytest.mark.parametrize(
+    ("speech_s", "text"), [(1.7, "Computer."), (5.0, "Mr. Quilter is the apostle")]
+)
+def test_a_command_that_was_cut_off_behind_the_address_comes_back(
+    speech_s: float, text: str
+) -> None:
+    bundle = load_bundle(BUILT_IN)
+    settings = replace(SETTINGS, assist=AssistSettings(phrase="computer"))
+    transcriber = open_transcriber(settings, bundle=bundle)
+    hasty = Hasty(bundle, threads=1)
+    hasty.beginning = Tokenizer.open(bundle).tokenize(" Computer.")
+    transcriber.decoder = hasty
+    sound = Window("", 1, True, recording("mr_quilter"), 0.0, speech_s, 0.0)
+    found = transcriber.transcribe(sound)
+    assert found.text.startswith("Computer")
+    assert text in found.text and 0 < found.confidence < 1

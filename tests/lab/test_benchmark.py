@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 from argparse import ArgumentParser, Namespace
@@ -11,25 +10,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
-import onnx
 import pytest
 import soundfile
 from rigs.models import random_weights, sized, write_checkpoint
 from rigs.needs import module
-from rigs.wyoming import running
 
-from appliance.config import ModelSettings, Settings, WyomingSettings
-from appliance.errors import ConfigError, ModelError, ServerError
+from appliance.config import ModelSettings, Settings
+from appliance.convert.build import Recipe, build_bundle
+from appliance.errors import ConfigError, ModelError
+from appliance.infer.decoder import Decoder
+from appliance.infer.network import Network
 from appliance.infer.opening import open_transcriber
-from appliance.lab.benchmark.limits import multiply_adds
-from appliance.lab.benchmark.main import run_benchmark
+from appliance.lab.benchmark import guards
+from appliance.lab.benchmark.cache import FixedNetwork, count_work
+from appliance.lab.benchmark.main import draw_chart, run_benchmark
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
 from appliance.lab.benchmark.rows import LABELS, NEEDS_WEIGHTS, Row, make_rows
-from appliance.lab.benchmark.versus import compare_servers
-from appliance.lab.recordings import SHIPPED
+from appliance.lab.benchmark.steps import GuardedNetwork
 from appliance.lab.words import (
     ProductRecogniser,
     Recognised,
@@ -44,7 +45,6 @@ module("jiwer")
 module("whisper_normalizer", "whisper-normalizer")
 QUIET = Recorded(np.zeros(SAMPLE_RATE, np.int16), "")
 LONG = sized(32, (1, 1), 2, 211, 1500, 448)
-"""Trained on 30 s."""
 
 
 def options(*given: object) -> Namespace:
@@ -55,6 +55,12 @@ def options(*given: object) -> Namespace:
 
 def using(bundle: str | Path) -> Settings:
     return replace(Settings(), model=ModelSettings(bundle=str(bundle)))
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """Weights that were trained on 30 s."""
+    return write_checkpoint(tmp_path / "long", LONG, random_weights(LONG, 1))
 
 
 @pytest.fixture
@@ -79,10 +85,9 @@ def rows_of(
 
 
 def test_every_row_is_measured_or_says_what_it_needs(
-    recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    long: Path, recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = write_checkpoint(tmp_path / "long", LONG, random_weights(LONG, 1))
-    given = ("--checkpoint", checkpoint, "--recordings", recordings)
+    given = ("--checkpoint", long, "--recordings", recordings)
     rows = rows_of(given, Settings(), tmp_path / "out.json")
     assert tuple(rows) == tuple(LABELS)
     for key in ("cpu-30s-fp32", "cpu-30s-int8", "cpu"):
@@ -91,19 +96,11 @@ def test_every_row_is_measured_or_says_what_it_needs(
         assert row["peak_mb"] > 10, "Python and its libraries alone have more"
         assert (row["recordings"], row["words"]) == (2, 5)
         assert row["wer"] == pytest.approx(100 * row["word_errors"] / 5)
+        assert {"first_ms", "next_ms"} <= row.keys() and row["decoder_mb"] > 0
     assert "faster-whisper" in rows["faster-whisper"]["absent"]
     shown = capsys.readouterr().out
     assert "Roomscribe, CPU, 10 s, INT8 (as configured)" in shown
     assert "left out: faster-whisper" in shown
-    for part in ("limits of this machine: ", "\nencoder: ", "\ndecoder: "):
-        assert part in shown
-
-
-def test_the_encoders_work_is_that_of_its_graph(bundle: Bundle) -> None:
-    products, _ = multiply_adds(bundle)
-    graph = onnx.load(bundle.folder / "encoder.onnx").graph
-    matrices = [each for each in graph.initializer if each.name.endswith(".matrix")]
-    assert products == bundle.positions * sum(math.prod(each.dims) for each in matrices)
 
 
 def test_without_weights_the_model_in_use_is_measured(
@@ -114,19 +111,88 @@ def test_without_weights_the_model_in_use_is_measured(
     assert rows["cpu-30s-int8"]["absent"] == NEEDS_WEIGHTS
 
 
-def test_windows_are_filled_up_with_nothing_zeros_or_silence(
-    recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("table", "first"),
+    [
+        ("padding", ["500, 50 virtual", "500, nothing", "600, zeros", "650, zeros", "700, zeros",
+                     "1500, zeros", "600, silence", "650, silence", "700, silence",
+                     "1500, silence"]),
+        ("guards", [guard.name for guard in guards.GUARDS]),
+        ("cache", ["without a cache, 32", "without a cache, 24", "with a cache, FP32",
+                   "with a cache, INT8"]),
+    ],
+)  # fmt: skip
+def test_each_table_apart_has_a_row_for_each_way(
+    table: str, first: list[str], long: Path, recordings: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = write_checkpoint(tmp_path / "long", LONG, random_weights(LONG, 1))
-    given = ("--checkpoint", checkpoint, "--recordings", recordings, "--padding")
+    given = ("--checkpoint", long, "--recordings", recordings, f"--{table}")
+    if table == "cache":  # random weights end no text
+        with pytest.raises(ConfigError, match="no recording's text is short enough"):
+            run_benchmark(options(*given), Settings())
+        return
     assert run_benchmark(options(*given), Settings()) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [
-        ["500", "nothing"], ["700", "zeros"], ["700", "silence"], ["1500", "zeros"],
-        ["1500", "silence"],
-    ]  # fmt: skip
-    with pytest.raises(ConfigError, match="--padding: expected --checkpoint"):
-        run_benchmark(options("--recordings", recordings, "--padding"), Settings())
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    for row, begin in zip(rows, first, strict=True):
+        assert row[0].startswith(f"| {begin}")
+    with pytest.raises(ConfigError, match=f"--{table}: expected --checkpoint"):
+        run_benchmark(options("--recordings", recordings, f"--{table}"), Settings())
+
+
+def test_a_decoder_without_a_cache_writes_the_same_text(long: Path, tmp_path: Path) -> None:
+    build_bundle(long, tmp_path / "made", Recipe("made", 10.0))
+    bundle = load_bundle(tmp_path / "made")
+    decoder = Decoder(bundle, 1)
+    decoder.positions = bundle.positions
+    states = np.random.default_rng(3).standard_normal((bundle.positions, bundle.d_model))
+    fixed = FixedNetwork(long, bundle, 24, tmp_path / "fixed.onnx")
+    given = states.astype(np.float32), 10.0
+    text, other = decoder.decode(*given, fixed), decoder.decode(*given)
+    assert len(text.tokens) > 5
+    assert other.tokens[: len(text.tokens)] == text.tokens
+    assert other.logprobs[: len(text.tokens)] == pytest.approx(text.logprobs, abs=1e-3)
+
+
+def test_a_cache_computes_a_position_once() -> None:
+    assert count_work(prompt=2, written=3) == (4, 1 + 2 + 3 + 4)
+    assert count_work(prompt=2, written=3, length=32) == (96, 3 * 32 * 32)
+
+
+def test_a_penalty_and_a_bonus_change_only_what_follows(long: Path, tmp_path: Path) -> None:
+    build_bundle(long, tmp_path / "made", Recipe("made", 10.0))
+    bundle = load_bundle(tmp_path / "made")
+    states = np.zeros((bundle.positions, bundle.d_model), np.float32)
+    free, guarded = Network(bundle, 1), GuardedNetwork(Network(bundle, 1), bundle, 2.0, 0.5)
+    end = list(bundle.kept).index(bundle.tokens.end_of_text)
+    token = int(bundle.kept[0])
+    for network in (free, guarded):
+        network.begin(states, bundle.positions)
+    prompt = bundle.prompt, (0, len(bundle.prompt) - 1), (0,)
+    first = [network.advance(*prompt) for network in (free, guarded)]
+    np.testing.assert_array_equal(first[0].logits[0], first[1].logits[0])
+    assert first[1].logits[1, end] == pytest.approx(first[0].logits[1, end] + 0.5)
+    before, after = (network.advance((token,), (0,)) for network in (free, guarded))
+    logit = float(before.logits[0, 0])
+    assert after.logits[0, 0] == pytest.approx(logit / 2 if logit > 0 else logit * 2)
+    assert after.odds[0].sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_short_recordings_are_said_twice() -> None:
+    long_one = Recorded(np.zeros(5 * SAMPLE_RATE, np.int16), "no")
+    tone = np.zeros(SAMPLE_RATE, np.int16)
+    tone[4000:8001] = 1000
+    [twice] = guards.said_twice([Recorded(tone, "New York"), long_one])
+    assert (twice.text, len(twice.samples)) == ("New York New York", 2 * 4001 + 3200)
+
+
+def test_the_chart_has_a_bar_for_encoder_and_decoder_of_each_row(tmp_path: Path) -> None:
+    rows = [{"label": "a < b", "encoder_ms": 30.0, "decoder_ms": 10.0}]
+    rows += [{"label": "simulated", "encoder_ms": "not measured", "decoder_ms": 5.0}]
+    chart = ElementTree.fromstring(draw_chart(rows))
+    bars = [each for each in chart.iter() if each.get("class") in ("encoder", "decoder")]
+    widths = [float(each.attrib["width"]) for each in bars[:2]]
+    assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
+    assert "a < b" in [each.text for each in chart.iter()]
+    assert "simulated" not in [each.text for each in chart.iter()]
 
 
 def test_nothing_measured_is_no_success(recordings: Path, tmp_path: Path) -> None:
@@ -200,25 +266,3 @@ def test_words_of_any_transcriber_can_be_measured(bundle: Bundle, recordings: Pa
         read, recogniser = read_recordings(recordings), ProductRecogniser(transcriber)
         found = count_words([recogniser.hear(one.samples) for one in read], read)
     assert (found.recordings, found.words) == (2, 5)
-
-
-def test_two_servers_are_compared_on_what_both_were_sent(built_in: Bundle) -> None:
-    """Both are ours here, in this process: texts and memory are the same."""
-    heard = read_recordings(SHIPPED, 3)
-    with (
-        open_transcriber(Settings(), bundle=built_in) as one,
-        open_transcriber(Settings(), bundle=built_in) as two,
-        running(one) as ours,
-        running(two) as theirs,
-    ):
-        chosen = replace(Settings(), wyoming=WyomingSettings(port=ours.port))
-        table = compare_servers(f"127.0.0.1:{theirs.port}", chosen, heard)
-    _, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
-    assert [row[0] for row in rows] == [f"127.0.0.1:{ours.port}", f"127.0.0.1:{theirs.port}"]
-    assert rows[0][1:4] == rows[1][1:4]
-    assert rows[0][2].endswith("of 3") and rows[0][3] == "0"
-    memory_mb = [float(row[8]) for row in rows]
-    assert memory_mb == pytest.approx([memory_mb[0]] * 2, rel=0.1)
-    assert memory_mb[0] > 50
-    with pytest.raises(ServerError, match=r"127\.0\.0\.1:1: .*check that it runs"):
-        compare_servers("127.0.0.1:1", replace(Settings(), wyoming=WyomingSettings(port=1)), heard)

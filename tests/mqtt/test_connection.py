@@ -18,7 +18,7 @@ from rigs.needs import needs_broker
 from rigs.old_broker import OldBroker
 from rigs.proxy import TRANSCRIPT_TOPIC, Lossy, Proxy
 from rigs.publishing import add, running
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import MqttSettings
 from appliance.mqtt.connection import Delays
@@ -58,7 +58,7 @@ def impostor(serve: Callable[[socket.socket], None]) -> Iterator[tuple[int, list
             yield server.getsockname()[1], moments
         finally:
             over.set()
-            thread.join(30)
+            thread.join(PATIENCE_S)
             for connection in held:
                 connection.close()
 
@@ -84,7 +84,7 @@ def test_a_broker_that_does_not_answer_is_offline_and_tried_again(
         running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
     ):
         add(store, publisher, "kept")
-        until(lambda: len(moments) >= 3, 30)
+        until(lambda: len(moments) >= 3)
         assert "is offline; transcripts wait in the log" in publisher.reasons()[0]
         assert not publisher.status().connected
     assert store.depth() == 1
@@ -228,10 +228,20 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
         running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
     ):
         add(store, publisher, "kept")
-        until(lambda: len(moments) >= 2, 30)
-        until(publisher.reasons, 30)
+        until(lambda: len(moments) >= 2)
+        until(publisher.reasons)
     assert store.depth() == 1
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_web_server_is_told_from_a_broker(store: Store) -> None:
+    page = b"HTTP/1.1 400 Bad Request\r\nServer: a\r\n\r\n" + b"Bad Request " * 20
+    with (
+        impostor(lambda connection: connection.sendall(page)) as (port, _),
+        running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
+    ):
+        until(publisher.reasons)
+        assert "not an MQTT broker (a web server?)" in publisher.reasons()[0]
 
 
 def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:

@@ -15,7 +15,7 @@ from rigs.broker import Broker
 from rigs.certificates import Authority
 from rigs.needs import needs_broker, needs_openssl
 from rigs.publishing import running, transcript
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import MqttSettings, parse
 from appliance.errors import ConfigError
@@ -61,7 +61,7 @@ def delivered(broker: Broker, chosen: MqttSettings, store: Store) -> str:
         store.append(transcript("in private"))
         with running(chosen, store):
             try:
-                return subscriber.communicate(timeout=10)[0]
+                return subscriber.communicate(timeout=PATIENCE_S)[0]
             finally:
                 subscriber.kill()
 

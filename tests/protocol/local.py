@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from protocol.follow import STORE_AND_PUBLISH, STORING, WINDOWS
+from protocol.guarantees import WINDOWS
 from protocol.speech import SpeechMachine
 
 
@@ -20,26 +20,22 @@ class LocalMachine(SpeechMachine):
     @rule()
     def speculate(self) -> None:
         """A window may end here: it is spooled and transcribed ahead."""
-        house, number = self.house, len(self.ledger.heard) + 1
-        self.speculation = self._new_id(number)
+        house = self.house
+        self.speculation = self._new_id(len(self.ledger.heard) + 1)
         house.up.backlog.speculate(house.window(self.speculation), house.up.transcriber.speculation)
-        if task := house.up.backlog.take_speculation():
+        if work := house.up.backlog.take_speculation():
             house.up.writer.silent = False
-            house.up.transcriber.encode(task)
-            house.up.transcriber.decode(task)
-            house.up.backlog.end_speculation(task)
+            house.up.transcriber.encode(work)
+            house.up.transcriber.decode(work)
         house.tick()
-        self.follow(f"window {number} is spooled ahead")
 
     @precondition(lambda self: self.up and self.speculation)
     @rule()
     def go_on_speaking(self) -> None:
         """Speech resumes."""
-        number = len(self.ledger.heard) + 1
         self.house.up.backlog.withdraw_speculation()
         self.speculation, self.resumed = "", True
         self.house.tick()
-        self.follow(f"speech goes on in window {number}")
 
     @precondition(lambda self: self.leased)
     @rule(speech=st.booleans())
@@ -50,11 +46,8 @@ class LocalMachine(SpeechMachine):
         ahead = lease.speculation is not None
         self.house.transcribe(speech=speech)
         self.house.tick()
-        if speech or ahead:
-            self.follow(r"window \d+ is transcribed", free=STORE_AND_PUBLISH)
-        else:
+        if not (speech or ahead):
             self.ledger.without_text.add(lease.window.id)
-            self.follow(r"window \d+ is discarded")
 
     @precondition(lambda self: self.leased and not self.house.disk.refuses)
     @rule(tear=st.none() | st.floats(0, 1))
@@ -63,6 +56,4 @@ class LocalMachine(SpeechMachine):
         self.house.transcribe(crash="committed" if tear is None else f"torn {tear}")
         assert not self.up
         self._after_crash()
-        for step in (r"window \d+ is transcribed", "the appliance crashes"):
-            self._step_blindly(step, first=STORING if step[0] == "t" else None)
         self._start()

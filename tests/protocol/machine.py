@@ -1,5 +1,5 @@
 """Drives the real parts of the appliance at random: the microphone's side and people's (speech.py),
-the broker's and the network's here. follow.py compares each step with the model.
+the broker's and the network's here. guarantees.py checks each step.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from protocol.fakes import NOBODY
-from protocol.follow import NOTHING
 from protocol.local import LocalMachine
 from protocol.speech import SpeechMachine
 
@@ -29,16 +28,12 @@ class BrokerMachine(SpeechMachine):
     def wait(self, seconds: float) -> None:
         """Time passes."""
         self.house.tick(seconds)
-        self.follow()
 
     @precondition(lambda self: self.house.broker.wire)
     @rule()
     def broker_reads(self) -> None:
         """The broker reads what was published, up to a transcript."""
-        event = self.house.broker.read()
-        self.house.clock.advance(0.001)
-        if event:
-            self.follow("the broker gets", free=NOTHING)
+        self.house.broker.read()
 
     @precondition(lambda self: self.up and self._next_is_in_flight())
     @rule()
@@ -51,7 +46,6 @@ class BrokerMachine(SpeechMachine):
         while broker.acks:
             broker.answer()
         self.house.tick()
-        self.follow(f"the broker refuses {self._number(refused['id'])}")
 
     def _next_is_in_flight(self) -> bool:
         """Return True if the broker reads next the transcript that is not acknowledged."""
@@ -62,10 +56,8 @@ class BrokerMachine(SpeechMachine):
     @rule()
     def acknowledge(self) -> None:
         """Acknowledgements arrive, up to a transcript's."""
-        live = self._next_counts()
         self.house.broker.answer()
         self.house.tick()
-        self.follow(*(["the acknowledgement of row"] if live else []))
 
     def _next_counts(self) -> bool:
         """Return True if the next acknowledgement of a transcript is that of its last attempt."""
@@ -77,8 +69,6 @@ class BrokerMachine(SpeechMachine):
     def subscriber_reads(self) -> None:
         """The subscriber gets a message."""
         self.receive()
-        self.house.clock.advance(0.001)
-        self.follow("the subscriber gets", free=NOTHING)
 
     @precondition(lambda self: self.house.broker.link)
     @rule()
@@ -86,7 +76,6 @@ class BrokerMachine(SpeechMachine):
         """The connection breaks."""
         self.house.broker.break_connection()
         self.house.tick()
-        self.follow("the (connection to the broker breaks|broker restarts)")
 
     @rule()
     def broker_stops_or_starts(self) -> None:
@@ -96,7 +85,6 @@ class BrokerMachine(SpeechMachine):
         if not broker.up:
             broker.break_connection()
         self.house.tick()
-        self.follow("the broker restarts$")
 
     @precondition(lambda self: self.up and self.house.broker.link and not self.house.broker.deaf)
     @precondition(lambda self: self.house.up.publisher._outbox.in_flight)
@@ -107,8 +95,6 @@ class BrokerMachine(SpeechMachine):
         broker.deaf = True
         broker.wire.clear()
         broker.acks.clear()
-        self.house.clock.advance(0.001)
-        self.follow("the network swallows")
 
     @precondition(lambda self: self.up and self._next_counts())
     @precondition(lambda self: self.house.broker.acks and self.house.broker.acks[0][2])
@@ -117,34 +103,25 @@ class BrokerMachine(SpeechMachine):
     def acknowledgement_is_lost(self) -> None:
         """An acknowledgement gets lost; the connection stays."""
         self.house.broker.acks.popleft()
-        self.house.clock.advance(0.001)
-        self.follow("the network loses an acknowledgement", free=NOTHING)
 
     @precondition(lambda self: self.house.broker.inbox)
     @precondition(lambda self: not any(one["duplicate"] for one in self.house.broker.inbox))
     @rule()
     def broker_repeats(self) -> None:
         """The broker passes a message on twice."""
-        number = self._number(self.house.broker.inbox[0]["id"])
         self.house.broker.repeat()
-        self.house.clock.advance(0.001)
-        self.follow(f"the broker passes {number} on twice", free=NOTHING)
 
     @precondition(lambda self: self.house.broker.subscribed and not self.house.broker.inbox)
     @rule()
     def subscriber_leaves(self) -> None:
         """Nobody subscribes any more."""
         self.house.broker.subscribed = False
-        self.house.clock.advance(0.001)
-        self.follow("the subscriber leaves", free=NOTHING)
 
     @precondition(lambda self: not self.house.broker.subscribed)
     @rule()
     def subscriber_returns(self) -> None:
         """The subscriber is back."""
         self.house.broker.subscribe()
-        self.house.clock.advance(0.001)
-        self.follow("the subscriber returns", free=NOTHING)
 
     # the end
 
@@ -215,14 +192,10 @@ class HomeAssistantMachine(DeliveryMachine):
     """The subscriber is Home Assistant, which loses what it has not read when it stops.
 
     It says so in time, and reads what is older than some seconds; what happens otherwise is not
-    promised. The guarantees alone are checked: the model has no times.
+    promised.
     """
 
     home_assistant = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states.clear()
 
     @rule(seconds=st.sampled_from(PAUSES_S))
     def wait(self, seconds: float) -> None:

@@ -95,8 +95,6 @@ class FakeServer:
         """Under way to the satellite."""
         self.seen: dict[str, float] = {}
         """Since when it has the ids by which it recognises a repeated message."""
-        self.accepted = 0
-        """Windows taken into the queue so far."""
         self.satellite: FakeClient | None = None
         self.on_window: Callable[[], object] = lambda: None
         """Called with each window that arrives."""
@@ -106,13 +104,11 @@ class FakeServer:
         self.queue.clear()
         self.seen.clear()
 
-    def expire(self) -> list[str]:
-        """Drop what has waited too long; return the ids of those windows."""
+    def expire(self) -> None:
+        """Drop what has waited too long."""
         since_s = self._clock.now_s - WAITING_S
         self.seen = {name: at_s for name, at_s in self.seen.items() if at_s > since_s}
-        dropped = [one for one in self.queue if one.since_s <= since_s]
         self.queue = deque(one for one in self.queue if one.since_s > since_s)
-        return [one.id for one in dropped]
 
     def take(self, subject: str, headers: Mapping[str, str], data: bytes) -> bytes:
         """Put a window into the queue; return JetStream's answer."""
@@ -121,7 +117,6 @@ class FakeServer:
         if name in self.seen:
             return b'{"duplicate": true}'
         self.seen[name] = self._clock.now_s
-        self.accepted += 1
         self.queue.append(QueuedWindow(subject, dict(headers), data, self._clock.now_s))
         return b'{"seq": 1}'
 
@@ -175,11 +170,12 @@ class FakeFleetLink:
     def __init__(self, clock: Clock, loop: VirtualLoop, node: str) -> None:
         self.node, self.address, self.trouble = node, "nats://here", None
         self.client: FakeClient | None = None
-        self.refused: Callable[[str], None] = lambda _: None
-        self.changed: Callable[[str | None], object] = lambda _: None
-        self.handler: Handler
+        self._handler: Handler
         self._clock, self._loop = clock, loop
         self._task: asyncio.Task[None] | None = None
+
+    def start(self, handler: Handler, **_callbacks: object) -> None:
+        self._handler = handler
 
     def call_soon(self, work: Callable[[], object]) -> None:
         self._loop.call_soon(work)
@@ -192,7 +188,7 @@ class FakeFleetLink:
         self.end()
         self.client = FakeClient(server, self._loop)
         if serve:
-            self._task = self._loop.create_task(self.handler(self.client))
+            self._task = self._loop.create_task(self._handler(self.client))
         return self.client
 
     def end(self) -> None:

@@ -4,14 +4,12 @@ disk, and what people do.
 
 from __future__ import annotations
 
-import re
-
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from protocol.follow import NOTHING, WINDOWS, Follower
+from protocol.guarantees import WINDOWS, Guarantees
 
 
-class SpeechMachine(Follower):
+class SpeechMachine(Guarantees):
     """From the microphone to the store."""
 
     # rules: speech
@@ -44,7 +42,6 @@ class SpeechMachine(Follower):
         self.speculation, self.resumed = "", False
         self.ledger.heard.append(name)
         self.house.tick()
-        self.follow(f"window {number} ends")
 
     @property
     def hears(self) -> bool:
@@ -62,7 +59,6 @@ class SpeechMachine(Follower):
             self.ledger.without_text.add(oldest)
         self.ledger.early |= {one.id for one in self.house.up.backlog._doubtful}
         self.house.tick()
-        self.follow(r"window \d+ is (leased|doubtful|set aside)")
 
     # rules: faults of the process and the disk
 
@@ -70,28 +66,21 @@ class SpeechMachine(Follower):
     @precondition(lambda self: self.up)
     def crash(self) -> None:
         """The process is killed."""
+        if (lease := self.house.up.lease) and not self.house.remote:
+            self.ledger.deaths[lease.window.id] += 1
         self.house.stop()
         self._after_crash()
-        self._step_blindly("the appliance crashes")
         self._start()
 
     @rule()
     @precondition(lambda self: self.up)
     def restart(self) -> None:
-        """The process is restarted in order."""
+        """The process is restarted in order, or reads its configuration again."""
+        if lease := self.house.up.lease:
+            del self.ledger.deaths[lease.window.id]
         self.house.leave()
         self._after_crash()
-        self._step_blindly("the appliance is restarted")
         self._start()
-
-    @rule()
-    @precondition(lambda self: self.up)
-    def reload(self) -> None:
-        """The configuration is read again: a new pipeline in the same process."""
-        self.house.leave()
-        self._after_crash()
-        self._step_blindly("the appliance reloads")
-        self._start(step="")
 
     @rule()
     @precondition(lambda self: self.up)
@@ -104,20 +93,15 @@ class SpeechMachine(Follower):
         self.speculation, self.resumed = "", False
         kept = {*ledger.stored, *ledger.deleted, *ledger.without_text}
         ledger.cut |= {*ledger.heard} - kept
-        if loses:
-            self.states.clear()
-        else:
-            self._step_blindly("the power fails")
         house.start()
         self.on_up()
         self._note_passed()
         if loses:
             self._count_losses()
         house.clock.advance(0.001)
-        self.follow("the appliance starts", free=NOTHING)
 
     def _count_losses(self) -> None:
-        """Take over what the machine lost with its power: the model has no such disk."""
+        """Take over what the machine lost with its power."""
         ledger, ids = self.ledger, {one for _, one in self.house.rows()}
         lost = {*ledger.stored} - ledger.deleted - ledger.expired - ids
         ledger.cut |= lost
@@ -145,7 +129,6 @@ class SpeechMachine(Follower):
         self.ledger.muted = True
         self.house.up.mute.set(True)
         self.house.tick()
-        self.follow("somebody mutes")
 
     @precondition(lambda self: self.up and self.ledger.muted)
     @rule()
@@ -154,7 +137,6 @@ class SpeechMachine(Follower):
         self.ledger.muted = False
         self.house.up.mute.set(False)
         self.house.tick()
-        self.follow("somebody unmutes")
 
     def on_down(self) -> None:
         """Called when the process is gone."""
@@ -168,24 +150,14 @@ class SpeechMachine(Follower):
             self.ledger.heard.append(self.speculation)  # the next process takes it for a window
         self.speculation, self.resumed = "", False
 
-    def _step_blindly(self, step: str, first: re.Pattern[str] | None = None) -> None:
-        """Let the model step; what fits is decided later."""
-        states = self._close(self.states, first) if first else self.states
-        after = {new for one in states for new in self._take(one, re.compile(step))}
-        assert after or not states, f"[model] it does not know this step now: {step}"
-        self.states = after
-
-    def _start(self, step: str = "the appliance starts") -> None:
+    def _start(self) -> None:
         self.house.start()
         self.on_up()
         self._note_passed()
-        self.house.clock.advance(0.001)
-        self.follow(*filter(None, [step]), free=NOTHING)
 
     def _note_passed(self) -> None:
-        """Leave the model if the process began without the file: its numbers are others then."""
+        """Note what the process does not know if it began without the file."""
         if self.house.disk.refuses:
-            self.states.clear()
             self.ledger.passed |= {*self.ledger.stored}
 
     @precondition(lambda self: self.up and not self.house.disk.refuses)
@@ -193,8 +165,6 @@ class SpeechMachine(Follower):
     def disk_refuses(self, late: bool) -> None:
         """The disk is full, seen at the beginning of a transaction or at its end."""
         self.house.disk.refuses, self.house.disk.refuses_late = True, late
-        self.house.clock.advance(0.001)
-        self.follow("the disk refuses")
 
     @precondition(lambda self: self.house.disk.refuses)
     @rule()
@@ -202,9 +172,6 @@ class SpeechMachine(Follower):
         """The disk accepts writes again."""
         self.house.disk.refuses = False
         self.house.tick()
-        # with the fallback in use, the model's disk accepts already
-        self.states = {one._replace(refusing=False) for one in self.states}
-        self.follow()
 
     @precondition(lambda self: self.up and not self.house.disk.refuses and self.house.current())
     @rule(which=st.integers(0, WINDOWS))
@@ -215,7 +182,6 @@ class SpeechMachine(Follower):
         self.ledger.deleted.add(chosen)
         self.house.delete(chosen)
         self.house.tick()
-        self.follow(f"somebody deletes {self._number(chosen)}")
 
     @precondition(lambda self: self.up and not self.house.disk.refuses)
     @precondition(lambda self: not self.house.broker.inbox)
@@ -233,12 +199,7 @@ class SpeechMachine(Follower):
         lost = [one for one in gone if before[one] > cursor]
         assert not lost, f"[retention] {lost} were deleted unpublished"
         self.ledger.expired |= gone
-        self.states = {one._replace(jumped=0) for one in self.states}
-        if gone:
-            self._step_blindly("the clock jumps")
-            self._step_blindly("retention deletes old rows")
         house.tick()
-        self.follow()
 
     def may_hang(self) -> bool:
         """Return True if nothing has a deadline that a month would pass."""

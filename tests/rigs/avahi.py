@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 from rigs.needs import NOT_ROOT, absent, unless
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.system import lock
 from appliance.wyoming.discovery import advertise, own_address
 
-WITHIN_S = 20.0
+WITHIN_S = PATIENCE_S
 LOCK = Path(tempfile.gettempdir()) / "roomscribe-tests-avahi.lock"
 BUS = """
 <busconfig>

@@ -11,7 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-START_S = 30.0
+from rigs.waiting import PATIENCE_S
+
+START_S = PATIENCE_S
 """Longest wait until the broker takes connections."""
 
 
@@ -84,7 +86,7 @@ class Broker:
         """Ends it; everybody is disconnected."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(30)
+            self._process.wait(PATIENCE_S)
             self._process = None
 
     def signal(self, number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rigs.checkout import ROOT
 from rigs.needs import program
 from rigs.page import Page
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from selenium import webdriver
 from selenium.common.exceptions import (
     ElementNotInteractableException,
@@ -23,7 +23,7 @@ from selenium.webdriver.chrome.service import Service
 
 needs_browser = program("chromedriver", package="chromium-driver")
 PHONE, DESK = (390, 844), (1280, 800)
-WITHIN_S = 30.0
+WITHIN_S = PATIENCE_S
 NOT_THERE_YET = (
     ElementNotInteractableException,
     NoSuchElementException,

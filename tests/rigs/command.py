@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import IO
 
 from rigs.checkout import ROOT, environment as environment_of, require_model
+from rigs.waiting import PATIENCE_S
 from rigs.warm import WarmPython
 
 PROGRAM = ("-m", "appliance")
 OPENING = ("run", "transcribe", "doctor")
 """Commands that open the built-in model, unless they are told another one."""
-LINE_WITHIN_S = 60.0
+LINE_WITHIN_S = PATIENCE_S
 OBEYING_MODES = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """Prefix of a command that makes root obey the modes of files."""
 ANOTHER_USER = (
@@ -35,7 +36,7 @@ can open all files, so the interpreter and the checkout may be below root's priv
 def roomscribe(
     *arguments: str | Path,
     stdin: bytes = b"",
-    timeout_s: float = 60,
+    timeout_s: float = PATIENCE_S,
     environment: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
     program: Sequence[str] = PROGRAM,

@@ -15,11 +15,11 @@ from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.checkout import TESTS, require_model
 from rigs.command import PROGRAM, roomscribe, start
 from rigs.mqtt_client import Subscriber
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.capture.recording import Recording
 
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = PATIENCE_S
 
 
 def write_config(folder: Path, port: int = 0, **sections: Mapping[str, Any]) -> Path:
@@ -66,7 +66,7 @@ def daemon(
         yield running
     finally:
         running.kill()
-        running.wait(30)
+        running.wait(PATIENCE_S)
         if running.stdin:
             running.stdin.close()
 

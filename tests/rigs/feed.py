@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rigs.waiting import PATIENCE_S
+
 from appliance.control import server as control
 from appliance.control.server import LIMITS, Command, ControlError, ControlLimits, ControlServer
 from appliance.errors import StoreError
@@ -69,12 +71,12 @@ def serving(
     path: Path, feed: control.Feed, limits: ControlLimits = LIMITS
 ) -> Iterator[ControlServer]:
     """A server in a thread of its own; what ends it fails the test."""
-    with ControlServer(path, feed, limits, idle_s=0.05) as server:
+    with ControlServer(path, limits, idle_s=0.05) as server:
         ended: list[BaseException] = []
 
         def run() -> None:
             try:
-                server.run()
+                server.run(feed)
             except BaseException as error:
                 ended.append(error)
 
@@ -84,6 +86,6 @@ def serving(
             yield server
         finally:
             server.stop()
-            thread.join(30)
+            thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert ended == []

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import nats
 from nats.aio.msg import Msg
+from rigs.waiting import PATIENCE_S
 
 from appliance.fleet.messages import Job, pack_sound, window_headers
 
@@ -35,7 +36,7 @@ class Bus:
         self.errors: list[str] = []
         """What the server refused."""
 
-    def run(self, work: Coroutine[Any, Any, Found], within_s: float = 20.0) -> Found:
+    def run(self, work: Coroutine[Any, Any, Found], within_s: float = PATIENCE_S) -> Found:
         """What `work` comes to in the client's thread. Raises as it does."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(within_s)
 
@@ -119,5 +120,5 @@ class Bus:
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         self._loop.close()

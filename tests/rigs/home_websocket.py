@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import Any, Self
 
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
@@ -56,6 +56,8 @@ class Hub:
         self.floors: list[dict[str, Any]] = [
             {"floor_id": "ground", "name": "Ground floor", "aliases": []}
         ]
+        self.players: dict[str, dict[str, Any]] = {}
+        """Media players: what the list for display says of each (`listed`), and its `state`."""
         self.devices: list[dict[str, Any]] = [DEVICE]
         self.answer: dict[str, Any] = action_done()
         self.pipelines: list[dict[str, Any]] = [
@@ -68,6 +70,8 @@ class Hub:
         ]
         self.understood: dict[str, Any] | None = {"match": True, "unmatched_slots": {}}
         """What its own agent makes of a sentence, as `async_debug_recognize` gives it."""
+        self.understood_of: dict[str, dict[str, Any] | None] = {}
+        """The same for single texts, in place of `understood`."""
         self.silent: set[str] = set()
         """Commands that get no answer."""
         self.late: set[str] = set()
@@ -119,6 +123,14 @@ class Hub:
         event = {"event_type": kind, "data": {"action": "update"}, "origin": "LOCAL"}
         for connection, number, wanted in list(self._subscriptions):
             if wanted == kind:
+                with suppress(ConnectionClosed):
+                    _send(connection, {"id": number, "type": "event", "event": event})
+
+    def play(self, entity: str, state: str) -> None:
+        """A media player changes its state."""
+        event = {"c": {entity: {"+": {"s": state, "lc": 2.0, "c": "y"}}}}
+        for connection, number, wanted in list(self._subscriptions):
+            if wanted == entity:
                 with suppress(ConnectionClosed):
                     _send(connection, {"id": number, "type": "event", "event": event})
 
@@ -187,6 +199,10 @@ class Hub:
                 for name in asked["entity_ids"]
                 if name in self.shown
             }
+            for name in asked["entity_ids"]:
+                if player := self.players.get(name):
+                    self._subscriptions.append((connection, number, name))
+                    states[name] = {"c": "x", "lc": 1.0, **player["state"]}
             _send(connection, {"id": number, "type": "event", "event": {"a": states}})
 
     def _results(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -201,10 +217,14 @@ class Hub:
         how = {name: {"conversation": on} for name, on in self.exposed.items()}
         known = {name: self.entries.get(name) for name in asked.get("entity_ids", ())}
         return {
-            "get_config": {"state": self.state, "version": "2025.1.4"},
+            "get_config": {"state": self.state, "version": "2025.1.4", "language": "de"},
             "homeassistant/expose_entity/list": {"exposed_entities": how},
             "config/entity_registry/list": entries,
             "config/entity_registry/get_entries": known,
+            "config/entity_registry/list_for_display": {
+                "entity_categories": {"0": "config", "1": "diagnostic"},
+                "entities": [{"ei": name, **one["listed"]} for name, one in self.players.items()],
+            },
             "config/area_registry/list": self.areas,
             "config/floor_registry/list": self.floors,
             "config/device_registry/list": self.devices,
@@ -212,7 +232,12 @@ class Hub:
                 "pipelines": self.pipelines,
                 "preferred_pipeline": "one",
             },
-            "conversation/agent/homeassistant/debug": {"results": [self.understood]},
+            "conversation/agent/homeassistant/debug": {
+                "results": [
+                    self.understood_of.get(text, self.understood)
+                    for text in asked.get("sentences", ())
+                ]
+            },
             "subscribe_events": None,
             "subscribe_entities": None,
             "unsubscribe_events": None,
@@ -232,7 +257,7 @@ class Hub:
             tell("run-start", {"pipeline": "one", "language": "en"})
             tell("intent-start", {"engine": "conversation.home_assistant"})
             if self.held:
-                self.held.wait(20)
+                self.held.wait(PATIENCE_S)
             talking = asked.get("conversation_id") or "conversation-1"
             output = {"response": self.answer, "conversation_id": talking}
             tell("intent-end", {"processed_locally": True, "intent_output": output})

@@ -8,6 +8,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from rigs.waiting import PATIENCE_S
+
 PREFIX = "/api/hassio_ingress/Tk0-x_y"
 DROPPED = {"connection", "keep-alive", "transfer-encoding"}
 """Headers that belong to one connection."""
@@ -52,7 +54,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name: text for name, text in self.headers.items() if name.lower() not in DROPPED}
         headers |= {"X-Ingress-Path": PREFIX, "X-Remote-User-Id": "7d1", "Connection": "close"}
-        connection = http.client.HTTPConnection("127.0.0.1", self.site, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.site, timeout=PATIENCE_S)
         try:
             connection.request(self.command, inner, body, headers)
             answer = connection.getresponse()

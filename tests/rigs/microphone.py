@@ -24,7 +24,9 @@ import time
 from pathlib import Path
 from typing import Self
 
-START_WITHIN_S = 30.0
+from rigs.waiting import PATIENCE_S
+
+START_WITHIN_S = PATIENCE_S
 SINK = "roomscribe_rig"
 
 
@@ -125,7 +127,7 @@ class PulseMicrophone:
         """Plays a sound file (what libsndfile reads) into the microphone; back when it is over."""
         subprocess.run(
             ["paplay", f"--device={SINK}", str(file)],
-            env=self.environment, check=True, timeout=600,
+            env=self.environment, check=True, timeout=PATIENCE_S,
         )  # fmt: skip
 
     def unplug(self) -> None:
@@ -190,7 +192,11 @@ class PulseMicrophone:
 
     def _ask(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            ["pactl", *words], env=self.environment, capture_output=True, check=False, timeout=10
+            ["pactl", *words],
+            env=self.environment,
+            capture_output=True,
+            check=False,
+            timeout=PATIENCE_S,
         )
 
 

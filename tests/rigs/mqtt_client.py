@@ -13,7 +13,7 @@ from paho.mqtt.client import Client, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 SESSION_S = 3600
 
@@ -119,7 +119,7 @@ class Subscriber(MqttClient):
         session.SessionExpiryInterval = SESSION_S
         self._client.connect("127.0.0.1", self._port, clean_start=False, properties=session)
         self._client.loop_start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from rigs.waiting import holds
+from rigs.waiting import PATIENCE_S, holds
 from rigs.wyoming import free_port
 
-START_S = 30.0
+START_S = PATIENCE_S
 """Longest wait until the server takes connections."""
 PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 
@@ -81,10 +81,10 @@ class NatsServer:
         if self._process is not None:
             self._process.send_signal(number)
             try:
-                self._process.wait(10)
+                self._process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait(10)
+                self._process.wait(PATIENCE_S)
             self._process = None
 
     def kill(self) -> None:

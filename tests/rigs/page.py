@@ -18,7 +18,7 @@ from typing import Any
 from rigs.command import start
 from rigs.daemon import write_config
 from rigs.feed import serving as serving_any
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import WebSettings, keys
 from appliance.control import SOCKET_NAME, Command, ControlError, ControlServer
@@ -324,7 +324,7 @@ class Page:
         self, method: str, path: str, body: bytes | None = None, **headers: str | None
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
         """Status, headers and body; a header's _ stands for -, None leaves it out."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         given: dict[str, str | None] = {"Host": f"localhost:{self.port}", "Cookie": self.cookie}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         shown = {name: value for name, value in given.items() if value is not None}
@@ -376,7 +376,7 @@ def page(
     ):
         found = Page(config, port, process)
         try:
-            until(lambda: process.poll() is not None or _listens(port), 30)
+            until(lambda: process.poll() is not None or _listens(port))
             assert process.poll() is None, (folder / "page.log").read_text("utf-8")
             found.log_in()
             yield found

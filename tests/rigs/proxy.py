@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
+from rigs.waiting import PATIENCE_S
+
 TRANSCRIPT_TOPIC = b"roomscribe/kitchen/transcript"
 
 
@@ -47,7 +49,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         for connection in (self._server, *self._pairs, *self._dead):
             connection.close()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rigs.publishing import STATE, transcript
+from rigs.waiting import PATIENCE_S
 
 from appliance.config import HomeAssistantSettings, MqttSettings, StoreSettings
 from appliance.house import House
@@ -61,8 +62,8 @@ class RealRoom:
             report=self._report,
             muted=lambda: self.muted,
             wake=self._wake,
+            assistant=self.assist,
         )
-        self.house.assistant = self.assist
         self.publisher = Publisher(
             MqttSettings(host="127.0.0.1", port=port, **mqtt),
             node,
@@ -117,7 +118,7 @@ class RealRoom:
 
     def __exit__(self, *_: object) -> None:
         self.publisher.stop(0.5)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         self.store.close()
 
 

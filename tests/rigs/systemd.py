@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rigs.waiting import PATIENCE_S
 
-WITHIN_S = 30.0
+WITHIN_S = PATIENCE_S
 
 
 class Systemd:

@@ -16,6 +16,7 @@ from typing import Self
 
 from rigs.checkout import ROOT, environment as environment_of
 from rigs.command import PROGRAM
+from rigs.waiting import PATIENCE_S
 
 
 class Terminal:
@@ -39,7 +40,7 @@ class Terminal:
         )  # fmt: skip
         os.close(slave)
 
-    def until(self, text: str, within_s: float = 30.0) -> str:
+    def until(self, text: str, within_s: float = PATIENCE_S) -> str:
         """Waits until `text` is shown, behind what was waited for before; what came up to it."""
         deadline_s = time.monotonic() + within_s
         while (at := self.shown.find(text, self._seen)) < 0:
@@ -58,7 +59,7 @@ class Terminal:
         """Types a letter, or Ctrl-C as \\x03."""
         os.write(self._master, letter.encode())
 
-    def interrupt(self, within_s: float = 60.0) -> int:
+    def interrupt(self, within_s: float = PATIENCE_S) -> int:
         """Presses Ctrl-C until it ends, as a person does; the exit status. One that comes just
         before Python begins to wait for a line is seen with the next key alone."""
         deadline_s = time.monotonic() + within_s
@@ -68,7 +69,7 @@ class Terminal:
                 return self.wait(5.0)
         return self.wait(1.0)
 
-    def wait(self, within_s: float = 60.0) -> int:
+    def wait(self, within_s: float = PATIENCE_S) -> int:
         """Reads to the end; the exit status."""
         deadline_s = time.monotonic() + within_s
         while self._read(max(0.0, deadline_s - time.monotonic())):
@@ -93,6 +94,6 @@ class Terminal:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
         with contextlib.suppress(OSError):
             os.close(self._master)

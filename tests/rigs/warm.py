@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from rigs.checkout import ROOT, environment as environment_of
+from rigs.waiting import PATIENCE_S
 
 PRELOADED = (
     "appliance.__main__", "appliance.cli.main", "appliance.cli.doctor.main",
@@ -84,7 +85,7 @@ class WarmPython:
     def stop(self) -> None:
         """End the process."""
         self._line.close()
-        self._process.wait(30)
+        self._process.wait(PATIENCE_S)
 
 
 def serve(line: socket.socket) -> int | None:

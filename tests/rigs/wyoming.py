@@ -21,14 +21,15 @@ import numpy as np
 import pytest
 from rigs.checkout import ROOT
 from rigs.transcriber import FakeTranscriber
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.capture.recording import Recording
 from appliance.config import Settings, WyomingSettings
+from appliance.infer.request import Deliver, Pending, Request
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.protocol import Event, Header, pack
-from appliance.wyoming.request import NO_HINTS, Answer, Hints, Hooks
+from appliance.wyoming.request import Hooks
 from appliance.wyoming.server import Timeouts, WyomingServer
 
 RELEASES = ("1.5.4", "1.7.1", "1.10.2")
@@ -46,14 +47,12 @@ def needs_library(release: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=reason)
 
 
-@dataclass
-class PendingWindow:
-    """A window that waits for its transcription."""
+@dataclass(slots=True, eq=False)
+class Asked(Pending):
+    """A request that waits for its transcription."""
 
-    window: Window
-    answer: Answer
-    names: tuple[str, ...] = ()
-    wanted: bool = True
+    request: Request
+    deliver: Deliver
 
 
 class Worker:
@@ -61,20 +60,18 @@ class Worker:
 
     def __init__(self, transcriber: Transcriber | FakeTranscriber, most: int = 16) -> None:
         self._transcriber, self._most = transcriber, most
-        self._waiting: SimpleQueue[PendingWindow | None] = SimpleQueue()
-        self.asked: list[PendingWindow] = []
+        self._waiting: SimpleQueue[Asked | None] = SimpleQueue()
+        self.asked: list[Asked] = []
         self.working = threading.Event()
         self.working.set()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def transcribe(
-        self, window: Window, answer: Answer, hints: Hints = NO_HINTS
-    ) -> PendingWindow | None:
+    def submit(self, request: Request, deliver: Deliver) -> Asked | None:
         """None when too many wait."""
         if self._waiting.qsize() >= self._most:
             return None
-        asked = PendingWindow(window, answer, hints.names)
+        asked = Asked(request, deliver)
         self.asked.append(asked)
         self._waiting.put(asked)
         return asked
@@ -86,15 +83,15 @@ class Worker:
                 continue
             result: Transcription | Exception
             try:
-                result = self._transcriber.transcribe(asked.window)
+                result = self._transcriber.transcribe(asked.request.window)
             except Exception as error:
                 result = error
-            asked.answer(result)
+            asked.deliver(asked.request, result)
 
     def stop(self) -> None:
         self.working.set()
         self._waiting.put(None)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
 
 
 @dataclass
@@ -115,10 +112,13 @@ def running(
     keep: bool = False,
     most: int = 16,
     idle_s: float = 15.0,
-    within_s: float = 120.0,
+    within_s: float = PATIENCE_S,
+    languages: tuple[str, ...] = (),
+    act_on: str = "",
     **keys: Any,
 ) -> Iterator[Running]:
-    """A server with these keys of [wyoming], on a free port of this machine."""
+    """A server with these keys of [wyoming], on a free port of this machine. It knows `languages`
+    and acts on `act_on` in place of each text."""
     chosen = transcriber or FakeTranscriber()
     worker = Worker(chosen, most)
     keys = {"enabled": True, "listen": "127.0.0.1", "port": 0, **keys}
@@ -128,10 +128,12 @@ def running(
     hooks = Hooks(
         lambda: cast("Any", chosen.bundle),
         chosen.gates,
-        worker.transcribe,
+        worker.submit,
         keep=(lambda *fields: kept.append(fields)) if keep else None,
         count=lambda name: counted.update([name]),
         report=troubles.append,
+        languages=lambda: languages,
+        text_to_act_on=lambda _, result: act_on or result.text,
     )
     server = WyomingServer(settings, "kitchen", hooks, Timeouts(idle_s, within_s))
     thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)
@@ -142,7 +144,7 @@ def running(
         yield Running(server, worker, port, counted, kept)
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         worker.stop()
     assert not thread.is_alive()
 
@@ -153,7 +155,9 @@ class Talk:
     def __init__(self, port: int, host: str = "127.0.0.1", source: str = "") -> None:
         """`source` is the address to connect from, if not the usual one."""
         chosen = (source, 0) if source else None
-        self.socket = socket.create_connection((host, port), timeout=20, source_address=chosen)
+        self.socket = socket.create_connection(
+            (host, port), timeout=PATIENCE_S, source_address=chosen
+        )
         self._file: IO[bytes] = self.socket.makefile("rb")
 
     def send(self, kind: str, payload: bytes = b"", **data: Any) -> None:
@@ -224,14 +228,14 @@ def say(release: str, port: int, sound: Path, *arguments: str) -> list[dict[str,
         env=os.environ | {"PYTHONPATH": f"{LIBRARIES / release}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def wait_for_port(port: int, within_s: float = 30.0) -> None:
+def wait_for_port(port: int, within_s: float = PATIENCE_S) -> None:
     """Until somebody listens there."""
 
     def connects() -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -105,36 +103,14 @@ def test_the_numbers_go_on_when_the_new_file_cannot_be_made_at_once(tmp_path: Pa
         assert checked(store) == [1, 2]
 
 
-def test_a_disk_turned_read_only_refuses_and_heals(tmp_path: Path) -> None:
-    def remount(option: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{option}", str(tmp_path / "disk")], check=True)
-
-    with (
-        mounted(tmp_path / "disk", "1m") as disk,
-        Store.open(StoreSettings(path=str(disk))) as store,
-    ):
-        store.append(transcript("sentence 1 "))
-        # the file's own descriptors stay writable on tmpfs; a fresh connection meets the disk
-        assert isinstance(store._database, Database)
-        store._database._let_go()
-        remount("ro")
-        with pytest.raises(StoreError, match=r"[Rr]ead-only"):
-            store.append(transcript("sentence 2 "))
-        remount("rw")
-        assert store.append(transcript("sentence 2 ")).seq == 2
-        assert checked(store) == [1, 2]
-
-
 def test_a_lock_held_for_too_long_refuses_and_heals(settings: StoreSettings) -> None:
     path = Path(settings.path) / FILE_NAME
     with Store(Database(path, AccessMode.OWNER, busy_s=0.1), settings) as store:
         store.append(transcript("sentence 1 "))
         with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            begun_s = time.monotonic()
             with pytest.raises(StoreError, match=r"locked by another program .*; end that"):
                 store.append(transcript("sentence 2 "))
-            assert time.monotonic() - begun_s < 60
             assert len(store.read_after(0)) == 1
         assert store.append(transcript("sentence 2 ")).seq == 2
         assert checked(store) == [1, 2]

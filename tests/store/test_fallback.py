@@ -190,28 +190,6 @@ def test_what_no_broker_has_survives_damage_that_takes_its_pages(tmp_path: Path)
         assert [one.seq for one in store.read_after(2)] == [3, 4, 5, 6, 7]
 
 
-def test_transcripts_that_could_not_be_read_are_published_after_the_merge(
-    rig: DiskRig,
-) -> None:
-    with rig.log() as (store, _):
-        for text in ("one", "two", "three"):
-            store.append(transcript(text))
-        assert store.cursor() == 0
-        store.move_cursor(1)
-    file = rig.disk / "state" / FILE_NAME
-    hidden = file.rename(file.with_name("hidden"))
-    rig.read_only()
-    with rig.log() as (store, _):
-        assert store.append(transcript("four")).seq > 1_700_000_000
-        assert deliver(store) == ["four"]
-    rig.read_only(False)
-    hidden.rename(file)
-    with rig.log() as (store, _):
-        assert deliver(store) == ["two", "three"]
-        assert deliver(store) == []
-    assert set(rig.numbers()) == {"one", "two", "three", "four"}
-
-
 def test_what_somebody_deleted_meanwhile_does_not_come_back(rig: DiskRig) -> None:
     with rig.log() as (store, _):
         store.append(transcript("one"))

@@ -8,12 +8,13 @@ import sys
 import pytest
 from rigs.checkout import ROOT, environment
 from rigs.needs import program
+from rigs.waiting import PATIENCE_S
 
 
 def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "resilience.power", "--cuts", "60", "--transcripts", "50"]
     done = subprocess.run(
-        [*command, *arguments], check=False, capture_output=True, text=True, timeout=600,
+        [*command, *arguments], check=False, capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=ROOT, env=environment(),
     )  # fmt: skip
     if "skipped" in done.stdout:

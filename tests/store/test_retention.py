@@ -62,19 +62,6 @@ def test_old_transcripts_go_and_their_words_leave_the_file(settings: StoreSettin
         assert store.append(transcript()).seq == kept.seq + 1
 
 
-def test_the_three_letters_of_a_deleted_word_leave_the_index_too(settings: StoreSettings) -> None:
-    """A letter of four bytes, which nothing else in the file can look like by chance."""
-    sloth = "\N{SLOTH}"
-    with Store.open(settings) as store:
-        for number in range(30):
-            store.append(transcript(f"turn on the lamp {number}"))
-        store.append(transcript(f"the {sloth * 3} hangs"))
-        store.append(transcript("turn it off"))
-        assert on_disk(store).count(sloth.encode()) > 6
-        assert store.delete(Wanted(grep=(sloth,))).count == 1
-        assert sloth.encode() not in on_disk(store)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_of_many_words_deleted_at_random_not_one_stays_anywhere(
     settings: StoreSettings, seed: int

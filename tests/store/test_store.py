@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from rigs.checkout import TESTS
-from rigs.disks import mounted
 from rigs.publishing import transcript
 from rigs.stores import connection_of
 
@@ -26,13 +25,6 @@ from appliance.store.store import Store
 def store(settings: StoreSettings) -> Iterator[Store]:
     with Store.open(settings) as opened:
         yield opened
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 400 kB."""
-    with mounted(tmp_path / "disk", "400k") as disk:
-        yield disk
 
 
 def texts(store: Store) -> list[str]:
@@ -149,58 +141,6 @@ def test_the_folder_is_systemds_when_none_is_configured(monkeypatch: pytest.Monk
     monkeypatch.delenv("STATE_DIRECTORY")
     monkeypatch.setenv("HOME", "/home/ada")
     assert store_folder(StoreSettings()) == Path("/home/ada/.local/state/roomscribe")
-
-
-def test_a_full_database_refuses_whole_transcripts_and_recovers(store: Store) -> None:
-    store.append(transcript("before"))
-    connection = connection_of(store)
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreError, match="full disk") as caught:
-        store.append(transcript("x" * 100_000))
-    assert "\n" not in str(caught.value)
-    assert str(store.path) in str(caught.value)
-    assert texts(store) == ["before"]
-    connection.execute("PRAGMA max_page_count = 1000000")
-    store.append(transcript("after"))
-    assert texts(store) == ["before", "after"]
-
-
-def test_a_full_disk_loses_nothing_and_heals(small_disk: Path) -> None:
-    filler = small_disk / "filler"
-    with Store.open(StoreSettings(path=str(small_disk / "state"))) as store:
-        store.append(transcript("before"))
-        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-            while True:
-                file.write(bytes(1024))
-        refused = transcript("y" * 20_000)
-        with pytest.raises(StoreError, match=r"full disk.*free some space"):
-            store.append(refused)
-        assert texts(store) == ["before"]
-        filler.unlink()
-        store.append(refused)
-        assert texts(store) == ["before", refused.text]
-        assert connection_of(store).execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-def test_a_full_disk_at_start_is_one_clear_line(small_disk: Path) -> None:
-    with (
-        (small_disk / "filler").open("wb", buffering=0) as file,
-        pytest.raises(OSError, match="No space"),
-    ):
-        while True:
-            file.write(bytes(4096))
-    with pytest.raises(StoreError, match=r"expected .* found .*; ") as caught:
-        Store.open(StoreSettings(path=str(small_disk)))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_read_only_disk_is_one_clear_line(small_disk: Path) -> None:
-    settings = StoreSettings(path=str(small_disk))
-    Store.open(settings).close()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StoreError, match=r"[Rr]ead-only.*store\.path"):
-        Store.open(settings)
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.records import Phrase, Word
 from appliance.store import tables
+from appliance.store.database import AccessMode, Database
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
 from appliance.store.tables import SCHEMA
@@ -37,6 +38,41 @@ def test_a_file_of_another_version_is_refused_and_left_alone(settings: StoreSett
             Store.open(settings, **options)
     assert store.path.read_bytes() == before
     assert [path.name for path in store.path.parent.iterdir()] == [FILE_NAME]
+
+
+def test_the_daemon_brings_the_log_of_an_older_version_up_to_date(settings: StoreSettings) -> None:
+    said = [transcript("first", id="01A"), transcript("second", id="01B")]
+    with Store.open(settings) as store:
+        numbers = [store.append(one).seq for one in said]
+    steps = (
+        *tables.STEPS,
+        ("ALTER TABLE transcripts ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm'",),
+        ("UPDATE transcripts SET mood = 'glad' WHERE id = '01B'", "CREATE TABLE more (a)"),
+    )
+    for access in (AccessMode.READER, AccessMode.GUEST):
+        with pytest.raises(StoreError, match=r"of an older version; start the daemon"):
+            Database(store.path, access, steps=steps)
+    for _ in range(2):  # the second time there is nothing left to do
+        database = Database(store.path, AccessMode.OWNER, steps=steps)
+        rows = database.read("read", lambda found: found.execute(tables.SELECT).fetchall())
+        moods = database.read(
+            "read", lambda found: [*found.execute("SELECT mood FROM transcripts")]
+        )
+        assert database.read("read", tables.version) == SCHEMA + 2
+        database.close()
+        assert [tables.from_row(row).transcript for row in rows] == said
+        assert [row[0] for row in rows] == numbers and moods == [("calm",), ("glad",)]
+
+
+def test_a_step_that_fails_leaves_the_log_as_it_was(settings: StoreSettings) -> None:
+    said = transcript("kept", id="01A")
+    with Store.open(settings) as store:
+        store.append(said)
+    steps = (*tables.STEPS, ("DELETE FROM transcripts", "ALTER TABLE missing ADD COLUMN a"))
+    with pytest.raises(StoreError, match="no such table: missing"):
+        Database(store.path, AccessMode.OWNER, steps=steps)
+    with Store.open(settings) as store:
+        assert [one.transcript for one in store.read_after(0)] == [said]
 
 
 def test_an_expected_sentence_is_stored_and_its_damage_is_found(settings: StoreSettings) -> None:

@@ -16,7 +16,7 @@ from rigs.command import following
 from rigs.daemon import READY_WITHIN_S, daemon, in_silence, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import module, needs_broker
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance import config as configuration
 from appliance.control.client import ControlClient
@@ -36,7 +36,7 @@ def place_of(config: Path) -> Path:
     return runtime_folders(configuration.load(config))[0] / "control"
 
 
-def hear(client: ControlClient, event: str, within_s: float = 20.0) -> dict[str, Any]:
+def hear(client: ControlClient, event: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
     """The data of the next `event`."""
     while found := client.next_event(within_s):
         check({"event": found[0], "data": found[1]})
@@ -92,10 +92,10 @@ def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_res
                 assert "refuses user 'ear'" in wrong["mqtt.password"]
                 told = client.call("broker", **chosen, password="open sesame")
                 assert "mqtt.enabled" in told["changed"]
-            until(lambda: heard.payloads("availability", "kitchen") == [b"online"], 30)
+            until(lambda: heard.payloads("availability", "kitchen") == [b"online"])
         heard.messages.clear()
         with in_silence(config):
-            until(lambda: b"online" in heard.payloads("availability", "kitchen"), 30)
+            until(lambda: b"online" in heard.payloads("availability", "kitchen"))
     assert "open sesame" not in log_of(config)
 
 
@@ -107,7 +107,7 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Pa
         with ControlClient([place]) as client:
             assert client.call("state")["model"] == "tiny.en"
         first.send_signal(signal.SIGKILL)
-        first.wait(30)
+        first.wait(PATIENCE_S)
     assert place.is_socket()
     with pytest.raises(DaemonError, match="is not running"):
         ControlClient([place])
@@ -121,7 +121,7 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Pa
             client.subscribe("level", "transcript")
             assert client.next_event(10)
             again.terminate()
-            assert again.wait(30) == 0
+            assert again.wait(PATIENCE_S) == 0
             with pytest.raises(DaemonError, match="closed the connection"):
                 while client.next_event(5):
                     pass

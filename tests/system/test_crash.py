@@ -17,7 +17,7 @@ from rigs.checkout import SPEECH
 from rigs.command import PROGRAM
 from rigs.daemon import daemon, in_silence, log_of, write_config
 from rigs.needs import needs_memory
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.windows import a_window
 from rigs.word_errors import same_words
 
@@ -30,7 +30,7 @@ from appliance.store.store import Store
 
 pytestmark = needs_memory
 
-WITHIN_S = 60.0
+WITHIN_S = PATIENCE_S
 
 
 class House:
@@ -102,7 +102,7 @@ def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: 
     with house.daemon() as running:
         until(lambda: house.waiting() == 0, WITHIN_S)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(20) == 0
+        assert running.wait(PATIENCE_S) == 0
     assert kills >= 1
     assert house.stored() == heard
     assert not list(house.spool.glob("*")), "nothing of the sound is left"
@@ -160,7 +160,7 @@ def test_what_there_is_no_time_for_at_a_stop_is_taken_up_by_the_next_start(house
     with house.daemon("-c", PROGRAM_WITH.format(name="open_slow")) as running:
         until(lambda: "listening to" in house.log, WITHIN_S)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(20) == 0
+        assert running.wait(PATIENCE_S) == 0
     assert "windows are left to the next start" in house.log
     assert "untranscribed" not in house.log, "nothing is lost, and nothing of that is said"
     assert len(house.stored()) < 9
@@ -179,4 +179,4 @@ def test_a_reload_hands_what_waits_to_the_new_pipeline(house: House) -> None:
         assert "no spool" not in house.log
         time.sleep(0.2)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(20) == 0
+        assert running.wait(PATIENCE_S) == 0

@@ -13,13 +13,13 @@ from rigs.daemon import daemon, hearing, log_of, transcripts, write_config
 from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_memory, needs_nats
-from rigs.waiting import holds, until
+from rigs.waiting import PATIENCE_S, holds, until
 from rigs.windows import NO_FOLDER
 from rigs.word_errors import same_words
 from rigs.workers import FakeWorker, says
 
 pytestmark = [needs_nats, needs_memory]
-WITHIN_S = 40.0
+WITHIN_S = PATIENCE_S
 
 
 @pytest.fixture
@@ -77,9 +77,9 @@ def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stay
                 say(name)
             until(lambda: len(transcripts(satellites)) == 2, WITHIN_S)
             running.terminate()
-            assert running.wait(30) == 0
+            assert running.wait(PATIENCE_S) == 0
         other.terminate()
-        assert other.wait(30) == 0
+        assert other.wait(PATIENCE_S) == 0
     first, second = transcripts(satellites)
     assert same_words(first["text"], "what is the weather like in chicago")
     assert same_words(second["text"], "how much power are we using")
@@ -140,4 +140,4 @@ def test_what_was_said_before_the_mute_stays_in_the_room_until_that_is_over(
             until(lambda: len(transcripts(satellites)) == 1, WITHIN_S)
             assert len(bus.heard) == 1
         running.terminate()
-        assert running.wait(30) == 0
+        assert running.wait(PATIENCE_S) == 0

@@ -18,7 +18,7 @@ from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
 from rigs.recordings import sentences
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance import config
 from appliance.config import CaptureSettings
@@ -53,12 +53,12 @@ def test_a_sentence_to_assist_is_stored_first_then_handed_over_and_answered_on_t
         settings = config.load(written(tmp_path, hub, broker.port, "computer"))
         recording = CaptureSettings(recording=str(SENTENCE.file))
         pipeline = Pipeline(
-            build(replace(settings, capture=recording), Factories(transcriber=lambda _: model))
+            build(replace(settings, capture=recording), Factories(transcriber=lambda *_: model))
         )
         pipeline.start()
         try:
             hub.wait_for("config/floor_registry/list")
-            pipeline.ended.wait(20)
+            pipeline.ended.wait(PATIENCE_S)
             until(lambda: heard.payloads("assist/reply"))
         finally:
             pipeline.stop()
@@ -78,8 +78,8 @@ def test_a_daemon_keeps_names_and_hands_nothing_unsure_over(hub: Hub, tmp_path: 
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         path = written(tmp_path, hub, broker.port, first, gates={"low_confidence": 1.0})
         with daemon(path, "--recording", SENTENCE.file) as running:
-            until(heard.events, 30)
-            assert running.wait(20) == 0
+            until(heard.events)
+            assert running.wait(PATIENCE_S) == 0
         assert heard.payloads("assist/reply") == []
     assert hub.runs == []
     names = tmp_path / "state" / NAMES_FILE
@@ -103,11 +103,11 @@ def test_a_home_assistant_that_is_away_is_a_reason_and_the_daemon_runs_and_ends_
             def reasons() -> str:
                 return "; ".join(heard.state()["reasons"]) if heard.payloads("state") else ""
 
-            until(lambda: "cannot be reached: Connection refused" in reasons(), 30)
+            until(lambda: "cannot be reached: Connection refused" in reasons())
             assert heard.state()["status"] == "running"
             hub.start()
-            until(lambda: not reasons(), 30)
+            until(lambda: not reasons())
             hub.silent = {"config/device_registry/list"}
             hub.change()
             running.send_signal(signal.SIGTERM)
-            assert running.wait(30) == 0
+            assert running.wait(PATIENCE_S) == 0

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from numpy.typing import NDArray
 from rigs.checkout import shared
 
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.recording import Recording
-from appliance.capture.segmenter import Segmenter, choose_cut, is_pause
+from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings, VoiceSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
@@ -22,7 +21,7 @@ from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
 FRAME_S = 0.03
 
 
-class ToldVoice:
+class ToldVoice(VoiceDetector):
     """Takes every frame for what it is told; opens at the third of speech in a row."""
 
     def __init__(self, speech: list[bool]) -> None:
@@ -90,30 +89,6 @@ def test_every_sample_of_an_utterance_is_in_one_window_but_for_overlaps(
             assert one.last and other.index == 1 and other.overlap_s == 0
             assert first_new > numbers(one)[-1]
     assert not windows or windows[-1].last
-
-
-def powers(*stretches: tuple[int, float]) -> NDArray[np.float64]:
-    return np.concatenate([np.full(frames, power) for frames, power in stretches])
-
-
-def test_a_cut_in_a_pause_repeats_nothing() -> None:
-    speech = powers((100, 1e6), (6, 100.0), (50, 1e6))
-    cut = choose_cut(speech, 50.0, 80, 150, (16, 33))
-    assert (cut.end, cut.begin) == (104, 104)
-
-
-def test_a_pause_in_noise_is_told_by_the_noise_floor() -> None:
-    speech = powers((100, 1e6), (6, 6e4), (50, 1e6))
-    assert is_pause(speech, 103, 5e4)
-    assert not is_pause(speech, 103, 1e3), "softer speech, not the noise"
-    assert not is_pause(speech, 103, 5e5), "a floor that what lies there is far below is none"
-
-
-def test_a_cut_in_the_middle_of_speech_repeats_half_a_second_to_a_second() -> None:
-    speech = powers((79, 1e6), (1, 1e5), (30, 1e6), (4, 2e5), (50, 1e6))
-    cut = choose_cut(speech, 50.0, 100, 150, (16, 33))
-    assert (cut.end, cut.begin) == (112, 81), "where that is softest"
-    assert choose_cut(speech, 50.0, 100, 150, (0, 0)).begin == 112, "switched off"
 
 
 def test_five_minutes_of_reading_lose_and_double_nothing() -> None:

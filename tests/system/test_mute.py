@@ -19,7 +19,7 @@ from rigs.command import roomscribe
 from rigs.daemon import READY_WITHIN_S, daemon, listening_house, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.daemon.mute import FILE_NAME, Position, write
 
@@ -56,7 +56,7 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
         assert microphone.listeners() == 0
         until(heard.events)
         until(lambda: heard.payloads("speech")[-1] == b"OFF")
-        speaker.wait(20)
+        speaker.wait(PATIENCE_S)
         microphone.speak(FIRST)
         time.sleep(1)
         assert len(heard.events()) == 1, "heard something while muted"
@@ -106,7 +106,7 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             until(lambda: heard.payloads("mute")[-1] == b"ON")
             end = heard.state()["muted_until"]
             running.send_signal(signal.SIGTERM)
-            assert running.wait(30) == 0
+            assert running.wait(PATIENCE_S) == 0
         assert roomscribe("mute", "--config", config).returncode == 0
         before = len(heard.payloads("state"))
         with daemon(config) as running:
@@ -146,7 +146,7 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
             until(lambda: {"speech", "stats", "set"} <= last_parts(heard.messages))
             told = len(heard.messages)
             running.send_signal(signal.SIGTERM)
-            assert running.wait(30) == 0
+            assert running.wait(PATIENCE_S) == 0
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         after = last_parts(heard.messages[told:])
         assert after <= {"availability", "state"}, "nothing else has changed"

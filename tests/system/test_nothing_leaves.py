@@ -16,6 +16,7 @@ from rigs.checkout import ROOT, TESTS, environment, require_model
 from rigs.command import PROGRAM
 from rigs.daemon import write_config
 from rigs.needs import unless
+from rigs.waiting import PATIENCE_S
 
 ENCLOSE = ("unshare", "--map-root-user", "--net", "--mount")
 STRANGER = "192.0.2.53"
@@ -72,7 +73,7 @@ def strangers(folder: Path, seconds: float, *command: str | Path) -> list[str]:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     files = [path for path in home.rglob("*") if not path.is_dir() and "pulse" not in str(path)]
     assert files == []

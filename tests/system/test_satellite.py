@@ -17,11 +17,11 @@ from rigs.nats import NatsServer
 from rigs.needs import needs_nats
 from rigs.systemd import Systemd
 from rigs.transcriber import HEARD
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.word_errors import same_words
 from rigs.workers import FakeWorker
 
-WITHIN_S = 30.0
+WITHIN_S = PATIENCE_S
 SENTENCE = TESTS / "speech" / "00.flac"
 
 
@@ -30,7 +30,7 @@ def run_bare(*arguments: str | Path) -> tuple[int, list[str]]:
     running = start(
         *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, program=PROGRAM
     )  # fmt: skip
-    said, _ = running.communicate(timeout=60)
+    said, _ = running.communicate(timeout=PATIENCE_S)
     return running.returncode, said.decode().splitlines()
 
 

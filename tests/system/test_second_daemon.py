@@ -10,7 +10,7 @@ from rigs.command import errors, roomscribe
 from rigs.daemon import READY_WITHIN_S, in_silence, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 pytestmark = needs_broker
 
@@ -32,7 +32,7 @@ def test_a_second_daemon_ends_with_one_line_until_the_first_is_killed(tmp_path: 
             assert heard.payloads("availability") == [b"online"], "the first was disturbed"
             assert not heard.payloads("availability", "hall")
             running.send_signal(signal.SIGKILL)
-            running.wait(30)
+            running.wait(PATIENCE_S)
         with in_silence(second):
             until(
                 lambda: heard.payloads("availability", "hall")[-1:] == [b"online"], READY_WITHIN_S

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rigs.daemon import in_silence, log_of, write_config
 from rigs.recordings import heard_right
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.windows import NO_FOLDER
 from rigs.word_errors import same_words
 from rigs.wyoming import AUDIO_16K, Talk, free_port, sound_of, wait_for_port
@@ -56,13 +56,13 @@ def test_a_daemon_that_is_killed_in_mid_request_serves_again_when_it_is_back(
             assert talk.events() == []
             raise ConnectionResetError  # the kernel closes in order where nothing was unread
         talk.close()
-        running.wait(20)
+        running.wait(PATIENCE_S)
     with in_silence(house.config) as running:
         wait_for_port(house.port)
         assert same_words(house.text(), SENTENCE.text)
         until(lambda: len(house.stored()) == 2)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(20) == 0
+        assert running.wait(PATIENCE_S) == 0
     texts, sources = zip(*house.stored(), strict=True)
     assert all(same_words(text, SENTENCE.text) for text in texts)
     assert sources == ("wyoming",) * 2
@@ -76,7 +76,7 @@ def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_pa
         until(lambda: "the microphone is closed" in log_of(house.config))
         text = house.text()
         running.send_signal(signal.SIGTERM)
-        assert running.wait(20) == 0
+        assert running.wait(PATIENCE_S) == 0
     assert same_words(text, SENTENCE.text)
     assert house.stored() == []
     assert text not in log_of(house.config)
@@ -85,7 +85,7 @@ def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_pa
 def test_an_appliance_that_was_not_asked_to_listens_on_no_port(tmp_path: Path) -> None:
     config = write_config(tmp_path, spool={"path": NO_FOLDER})
     with in_silence(config) as running:
-        until(lambda: "listening to" in log_of(config), 30)
+        until(lambda: "listening to" in log_of(config))
         sockets = {
             link.readlink().name
             for link in Path(f"/proc/{running.pid}/fd").iterdir()

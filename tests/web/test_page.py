@@ -628,12 +628,12 @@ def test_a_real_daemons_sentence_is_there_and_mute_closes_its_microphone(
     ):
         state = {"RUNTIME_DIRECTORY": str(tmp_path), "STATE_DIRECTORY": str(tmp_path / "state")}
         with daemon(home.config, environment={**microphone.environment, **state}):
-            until(lambda: heard.payloads("availability")[-1:] == [b"online"], 60)
-            until(lambda: microphone.listeners() == 1, 30)
+            until(lambda: heard.payloads("availability")[-1:] == [b"online"])
+            until(lambda: microphone.listeners() == 1)
             tab.enter(home)
             time.sleep(1)
             microphone.speak(SPEECH / "00.flac")
-            until(lambda: heard.texts() and tab.texts(SENTENCES) == heard.texts(), 30)
+            until(lambda: heard.texts() and tab.texts(SENTENCES) == heard.texts())
             tab.press("button", "Correct: ")
             tab.type("#said", "what was really said")
             tab.press("dialog button", "Save")
@@ -657,7 +657,7 @@ def test_a_real_daemons_sentence_is_there_and_mute_closes_its_microphone(
             )
             time.sleep(0.5)
             microphone.speak(SPEECH / "02.flac")
-            until(lambda: len(heard.texts()) == 2, 30)
+            until(lambda: len(heard.texts()) == 2)
             until(lambda: tab.texts(SENTENCES) == heard.texts()[::-1], WITHIN_S)
             until(lambda: len(heard.payloads("response")) == 2, WITHIN_S)
             answer = json.loads(heard.payloads("response")[1])

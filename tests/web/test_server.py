@@ -20,7 +20,7 @@ from rigs.checkout import ROOT
 from rigs.command import errors, roomscribe
 from rigs.daemon import write_config
 from rigs.page import PASSWORD, Feed, Page, house, page, serving
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.control import SOCKET_NAME, ControlServer
 from appliance.daemon.setting_commands import live_keys
@@ -45,7 +45,7 @@ class Reader:
     """A stream of events."""
 
     def __init__(self, page: Page, query: str, **headers: str) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+        self.connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE_S)
         sent = {"Host": f"localhost:{page.port}", "Cookie": page.cookie}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         self.connection.request("GET", f"/api/events?{query}", headers=sent)
@@ -140,7 +140,7 @@ def test_what_is_no_command_is_refused(found: Found, body: bytes) -> None:
 
 def test_a_large_body_is_refused_before_it_is_read(found: Found) -> None:
     home = found[0]
-    with socket.create_connection(("127.0.0.1", home.port), timeout=10) as one:
+    with socket.create_connection(("127.0.0.1", home.port), timeout=PATIENCE_S) as one:
         one.sendall(
             f"POST /api/command HTTP/1.1\r\nHost: localhost\r\nCookie: {home.cookie}\r\n"
             "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n".encode()
@@ -176,12 +176,10 @@ def test_strangers_who_say_nothing_do_not_keep_the_page_shut(tmp_path: Path) -> 
         silent = [socket.create_connection(("127.0.0.1", home.port)) for _ in range(130)]
         assert home.get("api/session")[0] == 200
         for one in silent[:60]:
-            one.settimeout(5)
+            one.settimeout(PATIENCE_S)
             assert one.recv(1) == b"", "the oldest ones were closed"
-        begun_s = time.monotonic()
-        silent[-1].settimeout(15)
-        assert silent[-1].recv(1) == b""
-        assert time.monotonic() - begun_s < 12, "one that asks for nothing is closed after 10 s"
+        silent[-1].settimeout(PATIENCE_S)
+        assert silent[-1].recv(1) == b"", "one that asks for nothing is closed"
         assert stream.answer.status == 200
         for one in silent:
             one.close()
@@ -409,7 +407,7 @@ def test_a_page_that_nobody_looks_at_ends_and_one_that_is_read_does_not(tmp_path
             reader.next("state")
             with pytest.raises(subprocess.TimeoutExpired):
                 home.process.wait(1.2)
-        assert home.process.wait(30) == 0
+        assert home.process.wait(PATIENCE_S) == 0
 
 
 def test_its_memory_holds_neither_numpy_nor_a_database(found: Found) -> None:
@@ -423,7 +421,7 @@ def test_it_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
     with page(tmp_path) as home, Reader(home, "events=state") as reader:
         reader.next("daemon")
         home.process.terminate()
-        assert home.process.wait(30) == 0
+        assert home.process.wait(PATIENCE_S) == 0
 
 
 def test_it_takes_the_socket_that_systemd_hands_over(tmp_path: Path) -> None:
@@ -441,11 +439,11 @@ def test_it_takes_the_socket_that_systemd_hands_over(tmp_path: Path) -> None:
             cwd=ROOT,
         ) as process:
             host, port = listener.getsockname()
-            connection = http.client.HTTPConnection(host, port, timeout=20)
+            connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
             connection.request("GET", "/")
             assert connection.getresponse().status == 200
             connection.close()
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
 
 
 def test_it_is_off_until_it_is_allowed_and_others_reach_it_with_a_password_only(
@@ -485,13 +483,13 @@ def test_it_serves_a_proxy_on_a_socket_with_a_path(tmp_path: Path) -> None:
         [sys.executable, "-m", "appliance", "web", "serve", "--config", str(config)],
         cwd=ROOT,
     ) as process:
-        until(path.exists, 30)
+        until(path.exists)
         with socket.socket(socket.AF_UNIX) as one:
             one.connect(str(path))
             one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert one.recv(4096).startswith(b"HTTP/1.1 200 OK")
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_reader_that_does_not_read_is_let_go(found: Found) -> None:
@@ -503,7 +501,7 @@ def test_a_reader_that_does_not_read_is_let_go(found: Found) -> None:
         one.sendall(f"GET /api/events?events=level HTTP/1.1\r\n{head}".encode())
         until(lambda: "level" in server.wanted)
         begun_s = time.monotonic()
-        while "level" in server.wanted and time.monotonic() - begun_s < 40:
+        while "level" in server.wanted and time.monotonic() - begun_s < PATIENCE_S:
             server.publish("level", {"rms_db": -40.0, "more": "x" * 60_000})
             time.sleep(0.01)
         assert "level" not in server.wanted

@@ -17,7 +17,7 @@ from rigs.checkout import SPEECH
 from rigs.daemon import daemon
 from rigs.needs import needs_ffmpeg, program
 from rigs.page import Page, page
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 from rigs.word_errors import same_words
 
 from appliance.config import WYOMING_SOCKET
@@ -102,7 +102,9 @@ class Api:
         command += ["-H", f"Authorization: Bearer {self.token if token is None else token}"]
         for field in fields:
             command += ["-F", field]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        found = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
         text, _, status = found.stdout.rpartition("\n")
         return int(status), text
 
@@ -112,7 +114,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     folder = tmp_path_factory.mktemp("api")
     state = {"RUNTIME_DIRECTORY": str(folder), "STATE_DIRECTORY": str(folder / "state")}
     with page(folder, api=True) as home, daemon(home.config, environment=state):
-        until((folder / SOCKET_NAME).exists, 60)
+        until((folder / SOCKET_NAME).exists)
         yield Api(home)
 
 
@@ -269,7 +271,7 @@ def test_a_client_that_leaves_makes_room_for_others(api: Api, tmp_path: Path) ->
     for client in clients:
         client.kill()
         client.communicate()
-    until(lambda: api.curl(speech())[0] == 200, 20)
+    until(lambda: api.curl(speech())[0] == 200)
 
 
 def test_a_wrong_token_and_a_file_that_is_too_large_get_an_answer(api: Api, tmp_path: Path) -> None:
@@ -286,6 +288,7 @@ def test_a_wrong_token_and_a_file_that_is_too_large_get_an_answer(api: Api, tmp_
 def test_the_daemon_gets_the_names_in_a_prompt_and_the_languages_code() -> None:
     prompt = "This is a talk of Ada and ZyntriQix. Please note: Digique Plus, CynapseFive."
     found = _daemon_request({"prompt": ["old", prompt], "language": ["English"]}, words=False)
+    assert not found["acts"] and _daemon_request({"acts": ["true"]}, words=False)["acts"]
     assert found["transcript_names"] == ["Ada", "ZyntriQix", "Digique", "Plus", "CynapseFive"]
     assert found["language"] == "en"
 
@@ -371,7 +374,9 @@ def test_a_path_without_v1_is_answered_whatever_its_body(api: Api, tmp_path: Pat
 def test_a_stream_is_not_buffered_by_a_proxy(api: Api) -> None:
     command = ["curl", "-sSi", api.url, "-H", f"Authorization: Bearer {api.token}"]
     command += ["-F", speech(), "-F", "stream=true"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    ).stdout
     assert "x-accel-buffering: no" in found.lower()
 
 

@@ -1,4 +1,4 @@
-"""Several rooms together: the server, what it lets this node do, and who transcribes."""
+"""Several rooms together: the server, and what it lets this node do."""
 
 from __future__ import annotations
 
@@ -38,20 +38,6 @@ def server(around: Surroundings) -> Outcome:
     return ok("; ".join([found, *encrypted, *limited]))
 
 
-def workers(around: Surroundings) -> Outcome:
-    """Check that a worker answers."""
-    if why := _none(around):
-        return skipped(why)
-    around.doing("asking who transcribes")
-    with Probe(around.settings.fleet, node_name(around.settings)) as probe:
-        found = probe.find_workers()
-    if probe.misfits:
-        return failed(*probe.misfits[0].split("; ", 1))
-    if not found:
-        return failed("no worker", "start the daemon of a worker ([fleet] role)")
-    return ok(", ".join(f"{one.node} ({one.name}, {one.version})" for one in found))
-
-
 def _none(around: Surroundings) -> str:
     """Why there is nothing to ask; empty when there is."""
     fleet = around.settings.fleet
@@ -63,7 +49,4 @@ def _none(around: Surroundings) -> str:
 
 
 NEEDS = ("[fleet]", "[appliance]")
-CHECKS = (
-    Check(SERVER, server, "see fleet.server and fleet.credential", within_s=30, needs=NEEDS),
-    Check("workers", workers, "see fleet.server", within_s=15, needs=(*NEEDS, SERVER)),
-)
+CHECKS = (Check(SERVER, server, "see fleet.server and fleet.credential", within_s=30, needs=NEEDS),)

@@ -7,12 +7,10 @@ import importlib
 import os
 import platform
 import re
-import shutil
-import subprocess
 from contextlib import suppress
 from importlib import metadata
 
-from appliance import config
+from appliance import build_version, config
 from appliance.cli.doctor.outcome import (
     CONFIGURATION,
     Check,
@@ -52,7 +50,8 @@ VOLTAGE = 0
 
 def libraries(around: Surroundings) -> Outcome:
     """Check that every library of the daemon can be imported."""
-    found = [f"Python {platform.python_version()} on {platform.machine()}"]
+    python = f"Python {platform.python_version()} on {platform.machine()}"
+    found = [f"roomscribe {build_version()}", python]
     troubles = []
     modules = dict(MODULES)
     if lacking := lacking_runtime():
@@ -76,10 +75,10 @@ def libraries(around: Surroundings) -> Outcome:
 def configuration(around: Surroundings) -> Outcome:
     """Check that the configuration is valid; the outcome names every mistake."""
     reading = config.read(around.config)
-    file = around.config or config.DEFAULT_PATH
-    if troubles := reading.troubles:
-        count = "1 mistake" if len(troubles) == 1 else f"{len(troubles)} mistakes"
-        return failed(f"{count}: {'; '.join(troubles)}", f"correct {file}")
+    file = around.config or config.default_path()
+    if mistakes := [mistake.text for mistake in reading.mistakes]:
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        return failed(f"{count}: {'; '.join(mistakes)}", f"correct {file}")
     found = f"{file} is valid" if file.exists() else f"{file} does not exist; using the defaults"
     overlay = str(config.overlay_file(reading.settings))
     if chosen := [name for name, origin in reading.origins.items() if origin == overlay]:
@@ -161,15 +160,10 @@ def pi_power(around: Surroundings) -> Outcome:
 
 
 def throttled_bits(around: Surroundings) -> int | None:
-    """Return the firmware's get_throttled, from its file or vcgencmd; None without either."""
-    text = next((file.read_text(encoding="ascii") for file in around.root.glob(THROTTLED)), "")
-    if not text and shutil.which("vcgencmd"):
-        around.doing("running vcgencmd")
-        text = subprocess.run(
-            ["vcgencmd", "get_throttled"], capture_output=True, text=True, check=False
-        ).stdout
-    found = re.fullmatch(r"(?:throttled=)?(?:0x)?([0-9a-fA-F]+)", text.strip())
-    return int(found[1], 16) if found else None
+    """Return the firmware's get_throttled; None elsewhere than on a Pi."""
+    for file in around.root.glob(THROTTLED):
+        return int(file.read_text(encoding="ascii"), 16)
+    return None
 
 
 def judge_throttled(bits: int) -> Outcome:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from appliance import __version__, config
+from appliance import build_version, config
 from appliance.cli.doctor import (
     fleet,
     homeassistant,
@@ -26,7 +26,6 @@ from appliance.cli.doctor import (
     npu,
     page,
     storage,
-    wyoming,
 )
 from appliance.cli.doctor.daemon import beside_daemon
 from appliance.cli.doctor.outcome import (
@@ -45,8 +44,8 @@ from appliance.cli.doctor.report import write_report
 from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
 from appliance.errors import ConfigError, RoomscribeError
-from appliance.lab import SHIPPED
-from appliance.system import Child, ChildDiedError, one_line, writing
+from appliance.lab import SHIPPED, Child, ChildDiedError
+from appliance.system import one_line, writing
 
 SCHEMA = 1
 """Version of the JSON; raised when a field changes its meaning or is removed."""
@@ -67,7 +66,7 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "transcription": model.CHECKS,
     "NPU": npu.CHECKS,
     "log and broker": storage.CHECKS + mqtt.CHECKS,
-    "Wyoming and Home Assistant": (*wyoming.CHECKS, *homeassistant.CHECKS),
+    "Home Assistant": homeassistant.CHECKS,
     "page": page.CHECKS,
     "fleet": fleet.CHECKS,
     "service": mqtt.SERVICE_CHECKS,
@@ -253,7 +252,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return all findings, for programs."""
     return {
         "schema": SCHEMA,
-        "version": __version__,
+        "version": build_version(),
         "failed": failures(findings),
         "checks": [
             {

@@ -1,43 +1,37 @@
-"""Check the microphone and the voice detector."""
+"""Check the microphone."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from appliance.cli.doctor.daemon import ask_daemon
-from appliance.cli.doctor.machine import INSTALL
-from appliance.cli.doctor.model import TEXT, spoken_frames
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.errors import DeviceError
-from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
-from appliance.system import Holder, holders, stat_fields
+from appliance.records import SAMPLE_RATE, Frame, Samples
+from appliance.system import Holder, holders
 
 CAPTURE_NODES = "dev/snd/pcmC*D*c"
 SETTLE_S, LISTEN_S = 0.3, 1.0
 """Seconds skipped after opening, because microphones click, and seconds measured."""
-QUIET_S, QUIET_SEED, QUIET_LEVEL = 2.0, 5, 20
-"""Noise at about -64 dBFS, which must not start an utterance."""
 
 
 def microphone(around: Surroundings) -> Outcome:
-    """Check that the microphone opens and delivers sound, or that the daemon uses it."""
-    settings = around.settings.capture
+    """Check that the microphone delivers sound; a running daemon is asked."""
+    settings, daemon = around.settings.capture, around.daemon
     if settings.recording:
         return skipped(f"capture.recording is used instead: {settings.recording}")
-    users = recording_processes(around.root)
-    daemon = around.daemon
-    if daemon and any(daemon.pid in (holder.pid, _parent(holder.pid)) for holder in users):
-        return _used_by_daemon(ask_daemon(around.settings, "state"), f"used by {daemon}")
+    if daemon:
+        if state := ask_daemon(around.settings, "state"):
+            return heard_by_daemon(state, f"used by {daemon}")
+        return skipped(f"{daemon} does not answer this user: run `sudo roomscribe doctor`")
     try:
-        return _listen(around)
+        return listen(around)
     except DeviceError as error:
-        if daemon and (state := ask_daemon(around.settings, "state")):
-            return _used_by_daemon(state, f"cannot be opened while {daemon} runs")
+        users = recording_processes(around.root)
         used_by = f"used by {', '.join(map(str, users))}; " if users else ""
         raise DeviceError(f"{used_by}{error}") from error
 
@@ -48,16 +42,9 @@ def recording_processes(root: Path) -> list[Holder]:
     return holders(nodes, root / "proc")
 
 
-def _parent(pid: int) -> int:
-    """Return the parent's process id; 0 if it is unknown. A child of the daemon records."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(stat_fields(pid)[1])
-    return 0
-
-
-def _used_by_daemon(state: dict[str, Any], use: str) -> Outcome:
-    """Return the outcome for the microphone of a daemon with that state; empty: unknown."""
-    if state and state["microphone"] == "none":
+def heard_by_daemon(state: dict[str, Any], use: str) -> Outcome:
+    """Return the outcome for the microphone of a daemon with that state."""
+    if state["microphone"] == "none":
         return failed(
             f"{use}, which reports it as offline",
             "plug it in again, unmute it (`alsamixer`), and see `journalctl -u roomscribe`",
@@ -66,10 +53,10 @@ def _used_by_daemon(state: dict[str, Any], use: str) -> Outcome:
         if reason.startswith(("microphone ", "speech ")):
             found, _, fix = reason.rpartition(": ")
             return failed(f"{use}, which reports: {found}", fix)
-    return ok(f"{use}, which receives sound" if state else f"{use}; its level is unknown")
+    return ok(f"{use}, which receives sound")
 
 
-def _listen(around: Surroundings) -> Outcome:
+def listen(around: Surroundings) -> Outcome:
     """Record for a moment and check the sound. Raises DeviceError."""
     from appliance.capture import Microphone
 
@@ -114,43 +101,6 @@ def judge_sound(which: str, sound: Samples) -> Outcome:
     return ok(found)
 
 
-def voice_detector(
-    around: Surroundings, sentence: Callable[[], Iterable[Frame]] = spoken_frames
-) -> Outcome:
-    """Check that a sentence is detected as speech, and quiet noise is not."""
-    around.doing("importing the voice detector")
-    from appliance.capture import Segmenter, VoiceDetector
-
-    def utterances(frames: Iterable[Frame]) -> list[Window | Discarded]:
-        segmenter = Segmenter(
-            VoiceDetector(around.settings.voice), around.settings.segmenter, window_s=10.0
-        )
-        return [
-            *(utterance for frame in frames for utterance in segmenter.push(frame)),
-            *segmenter.flush(),
-        ]
-
-    around.doing("detecting speech in the test sentence")
-    found = [utterance for utterance in utterances(sentence()) if isinstance(utterance, Window)]
-    fix = (
-        "remove [voice] and [segmenter] from the configuration; if that does not help, reinstall "
-        "roomscribe"
-    )
-    if len(found) != 1:
-        return failed(f"{len(found)} utterances found in one test sentence ({TEXT!r})", fix)
-    if noise := utterances(quiet_frames()):
-        return failed(f"{len(noise)} utterances found in quiet noise", fix)
-    return ok(f"detects {found[0].duration_s:.1f} s of speech in a sentence, none in quiet noise")
-
-
-def quiet_frames() -> Iterable[Frame]:
-    """Return QUIET_S of noise without speech."""
-    count = round(SAMPLE_RATE * 0.03)
-    rng = np.random.default_rng(QUIET_SEED)
-    for number in range(round(QUIET_S / 0.03)):
-        yield Frame(rng.normal(0, QUIET_LEVEL, count).astype(np.int16), number * 0.03)
-
-
 CHECKS = (
     Check(
         "microphone",
@@ -160,5 +110,4 @@ CHECKS = (
         within_s=15,
         needs=("[capture]",),
     ),
-    Check("voice detector", voice_detector, INSTALL, within_s=30, needs=("[voice]", "[segmenter]")),
 )

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 from pathlib import Path
 
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import store_folder
-from appliance.errors import StoreError
-from appliance.records import HEARD_HERE
 from appliance.store import FILE_NAME, Store, open_fallback
-from appliance.system import stat_fields
 
 LEAST_FREE_MB = 200
 """The log grows by about 1 kB per sentence; the system needs some space, too."""
 DEEP = 100
 """Number of unpublished transcripts that the outcome points out."""
-LAST = 200
-"""Sentences whose times count."""
 
 
 def log(around: Surroundings) -> Outcome:
@@ -75,36 +69,6 @@ def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
     return ok(found)
 
 
-def speed(around: Surroundings) -> Outcome:
-    """Show how long the last sentences took, and what the daemon uses."""
-    try:
-        with Store.open(around.settings.store, read_only=True) as store:
-            stored = [one.transcript for one in store.query(limit=LAST)]
-    except (OSError, StoreError):
-        return skipped("the log cannot be read")
-    times = [
-        (one.encode_ms, one.decode_ms, one.latency_ms) for one in stored if one.source == HEARD_HERE
-    ]
-    if not times:
-        return skipped("no sentence yet")
-    encoder, decoder, latency = map(statistics.median, zip(*times, strict=True))
-    used = f"; the daemon: {_usage(around.daemon.pid)}" if around.daemon else ""
-    return ok(
-        f"the last {len(times)} sentences: encoder {encoder:.0f} ms, decoder {decoder:.0f} ms, "
-        f"text {latency:.0f} ms after the end of speech (medians){used}"
-    )
-
-
-def _usage(pid: int) -> str:
-    """Return the memory and the processor time of a process with its children that have ended."""
-    ticks = stat_fields(pid)
-    ran_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    share = sum(map(int, ticks[11:15])) / (ran_s / tick_s - int(ticks[19]))
-    pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
-    return f"{pages * os.sysconf('SC_PAGE_SIZE') / 1e6:.0f} MB, {100 * share:.1f} % of a core"
-
-
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -115,5 +79,4 @@ def _exists(path: Path) -> bool:
 CHECKS = (
     Check("log", log, "check its disk", within_s=60, needs=("[store]",)),
     Check("disk", disk, "check its disk", needs=("[store]",)),
-    Check("speed", speed, "check its disk", needs=("[store]", "log")),
 )

@@ -1,22 +1,22 @@
-"""Question 2: the microphone, whose level is shown."""
+"""Question 2: the microphone, which is listened to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
-from appliance.cli.dialog import is_entered
 from appliance.cli.setup.answers import Answers, Context
-from appliance.cli.setup.meter import EVERY_S, GOOD, Meter, read_daemon, read_recorder
 from appliance.control import ControlClient
 from appliance.errors import DaemonError, DeviceError
 
 MUTED = "The microphone is muted. `roomscribe mute off` switches it on."
+LEVEL = "peaks between -20 and -6 dBFS are right"
 
 
 def ask_microphone(context: Context, answers: Answers) -> Answers:
-    """Ask for one of the microphones and show its level.
+    """Ask for one of the microphones and listen to it.
 
     Raises DeviceError for a wrong --device where nobody is asked.
     """
@@ -26,7 +26,8 @@ def ask_microphone(context: Context, answers: Answers) -> Answers:
     if wanted is None and not dialog.interactive:
         dialog.say(public_name(answers.device) or "the default microphone")
         return answers
-    daemons, found = microphone_of_daemon(context), dict[str, bool]()
+    state, found = state_of_daemon(context), dict[str, bool]()
+    daemons = str(state.get("microphone", ""))
     try:
         devices = list_microphones()
         is_default = (device.default for device in devices)
@@ -49,9 +50,8 @@ def ask_microphone(context: Context, answers: Answers) -> Answers:
     while True:
         several = len(names) > 1
         name = dialog.choose("Which microphone?", names, present) if several else names[0]
-        verdict = watch_level(context, name, by_daemon=name == daemons)
-        dialog.say(f"{name}: {verdict}")
-        if verdict == GOOD or not several or dialog.confirm("Use it all the same?"):
+        works = try_microphone(context, name, state if name == daemons else {})
+        if works or not several or dialog.confirm("Use it all the same?"):
             return answers if name == present else replace(answers, device=name)
 
 
@@ -79,37 +79,33 @@ def take_option(context: Context, answers: Answers, wanted: str, names: Sequence
     return replace(answers, device=wanted)
 
 
-def microphone_of_daemon(context: Context) -> str:
-    """Return the name of the microphone that the daemon has open; "" if it has none."""
+def state_of_daemon(context: Context) -> dict[str, Any]:
+    """Return the state of the daemon that has a microphone open; empty if none has."""
     with suppress(DaemonError), ControlClient(context.sockets) as daemon:
-        state = daemon.call("state")
+        state: dict[str, Any] = daemon.call("state")
         if state["status"] == "muted":
             context.dialog.say(MUTED)
         if state["microphone"] != "none":
-            return str(state["microphone"])
-    return ""
+            return state
+    return {}
 
 
-def watch_level(context: Context, name: str, *, by_daemon: bool) -> str:
-    """Show a microphone's level until Enter; return what is right or wrong with it."""
-    from appliance.capture import EndError, Recorder
+def try_microphone(context: Context, name: str, state: dict[str, Any]) -> bool:
+    """Say what is heard from a microphone; return True if it is right.
 
-    dialog, meter = context.dialog, Meter()
-    dialog.say("Say something in a normal voice and watch the level. Press Enter to continue.")
-    with ExitStack() as opened:
-        try:
-            if by_daemon:
-                daemon = opened.enter_context(ControlClient(context.sockets))
-                daemon.subscribe("level")
-            else:
-                recorder = opened.enter_context(Recorder())
-                recorder.open(name)
-            while not is_entered(EVERY_S):
-                if by_daemon:
-                    read_daemon(daemon, meter)
-                else:
-                    read_recorder(recorder, meter)
-                dialog.redraw(meter.bar())
-        except (DeviceError, DaemonError, EndError) as error:
-            return str(error)
-    return meter.verdict()
+    `state` is that of the daemon which has it open; empty: none has.
+    """
+    from appliance.cli.doctor import microphone as doctor
+    from appliance.cli.doctor.main import look
+    from appliance.cli.doctor.outcome import FAILED, Surroundings
+
+    if state:
+        outcome, advice = doctor.heard_by_daemon(state, f"{name}: used by the daemon"), ""
+    else:
+        context.dialog.read(f"{name}: press Enter, and speak in a normal voice: ")
+        capture = replace(context.settings.capture, device=name)
+        check = replace(doctor.CHECKS[0], look=doctor.listen)
+        settings = replace(context.settings, capture=capture)
+        outcome, advice = look(check, Surroundings(settings, context.file)), LEVEL
+    context.dialog.say("; ".join(filter(None, [outcome.found, outcome.fix or advice])))
+    return outcome.status != FAILED

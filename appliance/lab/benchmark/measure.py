@@ -1,24 +1,41 @@
-"""Measures a row in a process of its own, whose memory is the row's alone."""
+"""Measures a row in processes of its own, whose memory is the row's alone."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from appliance.config import Settings
 from appliance.errors import DeviceError
-from appliance.infer import IGNORE_PROGRESS, PATIENT, is_loop, open_transcriber
+from appliance.infer import (
+    CpuEncoder,
+    Decoder,
+    Network,
+    is_loop,
+    open_encoder,
+    open_transcriber,
+    window_mel,
+)
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
-from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
-from appliance.model import load_bundle
-from appliance.records import FULL_SCALE, Samples
-from appliance.system import Child, ChildDiedError, ChildFailedError, one_line
+from appliance.lab.benchmark.steps import TimedNetwork
+from appliance.lab.child import Child, ChildDiedError, ChildFailedError
+from appliance.lab.words import (
+    ProductRecogniser,
+    Recognised,
+    Recogniser,
+    Recorded,
+    cut_windows,
+)
+from appliance.model import Bundle, load_bundle
+from appliance.records import FULL_SCALE, Samples, States
+from appliance.system import one_line
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -27,6 +44,8 @@ STATUS = Path("/proc/self/status")
 ANSWER_S = 600.0
 """A row that needs longer for one recording hangs."""
 LAST_LINES = 3
+STEPPED = 12
+"""Recordings whose tokens are timed one by one."""
 BEAM_SIZE = 5
 """faster-whisper's usual one, and ours."""
 
@@ -40,6 +59,10 @@ class Measured:
     """Mean of the recordings, by the clock on the wall."""
     peak_mb: float
     """Resident memory of the process at its largest, Python and libraries included."""
+    first_ms: float | None = None
+    next_ms: float | None = None
+    """Processor time of the first token, with keys and values of the sound, and of each later one;
+    None for other programs and where several texts are searched."""
 
     def mean(self, name: str) -> float:
         """Mean of one of the times of `Recognised`."""
@@ -48,12 +71,27 @@ class Measured:
 
 def measure(row: Row, recordings: Sequence[Recorded]) -> Measured | str:
     """Return what a row does with the recordings, after one to warm up; or why it cannot."""
+    found = _apart(row, listen, list(recordings), answers=len(recordings))
+    if isinstance(found, str):
+        return found
+    *heard, costs = found
+    return Measured(tuple(heard), *costs)
+
+
+def weigh(row: Row, part: str) -> tuple[float, float] | str:
+    """Return the MB that the encoder or the decoder of a row adds to a process with Python, numpy
+    and ONNX Runtime when it is loaded, and when it first works; or why that is not known."""
+    found = _apart(row, load_part, part, answers=0)
+    return found if isinstance(found, str) else found[0]
+
+
+def _apart(row: Row, work: Callable[..., object], argument: object, answers: int) -> Any:
+    """Return what `work` sends in a process of its own and last returns; or why it failed."""
     count = str(row.settings.encoder.threads)
     threads = {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
     try:
-        with Child(listen, row, list(recordings), environment=threads) as process:
-            heard = [process.receive(ANSWER_S) for _ in recordings]
-            wall_ms, peak_mb = process.receive(ANSWER_S)
+        with Child(work, row, argument, environment=threads) as process:
+            return [process.receive(ANSWER_S) for _ in range(answers + 1)]
     except (OSError, ChildFailedError) as error:
         return one_line(error)
     except ChildDiedError as error:
@@ -61,18 +99,50 @@ def measure(row: Row, recordings: Sequence[Recorded]) -> Measured | str:
         return f"its process ended with {error.how}: {' / '.join(lines)}"
     except TimeoutError as error:
         return f"its process hangs: {error}"
-    return Measured(tuple(heard), wall_ms, peak_mb)
 
 
-def listen(connection: Connection, row: Row, recordings: Sequence[Recorded]) -> tuple[float, float]:
-    """In the process: send a `Recognised` for each recording; return wall_ms and peak_mb."""
+def listen(connection: Connection, row: Row, recordings: Sequence[Recorded]) -> tuple[Any, ...]:
+    """In the process: send a `Recognised` for each recording; return the rest of `Measured`."""
     with open_recogniser(row) as recogniser:
         recogniser.hear(recordings[0].samples)
         begun_s = time.perf_counter()
         for recorded in recordings:
             connection.send(recogniser.hear(recorded.samples))
         wall_ms = 1000 * (time.perf_counter() - begun_s) / len(recordings)
-    return wall_ms, _peak_mb()
+    peak_mb = _status_mb("VmHWM")
+    if not row.has_cache or not row.folder:
+        return wall_ms, peak_mb
+    return wall_ms, peak_mb, *_time_steps(load_bundle(row.folder), recordings[:STEPPED])
+
+
+def _time_steps(bundle: Bundle, recordings: Sequence[Recorded]) -> tuple[float, float]:
+    """Return first_ms and next_ms of `Measured`, on one thread."""
+    encoder, decoder = CpuEncoder(bundle, 1), Decoder(bundle, 1)
+    network = TimedNetwork(Network(bundle, 1))
+    for recorded in recordings:
+        for window in cut_windows(recorded.samples, Settings(), bundle.window_s):
+            mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
+            decoder.decode(encoder.encode(mel), window.duration_s, network)
+    return network.means_ms()
+
+
+def load_part(_: Connection, row: Row, part: str) -> tuple[float, float]:
+    """In the process: load the encoder or the decoder of a row, use it once; return the MB of
+    both."""
+    bundle = load_bundle(cast(Path, row.folder))
+    states: States = np.zeros((bundle.positions, bundle.d_model), np.float32)
+    mel = np.zeros((bundle.frames, bundle.n_mels), np.float32)
+    before_mb = _status_mb("VmRSS")
+    if part == "encoder":
+        encoder = open_encoder(bundle, row.settings.encoder)
+        loaded_mb = _status_mb("VmRSS")
+        encoder.encode(mel)
+        encoder.close()
+    else:
+        decoder = Decoder(bundle, row.settings.decoder.threads)
+        loaded_mb = _status_mb("VmRSS")
+        decoder.decode(states, bundle.window_s)
+    return loaded_mb - before_mb, _status_mb("VmRSS") - loaded_mb
 
 
 @contextmanager
@@ -87,8 +157,7 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
         yield FasterWhisper(row.folder, row.settings.encoder.threads, language, texts)
         return
     with open_transcriber(row.settings, bundle=load_bundle(row.folder)) as transcriber:
-        progress = PATIENT if row.beam else IGNORE_PROGRESS
-        yield ProductRecogniser(transcriber, row.settings, progress=progress)
+        yield ProductRecogniser(transcriber, row.settings, search=row.beam)
         encoder = transcriber.encoder
         encoder.poll(0.0)
         if row.settings.encoder.backend == "hailo" and (encoder.trouble or encoder.name == "cpu"):
@@ -130,6 +199,8 @@ class FasterWhisper:
         return Recognised(text, loops, 0, encoder_ms, total_ms - encoder_ms, total_ms)
 
 
-def _peak_mb() -> float:
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+def _status_mb(name: str) -> float:
+    """Return this process's VmRSS or VmHWM, its largest."""
+    text = STATUS.read_text(encoding="ascii")
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
     return int(found[1]) * 1024 / 1e6 if found else 0.0

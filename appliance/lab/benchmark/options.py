@@ -26,35 +26,39 @@ def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_SENTENCES} sentences of synthetic voices that come with the package)",
     )
     parser.add_argument(
+        "--most", type=_count, default=0, metavar="N", help="only N recordings, evenly chosen"
+    )
+    parser.add_argument(
         "--rows",
         default="",
         metavar="A,B",
         help="only these rows, by their keys in the table; a wrong one names them all",
     )
     parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="compare the decoder with one without a KV cache, as Hailo's compiler needs it: ms a "
+        "token, and what is computed; needs --checkpoint, as the next two do",
+    )
+    parser.add_argument(
         "--padding",
         action="store_true",
         help="compare what stands behind a window of 10 s: nothing, zeros, or states of silence up "
-        "to 700 and 1500 positions; needs --checkpoint",
+        "to 600, 650, 700 and 1500 positions",
     )
     parser.add_argument(
-        "--against-wyoming",
-        type=_address,
-        metavar="HOST:PORT",
-        help="compare this machine's Wyoming server, which must run, with another one: words, "
-        "times, memory",
+        "--guards",
+        action="store_true",
+        help="compare penalties for repetition, bonuses for end-of-text and the presets made of "
+        "them, also on sentences that are really said twice",
     )
     parser.add_argument(
         "--threads", type=_count, default=1, metavar="N", help="CPU threads (default 1)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-
-
-def _address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT, found {text}")
-    return text
+    parser.add_argument(
+        "--chart", type=Path, metavar="FILE.svg", help="draw encoder and decoder of each row there"
+    )
 
 
 def _count(text: str) -> int:

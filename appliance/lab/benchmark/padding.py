@@ -1,25 +1,24 @@
 """What stands behind a window of 10 s where Whisper was trained on 30: zeros, or silence's states.
 
-The product puts a few virtual positions there. Here they are all really computed, so the decoder is
-one of a longer window, and the encoder that of 10 s with states behind.
+The product puts a few virtual positions there (the first row). In the others all are really
+computed, so the decoder is one of a longer window, and the encoder that of 10 s with states behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from appliance.config import PhrasesSettings, Settings
 from appliance.convert import Recipe, build_bundle
-from appliance.infer import CpuEncoder, Decoder, Encoder, open_transcriber
-from appliance.lab.words import ProductRecogniser, Recorded, count_words
+from appliance.infer import CpuEncoder, Encoder
+from appliance.lab.benchmark.steps import open_plain
+from appliance.lab.words import ProductRecogniser, Recognised, Recorded, count_words
 from appliance.model import (
     FRAMES_PER_POSITION,
     LONGEST_WINDOW_S,
+    POSITIONS_PER_SECOND,
     SILENT_MEL,
     WINDOW_S,
     Bundle,
@@ -27,9 +26,16 @@ from appliance.model import (
 )
 from appliance.records import Mel, States
 
-WINDOWS = {500: WINDOW_S, 700: 14.0, 1500: LONGEST_WINDOW_S}
-"""Seconds of the windows with so many positions."""
-ROWS = ((500, "nothing"), (700, "zeros"), (700, "silence"), (1500, "zeros"), (1500, "silence"))
+SOUND, TRAINED = (round(s * POSITIONS_PER_SECOND) for s in (WINDOW_S, LONGEST_WINDOW_S))
+PLACES = (600, 650, 700, TRAINED)
+ROWS = (
+    (SOUND, "nothing"),
+    *((places, what) for what in ("zeros", "silence") for places in PLACES),
+)
+COLUMNS = (
+    "positions, and what is behind the window",
+    *("words wrong %", "texts right", "loops", "discarded", "tokens", "decoder ms"),
+)
 
 
 class PaddedEncoder(Encoder):
@@ -47,29 +53,45 @@ class PaddedEncoder(Encoder):
         return np.concatenate((states, self._behind))
 
 
-def padding_table(checkpoint: Path, recordings: Sequence[Recorded], scratch: Path) -> Iterator[str]:
-    """Yield the lines of the table, bundles written into `scratch`. Raises ModelError."""
+def build_padded(checkpoint: Path, scratch: Path, places: Sequence[int]) -> dict[int, Bundle]:
+    """Return bundles of so many positions, written into `scratch`. Raises ModelError."""
     bundles = {}
-    for positions, window_s in WINDOWS.items():
-        folder = scratch / str(positions)
-        build_bundle(checkpoint, folder, Recipe("padding", window_s, quantize="int8"))
+    for positions in places:
+        folder, window_s = scratch / f"padded-{positions}", positions / POSITIONS_PER_SECOND
+        if not folder.exists():
+            build_bundle(checkpoint, folder, Recipe("padding", window_s, quantize="int8"))
         bundles[positions] = load_bundle(folder)
-    longest = bundles[1500]
+    return bundles
+
+
+def padding_table(
+    checkpoint: Path, recordings: Sequence[Recorded], scratch: Path
+) -> Iterator[list[str]]:
+    """Yield the rows of the table. Raises ModelError."""
+    bundles = build_padded(checkpoint, scratch, (SOUND, *PLACES))
+    sound, longest = bundles[SOUND], bundles[TRAINED]
     mel = np.full((longest.frames, longest.n_mels), SILENT_MEL, np.float32)
     silent = CpuEncoder(longest, 1).encode(mel)
-    # the search of expected sentences is no part of Whisper
-    settings = replace(Settings(), phrases=PhrasesSettings(file=""))
-    yield "positions and what is behind the window  WER  right  loops  discarded"
+    with open_plain(sound, TRAINED) as transcriber:
+        recogniser = ProductRecogniser(transcriber)
+        heard = [recogniser.hear(one.samples) for one in recordings]
+    name = f"{SOUND}, {sound.silences} virtual ones of silence (as configured)"
+    yield [name, *judged(heard, recordings)]
     for positions, behind in ROWS:
-        padded = silent[bundles[500].positions : positions] * (behind == "silence")
-        with open_transcriber(settings, bundle=bundles[positions]) as transcriber:
+        padded = silent[sound.positions : positions] * (behind == "silence")
+        with open_plain(bundles[positions], positions) as transcriber:
             transcriber.encoder.close()
-            transcriber.encoder = PaddedEncoder(bundles[500], padded)
-            cast(Decoder, transcriber.decoder).positions = positions  # and nothing behind them
+            transcriber.encoder = PaddedEncoder(sound, padded)
             recogniser = ProductRecogniser(transcriber, window_s=WINDOW_S)
             heard = [recogniser.hear(one.samples) for one in recordings]
-        words = count_words(heard, recordings)
-        yield (
-            f"{positions:4} {behind:35} {words.wer:.1f} {words.right:5} {words.loops:6} "
-            f"{words.discarded:10}"
-        )
+        yield [f"{positions}, {behind}", *judged(heard, recordings)]
+
+
+def judged(heard: Sequence[Recognised], recordings: Sequence[Recorded]) -> list[str]:
+    """Return the cells of COLUMNS behind the name."""
+    words = count_words(heard, recordings)
+    tokens, decoder_ms = (
+        sum(getattr(one, name) for one in heard) / len(heard) for name in ("tokens", "decoder_ms")
+    )
+    counts = map(str, (words.right, words.loops, words.discarded))
+    return [f"{words.wer:.1f}", *counts, f"{tokens:.1f}", f"{decoder_ms:.0f}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -11,22 +12,30 @@ from appliance.config import Settings
 from appliance.convert import Recipe, build_bundle
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.infer import find_chip
-from appliance.model import DECODER_HEF, HEF_FILE, LONGEST_WINDOW_S, WINDOW_S, load_bundle
+from appliance.model import (
+    DECODER_HEF,
+    ENCODER_FILE,
+    HEF_FILE,
+    LONGEST_WINDOW_S,
+    WINDOW_S,
+    enter_files,
+    load_bundle,
+)
 
 LABELS = {
     "faster-whisper": "faster-whisper, INT8, 30 s, beam 1",
     "faster-whisper-beam": "faster-whisper, INT8, 30 s, beam 5",
-    "cpu-30s-fp32": "Roomscribe, CPU, 30 s, FP32",
+    "cpu-30s-fp32": "Roomscribe, CPU, 30 s, FP32 encoder, INT8 decoder",
     "cpu-30s-int8": "Roomscribe, CPU, 30 s, INT8",
     "cpu": "Roomscribe, CPU, 10 s, INT8 (as configured)",
     "cpu-beam": "Roomscribe, CPU, 10 s, INT8, beam 5 (as configured, for files)",
-    "hybrid": "Roomscribe, encoder on the Hailo, decoder on the CPU",
-    "npu": "Roomscribe, encoder and decoder on the Hailo",
+    "hybrid": "Roomscribe, hybrid: encoder on the Hailo, cached decoder on the CPU",
+    "npu": "Roomscribe, full NPU: encoder and decoder on the Hailo",
 }
 FASTER_WHISPER, BEAM = "faster-whisper", "-beam"
+MIXED, INT8_30S = "cpu-30s-fp32", "cpu-30s-int8"
 RECIPES = {
-    "cpu-30s-fp32": Recipe("benchmark", LONGEST_WINDOW_S),
-    "cpu-30s-int8": Recipe("benchmark", LONGEST_WINDOW_S, quantize="int8"),
+    INT8_30S: Recipe("benchmark", LONGEST_WINDOW_S, quantize="int8"),
     "cpu": Recipe("benchmark", WINDOW_S, quantize="int8"),
 }
 """How bundles are made of the weights."""
@@ -53,6 +62,16 @@ class Row:
     def beam(self) -> bool:
         """Whether several texts are searched, as of a file."""
         return self.key.endswith(BEAM)
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the product's decoder writes the text token by token on the CPU."""
+        return not self.beam and self.key not in (FASTER_WHISPER, "npu")
+
+    @property
+    def on_chip(self) -> bool:
+        """Whether a Hailo has a part in it."""
+        return self.key in ("hybrid", "npu")
 
 
 def wanted_rows(given: str) -> tuple[str, ...]:
@@ -90,11 +109,23 @@ def _make(key: str, checkpoint: Path | None, settings: Settings, scratch: Path) 
     if checkpoint:
         folder = scratch / kind
         if not folder.exists():  # beside it with a beam
-            build_bundle(checkpoint, folder, RECIPES[kind])
+            build_row(kind, checkpoint, folder)
         return Row(key, folder, settings)
     if kind == "cpu":
         return Row(key, load_bundle(settings.model.bundle).folder, settings)
     return Row(key, absent=NEEDS_WEIGHTS)
+
+
+def build_row(kind: str, checkpoint: Path, folder: Path) -> None:
+    """Write the bundle of a row. Raises ModelError."""
+    build_bundle(checkpoint, folder, RECIPES[INT8_30S if kind == MIXED else kind])
+    if kind == MIXED:
+        wide = folder.with_name(f"{kind}-encoder")
+        build_bundle(checkpoint, wide, replace(RECIPES[INT8_30S], quantize="none"))
+        for file in wide.glob(f"{Path(ENCODER_FILE).stem}.*"):  # with its weights, if apart
+            shutil.copyfile(file, folder / file.name)
+            enter_files(folder, [file.name])
+        shutil.rmtree(wide)
 
 
 def _lacking_faster_whisper(checkpoint: Path | None) -> str:

@@ -8,14 +8,13 @@ Only what is better on sentences that it was not fitted to is written.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from appliance import __version__
+from appliance import build_version
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import open_transcriber
@@ -64,10 +63,10 @@ def fit_model(
         clips = recorded_clips(request.recordings)
         with open_transcriber(settings, bundle=bundle) as transcriber:
             texts = listen(transcriber, settings, clips, advance)
-    calibration, of_texts = fit_texts([*texts, *corrected])
+    calibration, of_texts = fit_texts([*texts, *corrected], bundle.calibration)
     facts: dict[str, Any] = {"calibration": asdict(calibration)} if calibration else {}
     facts["fitted"] = {
-        "version": __version__,
+        "version": build_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "recordings": len(texts),
         "corrections": len(corrected),
@@ -107,7 +106,6 @@ def read_corrections(file: Path, bundle: Bundle) -> list[Example]:
                 continue
             count = round(TOKENS_PER_WORD * len(words(text))) + 1
             now = bundle.calibration.confidence([float(mean)] * count)
-            now = now if math.isfinite(now) else math.exp(min(0.0, mean))
             features = (float(mean), float(mean) * count)
             found.append(Example(is_same(text, spoken), features, spoken, now))
         except (AttributeError, LookupError, TypeError, ValueError):

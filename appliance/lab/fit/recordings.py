@@ -13,7 +13,7 @@ from appliance.errors import ConfigError
 from appliance.infer import Transcriber, in_words, judge
 from appliance.lab.fit.choices import Example
 from appliance.lab.recordings import listed_texts
-from appliance.records import Window, likelihood
+from appliance.records import Window
 
 _SHORT = (("what's", "what is"), ("it's", "it is"), ("i'm", "i am"), ("we're", "we are"))
 
@@ -86,7 +86,7 @@ def listen(
             continue
         right, mean = is_same(result.text, clip.text), result.avg_logprob
         total = mean * (len(result.tokens) + 1)
-        texts.append(Example(right, (mean, total), clip.text, likelihood(result)))
+        texts.append(Example(right, (mean, total), clip.text, result.confidence))
     return texts
 
 

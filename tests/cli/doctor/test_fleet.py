@@ -13,16 +13,12 @@ from rigs.fleet import Bus
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet
 
-from appliance import __version__
 from appliance.cli.doctor import fleet
 from appliance.cli.doctor.main import look
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import ApplianceSettings, FleetSettings, Settings
-from appliance.fleet.messages import pack_presence
-from appliance.infer.runtime import RemoteModel
 
 pytestmark = needs_fleet
-WINDOWS = "roomscribe.window.*"
 CHECKS = {one.name: one for one in fleet.CHECKS}
 
 
@@ -61,14 +57,6 @@ def test_a_server_that_is_away_or_refuses_is_told_with_the_fix(tmp_path: Path) -
     lost = found("fleet's server", chosen)
     assert "fleet.credential: expected a file" in lost.found
     assert "roomscribe fleet join" in lost.fix
-
-
-def test_who_transcribes_is_told(tmp_path: Path) -> None:
-    with house(tmp_path) as (chosen, worker):
-        assert found("workers", chosen).found == "no worker"
-        present = pack_presence("attic", RemoteModel("large", "en", ("en",)))
-        worker.reply_with("roomscribe.workers", present)
-        assert found("workers", chosen).found == f"attic (large, {__version__})"
 
 
 def test_rights_are_tried_and_a_server_without_users_is_for_this_machine(tmp_path: Path) -> None:

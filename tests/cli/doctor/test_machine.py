@@ -130,17 +130,5 @@ def test_heat_is_a_fault_while_it_lasts(tmp_path: Path) -> None:
     assert "earlier" in judge_throttled(0x80000).found
 
 
-def test_vcgencmd_is_run_if_the_firmware_has_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "vcgencmd"
-    program.write_text("#!/bin/sh\necho throttled=0x50000\n", encoding="ascii")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = pi_power(Surroundings(Settings(), root=tmp_path))
-    assert found.status == "failed"
-    assert "earlier since boot: low voltage, throttled" in found.found
-
-
 def test_elsewhere_there_is_no_such_check(tmp_path: Path) -> None:
     assert pi_power(Surroundings(Settings(), root=tmp_path)).status == "skipped"

@@ -23,7 +23,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
-from rigs.waiting import until
+from rigs.waiting import NEVER_S, PATIENCE_S, until
 from rigs.windows import noise
 
 from appliance.cli.doctor.main import (
@@ -53,7 +53,7 @@ def doctor(
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -110,7 +110,7 @@ def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
 def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_checked(
     tmp_path: Path,
 ) -> None:
-    config = write_config(tmp_path, mqtt={"port": 0}, voice={"open_score": 9})
+    config = write_config(tmp_path, mqtt={"port": 0}, capture={"silence_s": -9})
     found = checks_by_name(doctor("--json", "--config", config))
     first = next(iter(found.values()))
     assert (first["name"], first["status"]) == ("configuration", "failed")
@@ -118,7 +118,7 @@ def test_a_wrong_configuration_comes_first_and_what_does_not_depend_on_it_is_che
     assert "mqtt.port: expected 1 to 65535" in first["found"]
     assert found["self-test on the CPU"]["status"] == "ok"
     assert str(tmp_path / "state") in found["log"]["found"]
-    for name, section in (("broker", "[mqtt]"), ("voice detector", "[voice]")):
+    for name, section in (("broker", "[mqtt]"), ("microphone", "[capture]")):
         assert found[name]["status"] == "skipped"
         assert found[name]["found"] == (f"skipped because of {section} in the configuration")
 
@@ -129,7 +129,6 @@ def test_with_an_unreadable_configuration_only_impersonal_defaults_are_checked(
     found = checks_by_name(doctor("--json", "--config", tmp_path))
     assert "found a folder" in found["configuration"]["found"]
     assert found["self-test on the CPU"]["status"] == "ok"
-    assert found["voice detector"]["status"] == "ok"
     for name in ("microphone", "log", "disk", "broker"):
         assert found[name]["status"] == "skipped"
 
@@ -161,11 +160,11 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         stack.callback(player.kill)
         listener = stack.enter_context(Subscriber(broker.port))
         running = stack.enter_context(daemon(config, environment=environment))
-        until(lambda: listener.payloads("availability") == [b"online"], 30)
+        until(lambda: listener.payloads("availability") == [b"online"])
         found = checks_by_name(doctor("--json", "--config", config, environment=environment))
         faults = {name for name, one in found.items() if one["status"] == "failed"}
         assert faults <= {"clock", "memory", "power", "disk"}, found
-        assert found["microphone"]["found"].endswith("dBFS")
+        assert found["microphone"]["found"].endswith("which receives sound")
         assert "encoder hailo8" in found["daemon state"]["found"]
         assert found["owner"]["found"] == f"used by the daemon (process {running.pid})"
         assert "in use by" in found["self-test on the NPU"]["found"]
@@ -173,7 +172,7 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         assert "encoder hailo8" in found["daemon state"]["found"]
         assert found["log"]["status"] == "ok"
         running.send_signal(signal.SIGTERM)
-        assert running.wait(15) == 0, log_of(config)
+        assert running.wait(PATIENCE_S) == 0, log_of(config)
         # if the machine is busy for longer than the daemon waits for the broker when it stops, the
         # broker publishes the last will, too: `offline` once more
         until(lambda: listener.payloads("availability")[:2] == [b"online", b"offline"])
@@ -214,7 +213,7 @@ def test_the_same_reason_is_not_shown_twice_in_a_group(absent: Outcome) -> None:
 AROUND = Surroundings(Settings())
 
 
-def check(look_at: object, within_s: float = 10.0) -> Outcome:
+def check(look_at: object, within_s: float = PATIENCE_S) -> Outcome:
     return look(Check("it", look_at, "do something", within_s), AROUND)  # type: ignore[arg-type]
 
 
@@ -231,14 +230,12 @@ def test_a_check_that_hangs_is_stopped_and_reports_its_step() -> None:
     def hang(around: Surroundings) -> Outcome:
         around.doing("opening the microphone")
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        time.sleep(60)
+        time.sleep(NEVER_S)
         return ok("never")
 
-    begun_s = time.monotonic()
     assert check(hang, within_s=0.3) == failed(
         "no result after 0.3 s while opening the microphone", "do something"
     )
-    assert time.monotonic() - begun_s < 30
 
 
 def test_what_a_hanging_check_started_ends_with_it(tmp_path: Path) -> None:

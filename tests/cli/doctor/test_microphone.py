@@ -1,4 +1,4 @@
-"""The microphone, real through PulseAudio and held by a daemon, and the voice detector."""
+"""The microphone, real through PulseAudio, or as a daemon reports it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 import soundfile
 from rigs.checkout import ROOT
-from rigs.daemon import daemon, log_of, write_config
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.needs import needs_microphone
 from rigs.page import Feed, serving
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S
 from rigs.windows import noise
 
 from appliance.cli.doctor import microphone as hearing
 from appliance.cli.doctor.daemon import DaemonProcess, running_daemon
 from appliance.cli.doctor.microphone import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
-from appliance.config import CaptureSettings, MqttSettings, Settings, StoreSettings, VoiceSettings
+from appliance.config import CaptureSettings, Settings, StoreSettings
 from appliance.control import SOCKET_NAME
 from appliance.errors import DeviceError
 from appliance.store import runtime_folder
@@ -47,7 +46,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulseMicrophone]:
         yield microphone
 
 
-def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
+def look(rig: PulseMicrophone, within_s: float = PATIENCE_S) -> Outcome:
     """The microphone's check in a process that sees the rig."""
     done = subprocess.run(
         [sys.executable, "-c", LOOK, str(within_s)],
@@ -55,7 +54,7 @@ def look(rig: PulseMicrophone, within_s: float = 15.0) -> Outcome:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     return Outcome(**json.loads(done.stdout))
@@ -99,26 +98,6 @@ def test_a_sound_server_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> N
     assert found.found == "no result after 2 s while opening the microphone"
 
 
-@needs_microphone
-def test_a_daemon_with_the_same_microphone_is_not_disturbed(
-    rig: PulseMicrophone, tmp_path: Path
-) -> None:
-    config = write_config(tmp_path)
-    with daemon(config, environment=rig.environment) as started:
-        until(lambda: "listening to" in log_of(config), 30)
-        before = log_of(config)
-        running = running_daemon(config)
-        assert running is not None
-        assert (running.pid, running.service) == (started.pid, False)
-        assert look(rig).found.endswith("digital silence (at most the last bit changes)")
-        assert started.poll() is None
-        started.terminate()
-        assert started.wait(30) == 0
-    output = log_of(config).removeprefix(before)
-    assert "microphone" not in output.replace("listening to", "")
-    assert running_daemon(config) is None
-
-
 def test_a_missing_microphone_fails_with_a_fix() -> None:
     settings = Settings(capture=CaptureSettings(device="no such microphone"))
     with pytest.raises(DeviceError, match=r"no microphone found") as caught:
@@ -142,16 +121,6 @@ def machine(root: Path, *, pid: int = 77, name: str = "roomscribe") -> Path:
     return root
 
 
-def test_a_microphone_that_the_daemon_holds_is_left_to_it(tmp_path: Path) -> None:
-    settings = Settings(mqtt=MqttSettings(enabled=False))
-    around = Surroundings(
-        settings, daemon=DaemonProcess(77, "roomscribe", True), root=machine(tmp_path)
-    )
-    found = hearing.microphone(around)
-    assert found.status == "ok"
-    assert found.found.startswith("used by the service (process 77)")
-
-
 @pytest.mark.parametrize(("name", "status"), [("USB microphone", "ok"), ("none", "failed")])
 def test_a_microphone_that_the_daemon_uses_has_its_state(
     tmp_path: Path, name: str, status: str
@@ -163,7 +132,7 @@ def test_a_microphone_that_the_daemon_uses_has_its_state(
     feed.appliance["microphone"] = name
     with serving(feed, folder / SOCKET_NAME):
         daemon = DaemonProcess(77, "roomscribe", True)
-        found = hearing.microphone(Surroundings(settings, daemon=daemon, root=machine(tmp_path)))
+        found = hearing.microphone(Surroundings(settings, daemon=daemon))
     shutil.rmtree(folder)
     assert found.status == status
     assert ("receives sound" in found.found) == (status == "ok")
@@ -206,10 +175,10 @@ def test_a_daemon_is_known_by_its_configuration(tmp_path: Path) -> None:
 def test_what_a_daemon_reports_of_the_sound_is_a_fault_with_its_fix() -> None:
     quiet = "speech is too quiet, -61 dBFS; words are lost: turn the microphone up"
     state = {"microphone": "USB", "reasons": ["no broker: look there", quiet]}
-    found = hearing._used_by_daemon(state, "used by it")
+    found = hearing.heard_by_daemon(state, "used by it")
     assert (found.status, found.fix) == ("failed", "turn the microphone up")
     assert "too quiet, -61 dBFS" in found.found
-    assert hearing._used_by_daemon({**state, "reasons": []}, "used by it").status == "ok"
+    assert hearing.heard_by_daemon({**state, "reasons": []}, "used by it").status == "ok"
 
 
 def test_sound_is_judged_by_its_level() -> None:
@@ -220,15 +189,3 @@ def test_sound_is_judged_by_its_level() -> None:
     assert loud.status == "failed"
     assert "clipped" in loud.found
     assert "gain" in loud.fix
-
-
-def test_the_voice_detector_opens_on_speech_alone() -> None:
-    assert hearing.voice_detector(Surroundings(Settings())).status == "ok"
-
-
-def test_a_voice_detector_that_detects_no_speech_fails() -> None:
-    found = hearing.voice_detector(Surroundings(Settings()), hearing.quiet_frames)
-    assert found.status == "failed"
-    assert found.found.startswith("0 utterances")
-    settings = Settings(voice=VoiceSettings(open_score=0.99))
-    assert hearing.voice_detector(Surroundings(settings), hearing.quiet_frames).status == "failed"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from rigs.needs import needs_memory
 from rigs.publishing import transcript
 
 from appliance.cli.doctor import storage
-from appliance.cli.doctor.daemon import DaemonProcess
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import Settings, StoreSettings
 from appliance.errors import StoreError
@@ -110,16 +106,3 @@ def test_a_full_disk_is_a_fault(tmp_path: Path) -> None:
     assert found.status == "failed"
     assert "MB free" in found.found
     assert f"at least {free_mb + 10_000}" in found.found
-
-
-def test_the_speed_is_that_of_the_microphones_sentences(tmp_path: Path) -> None:
-    beside = replace(around(tmp_path), daemon=DaemonProcess(os.getpid(), "me", service=False))
-    assert storage.speed(beside).status == "skipped"
-    with Store.open(StoreSettings(path=str(tmp_path))) as store:
-        assert storage.speed(beside).found == "no sentence yet"
-        for encode_ms in (40.0, 60.0, 50.0):
-            store.append(transcript(encode_ms=encode_ms, decode_ms=90.0, latency_ms=500.0))
-        store.append(transcript(encode_ms=1.0, source="wyoming"))
-    found = storage.speed(beside).found
-    assert "last 3 sentences: encoder 50 ms, decoder 90 ms, text 500 ms after" in found
-    assert re.search(r"; the daemon: [1-9]\d* MB, \d+\.\d % of a core$", found)

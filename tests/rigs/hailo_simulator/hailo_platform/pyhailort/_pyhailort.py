@@ -508,7 +508,7 @@ class Network:
             if rounded:
                 feeds = {name: _round(values, 8) for name, values in feeds.items()}
             results = session.run(list(self._outputs.values()), feeds)
-            if noise_db:
+            if noise_db and "states" in self._outputs.values():  # measured on encoders alone
                 rng = np.random.Generator(np.random.PCG64(int(job.before, 16)))
                 results = [_round(_with_noise(rng, each, noise_db), 16) for each in results]
             if rounded:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rigs.checkout import ROOT
 
 COMMANDS, SETTINGS = "sh", "toml"
-SHOWN = frozenset({"text", "json", "yaml", "python"})
+SHOWN = frozenset({"text", "json", "yaml", "python", "nginx"})
 FENCE = "```"
 INDENTED = "    "
 
@@ -33,13 +33,9 @@ class Step:
         return f"{self.page}:{self.line}: {self.text.splitlines()[0]}"
 
 
-def page_files(root: Path = ROOT) -> list[Path]:
-    """Return README.md and the pages of docs/, in the order of their index; the others last."""
-    index = root / "docs" / "README.md"
-    listed = re.findall(r"\]\(([\w-]+\.md)\)", index.read_text(encoding="utf-8"))
-    others = sorted(file.name for file in (root / "docs").glob("*.md"))
-    names = dict.fromkeys(name for name in [*listed, *others] if name in others)
-    return [root / "README.md", *(root / "docs" / name for name in names)]
+def page_files() -> list[Path]:
+    """Return README.md and the pages of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def steps_of(file: Path) -> list[Step]:

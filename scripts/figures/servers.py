@@ -1,15 +1,19 @@
-"""`roomscribe benchmark --against-wyoming`: two Wyoming servers transcribe the same recordings.
+"""Compare this machine's Wyoming server with another one: words, times, memory.
+
+    scripts/measure servers HOST:PORT [--recordings FOLDER]
 
 Each recording is sent as it was spoken, with the silence behind it that Home Assistant sends, to
 one server and then to the other; then eight at once. Memory and processor time are those of the
-process that listens on the port, and of its children, if it runs on this machine.
+process that listens on the port, and of its children, if it runs on this machine. Ours must run.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from appliance.config import Settings
-from appliance.lab.words import Recognised, Recorded, count_words
+from appliance.errors import RoomscribeError
+from appliance.lab.recordings import SHIPPED
+from appliance.lab.words import Recognised, Recorded, count_words, read_recordings
 from appliance.records import SAMPLE_RATE, Samples
 from appliance.system import stat_fields
 from appliance.wyoming import request_text
@@ -62,6 +68,24 @@ class Server:
         """
         within_s = len(samples) / SAMPLE_RATE + ANSWER_S
         return await request_text(self.host, self.port, samples, within_s, real_time=True)
+
+
+def main() -> int:
+    """Print the table; return the exit status."""
+    parser = argparse.ArgumentParser("scripts/measure servers", description=__doc__)
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("--recordings", type=Path, default=SHIPPED, metavar="FOLDER")
+    options = parser.parse_args()
+    host, _, port = options.address.rpartition(":")
+    if not host or not port.isdigit():
+        parser.error(f"expected HOST:PORT, found {options.address}")
+    try:
+        recordings = read_recordings(options.recordings)
+        print(compare_servers(options.address, Settings(), recordings))
+    except RoomscribeError as error:
+        print(f"servers: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def compare_servers(address: str, settings: Settings, recordings: Sequence[Recorded]) -> str:
@@ -149,3 +173,7 @@ def _pss_mb(pid: int) -> float:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024 / 1e6
     return 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,6 @@
-"""How far the encoder and the decoder are from what this machine can do at most.
+"""Show how far the encoder and the decoder are from what this machine can do at most.
+
+    scripts/measure limits [MODEL]
 
 The encoder computes: its multiply-adds take at least as long as in a large product of matrices. The
 decoder reads: the bytes of its weights, once a token, at the speed of this memory.
@@ -7,6 +9,7 @@ decoder reads: the bytes of its weights, once a token, at the speed of this memo
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +19,7 @@ import numpy as np
 
 from appliance.convert import RuntimeGraph
 from appliance.infer import CpuEncoder, Network, Session
-from appliance.model import EMBEDDING_FILE, STEP_FILE, Bundle
+from appliance.model import BUILT_IN, EMBEDDING_FILE, STEP_FILE, Bundle, load_bundle
 
 REPEATS = 9
 SIZE = 1024
@@ -99,3 +102,7 @@ def _seconds(work: Callable[[], object]) -> float:
         work()
         times.append(time.process_time() - begun_s)
     return statistics.median(times)
+
+
+if __name__ == "__main__":
+    print(*describe_limits(load_bundle((sys.argv[1:] or [BUILT_IN])[0])), sep="\n")

@@ -1,0 +1,148 @@
+"""The decoder with its KV cache beside the same weights without one.
+
+Without a cache it is the export for Hailo's compiler: a sequence of fixed length, all of it
+computed again for each token. ONNX Runtime runs both, on one thread, in one decode loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from appliance.config import Settings
+from appliance.convert import Recipe, build_bundle, load_checkpoint
+from appliance.errors import ConfigError
+from appliance.infer import (
+    CpuEncoder,
+    Decoded,
+    Decoder,
+    Network,
+    Session,
+    Step,
+    StepNetwork,
+    window_mel,
+)
+from appliance.lab.benchmark.steps import TimedNetwork
+from appliance.lab.hailo.graphs import embed, host_tables, write_hailo_decoder
+from appliance.lab.words import Recorded, cut_windows
+from appliance.model import WINDOW_S, Bundle, load_bundle
+from appliance.records import States
+
+LENGTHS = (32, 24)
+"""Positions of Hailo's own decoders, of whisper-tiny and of whisper-base."""
+COLUMNS = (
+    "the decoder, 500 positions of sound",
+    *("tokens a text", "ms a token", "ms a text", "positions", "attention products", "same texts"),
+)
+
+
+class FixedNetwork:
+    """A decoder of fixed length without a cache: see StepNetwork."""
+
+    def __init__(self, checkpoint: Path, bundle: Bundle, length: int, file: Path) -> None:
+        """Write the graph to `file` and load it. Raises ModelError."""
+        weights = load_checkpoint(checkpoint)
+        write_hailo_decoder(weights, bundle.positions, length, file)
+        self._tables, self._session = host_tables(weights, length), Session(file, 1)
+        self._bundle, self.capacity = bundle, length
+        self._feeds: dict[str, np.ndarray] = {}
+        self._tokens: list[int] = []
+
+    def begin(self, states: States, positions: int) -> None:
+        """See StepNetwork; nothing can stand behind the states."""
+        self._feeds["encoder_hidden_states"] = states[None]
+        self._tokens.clear()
+
+    def advance(
+        self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
+    ) -> Step:
+        """See StepNetwork."""
+        rows = [len(self._tokens) + index for index in wanted]
+        self._tokens += tokens
+        feeds = self._feeds | {"token_embeddings": embed(self._tables, self._tokens)[None]}
+        joined = np.concatenate([part[0][rows] for part in self._session.run(feeds)], axis=-1)
+        logits = joined[:, self._bundle.kept]
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        odds /= odds.sum(axis=-1, keepdims=True)
+        return Step(logits, odds, joined[list(started)][:, self._bundle.left_out])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sound:
+    """A window that was encoded."""
+
+    states: States
+    duration_s: float
+
+
+def cache_table(
+    checkpoint: Path, recordings: Sequence[Recorded], scratch: Path
+) -> Iterator[list[str]]:
+    """Yield the rows of the table, of texts that fit into the shortest sequence. Raises
+    ModelError."""
+    bundles = {}
+    for quantize, name in (("none", "FP32"), ("int8", "INT8")):
+        folder = scratch / f"cache-{quantize}"
+        build_bundle(checkpoint, folder, Recipe("cache", WINDOW_S, quantize=quantize))
+        bundles[name] = load_bundle(folder)
+    decoder = Decoder(bundles["FP32"], 1)
+    decoder.positions = bundles["FP32"].positions  # a fixed sequence has nothing behind them
+    sounds = list(_encode(bundles["FP32"], recordings))
+    texts = [decoder.decode(one.states, one.duration_s) for one in sounds]
+    room = min(LENGTHS) - len(decoder.prompt)
+    fitting = [at for at, text in enumerate(texts) if text.ended and len(text.tokens) < room]
+    if not fitting:
+        raise ConfigError("benchmark --cache: no recording's text is short enough to compare")
+    sounds, texts = [sounds[at] for at in fitting], [texts[at] for at in fitting]
+    for length in LENGTHS:
+        file = scratch / f"fixed-{length}.onnx"
+        fixed = FixedNetwork(checkpoint, bundles["FP32"], length, file)
+        yield _row(f"without a cache, {length} positions, FP32", decoder, fixed, sounds, texts)
+    for name, bundle in bundles.items():
+        cached = Decoder(bundle, 1)
+        cached.positions = bundle.positions
+        yield _row(f"with a cache, {name}", cached, Network(bundle, 1), sounds, texts)
+
+
+def _encode(bundle: Bundle, recordings: Sequence[Recorded]) -> Iterator[_Sound]:
+    encoder = CpuEncoder(bundle, 1)
+    for recorded in recordings:
+        for window in cut_windows(recorded.samples, Settings(), bundle.window_s):
+            mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
+            yield _Sound(encoder.encode(mel), window.duration_s)
+
+
+def _row(
+    name: str,
+    decoder: Decoder,
+    network: StepNetwork,
+    sounds: Sequence[_Sound],
+    expected: Sequence[Decoded],
+) -> list[str]:
+    decoder.decode(sounds[0].states, sounds[0].duration_s, network)
+    timed = TimedNetwork(network)
+    texts = [decoder.decode(one.states, one.duration_s, timed) for one in sounds]
+    length = network.capacity if isinstance(network, FixedNetwork) else 0
+    counts = [count_work(len(decoder.prompt), len(text.logprobs), length) for text in texts]
+    same = sum(text.tokens == other.tokens for text, other in zip(texts, expected, strict=True))
+    written, spent_ms = sum(len(text.logprobs) for text in texts), timed.spent_ms
+    return [
+        name,
+        f"{written / len(texts):.1f}",
+        f"{spent_ms / written:.1f}",
+        f"{spent_ms / len(texts):.0f}",
+        *(f"{sum(each) / len(texts):.0f}" for each in zip(*counts, strict=True)),
+        f"{same} of {len(texts)}",
+    ]
+
+
+def count_work(prompt: int, written: int, length: int = 0) -> tuple[int, int]:
+    """Return the positions that a layer computes for a text of `written` tokens, its end included,
+    and the products of a query with a key in one head. `length`: of a sequence without a cache."""
+    if length:
+        return written * length, written * length**2
+    positions = prompt + written - 1
+    return positions, positions * (positions + 1) // 2
