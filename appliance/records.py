@@ -50,6 +50,9 @@ ADDRESS_ALONE_S = 1.8
 took 1.0 to 1.5 s; with a command behind it that was not written down, 2.0 s and more."""
 EXPECTED_FROM = 0.7
 """Confidence from which on an expected sentence counts in place of the text."""
+WORD_FROM = 0.33
+"""Least confidence of the text for an expected sentence of one word: a syllable of music may be a
+"no" among words alone. Texts of people's words have 0.5 and more, "No!" of music 0.29."""
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -286,6 +289,8 @@ class NoAct(enum.StrEnum):
     MEDIA = "media"
     """A media player of the area plays, and the sentence lacks the address phrase."""
     LOW_CONFIDENCE = "low_confidence"
+    GUARDED = "guarded"
+    """It may be an order to a lock, door, alarm or valve, and is not sure enough for that."""
     UNSURE = "unsure_to_act"
     """Sure enough only for a sentence with the address phrase, where a mishearing costs little."""
 
@@ -310,7 +315,9 @@ def why_not_act(one: Transcript, *, late: bool = False) -> NoAct | None:
 
 def is_expected(one: Transcript) -> bool:
     """Return True if a transcript's expected sentence counts in place of its text."""
-    return one.phrase is not None and one.phrase.confidence >= EXPECTED_FROM
+    if one.phrase is None or not one.phrase.confidence >= EXPECTED_FROM:
+        return False
+    return " " in one.phrase.sentence or one.confidence >= WORD_FROM
 
 
 def acting_text(one: Transcript) -> str:
@@ -347,12 +354,14 @@ class Tier(enum.IntEnum):
     """The address phrase of Assist."""
     USED_PLACE = 1
     """A room or floor that contains an exposed entity."""
-    CALLED = 2
+    GUARDED = 2
+    """A lock, door, alarm or valve, by its name or another."""
+    CALLED = 3
     """An entity that people call by its name: a light, a scene."""
-    PLACE = 3
-    OTHER = 4
+    PLACE = 4
+    OTHER = 5
     """An entity that people call by its place: a sensor."""
-    ALIAS = 5
+    ALIAS = 6
     """Another name of an entity."""
 
 
@@ -409,6 +418,33 @@ class Listener:
 
     def on_correction(self, correction: Correction) -> None:
         """Take in that a user has corrected a transcript."""
+
+    def on_reply(self, reply: AssistReply) -> None:
+        """Take in Assist's reply to a sentence."""
+
+    def on_answer(self, message: OutgoingMessage) -> None:
+        """Take in a late answer to a command that came from the broker."""
+
+    def on_mute(self) -> None:
+        """Take in that the mute has changed."""
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take in sound from the microphone. Capture's thread."""
+
+    def on_begin(self, utterance_id: str) -> None:
+        """Take in that an utterance begins. The segmenter's thread."""
+
+    def on_window(self, window: Window) -> None:
+        """Take in a window of the microphone that is to be transcribed. The segmenter's thread."""
+
+    def on_transcription(self, window: Window, result: Transcription) -> None:
+        """Take in what a window of the microphone was transcribed to, before the gates judge it."""
+
+    def on_stored(self, window: Window, result: Transcription) -> None:
+        """Take in that the transcript of a window of the microphone is in the store."""
+
+    def on_idle(self) -> None:
+        """Take in that nothing is to be transcribed; about once a second."""
 
 
 def utc_from_monotonic(moment_s: float) -> datetime:

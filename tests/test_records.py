@@ -40,6 +40,14 @@ def test_nothing_acts_on_what_is_doubtful(changes: dict[str, Any], why: NoAct | 
     assert why_not_act(one, late=True) is not None
 
 
+@pytest.mark.parametrize(("confidence", "acts"), [(0.29, False), (0.5, True), (0.9, True)])
+def test_one_word_alone_acts_only_if_the_text_is_likely(confidence: float, acts: bool) -> None:
+    flags = ("unsure_to_act",) if confidence < 0.7 else ()
+    one = transcript("No!", flags=flags, confidence=confidence, phrase=replace(SURE, sentence="no"))
+    assert (why_not_act(one) is None) is acts
+    assert why_not_act(replace(one, phrase=SURE)) is None
+
+
 @pytest.mark.parametrize(
     ("confidence", "wanted"),
     [(0.7, SURE.sentence), (0.69, "turn on a light"), (math.nan, "turn on a light")],

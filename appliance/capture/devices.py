@@ -13,8 +13,9 @@ from appliance.errors import DeviceError
 if TYPE_CHECKING:
     from pathlib import Path
 
-CARD_SUFFIX = re.compile(r"\s*\(hw:\d+,(\d+)\)$")
-"""PortAudio appends this to the name of an ALSA card: numbers that change when you replug it."""
+CARD_SUFFIX = re.compile(r"\s*\((?:hw:\d+|(usb-[^,()]+)),(\d+)\)$")
+"""PortAudio appends (hw:1,0) to the name of an ALSA card: numbers that change when you replug it.
+In the configuration, the USB port may stand in place of the card's number."""
 NODES = "dev/snd/pcmC*D*c"
 NO_MATCH = 5
 PULSE, PIPE = "pulse:", "pipe://"
@@ -31,18 +32,22 @@ class Device(NamedTuple):
     rate_hz: float
     """Its preferred rate; mostly it has others."""
     default: bool
+    port: str = ""
+    """The USB port of its card, such as usb-0000:00:14.0-2; "" if it has none."""
 
 
 def is_stream(device: str) -> bool:
-    """Return True if this is no sound card: `pulse:SOURCE`, or an address of any scheme."""
-    return device.lstrip().casefold().startswith(PULSE) or "://" in device
+    """Return True if this is no sound card: `pulse:SOURCE`, or an address of any scheme, also one
+    that is not written as one: what has an @ may hold a password."""
+    return device.lstrip().casefold().startswith(PULSE) or "://" in device or "@" in device
 
 
 def public_name(device: str) -> str:
     """Return an address of any form without user, password and query; other names as they are."""
     scheme, mark, rest = device.strip().partition("://")
     if not mark:
-        return device
+        is_secret = "@" in device and not scheme.casefold().startswith(PULSE)
+        return "..." if is_secret else device
     address = re.split(r"[?#]", rest)[0]
     if "@" in rest and "@" not in address:
         address = "..."  # a password may hold a question mark
@@ -55,12 +60,28 @@ def stable_name(name: str) -> str:
 
 
 def names_to_configure(devices: list[Device]) -> list[str]:
-    """Return the name of each device for capture.device: without numbers, if that is unique."""
+    """Return the name of each device for capture.device: without numbers, if that is unique, else
+    with its card's USB port, if it has one."""
     stable = [stable_name(device.name) for device in devices]
     return [
-        short if stable.count(short) == 1 else device.name
+        short if stable.count(short) == 1 else _name_with_port(device) or device.name
         for device, short in zip(devices, stable, strict=True)
     ]
+
+
+def _name_with_port(device: Device) -> str:
+    """Return a device's name with its card's USB port in place of its number; "" without one."""
+    number = CARD_SUFFIX.search(device.name)
+    if not device.port or not number:
+        return ""
+    return f"{stable_name(device.name)} ({device.port},{number[2]})"
+
+
+def find_port(name: str, root: Path | None = None) -> str:
+    """Return the USB port of the card in a device's name, from /proc/asound/cards; "" without."""
+    number = re.search(r"\(hw:(\d+),\d+\)$", name)
+    cards = re.findall(r"^\s*(\d+)\s*\[.*\n.* at (usb-[^,\s]+)", _cards_text(root), re.MULTILINE)
+    return dict(cards).get(number[1], "") if number else ""
 
 
 def choose(devices: list[Device], wanted: str) -> Device:
@@ -70,13 +91,14 @@ def choose(devices: list[Device], wanted: str) -> Device:
     """
     if not devices:
         named = f" ({wanted!r})" if wanted else ""
-        raise DeviceError(
-            f"no microphone found{named}: plug one in, start the sound server, or add this user to "
-            "the group audio"
-        )
+        # the unit's user is in the group, and has no sound server
+        fix = "plug one in"
+        if not os.environ.get("INVOCATION_ID"):
+            fix += ", start the sound server, or add this user to the group audio"
+        raise DeviceError(f"no microphone found{named}: {fix}")
     if not wanted:
         return next((device for device in devices if device.default), devices[0])
-    ranks = [_rank(wanted.casefold(), device.name.casefold()) for device in devices]
+    ranks = [_rank(wanted.casefold(), device) for device in devices]
     best = min(ranks)
     matches = [
         device for device, rank in zip(devices, ranks, strict=True) if rank == best < NO_MATCH
@@ -130,10 +152,13 @@ def why_missing(
     return ""
 
 
-def _rank(wanted: str, name: str) -> int:
-    """How well a name fits the wanted one: 0 is best, NO_MATCH: not at all."""
+def _rank(wanted: str, device: Device) -> int:
+    """How well a device fits the wanted name: 0 is best, NO_MATCH: not at all."""
+    name = device.name.casefold()
     configured, found = CARD_SUFFIX.search(wanted), CARD_SUFFIX.search(name)
-    same_device = bool(configured and found and configured[1] == found[1])  # on whatever card
+    if configured and configured[1]:  # of two equal cards the one at this port, and no other
+        return 0 if wanted == _name_with_port(device).casefold() else NO_MATCH
+    same_device = bool(configured and found and configured[2] == found[2])  # on whatever card
     short, stable = stable_name(wanted), stable_name(name)
     fits = (
         wanted == name,
@@ -145,13 +170,20 @@ def _rank(wanted: str, name: str) -> int:
     return fits.index(True) if True in fits else NO_MATCH
 
 
+def _cards_text(root: Path | None = None) -> str:
+    """The kernel's list of sound cards; "" without one."""
+    from pathlib import Path
+
+    try:
+        file = (root or Path("/")) / "proc/asound/cards"
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _cards(root: Path) -> dict[str, str]:
     """Names of the kernel's sound cards by number, from /proc/asound/cards."""
-    try:
-        text = (root / "proc/asound/cards").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    found = re.findall(r"^\s*(\d+)\s*\[(\S+)\s*\]:\s*(.+)$", text, re.MULTILINE)
+    found = re.findall(r"^\s*(\d+)\s*\[(\S+)\s*\]:\s*(.+)$", _cards_text(root), re.MULTILINE)
     return {number: line.partition(" - ")[2] or short for number, short, line in found}
 
 

@@ -25,7 +25,7 @@ import time
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from appliance.capture.devices import Device, choose, is_stream, why_missing
+from appliance.capture.devices import Device, choose, find_port, is_stream, why_missing
 from appliance.capture.parent import end_with_parent
 from appliance.errors import DeviceError
 
@@ -245,6 +245,7 @@ def _microphones(portaudio: ModuleType) -> list[Device]:
             channels=found["max_input_channels"],
             rate_hz=found["default_samplerate"],
             default=found["index"] == default,
+            port=find_port(found["name"]),
         )
         for found in portaudio.query_devices()
         if found["max_input_channels"] > 0

@@ -78,9 +78,10 @@ class Stream:
         device = f"{scheme.casefold()}{mark}{rest}"
         self.name = public_name(device)
         if not device.startswith((PULSE, PIPE, *(f"{name}://" for name in NETWORK))):
+            found = scheme if rest.startswith("//") else "no :// behind one of them"
             raise DeviceError(
                 f"capture.device: expected a stream of {', '.join(NETWORK)}, pipe:// or pulse:, "
-                f"found {scheme.strip()}"
+                f"found {found}"
             )
         self.rate_hz, self.channels = float(RATE_HZ), 1
         self._device, self._channel = device, channel

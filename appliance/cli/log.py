@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from appliance.cli.terminal import DIM, YELLOW, coloured, percent
 from appliance.config import Settings, node_name
 from appliance.control import SOCKET_NAME, ControlClient
-from appliance.errors import StoreError
+from appliance.errors import DaemonError, StoreError
 from appliance.system import shorten
 
 if TYPE_CHECKING:
-    from appliance.store import Store, StoredTranscript, Wanted
+    from appliance.store import Deleted, Store, StoredTranscript, Wanted
 
 MOST = 2**63 - 1
 """SQLite's largest integer."""
@@ -35,6 +35,8 @@ POLL_S = 0.25
 """Seconds between two reads of the log."""
 REPORT_AFTER = 40
 """Failed reads in a row that are reported."""
+DELETE_WITHIN_S = 3600.0
+"""Longest wait for a deletion by the daemon."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(
     r"(\d+) ?(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?|d(?:ays?)?|w(?:eeks?)?)(?![a-z]) ?"
@@ -51,13 +53,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _DESCRIPTION = "Show the transcripts in the local log, oldest first, correct one or delete them."
 _EPILOG = """\
 TIME is an age (90s, 15m, 1h30m, 2 hours, 3d, 1w), or, in this machine's time zone, a day (today,
-yesterday, 2026-01-31), a time today (18:00) or a day with a time (2026-01-31T18:00). A day without
-a time means its start. TEXT may stand anywhere in a transcript, also within a word; upper and lower
-case are equal.
+yesterday, 2026-01-31), a time today (18:00) or a day with a time ("yesterday 19:30",
+2026-01-31T18:00). A day without a time means its start. TEXT may stand anywhere in a transcript,
+also within a word; upper and lower case are equal.
 
 examples:
   roomscribe log --since 1h --grep light --grep kitchen
   roomscribe log --since yesterday --until today
+  roomscribe log --since "yesterday 19:30" --until "yesterday 20:30"
   roomscribe log --follow
   roomscribe log --since 2026-01-01 --csv > january.csv
   roomscribe log --until 7d --delete
@@ -173,15 +176,17 @@ def moment(text: str) -> datetime:
     try:
         if re.fullmatch(f"(?:{_AGE.pattern})+", plain):
             return now.astimezone(UTC) - sum(ages, timedelta())
-        if plain in days:
-            return _local(now.date() - timedelta(days=days[plain]))
+        day, _, time_of_day = plain.partition(" ")
+        if day in days:
+            at = clock.fromisoformat((time_of_day or "0:00").rjust(5, "0"))
+            return _local(now.date() - timedelta(days=days[day]), at)
         if re.match(r"\d\d?:", plain):
             return _local(now.date(), clock.fromisoformat(plain.rjust(5, "0")))
         return datetime.fromisoformat(text.strip()).astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(
-            "expected an age (90s, 15m, 2h, 3d), today, yesterday, or a time (18:00, 2026-01-31, "
-            f"2026-01-31T18:00), found '{shorten(text)}'"
+            "expected an age (90s, 15m, 2h, 3d), today, yesterday 19:30, or a time (18:00, "
+            f"2026-01-31, 2026-01-31T18:00), found '{shorten(text)}'"
         ) from None
 
 
@@ -335,7 +340,7 @@ def _correct(options: argparse.Namespace, settings: Settings) -> int:
 
 def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> int:
     """Delete transcripts after asking, or with --yes."""
-    from appliance.store import Store
+    from appliance.store import Deleted, Store
 
     with Store.open(settings.store, beside_daemon=True) as store:
         count = store.count(wanted)
@@ -345,16 +350,39 @@ def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
         if count and not options.yes and not _confirm(question):
             print("roomscribe: nothing was deleted", file=sys.stderr)
             return 1
-        deleted = store.delete(wanted) if count or options.all else None
-    count = deleted.count if deleted else 0
+        deleted = Deleted(0, gone=True)
+        if count or options.all:
+            deleted = _delete_by_daemon(settings, wanted) or store.delete(wanted)
+    count = deleted.count
     print(f"deleted {_transcripts(count)}")
-    if deleted and not deleted.gone:
+    if not deleted.gone:
         print(
             "roomscribe: Another program is reading the log, or the disk is full. The text stays "
             "in the file until that ends, for an hour at most.",
             file=sys.stderr,
         )
     return 0 if count else 1
+
+
+def _delete_by_daemon(settings: Settings, wanted: Wanted) -> Deleted | None:
+    """Have the daemon delete what is `wanted`, between its own uses of the log; None if it does not
+    run, or has its log in memory. Raises DaemonError if it refuses."""
+    from appliance.store import Deleted, open_fallback, runtime_folders
+
+    with open_fallback(settings) as fallback:
+        if fallback:
+            return None
+    try:
+        daemon = ControlClient([folder / SOCKET_NAME for folder in runtime_folders(settings)])
+    except DaemonError:
+        return None
+    since = wanted.since or datetime.fromtimestamp(0, UTC)
+    until = wanted.until and wanted.until.isoformat()
+    with daemon:
+        answer = daemon.call(
+            "delete", DELETE_WITHIN_S, since=since.isoformat(), until=until, grep=[*wanted.grep]
+        )
+    return Deleted(answer["deleted"], answer["gone"])
 
 
 def _confirm(question: str) -> bool:

@@ -96,7 +96,7 @@ def _add_add(new: Add) -> None:
         "--window",
         type=float,
         metavar="SECONDS",
-        help="length of a window, up to 30 (default: 10; with Hailo's encoder: as that has it)",
+        help="length of a window, up to 30 (default: 10, or the window of Hailo's encoder)",
     )
     sub.add_argument(
         "--quantize",
@@ -238,15 +238,18 @@ def choose_model(name: str) -> None:
         library.choose(name)
 
 
-def add_source(source: str) -> str:
+def add_source(source: str, hef: str = "") -> str:
     """Add a model with the defaults of `model add`, but do not use it; return its name.
 
+    `hef`: the user's own encoder for the Hailo; the built-in model gets another name with it.
     Raises RoomscribeError.
     """
     from appliance.convert import AUTO, AddRequest
     from appliance.infer import find_chip
+    from appliance.model import BUILT_IN
 
-    request = AddRequest(source, hef=AUTO, chip_present=find_chip())
+    name = f"{BUILT_IN}-hailo" if hef and source == BUILT_IN else ""
+    request = AddRequest(source, name, hef=hef or AUTO, chip_present=None if hef else find_chip())
     with changing_models():
         _build_with_bar(request)
     return request.bundle_name
@@ -273,8 +276,7 @@ def build_model(
     begun = time.monotonic()
     with work_on(request.bundle_name) as staging:
         try:
-            for remark in make_bundle(request, staging, progress=progress):
-                say(remark)
+            make_bundle(request, staging, progress=progress, say=say)
             progress.begin(VERIFYING)
             load_s = _verify(staging.draft)
             size = folder_bytes(staging.draft)

@@ -73,6 +73,7 @@ def describe(facts: dict[str, Any]) -> list[str]:
         f"confidence: {'fitted' if 'calibration' in facts else 'not changed'}; {figures['texts']} "
         f"texts, {figures['wrong']} wrong; on those held out mean squared error "
         f"{figures['error']:.3f}, before {figures['error_before']:.3f}"
+        + ("; the offset alone, as for fewer than 100 texts" if figures["only_offset"] else "")
     ]
     if "calibration" in facts:
         right, wrong = figures["acting"]

@@ -148,12 +148,12 @@ class _Client:
 class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
     """The open socket. One thread calls `run`; any thread may call what is above it."""
 
-    def __init__(self, path: Path, feed: Feed, limits: ControlLimits = LIMITS, idle_s: float = 1.0):
+    def __init__(self, path: Path, limits: ControlLimits = LIMITS, idle_s: float = 1.0) -> None:
         """Listen at `path`, in a folder that exists. Raises OSError.
 
         Only one daemon can have it, so a socket that is there was left by one that was killed.
         """
-        self.path, self._feed, self._limits, self._idle_s = path, feed, limits, idle_s
+        self.path, self._limits, self._idle_s = path, limits, idle_s
         self.wanted: frozenset[str] = frozenset()
         """The events that any client subscribes to. Any thread may read it."""
         self._queued: deque[tuple[str, Answer]] = deque(maxlen=EVENTS_QUEUED)
@@ -203,8 +203,9 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
 
     # the server's thread
 
-    def run(self, heartbeat: Callable[[], None] = lambda: None) -> None:
+    def run(self, feed: Feed, heartbeat: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop`; what is queued by then is sent as far as the clients take it."""
+        self._feed = feed
         asyncio.run(self._serve(heartbeat))
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from appliance.convert.download import Downloader
 from appliance.convert.known import NAMES
 from appliance.convert.progress import ProgressDisplay
 from appliance.convert.shapes import DECODER, EMBEDDING, WhisperConfig, checkpoint_name, parameters
-from appliance.convert.sources import TOKEN, Origin, obtain
+from appliance.convert.sources import TOKEN, Check, Origin, obtain
 from appliance.errors import ConfigError, ModelError
 from appliance.model import (
     CHIP_NAMES,
@@ -105,18 +105,65 @@ class AddRequest:
         return f"Whisper ({self.bundle_name})"
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is built for a request, as far as its options say."""
+
+    request: AddRequest
+    hef: hailo_store.HefSource | None
+    """The encoder to fetch."""
+    without: str
+    """Why Hailo's encoder is not taken, for a request that may have one; else ""."""
+
+    def window_s(self, config: WhisperConfig) -> float:
+        """Return the bundle's window in seconds."""
+        from_hef = self.hef.window_s if self.hef else None
+        return self.request.window_s or from_hef or window_of(config)
+
+    def check(self, folder: Path, step: str, progress: ProgressDisplay, free: float) -> None:
+        """Expect the build, the `step`. Raises ModelError if the checkpoint cannot be built, as its
+        small files show; `free` is the free memory in bytes."""
+        config, _ = read_sizes(folder)
+        window_positions(config, self.window_s(config))
+        read_decoding(folder, config, self.request.language)
+        progress.expect(step, parameters(config) // 2)
+        needed = memory_needed(config, self.request.quantize)
+        if free < needed:
+            smaller = "a smaller model" if self.request.quantize == "int8" else "--quantize int8"
+            raise ModelError(
+                f"{self.request.source}: expected {needed / 1e9:.1f} GB of memory to build and to "
+                f"verify it, found {free / 1e9:.1f} GB free; stop other programs, add swap, or "
+                f"take {smaller}"
+            )
+
+
 def make_bundle(
     request: AddRequest,
     staging: StagingFolder,
     *,
     progress: ProgressDisplay,
+    say: Callable[[str], object],
     free: Callable[[], float] = free_memory,
-) -> Iterator[str]:
-    """Build the bundle in staging.draft; yield remarks for the user on the way.
+) -> None:
+    """Build the bundle in staging.draft; `say` gets remarks for the user on the way.
 
     `free` returns the free memory in bytes; with too little, nothing is downloaded. Complete
     downloads stay in staging.checkpoint. Raises ConfigError and ModelError.
     """
+    plan, step = make_plan(request), f"building {staging.name}"
+
+    def check(folder: Path) -> None:
+        plan.check(folder, step, progress, free())
+
+    origin = _obtain_checkpoint(request, staging, progress, check)
+    if origin.remark:
+        say(origin.remark)
+    _build(plan, origin, staging, progress, say)
+    _put_hefs(plan, origin, staging, progress, say)
+
+
+def make_plan(request: AddRequest) -> Plan:
+    """Return the plan for a request. Raises ConfigError and ModelError for wrong options."""
     if request.window_s is not None and not 0.04 <= request.window_s <= LONGEST_WINDOW_S:
         raise ConfigError(
             f"--window: expected 0.04 to {LONGEST_WINDOW_S:g} seconds, found {request.window_s:g}"
@@ -128,73 +175,11 @@ def make_bundle(
         raise ConfigError("--decoder-hef: expected an encoder with it (--hef), no --npu-decoder")
     for file in filter(None, (request.hef_file, request.decoder_hef)):
         _require_hef(file)
-    window_s = request.window_s or (hef.window_s if hef else None)
-    step = f"building {staging.name}"
-
-    def check(folder: Path) -> None:
-        """Raise ModelError if the checkpoint cannot be built, as its small files show."""
-        config, _ = read_sizes(folder)
-        window_positions(config, window_s or window_of(config))
-        read_decoding(folder, config, request.language)
-        progress.expect(step, parameters(config) // 2)
-        needed, found = memory_needed(config, request.quantize), free()
-        if found < needed:
-            smaller = "a smaller model" if request.quantize == "int8" else "--quantize int8"
-            raise ModelError(
-                f"{request.source}: expected {needed / 1e9:.1f} GB of memory to build and to "
-                f"verify it, found {found / 1e9:.1f} GB free; stop other programs, add swap, or "
-                f"take {smaller}"
-            )
-
-    origin = _obtain_checkpoint(request, staging, progress, check)
-    if origin.remark:
-        yield origin.remark
-    config, quantized = read_sizes(origin.folder)
-    if quantized:
-        yield (
-            f"its weights are stored as {quantized} and are dequantised; the same model with "
-            "float16 weights hears as well or better"
-        )
-    decoding = read_decoding(origin.folder, config, request.language)
-    yield f"language: {decoding.language} ({decoding.language_from})"
-    recipe = Recipe(
-        name=staging.name,
-        description=request.title,
-        window_s=window_s or window_of(config),
-        source=origin.source,
-        licence=origin.licence,
-        language=request.language,
-        quantize=request.quantize,
-    )
-    yield step
-    progress.begin(step)
-    # two bytes of a parameter take the time of half a byte that is downloaded at 6 MB/s
-    part = parameters(config) // 2 // PARTS
-    build_bundle(origin.folder, staging.draft, recipe, written=lambda: progress.advance(part))
-    if hef:
-        file = hailo_store.fetch_encoder(hef, staging.folder, Downloader(progress=progress))
-        yield f"fetched {hef.address} (Hailo publishes no checksum)"
-        _put_hef(file, staging)
-        if request.npu_decoder:
-            yield f"fetching {hef.decoder[0]}, for comparison only: the CPU decodes faster"
-            fetched = hailo_store.fetch_decoder(hef, staging.folder, Downloader(progress=progress))
-            with model_errors(staging.draft):
-                for file, name in zip(fetched, DECODER_FILES, strict=True):
-                    shutil.copyfile(file, staging.draft / name)
-                enter_files(staging.draft, DECODER_FILES)
-    elif request.hef_file:
-        _put_hef(request.hef_file, staging)
-    elif without:
-        yield f"without a HEF: {without}"
-    if request.decoder_hef:
-        _put_own_decoder(request.decoder_hef, origin.folder, staging)
+    return Plan(request, hef, without)
 
 
 def _obtain_checkpoint(
-    request: AddRequest,
-    staging: StagingFolder,
-    progress: ProgressDisplay,
-    check: Callable[[Path], None],
+    request: AddRequest, staging: StagingFolder, progress: ProgressDisplay, check: Check
 ) -> Origin:
     """Return the checkpoint's folder, source and licence, and a remark; get it if necessary.
 
@@ -208,6 +193,64 @@ def _obtain_checkpoint(
         staging.checkpoint.mkdir(exist_ok=True)
     client = Downloader(os.environ.get(TOKEN, "").strip(), progress)
     return obtain(request.source, staging.checkpoint, staging.folder / "unpacked", client, check)
+
+
+def _build(
+    plan: Plan,
+    origin: Origin,
+    staging: StagingFolder,
+    progress: ProgressDisplay,
+    say: Callable[[str], object],
+) -> None:
+    """Build the graphs of the checkpoint in staging.draft."""
+    request, step = plan.request, f"building {staging.name}"
+    config, quantized = read_sizes(origin.folder)
+    if quantized:
+        say(
+            f"its weights are stored as {quantized} and are dequantised; the same model with "
+            "float16 weights hears as well or better"
+        )
+    decoding = read_decoding(origin.folder, config, request.language)
+    say(f"language: {decoding.language} ({decoding.language_from})")
+    recipe = Recipe(
+        name=staging.name,
+        description=request.title,
+        window_s=plan.window_s(config),
+        source=origin.source,
+        licence=origin.licence,
+        language=request.language,
+        quantize=request.quantize,
+    )
+    say(step)
+    progress.begin(step)
+    # two bytes of a parameter take the time of half a byte that is downloaded at 6 MB/s
+    part = parameters(config) // 2 // PARTS
+    build_bundle(origin.folder, staging.draft, recipe, written=lambda: progress.advance(part))
+
+
+def _put_hefs(
+    plan: Plan,
+    origin: Origin,
+    staging: StagingFolder,
+    progress: ProgressDisplay,
+    say: Callable[[str], object],
+) -> None:
+    """Put Hailo's or the user's networks for the chip into the draft."""
+    request, client = plan.request, Downloader(progress=progress)
+    if plan.hef:
+        file = hailo_store.fetch_encoder(plan.hef, staging.folder, client)
+        say(f"fetched {plan.hef.address} (Hailo publishes no checksum)")
+        _put_files(staging, {HEF_FILE: file})
+        if request.npu_decoder:
+            say(f"fetching {plan.hef.decoder[0]}, for comparison only: the CPU decodes faster")
+            fetched = hailo_store.fetch_decoder(plan.hef, staging.folder, client)
+            _put_files(staging, dict(zip(DECODER_FILES, fetched, strict=True)))
+    elif request.hef_file:
+        _put_files(staging, {HEF_FILE: request.hef_file})
+    elif plan.without:
+        say(f"without a HEF: {plan.without}")
+    if request.decoder_hef:
+        _put_own_decoder(request.decoder_hef, origin.folder, staging)
 
 
 def memory_needed(config: WhisperConfig, quantize: str) -> int:
@@ -281,7 +324,9 @@ def _put_own_decoder(hef: Path, checkpoint: Path, staging: StagingFolder) -> Non
         enter_files(staging.draft, DECODER_FILES)
 
 
-def _put_hef(file: Path, staging: StagingFolder) -> None:
-    with model_errors(file):
-        shutil.copyfile(file, staging.draft / HEF_FILE)
-        enter_files(staging.draft, (HEF_FILE,))
+def _put_files(staging: StagingFolder, files: Mapping[str, Path]) -> None:
+    """Copy files into the draft under these names, and enter them in its manifest."""
+    with model_errors(staging.draft):
+        for name, file in files.items():
+            shutil.copyfile(file, staging.draft / name)
+        enter_files(staging.draft, tuple(files))

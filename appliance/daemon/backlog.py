@@ -9,23 +9,21 @@ much waits, the oldest window is dropped, because the newest speech matters most
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self, cast
+from dataclasses import dataclass, field
+from typing import Self
 
 from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
-from appliance.infer import Encoded, Phrases
-from appliance.records import Discarded, Transcription, Window
+from appliance.infer import Deliver, Encoded, Pending, Request
+from appliance.records import Discarded, Listener, Transcription, Window
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -52,43 +50,22 @@ ROOM_FIRST_S = 1.0
 """While somebody speaks to the microphone, one request of others is taken in this time."""
 
 
-class Kind(enum.Enum):
-    """What a task is for."""
-
-    MICROPHONE = "a leased window of the microphone"
-    SPECULATION = "a window with which the utterance may end"
-    REQUEST = "a window from another program or machine"
-    PARTIAL = "a window that somebody is still speaking; all other tasks go first"
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Task:
-    """A window to transcribe, and who gets the result.
+class Work(Pending):
+    """A request on its way through encoder and decoder, and what changes meanwhile.
 
     The encoder's thread encodes it, then the transcriber's thread decodes it.
     """
 
-    window: Window
-    deliver: Callable[[Transcription | Exception], object]
-    """Called once with the transcription, by the transcriber's thread, or with why there is none,
-    by any thread. Not called if the task is not `wanted` any more. Must be quick."""
-    kind: Kind = Kind.REQUEST
-    names: tuple[str, ...] = ()
-    """Words that are likely in it, besides the names of the home."""
-    phrases: Phrases | None = None
-    """Sentences to expect in place of the usual ones."""
-    ask_completeness: bool = False
-    """Whether the result must tell if the text is a whole sentence."""
-    search: bool = False
-    """Whether a better text may take more time; the microphone's may not."""
-    words: bool = False
-    """Whether the times of the words are wanted."""
-    wanted: bool = True
-    """False cancels the task. Any thread may set it."""
-    decided: Callable[[Transcription], object] = lambda _: None
-    """Called with the first text and its completeness, while the rest is still being computed."""
-    speculation: Task | None = None
-    """The speculation that came true with this window; its result is used."""
+    request: Request
+    deliver: Deliver | None = None
+    """Gets the result of a request from elsewhere."""
+    lease: Lease | None = None
+    """Of a window of the microphone. Work without `deliver` and `lease` is a speculation."""
+    decided: Callable[[Work, Transcription], object] = lambda *_: None
+    """Called by `decide`."""
+    is_room_busy: Callable[[], bool] = lambda: True
+    """While it returns True, no search takes the decoder's time."""
     encoded: Encoded | Transcription | Exception | None = None
     """Encoder states; or the transcription, if another process or machine made it; or why there is
     neither; None before it is encoded."""
@@ -97,10 +74,18 @@ class Task:
     silence_ms: int = 0
     """Silence that ends the utterance of a speculation; 0 until that is known."""
 
-    def weak(self) -> Callable[[], Task]:
-        """Return a function that returns this task, for its own callbacks: a task that they held
-        would keep its states, 0.8 MB, until Python looks for cycles."""
-        return cast("Callable[[], Task]", weakref.ref(self))
+    @property
+    def window(self) -> Window:
+        """The window to transcribe."""
+        return self.request.window
+
+    def has_time(self) -> bool:
+        """Return False while somebody speaks to the microphone, or that is being transcribed."""
+        return not self.is_room_busy()
+
+    def decide(self, result: Transcription) -> None:
+        """Take in the first text, before any other work, and each later one that differs."""
+        self.decided(self, result)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +100,24 @@ class _Waiting:
     window: Window | None = None
     """None if only the spool has it."""
     spooled: bool = True
-    speculation: Task | None = None
+    speculation: Work | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Books:
+    """What a backlog keeps of its leases."""
+
+    spool: Spool
+    bus: Listener
+    on_transcribed: Callable[[], object]
+    leased: set[str] = field(default_factory=set)
+    """Ids of the windows whose lease has not ended."""
+    failed: list[str] = field(default_factory=list)
+    """Ids of the windows that failed in a row."""
+
+    def discard(self, window: Window | _Waiting, reason: str) -> None:
+        """Report that a window gives no transcript."""
+        self.bus.on_discarded(Discarded(reason, window.utterance_id, window.duration_s))
 
 
 @dataclass(slots=True, eq=False)
@@ -126,37 +128,37 @@ class Lease:
     lease that has not ended, and of one that failed together with others in a row.
     """
 
-    _backlog: Backlog
     window: Window
-    queued_s: float
-    """When it was queued, on time.monotonic()'s clock."""
-    speculation: Task | None = None
+    queue_ms: float
+    """How long it waited."""
+    speculation: Work | None
+    """The speculation that came true with this window; its result is used."""
+    _books: _Books
 
     def mark_transcribed(self) -> None:
         """Note that the window only waits for the store, so no later death is its fault.
 
         Windows that failed just before did not meet a broken device, and are not tried again.
         """
-        failed, self._backlog._failed = self._backlog._failed, []
-        for window_id in failed:
-            self._backlog._spool.delete(window_id)
-        self._backlog._spool.mark_survived(self.window.id)
-        self._backlog._end_doubt()
+        books = self._books
+        while books.failed:
+            books.spool.delete(books.failed.pop())
+        books.spool.mark_survived(self.window.id)
+        books.on_transcribed()
 
     def finish(self) -> None:
         """End the lease: the transcript is stored, or nobody wants the window any more."""
-        self._backlog._leased.discard(self.window.id)
-        self._backlog._spool.delete(self.window.id)
+        self._books.leased.discard(self.window.id)
+        self._books.spool.delete(self.window.id)
 
     def leave(self) -> None:
         """Leave the window to the next start: nobody can transcribe it now, which no death
         explains."""
-        self._backlog._spool.mark_survived(self.window.id)
+        self._books.spool.mark_survived(self.window.id)
 
     def discard(self, reason: str) -> None:
         """End the lease without a transcript, and report why."""
-        window = self.window
-        self._backlog._discard(Discarded(reason, window.utterance_id, window.duration_s))
+        self._books.discard(self.window, reason)
         self.finish()
 
     def fail(self, error: Exception) -> None:
@@ -164,41 +166,41 @@ class Lease:
 
         Raises DeviceError when several windows failed in a row.
         """
-        window, backlog = self.window, self._backlog
+        window, books = self.window, self._books
         log.error("a window of %.1f s failed: %s", window.duration_s, error, exc_info=error)
         # The spool keeps it until another window succeeds: if the device is broken, the next start
         # tries it again.
-        backlog._discard(Discarded("failed", window.utterance_id, window.duration_s))
-        backlog._leased.discard(window.id)
-        backlog._failed.append(window.id)
-        if len(backlog._failed) >= FAILURES_IN_A_ROW:
+        books.discard(window, "failed")
+        books.leased.discard(window.id)
+        books.failed.append(window.id)
+        if len(books.failed) >= FAILURES_IN_A_ROW:
             raise DeviceError(
-                f"transcribing failed {len(backlog._failed)} times in a row, last with: {error}"
+                f"transcribing failed {len(books.failed)} times in a row, last with: {error}"
             ) from error
 
 
-class Backlog:
+class Backlog(Listener):
     """The queue between the segmenter and the encoder. Any thread may call any method."""
 
     def __init__(
         self,
         settings: Settings,
         health: Health,
-        discard: Callable[[Discarded], None],
+        bus: Listener,
         *,
         in_process: bool = True,
         is_stored: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Open the spool and queue what it holds.
 
-        `discard` is called with each window that gives no transcript. If not `in_process`, windows
-        are transcribed elsewhere, and no window can kill this process. `is_stored` tells whether
+        `bus` gets each window that gives no transcript. If not `in_process`, windows are
+        transcribed elsewhere, and no window can kill this process. `is_stored` tells whether
         the log has the transcript of a window: a process that died right after storing it left
         the window in the spool. Without that check a deleted transcript could come back.
         """
         self._in_process = in_process
         self._spool, self._limit = Spool.open(settings, health), settings.spool.limit_mb << 20
-        self._health, self._discard = health, discard
+        self._health, self._books = health, _Books(self._spool, bus, self._end_doubt)
         self._news = threading.Condition()
         now_s = time.monotonic()
         for kept in self._spool.windows():
@@ -210,18 +212,14 @@ class Backlog:
         )
         self._doubtful: list[_Waiting] = []
         """Windows that wait until another one is transcribed."""
-        self._works = False
-        """Whether this process has transcribed a window."""
-        self._leased: set[str] = set()
-        """Ids of the windows whose lease has not ended."""
+        self._has_transcribed = self._speaking = False
+        """Whether this process has transcribed a window; whether somebody speaks."""
         self._alone = False
         """Whether the window that was leased last is transcribed alone."""
-        self._failed: list[str] = []
-        """Ids of the windows that failed in a row."""
-        self._speculation: Task | None = None
+        self._speculation: Work | None = None
         self._speculation_spooled = self._speculation_new = False
         """Whether the spool has it; whether nobody has taken it."""
-        self._requests: deque[Task] = deque()
+        self._requests: deque[Work] = deque()
         self._request_s = -math.inf
         """When a request that is no partial was last taken."""
         self._ends_s = math.inf
@@ -231,7 +229,7 @@ class Backlog:
         self._behind = self._dropping = False
         if self._waiting:
             health.count("recovered", len(self._waiting))
-            log.info("the process before left %d windows", len(self._waiting))
+            log.info("%d windows are left over from the previous run", len(self._waiting))
         self._report_delay()
 
     def __len__(self) -> int:
@@ -240,10 +238,19 @@ class Backlog:
     @property
     def is_busy(self) -> bool:
         """True while a window of the microphone waits or is being transcribed."""
-        return bool(self._waiting or self._leased)
+        return bool(self._waiting or self._books.leased)
 
-    def speculate(self, window: Window | None, make: Callable[[Window], Task]) -> None:
-        """Offer the window with which the utterance may end, as the task that `make` makes of it;
+    @property
+    def is_room_busy(self) -> bool:
+        """True while somebody speaks to the microphone, or that is being transcribed."""
+        return self._speaking or self.is_busy
+
+    def on_speech(self, speaking: bool) -> None:
+        """Let the requests of others wait while someone speaks."""
+        self._speaking = speaking
+
+    def speculate(self, window: Window | None, make: Callable[[Window], Work]) -> None:
+        """Offer the window with which the utterance may end, as the work that `make` makes of it;
         None withdraws the one before. Only the thread that calls `push`."""
         if window is (self._speculation.window if self._speculation else None):
             return
@@ -258,27 +265,28 @@ class Backlog:
     def withdraw_speculation(self, unless_id: str = "") -> None:
         """Cancel the speculation, unless it is this window, which is about to be pushed. Only the
         thread that calls `push`."""
-        task = self._speculation
-        if task and task.window.id != unless_id:
-            self._speculation, task.wanted = None, False
-            self._spool.delete(task.window.id)
+        work = self._speculation
+        if work and work.window.id != unless_id:
+            self._speculation = None
+            work.cancel()
+            self._spool.delete(work.window.id)
 
     def end_silence(self) -> tuple[str, int] | None:
         """Return the speculation's id and the silence in ms that ends its utterance, once its text
         has decided that. Only the thread that calls `push`."""
-        task = self._speculation
-        return (task.window.id, task.silence_ms) if task and task.silence_ms else None
+        work = self._speculation
+        return (work.window.id, work.silence_ms) if work and work.silence_ms else None
 
     def push(self, window: Window) -> None:
         """Save a window in the spool and queue it; drop the oldest ones if too many wait."""
-        task = self._speculation
-        task = task if task and task.window.id == window.id else None
-        spooled = bool(task and self._speculation_spooled and task.window.flags == window.flags)
+        work = self._speculation
+        work = work if work and work.window.id == window.id else None
+        spooled = bool(work and self._speculation_spooled and work.window.flags == window.flags)
         if not spooled:
             self._spool.delete(window.id)
             spooled = self._spool.put(window)
         with self._news:
-            self._speculation = None if task else self._speculation
+            self._speculation = None if work else self._speculation
             in_memory = sum(1 for waiting in self._waiting if waiting.window) < SAMPLES_IN_MEMORY
             self._waiting.append(
                 _Waiting(
@@ -288,7 +296,7 @@ class Backlog:
                     time.monotonic(),
                     window=window if in_memory or not spooled else None,
                     spooled=spooled,
-                    speculation=task,
+                    speculation=work,
                 )
             )
             dropped = self._remove_surplus()
@@ -298,7 +306,7 @@ class Backlog:
                 self._dropping = True
                 log.error("too much speech waits to be transcribed: dropping the oldest")
             self._health.count("lost_overload")
-            self._discard(Discarded("overload", waiting.utterance_id, waiting.duration_s))
+            self._books.discard(waiting, "overload")
         self._report_delay()
 
     def take_window(self, timeout_s: float) -> Lease | None:
@@ -310,16 +318,16 @@ class Backlog:
                 self._news.wait(timeout_s)
             if not self._waiting or self.is_over:
                 return None
-            if self._leased and (self._alone or self._waiting[0].deaths):
+            if self._books.leased and (self._alone or self._waiting[0].deaths):
                 self._news.wait(REQUEST_POLL_S)
                 return None
             oldest = self._waiting.popleft()
-            if oldest.deaths == DEATHS and self._in_process and not self._works:
+            if oldest.deaths == DEATHS and self._in_process and not self._has_transcribed:
                 log.error("%d processes ended with a window of %.1f s", DEATHS, oldest.duration_s)
                 self._doubtful.append(oldest)
                 return None
             self._alone = oldest.deaths > 0
-            self._leased.add(oldest.id)
+            self._books.leased.add(oldest.id)
         self._report_delay()
         window = oldest.window or self._spool.load(oldest.id)
         if window and oldest.deaths > DEATHS and self._in_process:
@@ -329,16 +337,21 @@ class Backlog:
                 oldest.deaths,
             )
             self._health.count("set_aside")
-            Lease(self, window, oldest.queued_s).discard("set_aside")
+            self._end_lease(oldest, "set_aside")
             return None
         if window:
             if self._in_process:
                 self._spool.begin(window.id)
-            return Lease(self, window, oldest.queued_s, oldest.speculation)
-        self._leased.discard(oldest.id)
-        self._spool.delete(oldest.id)
-        self._discard(Discarded("failed", oldest.utterance_id, oldest.duration_s))
+            queue_ms = (time.monotonic() - oldest.queued_s) * 1000
+            return Lease(window, queue_ms, oldest.speculation, self._books)
+        self._end_lease(oldest, "failed")
         return None
+
+    def _end_lease(self, waiting: _Waiting, reason: str) -> None:
+        """End the lease of a window that nobody transcribes."""
+        self._books.leased.discard(waiting.id)
+        self._spool.delete(waiting.id)
+        self._books.discard(waiting, reason)
 
     def complete(self, within_s: float = math.inf) -> None:
         """Accept nothing more; leave what still waits after `within_s` to the next start."""
@@ -361,7 +374,7 @@ class Backlog:
         """Return the number of windows, waiting or leased, that would be lost with the process."""
         spooled = {kept.id for kept in self._spool.windows()}
         with self._news:
-            return len({*self._leased, *(waiting.id for waiting in self._waiting)} - spooled)
+            return len({*self._books.leased, *(waiting.id for waiting in self._waiting)} - spooled)
 
     def close(self) -> None:
         """Close the spool, log what is left or lost, and end the requests that still wait."""
@@ -371,10 +384,11 @@ class Backlog:
             log.error("stopped with %d windows untranscribed or transcripts unstored", lost)
         self._spool.close()
         with self._news:
-            requests = [task for task in self._requests if task.wanted]
+            requests = [work for work in self._requests if work.wanted]
             self._requests.clear()
-        for task in requests:
-            task.deliver(DeviceError("roomscribe is stopping"))
+        for work in requests:
+            if work.deliver:
+                work.deliver(work.request, DeviceError("roomscribe is stopping"))
 
     def __enter__(self) -> Self:
         return self
@@ -382,49 +396,50 @@ class Backlog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take_speculation(self) -> Task | None:
+    def take_speculation(self) -> Work | None:
         """Return the speculation once; None while windows wait."""
         with self._news:
             if self._waiting or not self._speculation_new:
                 return None
-            task, self._speculation_new = self._speculation, False
-        if task:
+            work, self._speculation_new = self._speculation, False
+        if work:
             if self._in_process:
-                self._spool.begin(task.window.id)
+                self._spool.begin(work.window.id)
             self._health.count("guesses")
-        return task
+        return work
 
-    def end_speculation(self, task: Task) -> None:
+    def end_speculation(self, work: Work) -> None:
         """Note that a speculation was transcribed, so no later death is its fault; it waits for its
         utterance to end."""
-        self._spool.mark_survived(task.window.id)
+        self._spool.mark_survived(work.window.id)
 
-    def submit(self, task: Task) -> bool:
-        """Queue a request or a partial. Return False if too many wait, or if the daemon stops."""
+    def submit(self, request: Request, deliver: Deliver) -> Work | None:
+        """Queue a request. Return None if too many wait, or if the daemon stops."""
+        work = Work(request, deliver, is_room_busy=lambda: self.is_room_busy)
         with self._news:
             self._requests = deque(waiting for waiting in self._requests if waiting.wanted)
             if self._complete or len(self._requests) >= REQUEST_LIMIT:
-                return False
-            self._requests.append(task)
+                return None
+            self._requests.append(work)
             self._news.notify()
-        return True
+        return work
 
-    def take_request(self, *, room_first: bool = False) -> Task | None:
+    def take_request(self) -> Work | None:
         """Return the oldest request that is still wanted, partials last; None while windows or a
         speculation wait.
 
-        With `room_first`, one request is taken in ROOM_FIRST_S, so that each has its turn. Waits
-        some milliseconds if there is nothing else to take.
+        While the room is busy, one request is taken in ROOM_FIRST_S, so that each has its turn.
+        Waits some milliseconds if there is nothing else to take.
         """
         with self._news:
             if self._waiting or self._speculation_new:
                 return None
-            wanted = [task for task in self._requests if task.wanted]
-            early = room_first and time.monotonic() - self._request_s < ROOM_FIRST_S
-            ready = [task for task in wanted if task.kind is Kind.PARTIAL or not early]
-            first = min(ready, key=lambda task: task.kind is Kind.PARTIAL, default=None)
-            self._requests = deque(task for task in wanted if task is not first)
-            if first and first.kind is not Kind.PARTIAL:
+            wanted = [work for work in self._requests if work.wanted]
+            early = self.is_room_busy and time.monotonic() - self._request_s < ROOM_FIRST_S
+            ready = [work for work in wanted if work.request.partial or not early]
+            first = min(ready, key=lambda work: work.request.partial, default=None)
+            self._requests = deque(work for work in wanted if work is not first)
+            if first and not first.request.partial:
                 self._request_s = time.monotonic()
             elif wanted and not first:
                 self._news.wait(REQUEST_POLL_S)
@@ -433,7 +448,7 @@ class Backlog:
     def _end_doubt(self) -> None:
         """Queue the doubtful windows once more: a window was transcribed, so the device works."""
         with self._news:
-            self._works = True
+            self._has_transcribed = True
             self._waiting.extendleft(reversed(self._doubtful))
             self._doubtful.clear()
             self._news.notify()

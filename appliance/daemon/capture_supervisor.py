@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from queue import Full
 
 from appliance.capture import Recorder, Source, open_source
 from appliance.config import NO_DEVICE, CaptureSettings
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
+from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.errors import DeviceError
-from appliance.records import EchoState, Frame
+from appliance.records import EchoState, Frame, Listener
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -29,7 +31,7 @@ Opener = Callable[[CaptureSettings, Recorder], Source]
 """Opens the configured source. Raises DeviceError, and AudioError for a recording."""
 
 
-class CaptureSupervisor:
+class CaptureSupervisor(Listener):
     """Keeps a source open. One thread calls `listen`; any thread calls the rest."""
 
     def __init__(
@@ -37,19 +39,21 @@ class CaptureSupervisor:
         settings: CaptureSettings,
         health: Health,
         mute: Mute,
-        put: Callable[[Frame], None],
-        lose: Callable[[], None],
+        frames: StageQueue[Frame],
+        bus: Listener,
         *,
         source: Opener = open_source,
         reopen_pause_s: float = REOPEN_PAUSE_S,
     ) -> None:
         """Open the source unless muted. A missing microphone is a trouble, and is waited for.
 
-        The thread that listens calls `put` with each frame, and `lose` when the source was lost or
-        muted. Raises AudioError for a recording.
+        The thread that listens queues each frame in `frames`, and a mark when the source was lost
+        or muted. Raises AudioError for a recording.
         """
         self._settings, self._health, self._mute = settings, health, mute
-        self._put, self._lose = put, lose
+        self._frames, self._bus = frames, bus
+        self.sounding = threading.Event()
+        """Set once sound has come from the source."""
         self._open, self._reopen_pause_s = source, reopen_pause_s
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -59,7 +63,7 @@ class CaptureSupervisor:
         self.listens = settings.device != NO_DEVICE or bool(settings.recording)
         """False if the configuration says that there is no microphone."""
         self._muted = mute.on
-        self._silenced = self._ended = False
+        self._begun = self._silenced = self._ended = False
         self._logged: set[str] = set()
         """Troubles that were logged since the last sound."""
         self._is_silent = self._muted
@@ -90,6 +94,7 @@ class CaptureSupervisor:
 
     def listen(self, heartbeat: Callable[[], None]) -> None:
         """Read until the source ends or `stop` is called; call `heartbeat` at every progress."""
+        self._begun = True
         try:
             while True:
                 self._woken.clear()
@@ -112,14 +117,14 @@ class CaptureSupervisor:
         else:
             self._recorder.alert.clear()
 
-    def apply_mute(self) -> None:
+    def on_mute(self) -> None:
         """Close or open the source soon, because the mute has changed."""
         with self._lock:
             if self._mute.on:
                 self._silenced = True
                 self._interrupt()
         self._woken.set()
-        self._health.on_change()
+        self._bus.on_change()
 
     def stop(self) -> None:
         """Make `listen` end soon."""
@@ -127,6 +132,12 @@ class CaptureSupervisor:
         with self._lock:
             self._interrupt()
         self._woken.set()
+
+    def close(self) -> None:
+        """Close a source that was opened and never read."""
+        if self._source and not self._begun:
+            with self._source:
+                self._source.stop()
 
     def _interrupt(self) -> None:
         """End the reading or the opening. Holds the lock."""
@@ -158,7 +169,7 @@ class CaptureSupervisor:
             position = "closed" if muted else "to be opened" if self.listens else "not there"
             log.info("the microphone is %s", position)
         self._health.trouble("microphone", None)
-        self._health.on_change()
+        self._bus.on_change()
 
     def _read(self, heartbeat: Callable[[], None]) -> bool:
         """Read until the source is closed, and wait if it was lost; return True if it has ended."""
@@ -188,6 +199,15 @@ class CaptureSupervisor:
         self._forget()
         return False
 
+    def _put(self, frame: Frame) -> None:
+        """Queue a frame, or drop and count it: sound never waits."""
+        self.sounding.set()
+        self._bus.on_frame(frame)
+        try:
+            self._frames.put_nowait(frame)
+        except Full:
+            self._health.count("frames_dropped")
+
     def _opened(self) -> Source:
         """Return the source, and open it if it is not. Raises DeviceError."""
         source = self._source or self._open(self._settings, self._recorder)
@@ -208,7 +228,7 @@ class CaptureSupervisor:
                 self._logged.clear()
                 log.info("listening to %s", source.description)
                 if not cleared:
-                    self._health.on_change()
+                    self._bus.on_change()
         echo = source.echo
         reference = echo.problem if echo else ""
         if self._health.trouble("reference", reference or None) and reference:
@@ -223,7 +243,7 @@ class CaptureSupervisor:
         self._is_silent = True
         for kind in ("sound", "level", "reference"):
             self._health.trouble(kind, None)
-        self._lose()
+        self._frames.mark(Sentinel.LOST)
 
     def _trouble(self, trouble: str) -> None:
         """Set the microphone's trouble, and log it once, however often it occurs."""

@@ -5,7 +5,7 @@ Everything runs in the control socket's thread, except the methods below "any th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,10 +14,9 @@ from appliance.daemon.command_group import CommandGroup, bad_request, take_argum
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
 from appliance.daemon.mute_end import EXPECTED
+from appliance.daemon.report import Reporter
 from appliance.mqtt import Publisher, events
 from appliance.records import (
-    ApplianceState,
-    ApplianceStats,
     Correction,
     Discarded,
     Frame,
@@ -36,25 +35,23 @@ class Controls(Listener):
 
     def __init__(
         self,
-        node: str,
-        room: str,
-        *,
+        names: tuple[str, str],
         store: Store,
+        report: Reporter,
         publisher: Publisher | None,
-        state: Callable[[], ApplianceState],
-        stats: Callable[[], ApplianceStats],
+        *,
+        server: ControlServer | None,
         microphone: MicrophoneCommands,
         groups: Sequence[CommandGroup],
     ) -> None:
-        """`room`: the node's name as people typed it; `groups`: the commands, except the
-        microphone's, `state` and `stats`."""
-        self._node, self._room, self._store, self._publisher = node, room, store, publisher
-        self._state, self._stats = state, stats
+        """`names`: the node's, and the same as people typed it; `server`: None if the socket cannot
+        be opened; `groups`: the commands, except the microphone's, `state` and `stats`."""
+        (self._node, self._room), self._store, self._publisher = names, store, publisher
+        self._report = report
         self._microphone, self._groups = microphone, (microphone, *groups)
         self._meter = LevelMeter()
         self._speaking = False
-        self.server: ControlServer | None = None
-        """None until the socket is open, and if it cannot be opened."""
+        self._server = server
         self.commands: dict[str, Command] = {"state": self._on_state, "stats": self._on_stats}
         for group in self._groups:
             self.commands.update(group.commands)
@@ -63,60 +60,57 @@ class Controls(Listener):
 
     def on_transcript(self, transcript: Transcript) -> None:
         """Announce a new transcript in the store."""
-        if self.server:
-            self.server.announce_transcript()
+        if self._server:
+            self._server.announce_transcript()
 
     def on_change(self) -> None:
         """Announce that the state has changed."""
-        if self.server:
-            self.server.announce_state()
+        if self._server:
+            self._server.announce_state()
 
     def on_discarded(self, discarded: Discarded) -> None:
         """Send that speech gave no transcript."""
-        if self.server and "discarded" in self.server.wanted:
+        if self._server and "discarded" in self._server.wanted:
             now = events.timestamp(datetime.now(UTC))
-            self.server.publish("discarded", {**events.discarded(discarded), "time": now})
+            self._server.publish("discarded", {**events.discarded(discarded), "time": now})
 
     def on_speech(self, speaking: bool) -> None:
         """Send that someone starts or stops speaking."""
         self._speaking = speaking
-        if self.server:
-            self.server.publish("speech", {"speaking": speaking})
+        if self._server:
+            self._server.publish("speech", {"speaking": speaking})
 
     @property
     def wants_partials(self) -> bool:
         """True while a client subscribes to partial texts."""
-        return self.server is not None and "partial" in self.server.wanted
+        return self._server is not None and "partial" in self._server.wanted
 
     def on_partial(self, partial: Partial) -> None:
         """Send the text so far of someone who speaks."""
-        if self.server:
-            self.server.publish("partial", events.partial(partial))
+        if self._server:
+            self._server.publish("partial", events.partial(partial))
 
     def on_correction(self, correction: Correction) -> None:
         """Send that a user has corrected a transcript."""
-        if self.server:
-            self.server.publish("correction", events.correction(correction))
+        if self._server:
+            self._server.publish("correction", events.correction(correction))
 
     def on_heard_in(self, heard: HeardIn) -> None:
         """Send which other rooms heard a sentence."""
-        if self.server:
-            self.server.publish("heard_in", events.heard_in(heard))
+        if self._server:
+            self._server.publish("heard_in", events.heard_in(heard))
 
-    @property
-    def listens(self) -> bool:
-        """True while frames are needed: for a test of the microphone, or for its level."""
-        wants_level = self.server is not None and "level" in self.server.wanted
-        return self._microphone.is_recording or wants_level
-
-    def hear(self, frame: Frame) -> None:
-        """Take in the next frame, while `listens` is true. Capture's thread."""
+    def on_frame(self, frame: Frame) -> None:
+        """Take in the next frame, for a test of the microphone or its level. Capture's thread."""
+        wants_level = self._server is not None and "level" in self._server.wanted
+        if not (self._microphone.is_recording or wants_level):
+            return
         complete = self._microphone.record(frame)
         level = self._meter.push(frame)
-        if self.server and complete:
-            self.server.wake()
-        if self.server and level:
-            self.server.publish("level", level)
+        if self._server and complete:
+            self._server.wake()
+        if self._server and level:
+            self._server.publish("level", level)
 
     # the control socket's thread
 
@@ -124,7 +118,7 @@ class Controls(Listener):
         """Return the state as MQTT has it, and the appliance's names."""
         publisher = self._publisher
         state = events.state(
-            self._state(),
+            self._report.state(),
             publisher.status().outbox_depth if publisher else 0,
             publisher.reasons(waits=False) if publisher else (),
             publisher.reasons(waits=True) if publisher else (),
@@ -135,7 +129,7 @@ class Controls(Listener):
         """Return the statistics as MQTT has them."""
         status = self._publisher.status() if self._publisher else None
         latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
-        return events.stats(self._stats(), latencies_ms, status.expired if status else 0)
+        return events.stats(self._report.stats(), latencies_ms, status.expired if status else 0)
 
     def speaking(self) -> bool:
         """Return True while someone speaks."""

@@ -20,6 +20,8 @@ class Snapshot:
 
     troubles: dict[str, str]
     """What is wrong, by stage, with the fix."""
+    notices: tuple[str, ...]
+    """What people should know although it is no problem of the appliance."""
     encoder: str
     """cpu, hailo8...; or fleet, its workers."""
     model: str
@@ -31,11 +33,12 @@ class Snapshot:
 class Health:
     """Troubles and counters of one running appliance. Any thread may call any method."""
 
-    def __init__(self) -> None:
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when a trouble changes, by the thread that changed it."""
+    def __init__(self, on_change: Callable[[], object] = lambda: None) -> None:
+        """`on_change` is called when a trouble changes, by the thread that changed it."""
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._troubles: dict[str, str] = {}
+        self._notices: dict[str, str] = {}
         self._encoder = self._model = self._title = ""
         self._counters: Counter[str] = Counter()
         self._started_s = time.monotonic()
@@ -48,8 +51,18 @@ class Health:
         with self._lock:
             if not self._set(stage, text):
                 return False
-        self.on_change()
+        self._on_change()
         return True
+
+    def notice(self, kind: str, text: str) -> bool:
+        """Set what people should know although it is no problem, "" for nothing; return True if
+        that is news."""
+        with self._lock:
+            news = self._notices.get(kind, "") != text
+            self._notices[kind] = text
+        if news:
+            self._on_change()
+        return news
 
     def set_encoder(self, encoder: str, model: str, title: str, trouble: str | None) -> bool:
         """Set what transcribes together with its trouble: no snapshot has only one of them.
@@ -61,7 +74,7 @@ class Health:
             changed = news or (self._encoder, self._model, self._title) != (encoder, model, title)
             self._encoder, self._model, self._title = encoder, model, title
         if changed:
-            self.on_change()
+            self._on_change()
         return news
 
     def _set(self, stage: str, text: str | None) -> bool:
@@ -92,7 +105,8 @@ class Health:
     def snapshot(self) -> Snapshot:
         """Return troubles, encoder and model as they belong together."""
         with self._lock:
-            return Snapshot(dict(self._troubles), self._encoder, self._model, self._title)
+            notices = tuple(filter(None, self._notices.values()))
+            return Snapshot(dict(self._troubles), notices, self._encoder, self._model, self._title)
 
     @property
     def uptime_s(self) -> float:

@@ -9,10 +9,12 @@ import os
 import queue
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
 
 from appliance.config import Settings
@@ -29,7 +31,8 @@ from appliance.system import memory_ceiling_mb, resident_mb
 log = logging.getLogger("roomscribe.daemon")
 
 STUCK_S = 25.0
-"""A stage without a heartbeat for so long is stuck; the slowest window takes a few seconds."""
+"""A stage without a heartbeat for so long is stuck, if it got a processor in this time; the slowest
+window takes a few seconds."""
 POLL_S, CHECK_S = 0.2, 1.0
 """Between two looks at the signals and the mute's file; between two checks of the stages."""
 
@@ -64,6 +67,45 @@ class Signals:
         return self.stop
 
 
+class MissedTime:
+    """Remembers when this process wanted to run and could not: others had the processors, or it was
+    stopped. A stage without a heartbeat for that long is not stuck.
+    """
+
+    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
+        """`tasks` has a folder for each thread (proc(5)); without schedstat in it, only what this
+        thread sees counts."""
+        self._tasks = tasks
+        self._delays_s = self._read()
+        self._measured_s = time.monotonic()
+        self._missed: deque[tuple[float, float]] = deque(maxlen=1000)
+
+    def measure(self, expected_s: float) -> None:
+        """Add the time since the last call, which was to come `expected_s` after it."""
+        now_s, delays_s = time.monotonic(), self._read()
+        passed_s = now_s - self._measured_s
+        waited = (delay_s - self._delays_s.get(task, 0.0) for task, delay_s in delays_s.items())
+        missed_s = max((passed_s - expected_s, *waited))
+        self._missed.append((now_s, min(max(missed_s, 0.0), passed_s)))
+        self._measured_s, self._delays_s = now_s, delays_s
+
+    def within_s(self, last_s: float) -> float:
+        """Return how many of the last so many seconds were missed."""
+        since_s = time.monotonic() - last_s
+        return sum(missed_s for at_s, missed_s in self._missed if at_s >= since_s)
+
+    def _read(self) -> dict[str, float]:
+        """Return the seconds that each thread has waited for a processor while it could run: the
+        second number of schedstat, in ns (Linux, Documentation/scheduler/sched-stats.rst)."""
+        found = {}
+        with suppress(OSError):
+            for task in self._tasks.iterdir():
+                with suppress(OSError, ValueError, IndexError):  # it has just ended
+                    text = (task / "schedstat").read_text(encoding="ascii")
+                    found[task.name] = int(text.split()[1]) / 1e9
+        return found
+
+
 class Announcer:
     """Notifies systemd: READY once, STATUS whenever it changes, and WATCHDOG while every stage of
     the pipeline makes progress.
@@ -78,6 +120,7 @@ class Announcer:
         """True once READY was sent."""
         self._status = ""
         self._period_s = min(10.0, int(os.environ.get("WATCHDOG_USEC", "0")) / 3e6 or 10.0)
+        self._missed = MissedTime()
         self._fed_s = -math.inf
         """When it was last fed; at first it is due at once, since pipelines may follow quickly."""
 
@@ -104,8 +147,9 @@ class Announcer:
 
     def feed(self) -> None:
         """Feed the watchdog if it is due; raises DeviceError if a stage is stuck."""
+        self._missed.measure(CHECK_S)
         idle_s, stage = self._pipeline.idle_s()
-        if idle_s > self._stuck_s:
+        if idle_s - self._missed.within_s(idle_s) > self._stuck_s:
             raise DeviceError(f"the {stage} has been stuck for {idle_s:.0f} s; restarting")
         if time.monotonic() - self._fed_s >= self._period_s:
             self._fed_s = time.monotonic()

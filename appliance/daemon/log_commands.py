@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from appliance.daemon.command_group import (
@@ -15,6 +17,7 @@ from appliance.daemon.command_group import (
 )
 from appliance.mqtt import events
 from appliance.store import Store, Wanted
+from appliance.system import BackgroundTask
 
 HISTORY_LIMIT, DELETE_LIMIT, TIMES_LIMIT = 200, 1000, 100
 QUERY_LETTERS, ID_LETTERS = 1000, 64
@@ -27,8 +30,9 @@ class LogCommands(CommandGroup):
     def __init__(
         self, store: Store, node: str, on_delete: Callable[[], object] = lambda: None
     ) -> None:
-        """`on_delete` is called after transcripts were deleted."""
+        """`on_delete` is called after transcripts were deleted, in a thread of its own."""
         self._store, self._node, self._on_delete = store, node, on_delete
+        self._deleting = threading.Lock()
         self.commands = {
             "history": self._history, "count": self._count, "delete": self._delete,
         }  # fmt: skip
@@ -60,19 +64,36 @@ class LogCommands(CommandGroup):
         spans = itertools.pairwise(moments)
         return {"counts": [self._store.count(Wanted(since, until)) for since, until in spans]}
 
-    def _delete(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        ids, since, until = take_arguments(request, "ids", "since", "until")
+    def _delete(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
+        """Delete in a thread of its own: in a long log it takes minutes on a slow card."""
+        ids, since, until, grep = take_arguments(request, "ids", "since", "until", "grep")
+        grep = [] if grep is None else grep
+        if not isinstance(grep, list) or not all(isinstance(text, str) for text in grep):
+            raise bad_request("grep: expected a list of texts")
+        if sum(map(len, grep)) > QUERY_LETTERS:
+            raise bad_request(f"grep: expected at most {QUERY_LETTERS} letters")
         if ids is None:
-            if since is None and until is None:
-                raise bad_request("expected ids, since or until")
-            wanted = Wanted(parse_time("since", since), parse_time("until", until))
+            if since is None and until is None and not any(grep):
+                raise bad_request("expected ids, since, until or grep")
+            texts = tuple(text for text in grep if text)
+            wanted = Wanted(parse_time("since", since), parse_time("until", until), texts)
         else:
             fits = isinstance(ids, list) and 0 < len(ids) <= DELETE_LIMIT
             if not fits or not all(isinstance(id, str) and len(id) <= ID_LETTERS for id in ids):
                 raise bad_request(f"ids: expected a list of 1 to {DELETE_LIMIT} transcripts' ids")
-            if since is not None or until is not None:
-                raise bad_request("expected ids, or since and until")
+            if since is not None or until is not None or grep:
+                raise bad_request("expected ids, or since, until and grep")
             wanted = Wanted(ids=[id.encode("utf-8", "replace").decode() for id in ids])
-        deleted = self._store.delete(wanted)
-        self._on_delete()
-        return {"deleted": deleted.count, "gone": deleted.gone}
+        answer: Future[Mapping[str, Any]] = Future()
+        BackgroundTask(lambda: self._delete_wanted(wanted, answer), "deletion")
+        return answer
+
+    def _delete_wanted(self, wanted: Wanted, answer: Future[Mapping[str, Any]]) -> None:
+        try:
+            with self._deleting:  # one after the other
+                deleted = self._store.delete(wanted)
+            self._on_delete()
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result({"deleted": deleted.count, "gone": deleted.gone})

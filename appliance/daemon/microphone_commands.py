@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,9 @@ from appliance.capture import (
 )
 from appliance.config import GateSettings
 from appliance.control import ControlError
-from appliance.daemon.backlog import Task
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
 from appliance.errors import DeviceError
-from appliance.infer import Gates, Phrases
+from appliance.infer import Gates, Pending, Phrases, Request, Submit
 from appliance.mqtt import events
 from appliance.records import (
     SAMPLE_RATE,
@@ -56,7 +56,7 @@ class _Test:
     answer: Future[Mapping[str, Any]] = field(default_factory=Future)
     frames: list[Samples] = field(default_factory=list)
     sample_count: int = 0
-    request: Task | None = None
+    pending: Pending | None = None
     """Set once all sound is there and its text is requested."""
     result: dict[str, Any] = field(default_factory=dict)
     phrases: Phrases | None = None
@@ -95,15 +95,15 @@ class MicrophoneCommands(CommandGroup):
     def __init__(
         self,
         state: Callable[[], ApplianceState],
-        transcribe: Callable[[Task], bool],
+        submit: Submit,
         gates: GateSettings,
         window_s: float,
         make_phrases: Callable[[str], Phrases] | None = None,
     ) -> None:
-        """`transcribe` queues a request of at most `window_s`; it returns False if it cannot.
-        `make_phrases` makes expected sentences from the text of a file."""
+        """`submit` queues a request of at most `window_s`. `make_phrases` makes expected sentences
+        from the text of a file."""
         self._make_phrases = make_phrases
-        self._state, self._transcribe, self._gates = state, transcribe, gates
+        self._state, self._submit, self._gates = state, submit, gates
         self._window_samples = int(window_s * SAMPLE_RATE)
         self._tests: tuple[_Test, ...] = ()
         self.commands = {"devices": self._devices, "microphone_test": self._start_test}
@@ -128,10 +128,10 @@ class MicrophoneCommands(CommandGroup):
         now_s = time.monotonic()
         for test in self._tests:
             late = now_s >= test.until_s
-            if test.request:
+            if test.pending:
                 if late and not test.answer.done():
-                    test.request.wanted = False
-                    self._finish(test, None)
+                    test.pending.cancel()
+                    self._finish(test)
             elif test.is_recorded:
                 self._judge(test)
             elif late:
@@ -187,22 +187,28 @@ class MicrophoneCommands(CommandGroup):
         length_s = len(sound) / SAMPLE_RATE
         start_s = time.monotonic() - length_s
         window = Window(new_id(), 1, True, sound, start_s, start_s + length_s, length_s)
-        test.request = Task(window, lambda result: self._finish(test, result), phrases=test.phrases)
+        request = Request(window, phrases=test.phrases, room=None)
         test.until_s = time.monotonic() + TEXT_WITHIN_S
-        if silent or not self._transcribe(test.request):
-            self._finish(test, None)
+        if not silent:
+            test.pending = self._submit(request, functools.partial(self._deliver, test))
+        if not test.pending:
+            self._finish(test, "" if silent else None)
 
-    def _finish(self, test: _Test, result: Transcription | Exception | None) -> None:
-        """Answer with the text; None or an error: without it. Any thread."""
-        text, candidates = None, list[dict[str, Any]]()
-        if isinstance(result, Transcription) and test.request:
-            accepted, reason = Gates(self._gates).apply(test.request.window, result)
-            text = "" if reason else accepted.text
-            candidates = [] if reason else list(map(events.phrase, result.candidates))
-        elif test.result.get("digital_silence"):
-            text = ""
+    def _deliver(self, test: _Test, request: Request, result: Transcription | Exception) -> None:
+        """Answer with the text of a test. Any thread."""
+        if isinstance(result, Exception):
+            self._finish(test)
+            return
+        accepted, reason = Gates(self._gates).apply(request.window, result)
+        found = () if reason else result.candidates
+        self._finish(test, "" if reason else accepted.text, list(map(events.phrase, found)))
+
+    def _finish(
+        self, test: _Test, text: str | None = None, candidates: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Answer; a `text` of None says that there is none. Any thread."""
         if test.answer.set_running_or_notify_cancel():
-            test.answer.set_result({**test.result, "words": text, "candidates": candidates})
+            test.answer.set_result({**test.result, "words": text, "candidates": [*candidates]})
 
 
 def _verdict(level: Loudness, sound: Samples) -> str:

@@ -125,12 +125,13 @@ class Mute:
         self,
         folder: Path,
         *,
+        on_change: Callable[[], object] = lambda: None,
         write: Callable[[Path, Position], Stamp] = write,
         clock: Clock = CLOCK,
     ) -> None:
-        """Read the file in `folder`; without one the appliance is not muted."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after each change, by the thread that made it."""
+        """Read the file in `folder`; without one the appliance is not muted. `on_change` is called
+        after each change, by the thread that made it."""
+        self._on_change = on_change
         self.unsaved = ""
         """Why the present state would be lost at a restart; "" if it is saved."""
         self.unread = ""
@@ -181,7 +182,7 @@ class Mute:
             changed = self._change(wanted, who)
             self.unread = "" if changed else self.unread
         if changed:
-            self.on_change()
+            self._on_change()
         with self._lock:
             if self._position == wanted and (changed or self.unsaved):
                 self._save(wanted)
@@ -211,7 +212,7 @@ class Mute:
                 self._save(self._position)
             changed = self._end() or changed
         if changed:
-            self.on_change()
+            self._on_change()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

@@ -13,12 +13,12 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from appliance.capture import Segmenter
-from appliance.daemon.backlog import Kind, Task
-from appliance.infer import is_unspaced
+from appliance.daemon.backlog import Work
+from appliance.infer import Deliver, Request, is_unspaced
 from appliance.records import Listener, Partial, Transcription, Window
 
 log = logging.getLogger("roomscribe.daemon")
@@ -38,18 +38,18 @@ class Partials:
 
     def __init__(
         self,
-        submit: Callable[[Task], bool],
+        submit: Callable[[Request, Deliver], Work | None],
         preview: Callable[[Window, Transcription], str],
-        listeners: Sequence[Listener],
+        bus: Listener,
     ) -> None:
-        """`submit` queues a task. `preview` returns the text that would be stored, empty if it
+        """`submit` queues a request. `preview` returns the text that would be stored, empty if it
         would be discarded; the transcriber's thread calls it."""
-        self._submit, self._preview, self._listeners = submit, preview, listeners
+        self._submit, self._preview, self._bus = submit, preview, bus
         self._lock = threading.Lock()
         self._last: Partial | None = None
-        self._eager: tuple[Task, Partial] | None = None
+        self._eager: tuple[Work, Partial] | None = None
         """The speculation whose text was published, and may have to be withdrawn."""
-        self._pass: Task | None = None
+        self._pass: Work | None = None
         self._next_s = math.inf
         self._speaking = False
 
@@ -64,10 +64,11 @@ class Partials:
         if segmenter.speculative_window:
             self._cancel_pass()
             return
-        due = now_s >= self._next_s and not self._is_waiting() and self._has_subscriber()
+        due = now_s >= self._next_s and not self._is_waiting() and self._bus.wants_partials
         if due and (window := segmenter.so_far()):
             self._next_s = now_s + EVERY_S
-            self._submit_pass(window)
+            with self._lock:  # its text may come before it is known here
+                self._pass = self._submit(Request(window, partial=True), self._deliver)
 
     def close(self) -> None:
         """Publish no more partials of this window. Call before it is pushed or its utterance is
@@ -75,41 +76,32 @@ class Partials:
         self._cancel_pass()
         self._settle_eager()
 
-    def publish_eager(self, task: Task) -> None:
+    def publish_eager(self, work: Work) -> None:
         """Publish the text of a speculation that was transcribed and is still wanted."""
-        if not (task.wanted and task.transcription and self._has_subscriber()):
+        if not (work.wanted and work.transcription and self._bus.wants_partials):
             return
-        text = self._preview(task.window, task.transcription)
+        text = self._preview(work.window, work.transcription)
         with self._lock:
-            if text and task.wanted:
-                self._eager = task, self._publish(self._revision(task.window, text, eager=True))
-
-    def _has_subscriber(self) -> bool:
-        return any(listener.wants_partials for listener in self._listeners)
+            if text and work.wanted:
+                self._eager = work, self._publish(self._revision(work.window, text, eager=True))
 
     def _is_waiting(self) -> bool:
         """True while a pass is neither done nor cancelled."""
         return bool(self._pass and self._pass.wanted)
 
-    def _submit_pass(self, window: Window) -> None:
-        """Request a transcription of the window so far."""
-        task = Task(window, lambda result: self._deliver(weak(), result), Kind.PARTIAL)
-        weak = task.weak()
-        self._pass = task if self._submit(task) else None
-
-    def _deliver(self, task: Task, result: Transcription | Exception) -> None:
+    def _deliver(self, request: Request, result: Transcription | Exception) -> None:
         """Publish the text of a pass, unless nothing in it is new."""
         text = ""
         if isinstance(result, Exception):
             log.info("a partial text could not be transcribed: %s", result)
         else:
-            text = self._preview(task.window, result)
+            text = self._preview(request.window, result)
         with self._lock:
-            if not task.wanted:
+            if not (self._pass and self._pass.wanted and self._pass.request is request):
                 return
-            task.wanted = False
+            self._pass.cancel()
             if text:
-                partial = self._revision(task.window, text)
+                partial = self._revision(request.window, text)
                 if not self._last or replace(partial, rev=self._last.rev) != self._last:
                     self._publish(partial)
 
@@ -117,7 +109,7 @@ class Partials:
         """Cancel the pass: its text is not published after this."""
         with self._lock:
             if self._pass:
-                self._pass.wanted = False
+                self._pass.cancel()
                 self._pass = None
 
     def _settle_eager(self) -> None:
@@ -147,8 +139,7 @@ class Partials:
     def _publish(self, partial: Partial) -> Partial:
         """Give a revision to the listeners. The lock is held, so that they come in order."""
         self._last = partial
-        for listener in self._listeners:
-            listener.on_partial(partial)
+        self._bus.on_partial(partial)
         return partial
 
 

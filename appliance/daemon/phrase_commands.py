@@ -21,7 +21,7 @@ from appliance.daemon.setting_commands import SettingCommands, is_text
 from appliance.errors import ConfigError, StoreError
 from appliance.infer import AnyTranscriber, Phrases, Transcriber, parse_phrases, phrases_file
 from appliance.mqtt import events
-from appliance.records import Phrase, Window
+from appliance.records import Listener, Transcription, Window
 from appliance.system import shorten, write_whole
 
 FILE_NAME = "phrases.toml"
@@ -50,7 +50,7 @@ class Expectation:
 
 
 @dataclass(slots=True, eq=False)
-class Expectations:
+class Expectations(Listener):
     """The expectation that waits for its answer, if there is one. Any thread."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -69,15 +69,19 @@ class Expectations:
         current = self._current
         return current.phrases if current and current.covers(window) else None
 
-    def complete(self, window: Window, text: str, candidates: tuple[Phrase, ...]) -> None:
+    def on_stored(self, window: Window, result: Transcription) -> None:
         """Answer with the text of a window that is stored, if it is the one that is awaited."""
         with self._lock:
             current = self._current
             if current is None or not current.covers(window):
                 return
             self._current = None
-        found = [events.phrase(one) for one in candidates]
-        current.answer({"transcript_id": window.id, "text": text, "answers": found})
+        found = [events.phrase(one) for one in result.candidates]
+        current.answer({"transcript_id": window.id, "text": result.text, "answers": found})
+
+    def on_idle(self) -> None:
+        """Answer without a text if nobody has spoken in time."""
+        self.poll()
 
     def poll(self, *, stop: bool = False) -> None:
         """Answer without a text if nobody has spoken in time."""

@@ -14,14 +14,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from queue import Full
 
-from appliance.daemon.assembly import Parts
-from appliance.daemon.backlog import Kind, Lease, Task
+from appliance.control import ControlServer
+from appliance.daemon.backlog import Lease, Work
+from appliance.daemon.capture_supervisor import CaptureSupervisor
+from appliance.daemon.controls import Controls
+from appliance.daemon.core import Core
 from appliance.daemon.health import report_backend
+from appliance.daemon.partials import Partials
+from appliance.daemon.report import Reporter
 from appliance.daemon.stages import Sentinel, Stage
+from appliance.daemon.transcription import WorkTranscriber
 from appliance.errors import ServerError
-from appliance.records import ApplianceState, ApplianceStats, Discarded, Frame, Window
+from appliance.fleet import FleetWorker
+from appliance.homeassistant import HomeAssistantClient
+from appliance.mqtt import Publisher
+from appliance.records import ApplianceState, Discarded, Frame, Window
+from appliance.wyoming import WyomingServer
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -37,14 +48,35 @@ LEAST_JOIN_S = 0.2
 """Each stage has this long to end, even if the time is up."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What a pipeline runs; None for a part that is not configured."""
+
+    core: Core
+    works: WorkTranscriber
+    partials: Partials
+    supervisor: CaptureSupervisor
+    report: Reporter
+    controls: Controls
+    control: ControlServer | None
+    publisher: Publisher | None
+    home: HomeAssistantClient | None
+    wyoming: WyomingServer | None
+    fleet: FleetWorker | None
+    reload: threading.Event
+    """Set when the configuration is to be read again."""
+    close: Callable[[], None]
+    """Closes all parts."""
+
+
 class Pipeline:
     """A running appliance: `start`, wait for `ended`, `stop`; all from one thread."""
 
     def __init__(self, parts: Parts) -> None:
         """`parts` belong to the pipeline from now on: `stop` closes them."""
-        self.parts = parts
-        self.health, self.mute = parts.health, parts.mute
-        self.sounding, self.reload = parts.sounding, parts.reload
+        self.parts, self.core = parts, parts.core
+        self.health, self.mute = parts.core.health, parts.core.mute
+        self.sounding, self.reload = parts.supervisor.sounding, parts.reload
         self.ended = threading.Event()
         """Set when the source came to its end, or a stage failed."""
         self._stopping = False
@@ -72,7 +104,7 @@ class Pipeline:
             stage.tell_to_stop(left_s)
             stage.leave(min(left_s, stage.timeout_s))
         try:
-            self.parts.tasks.flush()
+            self.core.transcripts.flush()
         finally:
             self.parts.close()
 
@@ -90,16 +122,17 @@ class Pipeline:
         if home := parts.home:
             run = self._until_stop(lambda _: home.run())
             yield make("home", run, stop=lambda _: home.stop(), timeout_s=0.5)
-        if server := parts.controls.server:
-            yield make("control", self._until_stop(server.run), stop=lambda _: server.stop())
-        end_states = functools.partial(parts.states.mark, Sentinel.END)
+        if server := parts.control:
+            run = self._until_stop(functools.partial(server.run, parts.controls))
+            yield make("control", run, stop=lambda _: server.stop())
+        end_states = functools.partial(self.core.states.mark, Sentinel.END)
         yield make("transcriber", self._transcribe, stop=lambda _: end_states())
         yield make(
             "encoder",
             self._encode,
-            stop=lambda left_s: parts.backlog.complete(left_s - DECODE_WITHIN_S),
+            stop=lambda left_s: self.core.backlog.complete(left_s - DECODE_WITHIN_S),
         )
-        end_frames = functools.partial(parts.frames.mark, Sentinel.END)
+        end_frames = functools.partial(self.core.frames.mark, Sentinel.END)
         yield make("segmenter", self._segment, stop=lambda _: end_frames(), timeout_s=1.0)
         yield make("capture", self._capture, timeout_s=1.0)
         if wyoming := parts.wyoming:
@@ -124,19 +157,18 @@ class Pipeline:
         """Return the seconds since the oldest heartbeat, and the name of its stage.
 
         A recording may keep its reader waiting (a pipe); a microphone may not. Home Assistant's
-        name may keep the resolver, and nothing waits for that.
+        name may keep the resolver, and nothing waits for that. Nor is a stage stuck that waits for
+        the log while that is rewritten.
         """
-        may_wait = ("home", "capture" if self.parts.settings.capture.recording else "")
+        if self.core.store.is_rewriting:
+            return 0.0, ""
+        may_wait = ("home", "capture" if self.core.settings.capture.recording else "")
         watched = [stage for stage in self._stages if stage.name not in may_wait]
         return max(((stage.idle_s(), stage.name) for stage in watched), default=(0.0, ""))
 
     def state(self) -> ApplianceState:
         """Return the appliance's state. Any thread; does not wait."""
-        return self.parts.state()
-
-    def stats(self) -> ApplianceStats:
-        """Return the appliance's statistics. Any thread; does not wait."""
-        return self.parts.stats()
+        return self.parts.report.state()
 
     def broker_reasons(self) -> tuple[str, ...]:
         """Return what is wrong between the store and the broker, in plain words."""
@@ -145,18 +177,19 @@ class Pipeline:
     def _capture(self, stage: Stage) -> bool:
         """Source -> frames, until a recording's end or `stop`; a microphone has no end."""
         self.parts.supervisor.listen(stage.heartbeat)
-        is_end = self._stopping or bool(self.parts.settings.capture.recording)
+        is_end = self._stopping or bool(self.core.settings.capture.recording)
         if is_end:
-            self.parts.frames.mark(Sentinel.END)
+            self.core.frames.mark(Sentinel.END)
         return is_end
 
     def _segment(self, stage: Stage) -> bool:
         """Frames -> windows; reports when speech begins and ends."""
-        segmenter, backlog, partials = self.parts.segmenter, self.parts.backlog, self.parts.partials
+        core, partials, bus = self.core, self.parts.partials, self.core.bus
+        segmenter, backlog = core.segmenter, core.backlog
         speaking = False
         item: Frame | Sentinel | None = None
         while item is not Sentinel.END:
-            item = self.parts.frames.next(self.parts.idle_s)
+            item = core.frames.next(core.idle_s)
             stage.heartbeat()
             if item is None:
                 continue
@@ -164,21 +197,19 @@ class Pipeline:
             self.parts.supervisor.attend(alert=segmenter.alert)
             if segmenter.speaking != speaking:
                 speaking = not speaking
-                for listener in self.parts.listeners:
-                    listener.on_speech(speaking)
-                if speaking and self.parts.house:
-                    self.parts.house.on_begin(segmenter.utterance_id)
+                bus.on_speech(speaking)
+                if speaking:
+                    bus.on_begin(segmenter.utterance_id)
             for result in results:
                 backlog.withdraw_speculation(result.id if isinstance(result, Window) else "")
                 partials.close()
                 if isinstance(result, Window):
                     backlog.push(result)
-                    if self.parts.house:
-                        self.parts.house.on_window(result)
+                    bus.on_window(result)
                 else:
-                    self.parts.tasks.discard(result)
-            if self.parts.settings.segmenter.speculate:
-                backlog.speculate(segmenter.speculative_window, self.parts.tasks.speculation)
+                    bus.on_discarded(result)
+            if core.settings.segmenter.speculate:
+                backlog.speculate(segmenter.speculative_window, self.parts.works.speculation)
             if isinstance(item, Frame):
                 partials.follow(segmenter, item.end_s)
         backlog.complete()
@@ -187,8 +218,8 @@ class Pipeline:
     def _push(self, item: Frame | Sentinel) -> list[Window | Discarded]:
         """Return what the segmenter decides with a frame, with a speculation's silence that is
         known now, or at the end of the sound."""
-        segmenter = self.parts.segmenter
-        if silence := self.parts.backlog.end_silence():
+        segmenter = self.core.segmenter
+        if silence := self.core.backlog.end_silence():
             segmenter.expect(*silence)
         if isinstance(item, Frame):
             results = segmenter.push(item)
@@ -202,71 +233,71 @@ class Pipeline:
 
     def _encode(self, stage: Stage) -> bool:
         """Windows -> encoder states, one window ahead of the transcriber."""
-        parts, backlog = self.parts, self.parts.backlog
+        core, backlog = self.core, self.core.backlog
 
         def should_continue() -> bool:
             stage.heartbeat()
             return not backlog.is_out_of_time
 
-        parts.transcriber.should_continue = should_continue
-        if parts.supervisor.listens:
+        if self.parts.supervisor.listens:
             self.sounding.wait(SOUND_FIRST_S)
         while not backlog.is_over:
-            lease = backlog.take_window(parts.idle_s)
+            lease = backlog.take_window(core.idle_s)
             stage.heartbeat()
-            task = self._encode_window(lease) if lease else self._encode_other()
-            report_backend(self.health, parts.transcriber)
-            if task:
-                self._pass_on(task, stage)
+            work = (
+                self._encode_window(lease, should_continue)
+                if lease
+                else self._encode_other(should_continue)
+            )
+            report_backend(self.health, core.transcriber)
+            if work:
+                self._pass_on(work, stage)
             if not backlog:
-                parts.transcriber.backend.poll(time.monotonic())
-                report_backend(self.health, parts.transcriber)
-        parts.states.mark(Sentinel.END)
+                core.transcriber.backend.poll(time.monotonic())
+                report_backend(self.health, core.transcriber)
+        core.states.mark(Sentinel.END)
         return True
 
-    def _encode_window(self, lease: Lease) -> Task | None:
+    def _encode_window(self, lease: Lease, should_continue: Callable[[], bool]) -> Work | None:
         """Encode a leased window; None when the lease has ended or the window is left to the next
         start.
 
         While nobody can transcribe, it waits here, and the windows behind it in the spool.
         """
-        parts, should_continue = self.parts, self.parts.transcriber.should_continue
-        task = parts.tasks.leased_task(lease)
+        work = self.parts.works.leased(lease)
         while True:
-            parts.tasks.encode(task)
-            if not isinstance(task.encoded, ServerError):
-                return task
-            report_backend(self.health, parts.transcriber)
+            self.parts.works.encode(work, should_continue)
+            if not isinstance(work.encoded, ServerError):
+                return work
+            report_backend(self.health, self.core.transcriber)
             if self._stopping or not should_continue():
                 lease.leave()
                 return None
             time.sleep(SERVER_POLL_S)
 
-    def _encode_other(self) -> Task | None:
+    def _encode_other(self, should_continue: Callable[[], bool] = lambda: True) -> Work | None:
         """Encode the speculation, else a request; None without one, if encoding failed, and for a
         partial if the decoder is busy."""
-        parts = self.parts
-        task = parts.backlog.take_speculation() or parts.backlog.take_request(
-            room_first=parts.is_room_busy()
-        )
-        if task and task.kind is Kind.PARTIAL and not parts.states.empty():
-            task.wanted = False
-        if not task or not task.wanted:
+        works, backlog = self.parts.works, self.core.backlog
+        work = backlog.take_speculation() or backlog.take_request()
+        if work and work.request.partial and not self.core.states.empty():
+            work.cancel()
+        if not work or not work.wanted:
             return None
-        parts.tasks.encode(task)
-        if isinstance(task.encoded, Exception):
+        works.encode(work, should_continue)
+        if isinstance(work.encoded, Exception):
             # At once: a request need not wait for the decoder, and once a speculation has come
             # true, marking its window as survived would hide the death of this process.
-            parts.tasks.deliver(task, task.encoded)
+            works.deliver(work, work.encoded)
             return None
-        return task
+        return work
 
-    def _pass_on(self, task: Task, stage: Stage) -> None:
-        """Queue an encoded task, and wait for room. That is no lack of progress: the backlog drops
+    def _pass_on(self, work: Work, stage: Stage) -> None:
+        """Queue encoded work, and wait for room. That is no lack of progress: the backlog drops
         what is too much, and the transcriber is watched by itself."""
         while True:
             try:
-                self.parts.states.put(task, timeout=self.parts.idle_s)
+                self.core.states.put(work, timeout=self.core.idle_s)
                 break
             except Full:
                 stage.heartbeat()
@@ -274,12 +305,12 @@ class Pipeline:
 
     def _transcribe(self, stage: Stage) -> bool:
         """Encoder states -> stored transcripts, until the end of the path."""
-        while (item := self.parts.states.next(self.parts.idle_s)) is not Sentinel.END:
+        while (item := self.core.states.next(self.core.idle_s)) is not Sentinel.END:
             stage.heartbeat()
-            self.parts.store.poll()
+            self.core.store.poll()
             if item is None or isinstance(item, Sentinel):
-                self.parts.tasks.tidy()
+                self.core.bus.on_idle()
             else:
-                self.parts.tasks.decode(item)
+                self.parts.works.decode(item)
         self.ended.set()
         return True

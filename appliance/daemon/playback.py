@@ -20,7 +20,7 @@ from appliance.daemon.command_group import (
     unavailable,
 )
 from appliance.errors import StoreError
-from appliance.records import SAMPLE_RATE, Window
+from appliance.records import SAMPLE_RATE, Listener, Transcription, Window
 from appliance.store import Store, Wanted
 
 KEPT_S = 60.0
@@ -29,7 +29,7 @@ PART_SAMPLES = 20_000
 """Samples in one answer: a line of the control socket has at most 64 kB."""
 
 
-class Playback(CommandGroup):
+class Playback(CommandGroup, Listener):
     """Keeps the last sentence's sound, and serves `playback`. Any thread."""
 
     def __init__(
@@ -40,25 +40,29 @@ class Playback(CommandGroup):
         self._window: Window | None = None
         self.commands = {"playback": self._play}
 
-    def keep(self, window: Window) -> None:
+    def on_stored(self, window: Window, _: Transcription) -> None:
         """Keep the sound of a window whose transcript is stored, in place of the one before."""
         if self._enabled:
             with self._lock:
                 self._window = None if self._is_muted() else window
 
-    def discard(self) -> None:
+    def on_mute(self) -> None:
         """Discard the sound now."""
         with self._lock:
             self._window = None
 
+    def on_idle(self) -> None:
+        """Discard the sound if it is too old, or if its transcript was deleted."""
+        self.poll()
+
     def poll(self) -> None:
         """Discard the sound if it is too old, or if its transcript was deleted."""
         if self._window and not self._find():
-            self.discard()
+            self.on_mute()
 
     def close(self) -> None:
         """Discard the sound."""
-        self.discard()
+        self.on_mute()
 
     def _find(self) -> Window | None:
         window = self._window

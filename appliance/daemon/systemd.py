@@ -64,7 +64,8 @@ def log_transcript(stored: StoredTranscript, settings: JournalSettings) -> None:
 def notify(state: str) -> bool:
     """Send `state`, such as READY=1 or WATCHDOG=1, to systemd, as sd_notify(3) does.
 
-    Return False if it cannot be reached. Any thread. Never raises.
+    Return False if it cannot be reached. Any thread. Never raises. Not systemd.daemon.notify: a
+    service of Type=notify must also start where python3-systemd is missing.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

@@ -18,14 +18,19 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from appliance.config import FleetSettings, fleet_server, is_loopback
 from appliance.errors import ConfigError, ServerError
 from appliance.fleet.messages import NAME, Subjects, token
-from appliance.system import BackgroundTask, find_credential, one_line, shorten
+from appliance.system import (
+    BackgroundTask,
+    explain_wrong_time,
+    find_credential,
+    one_line,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -46,6 +51,7 @@ CLOSE_S = 1.0
 """Limit for closing a connection."""
 COMING = "no server: connecting to the fleet's server"
 Result = TypeVar("Result")
+Handler = Callable[["Client"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +110,6 @@ class Link:
         """Why there is no connection, with the fix; None while there is one."""
         self.client: Client | None = None
         """The connected client, for coroutines of the link's loop."""
-        self.refused: Callable[[str], None] = lambda _: None
-        """Called in the link's thread with the server's message if we lack a permission."""
-        self.changed: Callable[[str | None], object] = lambda _: None
-        """Called in the link's thread with a new `trouble`."""
-        self.handler: Callable[[Client], Coroutine[Any, Any, None]] = _stay
-        """Runs on each connection until that is lost; its error ends the connection."""
         self._loop = asyncio.new_event_loop()
         self._tried = threading.Event()
         self._thread: BackgroundTask | None = None
@@ -121,8 +121,17 @@ class Link:
         """Address of the connected server; empty while there is none."""
         return self.address if self.client else ""
 
-    def start(self) -> None:
-        """Begin to connect, without waiting."""
+    def start(
+        self,
+        handler: Handler | None = None,
+        *,
+        refused: Callable[[str], object] = lambda _: None,
+        changed: Callable[[str | None], object] = lambda _: None,
+    ) -> None:
+        """Begin to connect, without waiting. The link's thread runs `handler` on each connection
+        until that is lost; its error ends the connection. It calls `refused` with the server's
+        message if we lack a permission, and `changed` with a new `trouble`."""
+        self._handler, self._refused, self._changed = handler or _stay, refused, changed
         # it warns about each TLS connection: "returning true from eof_received() has no effect"
         logging.getLogger("asyncio").setLevel(logging.ERROR)
         self._thread = BackgroundTask(self._run, "fleet")
@@ -198,7 +207,7 @@ class Link:
         self._report(None)
         self._tried.set()
         end = asyncio.create_task(ended.wait())
-        work = asyncio.create_task(self.handler(client))
+        work = asyncio.create_task(self._handler(client))
         try:
             await asyncio.wait({end, work}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -219,7 +228,7 @@ class Link:
 
         async def on_error(error: Exception) -> None:
             if "permissions violation" in str(error).lower():
-                self.refused(one_line(error))
+                self._refused(one_line(error))
                 return
             errors.append(error)
 
@@ -259,7 +268,7 @@ class Link:
         trouble = str(failure) if failure else None
         if trouble != self.trouble:
             self.trouble = trouble
-            self.changed(trouble)
+            self._changed(trouble)
             if not trouble:
                 log.info("connected to the fleet's server %s", self.address)
 
@@ -283,20 +292,12 @@ async def _disconnect(client: Client) -> None:
             await client.close()
 
 
-_WRONG_TIME = {9: "its certificate is not valid yet", 10: "its certificate has expired"}
-"""OpenSSL's numbers of verification errors that a wrong clock can cause."""
-
-
 def explain_failure(server: str, error: Exception) -> ServerError:
     """Return why there is no connection, with the fix."""
     where, reason = f"the fleet's server {server}", one_line(error)
     low = reason.lower()
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
-        return _refusal(
-            f"{where}: {_WRONG_TIME[error.verify_code]} by this machine's clock "
-            f"({datetime.now().astimezone():%Y-%m-%d %H:%M %Z}). If that is wrong, set the clock "
-            "(`timedatectl`); if it is right, the server needs another certificate"
-        )
+    if wrong_time := explain_wrong_time(error):
+        return _refusal(f"{where}: {wrong_time}")
     if isinstance(error, ssl.SSLCertVerificationError):
         return _refusal(
             f"{where}: its certificate is not trusted: "

@@ -31,7 +31,6 @@ class Probe:
         """Raises ConfigError for an unusable credential or certificate."""
         logging.getLogger("roomscribe.fleet").setLevel(logging.CRITICAL)  # what fails is raised
         self._link = Link(settings, node)
-        self._link.refused = self._record_refusal
         self.node = self._link.node
         """Our name at the server."""
         self.address = settings.server
@@ -41,7 +40,7 @@ class Probe:
 
     def __enter__(self) -> Self:
         """Connect. Raises ServerError if the server does not accept us."""
-        self._link.start()
+        self._link.start(refused=self._record_refusal)
         self._link.settle(CONNECT_S)
         if self._link.client is None:
             self._link.close()

@@ -40,20 +40,20 @@ from appliance.fleet.messages import (
     window_headers,
 )
 from appliance.infer import (
-    IGNORE_PROGRESS,
     AnyTranscriber,
     Backend,
     Corrections,
     Encoded,
     Model,
-    Progress,
+    Pending,
     RemoteModel,
+    Request,
     Transcriber,
     lacking_runtime,
     open_transcriber as open_model,
 )
 from appliance.model import chosen_model
-from appliance.records import Transcription, Window
+from appliance.records import Transcription
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -82,11 +82,14 @@ class Satellite(Backend):
     """Sends windows over a link, waits for the answers, and knows whether a worker is there."""
 
     def __init__(
-        self, link: Link, local: Backend | None = None, patience_s: float = PATIENCE_S
+        self,
+        link: Link,
+        local: Backend | None = None,
+        patience_s: float = PATIENCE_S,
+        is_muted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Create it before the link is started. `local` encodes while no worker can."""
-        self.muted: Callable[[], bool] = lambda: False
-        """While it returns true, no sound is sent."""
+        """`local` encodes while no worker can. While `is_muted` returns True, no sound is sent."""
+        self._is_muted = is_muted
         self.counts: Counter[str] = Counter()
         """fleet_sent, and fleet_own_cpu: windows that this machine's model encoded."""
         self.worker: Presence | None = None
@@ -104,7 +107,10 @@ class Satellite(Backend):
         self._arrived = asyncio.Event()
         self._known = threading.Event()
         """Set once it is known whether a worker is there."""
-        link.handler, link.refused, link.changed = self._serve, self._record_refusal, self._lost
+
+    def start(self) -> None:
+        """Begin to connect, without waiting."""
+        self._link.start(self._serve, refused=self._record_refusal, changed=self._lost)
 
     @property
     def fault(self) -> str | None:
@@ -148,7 +154,7 @@ class Satellite(Backend):
         `should_continue` is called several times a second; False gives up. Raises ServerError if
         no worker can transcribe now, and DeviceError if one failed with this window.
         """
-        if self.muted():
+        if self._is_muted():
             raise ServerError("muted: speech from before is not sent")
         if fault := self.fault:
             raise ServerError(fault)
@@ -237,7 +243,7 @@ class Satellite(Backend):
         from nats.errors import Error, NoRespondersError, TimeoutError as SlowError
 
         client = self._link.client
-        if self.muted():
+        if self._is_muted():
             raise ServerError("muted: speech from before is not sent")
         if client is None:
             return False
@@ -285,15 +291,16 @@ class SatelliteTranscriber(AnyTranscriber):
         local: Transcriber | None,
         link: Link,
         patience_s: float = PATIENCE_S,
+        is_muted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Start the link."""
+        """Start the link. While `is_muted` returns True, no sound is sent."""
         self._local, self.link, self.gates = local, link, settings.gates
         self.in_process = local is not None
         self._corrections = Corrections(settings.vocabulary.replace)
         segmenter = settings.segmenter
         self._guesses = segmenter.speculate and segmenter.early_ms > 0
-        self.satellite = Satellite(link, local.backend if local else None, patience_s)
-        link.start()
+        self.satellite = Satellite(link, local.backend if local else None, patience_s, is_muted)
+        self.satellite.start()
 
     @property
     def backend(self) -> Satellite:
@@ -311,29 +318,32 @@ class SatelliteTranscriber(AnyTranscriber):
         window_s = min(found.window_s, local.bundle.window_s) if local else found.window_s
         return RemoteModel(found.name, found.language, found.languages, window_s)
 
-    def begin(self, window: Window) -> Encoded | Transcription:
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded | Transcription:
         """Return a worker's transcription; encoder states if the model on this machine stands in.
 
         Raises ServerError if nothing can transcribe now, and DeviceError if a worker failed.
         """
         # the last window of an utterance was speculated on, which asks for completeness
+        window = request.window
         job = Job(window, self.link.node, ahead=self._guesses and window.last)
         try:
-            return self._corrections.apply(self.satellite.transcribe(job, self.should_continue))
+            return self._corrections.apply(self.satellite.transcribe(job, should_continue))
         except DeviceError:
-            if not self._local or not self.should_continue():
+            if not self._local or not should_continue():
                 raise
         self.satellite.counts["fleet_own_cpu"] += 1
-        return self._local.encode(window)
+        return self._local.begin(request)
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         """Return the transcription of states of the model on this machine, with the gates that it
         recommends. Raises DeviceError if there is none."""
         local = self._local
         if not local:
             raise DeviceError("no model on this machine can decode encoder states")
         gates = {name: getattr(local.gates, name) for name in RECOMMENDED}
-        result = local.decode(encoded, progress)
+        result = local.decode(encoded, pending)
         return replace(result, model=local.bundle.name, recommended=gates)
 
     def warm_up(self) -> None:
@@ -349,15 +359,17 @@ class SatelliteTranscriber(AnyTranscriber):
             self._local.close()
 
 
-def open_satellite(settings: Settings) -> SatelliteTranscriber:
+def open_satellite(settings: Settings, is_muted: Callable[[], bool]) -> SatelliteTranscriber:
     """Return the transcriber of a satellite.
 
     The model on this machine stands in for the workers if one was chosen; the built-in one knows
     too few words.
 
     Raises ConfigError for an unusable credential, and as infer's `open_transcriber` for the model
-    here, but never if a server or worker is offline.
+    here, but never if a server or worker is offline. While `is_muted` returns True, no sound is
+    sent.
     """
     link = Link(settings.fleet, node_name(settings))
     has_model = bool(settings.model.bundle or chosen_model()) and not lacking_runtime()
-    return SatelliteTranscriber(settings, open_model(settings) if has_model else None, link)
+    local = open_model(settings) if has_model else None
+    return SatelliteTranscriber(settings, local, link, is_muted=is_muted)

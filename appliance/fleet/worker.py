@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from appliance.capture import split_sound
 from appliance.config import GateSettings
@@ -38,7 +38,7 @@ from appliance.fleet.messages import (
     read_id,
     read_window,
 )
-from appliance.infer import Model, compression_ratio
+from appliance.infer import Model, Pending, Request, Submit, compression_ratio
 from appliance.records import SAMPLE_RATE, Transcription, Window
 from appliance.system import shorten
 
@@ -71,18 +71,6 @@ API_S = 1.5
 """Limit for a JetStream request."""
 
 
-class RequestHandle(Protocol):
-    """A window that the pipeline of this machine is to transcribe."""
-
-    wanted: bool
-    """Set to False if the transcription is not needed any more."""
-
-
-Submit = Callable[[Window, bool, Callable[[Transcription | Exception], None]], RequestHandle | None]
-"""Queue a window for transcription; None if too many wait. If the flag is true, the transcription
-also says whether the text is a complete sentence. The callback gets the result, in any thread."""
-
-
 @dataclass(frozen=True, slots=True)
 class OwnRoom:
     """What the worker needs of the daemon that it runs in."""
@@ -107,15 +95,27 @@ class FleetWorker:
         gates: GateSettings,
         busy_s: float = BUSY_S,
     ) -> None:
-        """Create it before the link is started. `gates` are the values that the model recommends,
-        `busy_s` is BUSY_S."""
+        """`gates` are the values that the model recommends, `busy_s` is BUSY_S."""
         self._link, self._room = link, room
         self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
         self._busy_s, self._refusal = busy_s, ""
         self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
         """By satellite and window: a satellite that knows another's ids does not get its texts."""
-        link.handler, link.changed = self._serve, room.report_trouble
-        link.refused = self._report_refusal
+
+    @property
+    def server(self) -> str:
+        """Address of the connected server; empty while there is none."""
+        return self._link.server
+
+    def start(self) -> None:
+        """Begin to serve, without waiting."""
+        self._link.start(
+            self._serve, refused=self._report_refusal, changed=self._room.report_trouble
+        )
+
+    def close(self) -> None:
+        """Close the connection: its windows are another worker's then."""
+        self._link.close()
 
     async def _serve(self, client: Client) -> None:
         """Serve a connection until it ends; begin again when the server refuses something."""
@@ -265,6 +265,7 @@ class FleetWorker:
         self, window: Window, job: Job, message: Msg, begun_s: float
     ) -> Transcription | Exception | Refusal:
         """Return the pipeline's result for a window, or part of one."""
+        wanted = Request(window, completeness=job.ahead, room=None)
         loop = asyncio.get_running_loop()
         made: asyncio.Future[Transcription | Exception] = loop.create_future()
 
@@ -272,24 +273,24 @@ class FleetWorker:
             if not made.done():
                 made.set_result(result)
 
-        def answer(result: Transcription | Exception) -> None:
+        def deliver(_: Request, result: Transcription | Exception) -> None:
             self._link.call_soon(functools.partial(settle, result))
 
-        request: RequestHandle | None = None
+        pending: Pending | None = None
         progress_s = time.monotonic()
         try:
             while not made.done():
                 now_s = time.monotonic()
-                request = request or self._room.submit(window, job.ahead, answer)
+                pending = pending or self._room.submit(wanted, deliver)
                 if now_s - progress_s >= AT_WORK_S:
                     await message.in_progress()
                     progress_s = now_s
-                if not request and now_s - begun_s > self._busy_s:
+                if not pending and now_s - begun_s > self._busy_s:
                     return Refusal("its own room or other rooms keep it busy", later=True)
-                await asyncio.wait({made}, timeout=AT_WORK_S / 2 if request else QUIET_S)
+                await asyncio.wait({made}, timeout=AT_WORK_S / 2 if pending else QUIET_S)
         finally:
-            if request:
-                request.wanted = False
+            if pending:
+                pending.cancel()
         return made.result()
 
     def _report_refusal(self, message: str) -> None:

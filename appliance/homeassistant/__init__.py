@@ -9,6 +9,7 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.homeassistant.address import AddressPhrase
     from appliance.homeassistant.client import TOKEN_CREDENTIAL, Callbacks, HomeAssistantClient
+    from appliance.homeassistant.media import MediaPlayers
     from appliance.homeassistant.names import NAMES_FILE
     from appliance.homeassistant.probe import ProbeResult, probe_home
 

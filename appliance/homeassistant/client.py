@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
-from appliance.homeassistant.assist import Assist, Refused
+from appliance.homeassistant.assist import Assist, RefusedText
 from appliance.homeassistant.connection import (
     Address,
     CommandError,
@@ -124,9 +123,11 @@ class HomeAssistantClient(Listener):
         state: Path,
         runtime: Path,
         callbacks: Callbacks,
+        media: MediaPlayers,
         intervals: Intervals = INTERVALS,
     ) -> None:
-        """`state` is the folder where the names are kept, `runtime` one in memory."""
+        """`state` is the folder where the names are kept, `runtime` one in memory. `media` learns
+        which media players of the area play."""
         self._settings, self._node = settings, node
         self._url = HomeAssistantUrl.parse(settings.homeassistant.url)
         self._state, self._callbacks, self._intervals = state, callbacks, intervals
@@ -142,7 +143,7 @@ class HomeAssistantClient(Listener):
         self._ready = False
         self._waiting: deque[tuple[Transcript, str]] = deque()
         self._device = ""
-        self._media = MediaPlayers()
+        self._media = media
 
     # other threads
 
@@ -169,11 +170,7 @@ class HomeAssistantClient(Listener):
     def _refuse(self, transcript: Transcript, text: str, why: str) -> None:
         """Reply in place of Home Assistant."""
         if self._assist:
-            self._callbacks.on_reply(self._assist.refuse(transcript, text, Refused(why)))
-
-    def media_plays(self, since: datetime) -> bool:
-        """Return True if a media player of this area plays, or has played since. Any thread."""
-        return self._media.play_since(since)
+            self._callbacks.on_reply(self._assist.refuse(transcript, text, RefusedText(why)))
 
     def wake(self) -> None:
         """Connect now instead of after the pause: Home Assistant has started."""

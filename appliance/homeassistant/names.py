@@ -38,6 +38,9 @@ CALLED_DOMAINS = frozenset(
         *("scene", "script", "todo"),
     }
 )
+GUARDED_DOMAINS = frozenset({"lock", "alarm_control_panel", "valve"})
+GUARDED_COVERS = frozenset({"garage", "door", "gate"})
+"""Domains, and device classes of covers, whose names are of Tier.GUARDED."""
 NAMES_AT_MOST = 1000
 ENTITIES_AT_MOST = 3000
 """Entities whose names are requested; those that are called by name go first."""
@@ -93,9 +96,10 @@ async def fetch(link: WebsocketLink, devices: Sequence[Mapping[str, Any]]) -> Na
             continue
         used.add(as_text(entry.get("area_id")) or area_of.get(as_text(entry.get("device_id")), ""))
         name = shown.get(entity) or entry.get("name") or entry.get("original_name")
-        called = entity.partition(".")[0] in CALLED_DOMAINS
-        found.append((as_text(name), Tier.CALLED if called else Tier.OTHER))
-        found += [(alias, Tier.ALIAS) for alias in _texts(entry.get("aliases"))]
+        tier = _tier(entity, entry)
+        alias_tier = tier if tier is Tier.GUARDED else Tier.ALIAS
+        found.append((as_text(name), tier))
+        found += [(alias, alias_tier) for alias in _texts(entry.get("aliases"))]
     floors_used = {
         as_text(area.get("floor_id")) for area in areas if as_text(area.get("area_id")) in used
     }
@@ -106,6 +110,15 @@ async def fetch(link: WebsocketLink, devices: Sequence[Mapping[str, Any]]) -> Na
             found += [(name, tier) for name in names]
     kept, left_out = cleaned(found)
     return Names(kept, left_out + len(exposed) - len(wanted), len(exposed), registry)
+
+
+def _tier(entity: str, entry: Mapping[str, Any]) -> Tier:
+    """The tier of an entity's name."""
+    domain = entity.partition(".")[0]
+    kind = as_text(entry.get("device_class") or entry.get("original_device_class"))
+    if domain in GUARDED_DOMAINS or (domain == "cover" and kind in GUARDED_COVERS):
+        return Tier.GUARDED
+    return Tier.CALLED if domain in CALLED_DOMAINS else Tier.OTHER
 
 
 def cleaned(found: Iterable[Name]) -> tuple[tuple[Name, ...], int]:

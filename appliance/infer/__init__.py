@@ -1,4 +1,19 @@
-"""Windows to transcriptions: mel, encoder, decoder, and what is let through."""
+"""Windows to transcriptions: mel, encoder, decoder, and what is let through.
+
+What another program may use (docs/reuse.md; n samples, W mel frames, P = W / 2 positions):
+
+- window_mel(samples (n,) int16, n_mels, W), log_mel(samples (n,) float32) -> (W, n_mels) float32
+- CpuEncoder(bundle, threads).encode(mel (W, n_mels)) -> states (P, d_model) float32
+- Decoder(bundle, threads).decode(states (P, d_model), seconds) -> Decoded: tokens and logprobs. The
+  states may be any encoder's, as in a hybrid of NPU and CPU. `network` takes a StepNetwork.
+- Network: the decoder's KV cache. begin(states, positions), then advance(token ids, wanted indices)
+  -> Step: logits (w, K) of the K tokens that are not suppressed.
+- Tokenizer.open(bundle).detokenize(tokens) -> text; tokenize(text) -> token ids
+- Gates(settings).apply(window, transcription) -> transcription, and why it is discarded or None
+- open_transcriber(settings) -> Transcriber: all of it in transcribe(window)
+
+One object is for one thread. All raise ModelError for a model that cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +47,7 @@ if TYPE_CHECKING:
         why_on_cpu,
     )
     from appliance.infer.phrases import Phrases
+    from appliance.infer.request import Deliver, Pending, Request, Submit
     from appliance.infer.runtime import (
         Model,
         RemoteModel,
@@ -42,13 +58,6 @@ if TYPE_CHECKING:
     from appliance.infer.sentences import parse_phrases
     from appliance.infer.sessions import Session, onnxruntime
     from appliance.infer.tokenizer import Tokenizer
-    from appliance.infer.transcriber import (
-        IGNORE_PROGRESS,
-        PATIENT,
-        AnyTranscriber,
-        Encoded,
-        Progress,
-        Transcriber,
-    )
+    from appliance.infer.transcriber import AnyTranscriber, Encoded, Transcriber
 
 __getattr__ = lazily(__name__, __file__)

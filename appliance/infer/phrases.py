@@ -3,7 +3,8 @@
 The decoder scores what may follow a prefix in one step, and the prefix that keeps up best with the
 free text is continued first (best-first search). Words that the network of `sentences` does not
 allow are never scored. The probability of the best sentence is weighed against the other sentences
-found and against the free text: "none of them" is an answer, too.
+found, and against something else that was said: by the free text, by the words in which the two
+differ, and by whether the sound says a report ("turned") in place of the order ("turn").
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from appliance.errors import ConfigError
+from appliance.errors import ConfigError, ModelError
 from appliance.infer.sentences import (
     END,
     HOME_SLOTS,
@@ -29,8 +30,9 @@ from appliance.infer.sentences import (
     spoken,
 )
 from appliance.infer.tokenizer import Tokenizer
+from appliance.infer.wording import Wording, compare, past
 from appliance.model import Bundle
-from appliance.records import Name, Phrase
+from appliance.records import EXPECTED_FROM, Name, Phrase, Tier
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -56,6 +58,12 @@ ENDS = (".", "?", "!")
 """What models with punctuation may put after a sentence, in place of ending the text. The text is
 taken to end behind it."""
 
+NO_REPORT, REPORT = -4.0, 4.0
+"""Least and largest log-odds of a report."""
+GUARDED_FROM, DOUBTED = 0.95, 0.5
+"""A guarded sentence of less confidence, or whose words differ from the text, gets at most
+DOUBTED."""
+
 Tokens = tuple[int, ...]
 Items = frozenset[tuple[State, Tokens]]
 """States of the network, each with the tokens that are left of the word that leads there."""
@@ -71,6 +79,21 @@ class Evidence(NamedTuple):
     """Mean natural log-probability of its tokens."""
     lead: float
     """Natural log-probability of the free text minus the sentence's."""
+    text: float
+    """Confidence of the free text, 0..1."""
+    wording: Wording
+    """How the free text differs from it."""
+    report: float = NO_REPORT
+    """Natural log-probability of its first verb in the past minus in the present, by the sound."""
+
+
+class _Heard(NamedTuple):
+    """The free text that sentences are compared with."""
+
+    text: str
+    """As `plain` gives it."""
+    logprob: float
+    """Natural log-probability."""
     confidence: float
 
 
@@ -87,13 +110,6 @@ class _Prefix(NamedTuple):
     """Tokens behind them whose steps have not been computed."""
     items: Items
     """Where the sentences continue."""
-
-
-def _leaves_out(sentence: str, text: str) -> bool:
-    """Return True if a text begins with a sentence and goes on for two words and more: "turn off
-    the lights in the attic" is no "turn off the lights"."""
-    words, longer = sentence.split(), text.split()
-    return longer[: len(words)] == words and len(longer) >= len(words) + 2
 
 
 class Phrases:
@@ -119,6 +135,8 @@ class Phrases:
         """Of the sentence that the last `find` found, reported or not."""
         self.candidates: tuple[Phrase, ...] = ()
         """The likeliest sentences that the last `find` found, however unlikely."""
+        self.is_guarded = False
+        """True if the likeliest one is guarded, and too unsure for that."""
         self._suppressed = frozenset(bundle.suppressed)
         self._renewed: WordNetwork | None = None
         for word in {word for edges in network.edges for word, _ in edges}:
@@ -145,13 +163,16 @@ class Phrases:
         if self._network.rebuild is None:
             return
         home: dict[str, list[str]] = {}
+        guarded = {name for name, tier in names if tier is Tier.GUARDED}
         for name, tier in names:
             words = spoken(name).split()
             if words and all(map(self._can_write, words)):
                 for slot in (slot for slot, tiers in HOME_SLOTS.items() if tier in tiers):
                     home.setdefault(slot, []).append(name)
         try:
-            self._renewed = self._network.rebuild(home)
+            renewed = self._network.rebuild(home)
+            renewed.guarded |= guarded
+            self._renewed = renewed
         except ConfigError as error:
             log.warning("the names of the home are left out of the expected sentences: %s", error)
 
@@ -169,12 +190,13 @@ class Phrases:
         """
         if renewed := self._renewed:
             self._network, self._renewed, self._followers = renewed, None, {}
-        self.evidence, self.candidates = None, ()
+        self.evidence, self.candidates, self.is_guarded = None, (), False
         free = sum(written.logprobs)
         mean = free / len(written.logprobs)
         text = plain(self._tokenizer.detokenize(written.tokens))
+        heard = _Heard(text, free, self._bundle.calibration.confidence(written.logprobs))
         if mean >= math.log(LISTED_SURE) and self.holds(text):
-            return self._report({text: (free, len(written.tokens))}, free)
+            return self._report({text: (free, len(written.tokens))}, heard)
         scores = self._search(written.tokens, -mean, should_continue)
         # add up the ways to write one sentence: case, punctuation, digits
         ways: dict[str, list[tuple[float, str, int]]] = {}
@@ -189,26 +211,68 @@ class Phrases:
             )
             for same in ways.values()
         }
-        found = self._report(sentences, free)
-        return None if found and _leaves_out(found.sentence, text) else found
+        return self._report(sentences, heard)
 
-    def _report(self, sentences: dict[str, tuple[float, int]], free: float) -> Phrase | None:
+    def _report(self, sentences: dict[str, tuple[float, int]], heard: _Heard) -> Phrase | None:
         """Keep the likeliest of some sentences, each with its log-probability and its tokens, and
         return the best."""
         within = float(np.logaddexp.reduce([score for score, _ in sentences.values()]))
-        found = []
+        found = list[Phrase]()
         for words in sorted(sentences, key=sentences.__getitem__, reverse=True)[:CANDIDATES]:
             slots = self._network.parse(words.split())
             if slots is None:
                 break
             score, length = sentences[words]
             share = min(1.0, math.exp(score - within))
-            mean, lead = score / (length + 1), free - score
-            confidence = self._bundle.phrase_calibration.confidence(share, mean, lead)
-            self.evidence = self.evidence or Evidence(words, share, mean, lead, confidence)
-            found.append(Phrase(words, str(slots.pop("")), slots, confidence))
+            mean, lead = score / (length + 1), heard.logprob - score
+            wording = compare(heard.text, words)
+            evidence = Evidence(words, share, mean, lead, heard.confidence, wording)
+            confidence = self._confidence(evidence)
+            if not found:
+                if confidence >= EXPECTED_FROM:
+                    evidence = evidence._replace(report=self._report_odds(words))
+                    confidence = self._confidence(evidence)
+                self.evidence = evidence
+            name = str(slots.pop(""))
+            doubted = any(wording) or confidence < GUARDED_FROM
+            if doubted and not self._network.guarded.isdisjoint((name, *map(str, slots.values()))):
+                confidence = min(confidence, DOUBTED)
+                self.is_guarded |= not found and confidence >= FLOOR
+            found.append(Phrase(words, name, slots, confidence))
         self.candidates = tuple(found)
         return found[0] if found and found[0].confidence >= FLOOR else None
+
+    def _confidence(self, evidence: Evidence) -> float:
+        """The probability that a sentence was said, and not something else."""
+        return self._bundle.phrase_calibration.confidence(
+            evidence.share,
+            evidence.mean,
+            evidence.lead,
+            evidence.text,
+            report=max(0.0, evidence.report),
+            **evidence.wording._asdict(),
+        )
+
+    def _report_odds(self, sentence: str) -> float:
+        """Return the log-odds that the sound says the first verb of a sentence in the past, in two
+        steps of the decoder.
+
+        After "I", because at a beginning the model expects an order, whatever is said. One more
+        word tells all that the sound has.
+        """
+        address, words = self._network.address.split(), sentence.split()
+        if words[: len(address)] == address:
+            del words[: len(address)]
+        somebody, behind, scores = "I" if self._cased else "i", words[1:2], []
+        for verb in (words[0], past(words[0])):
+            try:
+                tokens = self._tokenizer.tokenize(f" {' '.join((somebody, verb, *behind))}")
+            except ModelError:  # a vocabulary without some letters
+                return NO_REPORT
+            tokens = tokens[: self._rows_at_most + 1]
+            odds = self._decoder.odds((*self._decoder.prompt, *tokens[:-1]), len(tokens) - 1)
+            scores.append(sum(odds.at(at, (token,))[0] for at, token in enumerate(tokens[1:])))
+        return min(max(scores[1] - scores[0], NO_REPORT), REPORT)
 
     def holds(self, text: str) -> bool:
         """True if a text is one of the sentences, but for case and punctuation."""

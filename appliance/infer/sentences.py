@@ -33,7 +33,7 @@ NESTED_AT_MOST = 20
 """Brackets within brackets."""
 HOME_SLOTS = {
     "area": (Tier.USED_PLACE, Tier.PLACE),
-    "name": (Tier.CALLED, Tier.OTHER, Tier.ALIAS),
+    "name": (Tier.GUARDED, Tier.CALLED, Tier.OTHER, Tier.ALIAS),
 }
 """Slots that Home Assistant's names of these tiers fill, unless the file defines them."""
 MARKS = {"percent": "%", "degrees": "°"}
@@ -66,6 +66,9 @@ class WordNetwork:
     """Words that may still be added."""
     address: str = ""
     """What may precede every sentence, in lower case."""
+    guarded: frozenset[str] = frozenset()
+    """Names of groups, and values of slots: sentences with one of them act on a lock, a door, an
+    alarm or a valve."""
     spellings: dict[str, str] = field(default_factory=dict)
     """Numbers of the slots in words, in lower case, with their digits."""
     rebuild: Callable[[Mapping[str, Sequence[str]]], WordNetwork] | None = None
@@ -178,7 +181,8 @@ def read_phrases(
     The file is TOML: [phrases] has lists of sentences under a name of your choice, [slots] the
     values of each slot: a list of texts, a table of values with the texts that mean them, or a
     range of whole numbers {from = 0, to = 100, step = 5}. `built_in = false` leaves out the
-    built-in file. With `home`, names of the home are values of HOME_SLOTS. `address` may precede
+    built-in file. `guarded` lists names of sentences and values of slots that open or close
+    something. With `home`, names of the home are values of HOME_SLOTS. `address` may precede
     every sentence ([assist] phrase). Raises
     ConfigError, which names file and key.
     """
@@ -219,10 +223,13 @@ def build_network(
     built-in file."""
     phrases, slots = _tables(table)
     more, values = dict[str, Any](), dict[str, list[tuple[Value, str]]]()
+    guarded = frozenset(table.get("guarded", ()))
     if built_in and table.get("built_in", True):
-        more, defaults = _tables(parse_phrases(built_in.read_text("utf-8")))
+        shipped = parse_phrases(built_in.read_text("utf-8"))
+        more, defaults = _tables(shipped)
         values = _read_slots(defaults)
-    network = WordNetwork(address=address.lower(), most=most)
+        guarded |= frozenset(shipped.get("guarded", ()))
+    network = WordNetwork(address=address.lower(), most=most, guarded=guarded)
     if home is not None:
         again = functools.partial(build_network, table, address)
         network.rebuild = functools.partial(again, built_in=built_in, most=most)
@@ -253,13 +260,19 @@ def build_network(
 
 def _tables(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the tables [phrases] and [slots]. Raises ConfigError."""
-    if extra := sorted(table.keys() - {"phrases", "slots", "built_in"}):
+    if extra := sorted(table.keys() - {"phrases", "slots", "built_in", "guarded"}):
         raise ConfigError(f"expected the tables [phrases] and [slots], found [{extra[0]}]")
     phrases, slots = table.get("phrases", {}), table.get("slots", {})
     if not isinstance(phrases, dict) or not isinstance(slots, dict):
         raise ConfigError("expected the tables [phrases] and [slots], found other values")
     if not isinstance(table.get("built_in", True), bool):
         raise ConfigError("built_in: expected true or false, found something else")
+    guarded = table.get("guarded", [])
+    if not isinstance(guarded, list) or not all(isinstance(one, str) for one in guarded):
+        raise ConfigError(
+            "guarded: expected a list of names of [phrases] and values of [slots], found something "
+            "else"
+        )
     return phrases, slots
 
 

@@ -10,7 +10,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -19,17 +19,10 @@ from numpy.typing import NDArray
 from appliance.config import GateSettings
 from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
-from appliance.infer.gates import compression_ratio, judge
+from appliance.infer.gates import compression_ratio
 from appliance.infer.mel import window_mel
-from appliance.records import (
-    ADDRESS_ALONE_S,
-    HOP,
-    Name,
-    Samples,
-    States,
-    Transcription,
-    Window,
-)
+from appliance.infer.request import Pending, Request
+from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -50,49 +43,13 @@ others changed no count of errors (docs/figures.md)."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """The encoder's output for a window, with what the decoder needs to know of the window."""
+    """The encoder's output for a request."""
 
+    request: Request
     states: States
-    duration_s: float
     encoder: str
     """What encoded it: `Transcription.encoder`."""
     encode_ms: float
-    speculative: bool = False
-    """True for a speculative window, whose text decides when the utterance ends."""
-    whole: bool = False
-    """True for an utterance of one window: only there are expected sentences searched for."""
-    names: tuple[str, ...] = ()
-    """Words that are likely in this window, in addition to the vocabulary."""
-    room: str | None = ""
-    """The room it comes from ("" for this machine's): a room is likely to keep the language that it
-    spoke last. None: unknown."""
-    phrases: Phrases | None = None
-    """Sentences that a client expects: they fill `Transcription.candidates` in place of the usual
-    ones."""
-    samples: Samples = field(default_factory=lambda: np.empty(0, np.int16))
-    """The window's, for the times of its words."""
-    speech_s: float = 0.0
-    """From the window's start to the end of its speech."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How the caller of `decode` follows a transcription."""
-
-    decided: Callable[[Transcription], object]
-    """Called with the first text, before any other work, because the silence that ends the
-    utterance depends on it; called again if the text changes later."""
-    should_continue: Callable[[], bool]
-    """False cancels: `decode` returns soon, and the caller must discard its result."""
-    has_time: Callable[[], bool] = lambda: False
-    """While True, a beam search may look for a better text than a doubtful one."""
-    words: bool = False
-    """Whether the times of the words are wanted."""
-
-
-IGNORE_PROGRESS = Progress(lambda _: None, lambda: True)
-PATIENT = Progress(lambda _: None, lambda: True, lambda: True)
-"""For whole files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +67,10 @@ class AnyTranscriber(ABC):
     """Transcribes windows, on this machine or on another. Threads as in `Transcriber`."""
 
     gates: GateSettings
+    known_languages: Sequence[str] = ()
+    """Languages that `Encoded.language` may name; none: only the model's own."""
     in_process = True
     """True if windows are transcribed in this process, which a window may crash."""
-    should_continue: Callable[[], bool] = staticmethod(lambda: True)
-    """Called several times a second while `begin` waits for another machine; False makes it give up
-    with an error."""
 
     @property
     @abstractmethod
@@ -127,21 +83,29 @@ class AnyTranscriber(ABC):
         """The device or server that it runs on, to poll."""
 
     @abstractmethod
-    def begin(self, window: Window) -> Encoded | Transcription:
-        """Return what `decode` needs, or the transcription itself if another machine made it."""
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded | Transcription:
+        """Return what `decode` needs, or the transcription itself if another machine made it.
+
+        `should_continue` is called several times a second while another machine works; False makes
+        it give up with an error.
+        """
 
     @abstractmethod
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        """The second half of `transcribe`."""
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
+        """The second half of `transcribe`. Returns soon if `pending` is cancelled."""
 
-    def transcribe(self, window: Window, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        """Return the transcription of a window of at most bundle.window_s.
+    def transcribe(
+        self, window: Window, *, search: bool = False, words: bool = False
+    ) -> Transcription:
+        """Return the transcription of a window of at most bundle.window_s; see `Request`.
 
         Raises ModelError if a graph fails, ValueError if the window is too long, and what `begin`
         raises.
         """
-        begun = self.begin(window)
-        return begun if isinstance(begun, Transcription) else self.decode(begun, progress)
+        begun = self.begin(Request(window, search=search, words=words))
+        return begun if isinstance(begun, Transcription) else self.decode(begun)
 
     @abstractmethod
     def warm_up(self) -> None:
@@ -161,7 +125,7 @@ class AnyTranscriber(ABC):
 class Transcriber(AnyTranscriber):
     """Transcribes windows with a bundle on this machine.
 
-    One thread may `encode` a window while another decodes the one before. They share only what may
+    One thread may `begin` a window while another decodes the one before. They share only what may
     be shared: a CPU encoder and, if asked for, a Hailo. Each of the two methods is for one thread.
     """
 
@@ -187,6 +151,8 @@ class Transcriber(AnyTranscriber):
         `attention` is Decoder's.
         `make_phrases` makes expected sentences from the tables of a file. `address` is the phrase
         before a command."""
+        from appliance.infer.languages import RoomLanguages
+
         self._bundle, self.encoder, self.gates = bundle, encoder, gates
         self.phrases = phrases
         """The expected sentences; None without any."""
@@ -195,8 +161,8 @@ class Transcriber(AnyTranscriber):
         self._attention = attention
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
         self._language, self._address = language, address
-        self._spoken: dict[str, str] = {}
-        """The language that each room spoke last."""
+        self._rooms = RoomLanguages()
+        self.known_languages = tuple(decoder.known_languages)
 
     @property
     def bundle(self) -> Bundle:
@@ -208,12 +174,11 @@ class Transcriber(AnyTranscriber):
         """The encoder, as what is polled."""
         return self.encoder
 
-    def begin(self, window: Window) -> Encoded:
-        """Return what `decode` needs. Raises as `transcribe` does."""
-        return self.encode(window)
-
-    def encode(self, window: Window) -> Encoded:
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded:
         """The first half of `transcribe`."""
+        window = request.window
         if len(window.samples) > self.bundle.frames * HOP:
             raise ValueError(
                 f"expected a window of at most {self.bundle.window_s:g} s, "
@@ -222,46 +187,45 @@ class Transcriber(AnyTranscriber):
         mel = window_mel(window.samples, self.bundle.n_mels, self.bundle.frames)
         begun_s = time.perf_counter()
         states = self.encoder.encode(mel)
-        return Encoded(
-            states,
-            window.duration_s,
-            self.encoder.name,
-            encode_ms=1000 * (time.perf_counter() - begun_s),
-            whole=window.index == 1 and window.last,
-            samples=window.samples,
-            speech_s=window.speech_end_s - window.start_s,
-        )
+        encode_ms = 1000 * (time.perf_counter() - begun_s)
+        return Encoded(request, states, self.encoder.name, encode_ms)
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         """The second half of `transcribe`.
 
-        For a speculative window, `progress.decided` is called with the first text. The beam search,
+        If completeness is wanted, `pending.decide` is called with the first text. The beam search,
         contextual biasing and the expected sentences follow. If they change the text, it is called
         again.
         """
+        request, pending = encoded.request, pending or Pending()
         first = best = self._look_up(self._hear_command(self._first_pass(encoded)))
-        if encoded.speculative:
-            progress.decided(first.result)
-        if progress.has_time():
-            best = self._search_better(best, progress)
-        if progress.should_continue():
+        if request.completeness:
+            pending.decide(first.result)
+        if request.search and pending.has_time():
+            best = self._search_better(best, pending)
+        if pending.wanted:
             best = self._apply_vocabulary(best)
-        if encoded.speculative and best.decoded is not first.decoded:
+        if request.completeness and best.decoded is not first.decoded:
             best = self._look_up(best)
-            progress.decided(best.result)
-        if progress.should_continue():
-            best = self._find_phrase(best, progress)
-        if progress.words and best.result.text and progress.should_continue():
+            pending.decide(best.result)
+        if pending.wanted:
+            best = self._find_phrase(best, pending)
+        if request.words and best.result.text and pending.wanted:
             best = self._time_words(best)
         return best.result
 
     def _first_pass(self, encoded: Encoded) -> _Candidate:
         """Decode the states, with the language that the room spoke before."""
-        before = self._spoken.get(encoded.room, "") if encoded.room is not None else ""
+        room, duration_s = encoded.request.room, encoded.request.window.duration_s
         begun_s = time.perf_counter()
-        decoded = self.decoder.decode(encoded.states, encoded.duration_s, language=before)
+        decoded = self.decoder.decode(
+            encoded.states,
+            duration_s,
+            language=self._rooms.last(room),
+            only=encoded.request.language,
+        )
         result = self._describe(decoded, encoded, begun_s)
-        self._remember_language(encoded.room, result)
+        self._rooms.remember(room, result)
         return _Candidate(encoded, decoded, result, begun_s)
 
     def _hear_command(self, best: _Candidate) -> _Candidate:
@@ -270,37 +234,38 @@ class Transcriber(AnyTranscriber):
         from appliance.infer.decoder import Decoder
         from appliance.infer.sentences import plain
 
-        encoded, text = best.encoded, best.result.text
+        window, text = best.encoded.request.window, best.result.text
         alone = self._address and plain(text) == plain(self._address)
-        if not (alone and encoded.speech_s > ADDRESS_ALONE_S and self._tokenizer.cased):
+        speech_s = window.speech_end_s - window.start_s
+        if not (alone and speech_s > ADDRESS_ALONE_S and self._tokenizer.cased):
             return best
         if not isinstance(self.decoder, Decoder):
             return best
         beginning = self._tokenizer.tokenize(f" {text.rstrip('.,!?')},")
-        decoded = self.decoder.decode_behind(beginning, best.decoded, encoded.duration_s)
+        decoded = self.decoder.decode_behind(beginning, best.decoded, window.duration_s)
         if decoded is best.decoded:
             return best
-        result = self._describe(decoded, encoded, best.begun_s)
+        result = self._describe(decoded, best.encoded, best.begun_s)
         return replace(best, decoded=decoded, result=result)
 
-    def _search_better(self, best: _Candidate, progress: Progress) -> _Candidate:
+    def _search_better(self, best: _Candidate, pending: Pending) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""
         if not self._search or best.decoded.avg_logprob >= DOUBTFUL:
             return best
         decoded = self._search(
             best.decoded,
-            best.encoded.duration_s,
-            lambda: progress.should_continue() and progress.has_time(),
+            best.encoded.request.window.duration_s,
+            lambda: pending.wanted and pending.has_time(),
         )
         result = self._describe(decoded, best.encoded, best.begun_s)
         return replace(best, decoded=decoded, result=result)
 
     def _look_up(self, best: _Candidate) -> _Candidate:
-        """Add whether the text of a speculative window is an expected sentence, in 1 ms."""
-        encoded, result = best.encoded, best.result
-        if not (encoded.speculative and encoded.whole and result.text):
+        """Add whether the text is an expected sentence, if completeness is wanted, in 1 ms."""
+        request, result = best.encoded.request, best.result
+        if not (request.completeness and request.is_whole and result.text):
             return best
-        for phrases in filter(None, (encoded.phrases, self.phrases)):
+        for phrases in filter(None, (request.phrases, self.phrases)):
             if phrases.holds(result.text):
                 longer = phrases.continues(result.text)
                 result = replace(result, is_listed=True, text_continues=longer)
@@ -310,7 +275,7 @@ class Transcriber(AnyTranscriber):
     def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
         if not self._rescorer or not best.result.text:
             return best
-        decoded = self._rescorer.rescore(best.decoded, best.encoded.names)
+        decoded = self._rescorer.rescore(best.decoded, best.encoded.request.names)
         result = self._describe(decoded, best.encoded, best.begun_s)
         # as sure as what was heard: a name is put in because no model expects it
         result = replace(
@@ -318,20 +283,23 @@ class Transcriber(AnyTranscriber):
         )
         return replace(best, decoded=decoded, result=result)
 
-    def _find_phrase(self, best: _Candidate, progress: Progress) -> _Candidate:
-        usual, special = self.phrases, best.encoded.phrases
-        if not best.encoded.whole or not best.result.text or not (usual or special):
+    def _find_phrase(self, best: _Candidate, pending: Pending) -> _Candidate:
+        request = best.encoded.request
+        usual, special = self.phrases, request.phrases
+        if not request.is_whole or not best.result.text or not (usual or special):
             return best
-        phrase = usual.find(best.decoded, progress.should_continue) if usual else None
+        phrase = usual.find(best.decoded, lambda: pending.wanted) if usual else None
         candidates = usual.candidates if usual else ()
+        guarded = (NoAct.GUARDED.value,) if usual and usual.is_guarded else ()
         if special:
-            special.find(best.decoded, progress.should_continue)
+            special.find(best.decoded, lambda: pending.wanted)
             candidates = special.candidates
         result = replace(
             best.result,
             phrase=phrase,
             phrase_continues=not (usual and phrase) or usual.continues(phrase.sentence),
             candidates=candidates,
+            flags=(*best.result.flags, *guarded),
             decode_ms=1000 * (time.perf_counter() - best.begun_s),
         )
         return replace(best, result=result)
@@ -344,19 +312,9 @@ class Transcriber(AnyTranscriber):
 
         encoded, tokens = best.encoded, best.decoded.tokens
         weights, first = self._attention(encoded.states, tokens)
-        words = time_words(weights, first, tokens, self._tokenizer, encoded.samples)
+        samples = encoded.request.window.samples
+        words = time_words(weights, first, tokens, self._tokenizer, samples)
         return replace(best, result=replace(best.result, words=words))
-
-    def _remember_language(self, room: str | None, result: Transcription) -> None:
-        """Remember which language a room speaks, if that is sure, and no noise."""
-        from appliance.infer.languages import ROOMS, SURE
-
-        if room is None or not result.language_probability >= SURE or judge(result):
-            return
-        self._spoken.pop(room, None)
-        self._spoken[room] = result.language
-        if len(self._spoken) > ROOMS:
-            del self._spoken[next(iter(self._spoken))]
 
     def _describe(self, decoded: Decoded, encoded: Encoded, begun_s: float) -> Transcription:
         text = self._tokenizer.detokenize(decoded.tokens).strip()

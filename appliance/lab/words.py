@@ -18,7 +18,7 @@ import numpy as np
 from appliance.capture import Framer, Recording, Segmenter, VoiceDetector
 from appliance.config import Settings
 from appliance.errors import ConfigError
-from appliance.infer import IGNORE_PROGRESS, Gates, Progress, Transcriber, is_loop
+from appliance.infer import Gates, Request, Transcriber, is_loop
 from appliance.lab.recordings import LISTS, listed_texts
 from appliance.records import SAMPLE_RATE, Samples, Window
 
@@ -95,13 +95,14 @@ class ProductRecogniser:
         self,
         transcriber: Transcriber,
         settings: Settings | None = None,
-        progress: Progress = IGNORE_PROGRESS,
+        *,
+        search: bool = False,
         window_s: float = 0.0,
     ) -> None:
-        """`progress`: PATIENT for files. `window_s`: the longest window; 0: the model's."""
+        """`search`: as for files. `window_s`: the longest window; 0: the model's."""
         self._window_s = window_s or transcriber.bundle.window_s
         self._transcriber, self._settings = transcriber, settings or Settings()
-        self._progress = progress
+        self._search = search
 
     def hear(self, samples: Samples) -> Recognised:
         """Transcribe a recording. Raises ModelError."""
@@ -112,9 +113,9 @@ class ProductRecogniser:
         begun_s = time.process_time()
         for window in cut_windows(samples, settings, self._window_s):
             started_s = time.process_time()
-            encoded = transcriber.encode(window)
+            encoded = transcriber.begin(Request(window, search=self._search))
             encoded_s = time.process_time()
-            result = transcriber.decode(encoded, self._progress)
+            result = transcriber.decode(encoded)
             decoder_s += time.process_time() - encoded_s
             encoder_s += encoded_s - started_s
             encoder = result.encoder

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         runtime_folder,
         runtime_folders,
     )
-    from appliance.store.store import Store, open_fallback, read_newest
+    from appliance.store.store import Deleted, Store, open_fallback, read_newest
     from appliance.store.tables import StoredTranscript, Wanted
 
 __getattr__ = lazily(__name__, __file__)

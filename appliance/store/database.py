@@ -38,6 +38,8 @@ _CACHE_KIB = 512
 """Page cache; SQLite's default of 2 MiB fills within weeks and looks like a leak."""
 _WAL_HEADER = 32
 """Bytes at the beginning of a -wal file that make it valid (SQLite's file format, 4.1)."""
+REWRITE_WITHIN_S = 600.0
+"""Longest time that a rewrite of the file may take: 512 MB on the slowest card."""
 _VACUUM_AGAIN_S = 60.0
 """If a reader used the -wal file, the first write after this time empties it."""
 
@@ -77,11 +79,16 @@ class Database:
         self._identity: Identity | None = None
         self._wal: Identity | None = None
         self._carried: list[tables.Row] = []
-        self._vacuum_s = math.inf
+        self._vacuum_s, self._rewrite_s = math.inf, -math.inf
         self._closed = self._rewrite = False
         self._sudo = "" if access is AccessMode.OWNER else files.SUDO
         with plain_errors(path, "open the log", self._sudo):
             self._open()
+
+    @property
+    def is_rewriting(self) -> bool:
+        """True while the whole file is rewritten, and every caller has to wait for that."""
+        return time.monotonic() - self._rewrite_s < REWRITE_WITHIN_S
 
     def read(self, doing: str, work: Work[T]) -> T:
         """Return the result of `work`, which gets the connection."""
@@ -120,10 +127,12 @@ class Database:
                     # cuts off its end with whatever is there
                     if not self._empty_wal(connection):
                         return False
+                    self._rewrite_s = time.monotonic()
                     connection.execute("VACUUM")
                     self._rewrite = False
                 done = self._empty_wal(connection)
             finally:
+                self._rewrite_s = -math.inf
                 connection.execute(f"PRAGMA busy_timeout = {self._busy_s * 1000:.0f}")
             if done:
                 self._vacuum_s = math.inf

@@ -137,6 +137,11 @@ class DatabaseWithFallback:
         """True while transcripts are stored in memory only."""
         return self._current.path != self.path
 
+    @property
+    def is_rewriting(self) -> bool:
+        """True while the whole file is rewritten, and every caller has to wait for that."""
+        return self._current.is_rewriting
+
     def read(self, doing: str, work: Work[T]) -> T:
         """Return the result of `work`, which gets the connection."""
         with self._lock:

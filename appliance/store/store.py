@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Self
 
 from appliance.config import Settings, StoreSettings, store_folder
@@ -36,6 +37,8 @@ PAGE = 500
 """Transcripts in memory at a time while many are read."""
 _DELETE_WAIT_S = 5.0
 """Longest wait for readers of the -wal file when a person deletes transcripts."""
+_PAUSE_S = 0.002
+"""Between two steps of a deletion, for other threads that wait for the lock."""
 _ALL = Wanted()
 _REWRITE_EVERY_S = 86_400.0
 """Least time between two rewrites of the whole file by the retention."""
@@ -205,12 +208,27 @@ class Store:
     def delete(self, wanted: Wanted) -> Deleted:
         """Delete what is `wanted`, published or not, and overwrite its text in the file.
 
-        Set-aside damaged files may contain it and are deleted, too. Raises StoreError.
+        Others may use the log between the steps. Set-aside damaged files may contain the text and
+        are deleted, too. Raises StoreError; a part may be deleted then.
         """
-        count = self._database.write(
-            "delete transcripts",
-            lambda found: tables.forget(found, *where(wanted)),
-        )
+        count, last = 0, -1
+        condition, values = where(wanted)
+
+        def forget_some(found: sqlite3.Connection) -> tuple[int, int]:
+            numbers = tables.select_some(found, condition, values, last, PAGE)
+            found.executemany("DELETE FROM transcripts WHERE seq = ?", [(one,) for one in numbers])
+            return len(numbers), numbers[-1] if numbers else last
+
+        steps = 1
+        while steps:
+            steps, last = self._database.write("delete transcripts", forget_some)
+            count += steps
+            time.sleep(_PAUSE_S)
+        begin = count > 0
+        while begin or steps:
+            merge = partial(tables.merge_search, begin=begin)
+            begin, steps = False, self._database.write("delete transcripts", merge)
+            time.sleep(_PAUSE_S)
         self._forget_deleted()
         gone = self._database.vacuum(_DELETE_WAIT_S, rewrite=count > 0)
         with plain_errors(self.path, "delete the set-aside files"):
@@ -284,6 +302,11 @@ class Store:
                 return str(error)
 
         return self._database.read("check the log", check)
+
+    @property
+    def is_rewriting(self) -> bool:
+        """True while a deletion rewrites the file, and every caller has to wait for that."""
+        return self._database.is_rewriting
 
     def count_set_aside(self) -> int:
         """Return how many damaged copies lie beside the file."""

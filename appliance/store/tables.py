@@ -275,6 +275,8 @@ def from_row(row: Row) -> StoredTranscript:
 
 GRAM = 3
 """Letters in an entry of the index; a shorter text is searched in every transcript."""
+_PAGES = 500
+"""Pages of the index that are merged at a time: some 2 MB."""
 _MOST_GRAMS = 32
 """Entries that narrow a search down far enough; the text itself decides."""
 
@@ -356,6 +358,28 @@ def _grams(needles: Sequence[str]) -> list[str]:
 def correct(connection: sqlite3.Connection, id: str, text: str | None) -> None:
     """Store what was really said in a transcript; None removes it."""
     connection.execute("UPDATE transcripts SET correction = ? WHERE id = ?", (text, id))
+
+
+def select_some(
+    connection: sqlite3.Connection,
+    condition: str,
+    values: tuple[object, ...],
+    after: int,
+    most: int,
+) -> list[int]:
+    """Return the numbers of the next `most` transcripts above `after` that match a condition."""
+    sql = f"SELECT seq FROM transcripts WHERE {condition} AND seq > ? ORDER BY seq LIMIT ?"
+    return [seq for (seq,) in connection.execute(sql, (*values, after, most))]
+
+
+def merge_search(connection: sqlite3.Connection, *, begin: bool) -> bool:
+    """Merge the next part of the search's index; return False once all is merged, as `forget` does
+    it at once. The first call has `begin` (FTS5, "The 'merge' Command")."""
+    before = connection.total_changes
+    connection.execute(
+        "INSERT INTO search (search, rank) VALUES ('merge', ?)", (-_PAGES if begin else _PAGES,)
+    )
+    return connection.total_changes - before >= 2
 
 
 def forget(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> int:

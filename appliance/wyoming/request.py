@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture import Framer, Resampler, Segmenter, VoiceDetector
 from appliance.config import GateSettings, SegmenterSettings
-from appliance.infer import Gates, Model, is_unspaced
+from appliance.infer import Gates, Model, Pending, Request, Submit, is_unspaced
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
 
 LONGEST_S, LONGEST_FILE_S = 60.0, 3600.0
@@ -45,13 +45,6 @@ class RequestError(Exception):
         self.code = code
 
 
-class PendingWindow(Protocol):
-    """A window that waits for its transcription."""
-
-    wanted: bool
-    """Set it to False to cancel the transcription."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hints:
     """What a request says of its text."""
@@ -60,10 +53,13 @@ class Hints:
     """Words that are likely in it."""
     words: bool = False
     """Whether the times of its words are wanted."""
+    language: str = ""
+    """The language that is spoken in it; "" if the client does not say."""
+    acts: bool = False
+    """Whether something acts on the text: then a sure expected sentence stands in its place."""
 
 
 NO_HINTS = Hints()
-Answer = Callable[[Transcription | Exception], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +69,7 @@ class Hooks:
     model: Callable[[], Model]
     """Returns the model in use, which may change."""
     gates: GateSettings
-    transcribe: Callable[[Window, Answer, Hints], PendingWindow | None]
-    """Queues a window and calls the answer from any thread; None if full."""
+    submit: Submit
     keep: Callable[[Window, Transcription, float], None] | None = None
     """Stores a text, with the ms that its window waited; None to store nothing."""
     count: Callable[[str], None] = lambda _name: None
@@ -85,6 +80,10 @@ class Hooks:
     """Announces the port to the network until it is cancelled."""
     is_room_busy: Callable[[], bool] = lambda: False
     """Returns True while the appliance's own microphone has speech."""
+    languages: Callable[[], Sequence[str]] = tuple
+    """Returns the languages that a client may choose; none: those of the model."""
+    text_to_act_on: Callable[[Window, Transcription], str] = lambda _, result: result.text
+    """Returns what to act on in place of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +127,13 @@ class _PendingText:
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        self.pending: PendingWindow | None = None
+        self.pending: Pending | None = None
         self.queued_s = time.monotonic()
         self.result: asyncio.Future[Transcription | Exception] = (
             asyncio.get_running_loop().create_future()
         )
 
-    def answer(self, result: Transcription | Exception) -> None:
+    def deliver(self, _: Request, result: Transcription | Exception) -> None:
         """Set the result. Any thread."""
         loop = self.result.get_loop()
         if not loop.is_closed():
@@ -147,12 +146,12 @@ class _PendingText:
     def cancel(self) -> None:
         """Cancel the transcription."""
         if self.pending:
-            self.pending.wanted = False
+            self.pending.cancel()
         self.release()
 
     def release(self) -> None:
-        """Break the reference cycle with `pending`, which holds `answer`: else both, and the sound,
-        stay in memory until the garbage collector finds them."""
+        """Break the reference cycle with `pending`, which holds `deliver`: else both stay in memory
+        until the garbage collector finds them."""
         self.pending = None
 
 
@@ -185,6 +184,8 @@ class TranscriptionRequest:
         self.text = self.language = ""
         self.new_texts: list[dict[str, Any]] = []
         """Parts of the text that were not fetched yet: `text`, joined as it is, and its figures."""
+        self._first: tuple[dict[str, Any], str] | None = None
+        """The first part, and what to act on in its place if no other part follows."""
 
     async def push(self, sound: bytes) -> None:
         """Add sound. Raises RequestError."""
@@ -209,6 +210,10 @@ class TranscriptionRequest:
         """Wait until the text is complete. Raises RequestError."""
         while self._queue:
             await self._take_text()
+        if self._first:
+            part, self.text = self._first
+            self.new_texts.append(part | {"text": self.text})
+            self._first = None
 
     def close(self) -> None:
         """Cancel what is still under way."""
@@ -255,7 +260,16 @@ class TranscriptionRequest:
             self._speculative = None
         if window and not self._speculative:
             self._speculative = part = _PendingText(window)
-            part.pending = self._hooks.transcribe(window, part.answer, self._hints)
+            part.pending = self._submit(part)
+
+    def _submit(self, part: _PendingText) -> Pending | None:
+        """Queue a window; return None if too many wait."""
+        hints = self._hints
+        request = Request(
+            part.window, names=hints.names, words=hints.words, language=hints.language,
+            search=True, room=None,
+        )  # fmt: skip
+        return self._hooks.submit(request, part.deliver)
 
     async def _transcribe(self, found: list[Window | Discarded]) -> None:
         """Have windows transcribed, in order; wait while too many of this request are queued."""
@@ -272,7 +286,7 @@ class TranscriptionRequest:
             while len(self._queue) >= WAITING:
                 await self._take_text()
             while part.pending is None:
-                part.pending = self._hooks.transcribe(window, part.answer, self._hints)
+                part.pending = self._submit(part)
                 if part.pending is None:
                     await asyncio.sleep(RETRY_S)
             self._queue.append(part)
@@ -294,20 +308,27 @@ class TranscriptionRequest:
             self._hooks.keep(_date_back(part.window), result, queue_ms)
         unspaced = is_unspaced(self.text[-1:] + result.text[:1])
         piece = result.text if unspaced or not self.text else " " + result.text
+        only = not self.text
         self.text += piece
         figures = ("language", "avg_logprob", "compression_ratio", "no_speech_prob")
         start_s = part.window.start_s - self._began_s
         words = [word.as_json(start_s) for word in result.words]
         end_s = min(part.window.speech_end_s - self._began_s, self._received / self.form.rate)
-        self.new_texts.append(
-            {
-                "text": piece,
-                "start_s": round(start_s, 3),
-                "end_s": round(end_s, 3),
-                **{name: getattr(result, name) for name in figures},
-                "words": words,
-            }
-        )
+        found = {
+            "text": piece,
+            "start_s": round(start_s, 3),
+            "end_s": round(end_s, 3),
+            **{name: getattr(result, name) for name in figures},
+            "words": words,
+        }
+        if self._first:
+            self.new_texts.append(self._first[0])
+            self._first = None
+        acting = self._hooks.text_to_act_on(part.window, result) if self._hints.acts else piece
+        if only and acting != piece:
+            self._first = found, acting
+        else:
+            self.new_texts.append(found)
 
 
 def _date_back(window: Window) -> Window:

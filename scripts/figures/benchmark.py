@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from evening_run.publish import put
 from evening_run.results import about
@@ -30,7 +29,7 @@ from rigs.weights import find_weights
 
 from appliance.config import Settings
 from appliance.lab import add_benchmark_arguments
-from appliance.lab.benchmark.main import OTHERS, benchmark_tables, draw_chart, rows_as_text
+from appliance.lab.benchmark.main import OTHERS, as_page, benchmark_tables, draw_chart
 from appliance.model import load_bundle
 from appliance.system import write_whole
 
@@ -42,8 +41,8 @@ MARKS = (
     "<!-- benchmark {}: written by scripts/measure benchmark --write -->",
     "<!-- /benchmark {} -->",
 )
-HALVED, HALF = {"padding", "guards"}, 49
-"""Tables of which each row is a run of its own take half of the recordings."""
+FEWER, FEW = {"padding", "guards"}, 24
+"""Tables of which each row is a run of its own take a part of the recordings."""
 NAMES = {"rows": "the ways to run it", "cache": "the cache", "padding": "the padding",
          "guards": "guards"}  # fmt: skip
 
@@ -92,18 +91,13 @@ def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, str
         settings = Settings()
         settings = replace(settings, model=replace(settings.model, bundle=str(folder)))
         for name in names:
-            options.most = min(most or HALF, HALF) if name in HALVED else most
+            options.most = min(most or FEW, FEW) if name in FEWER else most
             for _, found in benchmark_tables(options, settings, [name], simulated=True):
                 if name == "rows" and options.write:
                     chart = ROOT / "docs" / f"benchmark-{model}.svg"
                     write_whole(chart, draw_chart(found), 0o644)
-                yield name, as_page(found)
+                yield name, as_page(name, found)
         simulator.leave()
-
-
-def as_page(found: Any) -> str:
-    """Return a table as the page has it."""
-    return found if isinstance(found, str) else rows_as_text(found)
 
 
 if __name__ == "__main__":

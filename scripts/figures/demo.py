@@ -150,7 +150,7 @@ def listen(
             while not heard.empty():
                 heard.get()
             spoken.speak(sentence.file)
-        print(f'\nsaid   "{sentence.text}"')
+        print(f'\nsaid   "{sentence.text}"', flush=True)
         try:
             message = wait_for(heard, "transcript", ANSWER_WITHIN_S)
         except TimeoutError as error:
@@ -160,7 +160,8 @@ def listen(
         delay_ms = latency_ms(message)
         print(
             f'heard  "{event["text"]}"  ({delay_ms:.0f} ms after the end of speech; encoder '
-            f"{event['encode_ms']} ms, decoder {event['decode_ms']} ms)"
+            f"{event['encode_ms']} ms, decoder {event['decode_ms']} ms)",
+            flush=True,
         )
         heard_all.append((sentence, message))
     return heard_all
@@ -283,4 +284,7 @@ def say(line: str) -> None:
 if __name__ == "__main__":
     if not shutil.which("mosquitto_sub"):
         sys.exit("demo: mosquitto_sub not installed (apt install mosquitto-clients)")
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

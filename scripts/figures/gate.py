@@ -39,7 +39,7 @@ from whisper_normalizer.english import EnglishTextNormalizer
 
 from appliance import __version__
 from appliance.config import Settings
-from appliance.daemon.transcription import compose
+from appliance.daemon.transcripts import compose
 from appliance.errors import RoomscribeError
 from appliance.infer.gates import Gates
 from appliance.infer.opening import open_transcriber

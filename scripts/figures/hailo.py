@@ -57,6 +57,7 @@ from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo.failover import FailoverEncoder
 from appliance.infer.hailo.npu import open_npu
 from appliance.infer.opening import open_transcriber
+from appliance.infer.request import Request
 from appliance.infer.transcriber import Transcriber
 from appliance.lab.words import (
     ProductRecogniser,
@@ -198,7 +199,7 @@ def deaf(simulator: Simulator, bundle: Bundle, folder: Path) -> None:
     )  # fmt: skip
     timed: list[Timed] = []
 
-    def opened(settings: Settings) -> Transcriber:
+    def opened(settings: Settings, _is_muted: object) -> Transcriber:
         transcriber = open_transcriber(settings)
         timed.append(Timed(transcriber.encoder))
         transcriber.encoder = timed[0]
@@ -339,7 +340,7 @@ class Disturbed:
 
     def transcribe(self, window: Window) -> str:
         """The text of a window."""
-        encoded = self.transcriber.encode(window)
+        encoded = self.transcriber.begin(Request(window))
         if self.kind and self.was != "cpu":
             self.late_ms[self.kind].append(encoded.encode_ms)
         return self.transcriber.decode(encoded).text

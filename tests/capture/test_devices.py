@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from appliance.capture.devices import Device, choose, names_to_configure, why_missing
+from appliance.capture.devices import (
+    Device,
+    choose,
+    find_port,
+    is_stream,
+    names_to_configure,
+    public_name,
+    why_missing,
+)
+from appliance.capture.microphone import Microphone
+from appliance.capture.recorder import Recorder
+from appliance.config import CaptureSettings
 from appliance.errors import DeviceError
 
 
@@ -41,6 +52,40 @@ def test_of_two_equal_cards_the_exact_name_takes_the_right_one() -> None:
     twins = [device(0, "USB Mic (hw:1,0)"), device(1, "USB Mic (hw:2,0)")]
     assert choose(twins, "USB Mic (hw:2,0)") is twins[1]
     assert choose(twins[:1], "USB Mic (hw:2,0)") is twins[0]
+
+
+def test_of_two_equal_cards_that_swap_numbers_the_one_at_its_port_is_taken(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "proc/asound").mkdir(parents=True)
+
+    def twins(*ports: str) -> list[Device]:
+        lines = (
+            f" {card} [Mic_{card}    ]: USB-Audio - USB Mic\n"
+            f"                      ACME USB Mic at usb-{port}, full speed\n"
+            for card, port in enumerate(ports, 1)
+        )
+        (tmp_path / "proc/asound/cards").write_text("".join(lines), encoding="utf-8")
+        names = [f"USB Mic: Audio (hw:{card},0)" for card in range(1, len(ports) + 1)]
+        return [device(4, name)._replace(port=find_port(name, tmp_path)) for name in names]
+
+    first, second = twins("0000:00:14.0-1", "0000:00:14.0-2")
+    left, right = names_to_configure([first, second])
+    assert right == "USB Mic: Audio (usb-0000:00:14.0-2,0)"
+    swapped = twins("0000:00:14.0-2", "0000:00:14.0-1")
+    assert choose(swapped, left) is swapped[1]
+    assert choose(swapped, right.upper()) is swapped[0]
+    assert choose(swapped, "USB Mic: Audio (hw:1,0)") is swapped[0], "as it was written before"
+    with pytest.raises(DeviceError, match="no microphone has"):
+        choose(swapped[1:], right)
+
+
+@pytest.mark.parametrize("device", ["rtsp:cam:PW@host", "cam:PW@host/x", "PW@host", "http:/u:PW@h"])
+def test_what_may_hold_a_password_is_never_quoted(device: str) -> None:
+    assert is_stream(device) and "PW" not in public_name(device)
+    with Recorder() as recorder, pytest.raises(DeviceError) as caught:
+        Microphone(CaptureSettings(device=device), recorder)
+    assert "PW" not in str(caught.value) and "expected a stream of rtsp" in str(caught.value)
 
 
 def test_a_card_that_is_away_is_not_replaced_by_another() -> None:

@@ -27,7 +27,7 @@ from rigs.needs import needs_ffmpeg
 from rigs.waiting import PATIENCE_S, holds
 
 from appliance.capture.devices import is_stream, public_name
-from appliance.capture.microphone import Microphone, open_source
+from appliance.capture.microphone import Microphone, open_source, read_device
 from appliance.capture.recorder import Recorder
 from appliance.capture.reference import Reference
 from appliance.capture.stream import Stream, redact
@@ -226,6 +226,15 @@ class WatchedStream(Stream):
         return found
 
 
+def test_the_address_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    secret = tmp_path / "camera"
+    secret.write_text(f"{ADDRESS}\n", encoding="utf-8")
+    assert read_device(CaptureSettings(device_file=str(secret))) == ADDRESS
+    assert read_device(CaptureSettings(device="USB")) == "USB"
+    with pytest.raises(DeviceError, match=r"capture.device_file: expected a file"):
+        read_device(CaptureSettings(device_file=str(tmp_path / "nothing")))
+
+
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_writer_that_dies_within_a_frame_deafens_nobody(
@@ -243,7 +252,7 @@ def test_a_writer_that_dies_within_a_frame_deafens_nobody(
     assert stream.read(whole) == first[:whole]
     with ThreadPoolExecutor() as pool:
         following = pool.submit(stream.read, len(second))
-        assert lost % frame == 0 or stream.idle.wait(30)
+        assert lost % frame == 0 or stream.idle.wait(PATIENCE_S)
         pipe.write_bytes(second)
         assert following.result(30) == second
 

@@ -27,9 +27,11 @@ from appliance.cli import main
 from appliance.cli.log import COLUMNS, SHOWN, moment
 from appliance.config import Settings, StoreSettings
 from appliance.control import SOCKET_NAME
+from appliance.daemon.log_commands import LogCommands
 from appliance.mqtt.events import timestamp
 from appliance.store.folders import FILE_NAME, runtime_folder
 from appliance.store.store import PAGE, Store
+from appliance.store.tables import Wanted
 
 Shown = Callable[[], list[str]]
 
@@ -201,6 +203,30 @@ def test_what_is_deleted_is_gone_beside_the_running_daemon(
     assert store.read_after(0) == []
 
 
+def test_the_daemon_deletes_if_it_runs(
+    *, house: House, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: Shown
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    folder = runtime_folder(Settings(store=house.store))
+    folder.mkdir(parents=True, exist_ok=True)
+    feed, deleted = Feed(), list[str]()
+    feed.commands = LogCommands(store, "kitchen", lambda: deleted.append("by the daemon")).commands
+    with serving(feed, folder / SOCKET_NAME):
+        assert house.log("--delete", "--yes", "--grep", "kitchen", "--since", "1d") == 0
+        assert shown() == ["deleted 1 transcript"]
+        assert [one.seq for one in store.read_after(0)] == [1, 3, 4, 5]
+        assert house.log("--delete", "--yes", "--all") == 0
+    assert store.read_after(0) == [] and deleted == ["by the daemon"] * 2
+
+
+def test_a_deletion_of_many_steps_leaves_none_of_their_text(store: Store) -> None:
+    for number in range(2 * PAGE + 1):
+        store.append(transcript(f"sentence {number}"))
+    assert store.delete(Wanted(grep=("sentence",))).count == 2 * PAGE + 1
+    assert [one.seq for one in store.read_after(0)] == [1, 2, 3, 4, 5]
+    assert b"sentence" not in store.path.read_bytes()
+
+
 @pytest.mark.parametrize(("answer", "left", "status"), [("y\n", 1, 0), ("n\n", 5, 1), ("", 5, 1)])
 def test_the_user_is_asked_before_anything_is_deleted(
     *, house: House, store: Store, monkeypatch: pytest.MonkeyPatch,
@@ -291,6 +317,11 @@ def test_a_time_is_an_age_or_local_time() -> None:
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     assert moment("today") == midnight
     assert moment("Yesterday") == (midnight - timedelta(hours=12)).replace(hour=0)
+    evening = moment("yesterday 19:30").astimezone()
+    assert (evening.date(), evening.hour, evening.minute) == (
+        moment("yesterday").astimezone().date(), 19, 30,
+    )  # fmt: skip
+    assert moment("Today  19:30") == midnight.replace(hour=19, minute=30)
     assert moment("9:30") == midnight.replace(hour=9, minute=30)
     assert moment("2026-01-31") == datetime(2026, 1, 31).astimezone()
     assert moment("2026-01-31T18:00Z") == datetime(2026, 1, 31, 18, tzinfo=UTC)

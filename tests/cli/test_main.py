@@ -114,8 +114,7 @@ def test_every_command_has_a_sentence_in_the_general_help() -> None:
 def test_five_mistakes_in_the_configuration_are_five_lines_and_status_78(tmp_path: Path) -> None:
     config = tmp_path / "house.toml"
     config.write_text(
-        "[mqtt]\nprot = 1\nport = 0\n[voice]\nopen_score = 9\n[modle]\nbundle = 1\n"
-        "[journal]\ntext = 1\n",
+        "[mqtt]\nprot = 1\nport = 0\n[voice]\nopen_score = 9\n[modle]\na=1\n[journal]\ntext = 1\n",
         encoding="utf-8",
     )
     done = roomscribe("run", "--config", config)

@@ -186,7 +186,7 @@ def test_a_subscriber_hears_what_it_asked_for_and_nothing_else(
     until(lambda: server.wanted == frozenset())
 
 
-def test_who_names_the_last_one_that_it_has_is_sent_what_came_since_and_nothing_twice(
+def test_a_client_that_names_its_last_transcript_gets_only_newer_ones(
     server: ControlServer, path: Path, feed: Feed
 ) -> None:
     feed.numbers = list(range(1, 301))
@@ -305,4 +305,4 @@ def test_a_socket_that_another_has_put_in_its_place_is_left_alone(path: Path, fe
 
 def test_a_folder_that_is_not_there_is_an_error_that_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        ControlServer(tmp_path / "none" / "control", Feed())
+        ControlServer(tmp_path / "none" / "control")

@@ -37,7 +37,7 @@ def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]
 @pytest.mark.parametrize(
     ("chip", "taken"), [("hailo8", False), ("hailo8l", False), ("hailo10h", True)]
 )
-def test_hailos_encoder_is_taken_by_itself_if_its_window_is_the_cpus_and_for_a_folder_by_its_size(
+def test_hailos_encoder_is_taken_if_its_window_and_the_sizes_fit(
     checkpoint: Path, tmp_path: Path, chip: str, taken: bool
 ) -> None:
     encoder, why = _published_hef(AddRequest("base", hef="auto", chip_present=chip))
@@ -56,8 +56,12 @@ def test_hailos_encoder_is_taken_by_itself_if_its_window_is_the_cpus_and_for_a_f
 def make(source: str | Path, free: float = 64e9) -> list[str]:
     """The remarks on the way."""
     request = AddRequest(str(source), quantize="none")
+    remarks = list[str]()
     with work_on("home") as place:
-        return list(make_bundle(request, place, progress=ProgressDisplay(), free=lambda: free))
+        make_bundle(
+            request, place, progress=ProgressDisplay(), say=remarks.append, free=lambda: free
+        )
+    return remarks
 
 
 def test_a_download_and_its_build_have_one_total_from_the_weights_on(hub: LocalHub) -> None:
@@ -69,7 +73,7 @@ def test_a_download_and_its_build_have_one_total_from_the_weights_on(hub: LocalH
                 shares.append(self.done / self.total)
 
     with work_on("home") as place:
-        list(make_bundle(AddRequest("somebody/home"), place, progress=Shown()))
+        make_bundle(AddRequest("somebody/home"), place, progress=Shown(), say=list[str]().append)
     assert shares == sorted(shares), "it never goes back"
     assert shares[-1] == pytest.approx(1.0, abs=1e-5)
 

@@ -23,14 +23,14 @@ from appliance.daemon.backlog import (
     SAMPLES_IN_MEMORY,
     UNSPOOLED_LIMIT,
     Backlog,
-    Kind,
     Lease,
-    Task,
+    Work,
 )
 from appliance.daemon.health import Health
 from appliance.daemon.spool import parse
 from appliance.errors import DeviceError
-from appliance.records import Discarded, Transcription, Window
+from appliance.infer.request import Request
+from appliance.records import Discarded, Listener, Transcription, Window
 
 WINDOW_S = 6.0
 
@@ -51,14 +51,14 @@ def attempts(memory: Path) -> list[int]:
     return [parse(file.read_bytes()).attempts for file in sorted(memory.glob("*.window"))]
 
 
-class Rig:
+class Rig(Listener):
     """A backlog, with or without a spool."""
 
     def __init__(self, memory: Path | None, limit_mb: int = 1) -> None:
         self.health = Health()
         chosen = SpoolSettings(limit_mb=limit_mb, path=str(memory or NO_FOLDER))
         self.discarded: list[Discarded] = []
-        self.backlog = Backlog(Settings(spool=chosen), self.health, self.discarded.append)
+        self.backlog = Backlog(Settings(spool=chosen), self.health, self)
         OPENED.append(self.backlog)
 
     def push(self, number: int, seconds: float = WINDOW_S) -> list[Window]:
@@ -67,8 +67,11 @@ class Rig:
             self.backlog.push(window)
         return windows
 
+    def on_discarded(self, discarded: Discarded) -> None:
+        self.discarded.append(discarded)
+
     def speculate(self, window: Window) -> None:
-        self.backlog.speculate(window, lambda window: Task(window, lambda _: None))
+        self.backlog.speculate(window, lambda window: Work(Request(window)))
 
     def take(self) -> Lease:
         lease = self.backlog.take_window(0)
@@ -378,19 +381,25 @@ def test_no_death_is_the_fault_of_a_speculation_that_was_transcribed(memory: Pat
 
 
 def a_request(
-    answers: list[Transcription | Exception] | None = None, kind: Kind = Kind.REQUEST
-) -> Task:
-    return Task(a_window(), ([] if answers is None else answers).append, kind)
+    backlog: Backlog,
+    answers: list[Transcription | Exception] | None = None,
+    *,
+    partial: bool = False,
+) -> Work | None:
+    kept = [] if answers is None else answers
+    return backlog.submit(
+        Request(a_window(), partial=partial), lambda _, result: kept.append(result)
+    )
 
 
 def test_requests_come_after_windows_and_speculation_and_partials_last() -> None:
     rig = Rig(None)
-    partial, first, second = a_request(kind=Kind.PARTIAL), a_request(), a_request()
-    assert all(rig.backlog.submit(one) for one in (partial, first, second))
+    partial = a_request(rig.backlog, partial=True)
+    first, second = a_request(rig.backlog), a_request(rig.backlog)
     rig.push(1)
     rig.speculate(a_window())
     assert rig.backlog.take_request() is None
-    rig.take()
+    rig.take().finish()
     assert rig.backlog.take_request() is None
     assert rig.backlog.take_speculation()
     assert rig.backlog.take_window(NEVER_S) is None, "does not wait: there is a request"
@@ -402,19 +411,20 @@ def test_while_the_room_speaks_requests_of_others_are_rare_and_do_not_starve(
 ) -> None:
     monkeypatch.setattr(backlog, "ROOM_FIRST_S", 0.2)
     rig = Rig(None)
-    partial, first, second = a_request(kind=Kind.PARTIAL), a_request(), a_request()
-    assert all(rig.backlog.submit(one) for one in (first, second))
+    first, second = a_request(rig.backlog), a_request(rig.backlog)
+    rig.backlog.on_speech(True)
     begun_s = time.monotonic()
-    assert rig.backlog.take_request(room_first=True) is first
-    assert rig.backlog.take_request(room_first=True) is None
-    assert rig.backlog.submit(partial)
-    assert rig.backlog.take_request(room_first=True) is partial, "it is the room's own"
-    while not (taken := rig.backlog.take_request(room_first=True)):
+    assert rig.backlog.take_request() is first
+    assert rig.backlog.take_request() is None
+    partial = a_request(rig.backlog, partial=True)
+    assert rig.backlog.take_request() is partial, "it is the room's own"
+    while not (taken := rig.backlog.take_request()):
         time.sleep(0.01)
     assert taken is second
     assert time.monotonic() - begun_s >= 0.2
-    assert rig.backlog.submit(first)
-    assert rig.backlog.take_request() is first, "at once when the room is quiet"
+    rig.backlog.on_speech(False)
+    last = a_request(rig.backlog)
+    assert rig.backlog.take_request() is last, "at once when the room is quiet"
 
 
 def test_the_microphone_is_busy_until_its_window_is_done() -> None:
@@ -431,19 +441,19 @@ def test_the_microphone_is_busy_until_its_window_is_done() -> None:
 
 def test_requests_that_nobody_wants_any_more_make_room() -> None:
     rig = Rig(None)
-    asked = [a_request() for _ in range(REQUEST_LIMIT)]
-    assert all(rig.backlog.submit(one) for one in asked)
-    assert not rig.backlog.submit(a_request())
-    asked[3].wanted = False
-    assert rig.backlog.submit(a_request())
-    assert not rig.backlog.submit(a_request())
-    asked[0].wanted = False
+    asked = [work for _ in range(REQUEST_LIMIT) if (work := a_request(rig.backlog))]
+    assert len(asked) == REQUEST_LIMIT
+    assert not a_request(rig.backlog)
+    asked[3].cancel()
+    assert a_request(rig.backlog)
+    assert not a_request(rig.backlog)
+    asked[0].cancel()
     assert rig.backlog.take_request() is asked[1]
 
 
 def test_requests_wake_whoever_waits_for_a_window() -> None:
     rig = Rig(None)
-    threading.Timer(0.1, rig.backlog.submit, [a_request()]).start()
+    threading.Timer(0.1, a_request, [rig.backlog]).start()
     assert rig.backlog.take_window(NEVER_S) is None
     assert rig.backlog.take_request()
 
@@ -451,11 +461,11 @@ def test_requests_wake_whoever_waits_for_a_window() -> None:
 def test_requests_that_are_left_at_the_end_are_told_so() -> None:
     rig = Rig(None)
     answers: list[Transcription | Exception] = []
-    unwanted = a_request(answers)
-    assert rig.backlog.submit(a_request(answers))
-    assert rig.backlog.submit(unwanted)
-    unwanted.wanted = False
+    assert a_request(rig.backlog, answers)
+    unwanted = a_request(rig.backlog, answers)
+    assert unwanted
+    unwanted.cancel()
     rig.backlog.complete()
-    assert not rig.backlog.submit(a_request(answers))
+    assert not a_request(rig.backlog, answers)
     rig.backlog.close()
     assert [str(one) for one in answers] == ["roomscribe is stopping"]

@@ -30,21 +30,24 @@ from pathlib import Path
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Mute
+from appliance.daemon.stages import StageQueue
 from appliance.config import CaptureSettings
+from appliance.records import Listener
 
 last = 0
-def hear(frame):
-    global last
-    if supervisor._recorder.pid != last:
-        last = supervisor._recorder.pid
-        print("frame", frame.start_s, time.monotonic(), last, flush=True)
+class Hearing(Listener):
+    def on_frame(self, frame):
+        global last
+        if supervisor._recorder.pid != last:
+            last = supervisor._recorder.pid
+            print("frame", frame.start_s, time.monotonic(), last, flush=True)
 def trouble():
     print("trouble", time.monotonic(), health.troubles(), flush=True)
 
-health = Health()
-health.on_change = trouble
+health = Health(trouble)
 settings = CaptureSettings(device=sys.argv[1], silence_s=float(sys.argv[2]))
-supervisor = CaptureSupervisor(settings, health, Mute(Path(tempfile.mkdtemp())), hear, lambda: None)
+mute = Mute(Path(tempfile.mkdtemp()))
+supervisor = CaptureSupervisor(settings, health, mute, StageQueue(10), Hearing())
 supervisor.listen(lambda: None)
 """
 
@@ -216,10 +219,12 @@ from appliance.config import CaptureSettings
 from appliance.daemon.health import Health
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.mute import Mute
+from appliance.daemon.stages import StageQueue
+from appliance.records import Listener
 logging.basicConfig(stream=sys.stdout)
 settings, mute = CaptureSettings(device="jabra"), Mute(Path(sys.argv[1]))
 supervisor = CaptureSupervisor(
-    settings, Health(), mute, print, lambda: None, reopen_pause_s=0.1
+    settings, Health(), mute, StageQueue(10), Listener(), reopen_pause_s=0.1
 )
 threading.Timer(3, supervisor.stop).start()
 supervisor.listen(lambda: print("moved"))

@@ -106,7 +106,7 @@ def test_what_is_deleted_is_gone_and_the_rest_is_there(house: Appliance) -> None
         ("history", {"limit": True}, "bad_request: limit: expected a whole number of 1 to 200"),
         ("history", {"since": "2026-01-01"}, "bad_request: since: expected a time with its zone"),
         ("history", {"query": 7}, "bad_request: query: expected a text of at most 1000 letters"),
-        ("delete", {}, "bad_request: expected ids, since or until"),
+        ("delete", {}, "bad_request: expected ids, since, until or grep"),
         ("delete", {"ids": []}, "bad_request: ids: expected a list of 1 to 1000"),
         ("delete", {"ids": ["a"], "since": "2026-01-01T00:00Z"}, "bad_request: expected ids, or"),
         ("correct", {"text": "x"}, "bad_request: transcript_id: expected the id of a transcript"),
@@ -235,15 +235,14 @@ def test_the_microphone_is_tested(
     answer = house.controls.commands["microphone_test"]({"seconds": 1})
     assert isinstance(answer, Future)
     for at in range(0, len(sound), 480):
-        assert house.controls.listens
-        house.controls.hear(Frame(sound[at : at + 480], 0.0))
+        house.controls.on_frame(Frame(sound[at : at + 480], 0.0))
         house.controls.poll()
     found = answer.result(5)
     assert (found["verdict"], found["peak_db"], found["words"]) == (verdict, peak_db, words)
     assert found["digital_silence"] is (verdict == "digital_silence")
     assert (found["clipped_share"] > 0.1) is (verdict == "clipped")
     house.controls.poll()
-    assert not house.controls.listens
+    assert not house.microphone_commands.is_recording
 
 
 @pytest.mark.parametrize("said", [None, ValueError("no")])
@@ -252,7 +251,7 @@ def test_a_model_that_is_busy_or_fails_leaves_the_words_open(
 ) -> None:
     house.said = said
     answer = house.controls.commands["microphone_test"]({"seconds": 1})
-    house.controls.hear(Frame(sine(0.1), 0.0))
+    house.controls.on_frame(Frame(sine(0.1), 0.0))
     house.controls.poll()
     assert isinstance(answer, Future)
     assert (answer.result(5)["verdict"], answer.result(5)["words"]) == ("good", None)

@@ -6,35 +6,30 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
+from rigs.core import make_core, make_works
 from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import NO_FOLDER
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
-from appliance.daemon.backlog import Backlog
-from appliance.daemon.health import Health
-from appliance.daemon.transcription import TaskTranscriber
-from appliance.infer.transcriber import Transcriber
 from appliance.records import Window
 from appliance.store.store import Store
 
 
 class Rig:
-    """A task transcriber with a real store; `restart` makes a new one, as a new process does."""
+    """A transcriber with a real store; `restart` makes a new one, as a new process does."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.transcriber = store, FakeTranscriber()
         self.restart()
 
     def restart(self) -> None:
-        self.health = Health()
-        transcriber = cast(Transcriber, self.transcriber)
-        self.tasks = TaskTranscriber(Settings(), transcriber, self.store, self.health)
-        without = SpoolSettings(path=NO_FOLDER)
-        self.backlog = Backlog(Settings(spool=without), self.health, self.tasks.discard)
+        folder = StoreSettings(path=str(self.store.path.parent))
+        settings = Settings(spool=SpoolSettings(path=NO_FOLDER), store=folder)
+        core = make_core(settings, self.transcriber, self.store)
+        self.health, self.backlog, self.works = core.health, core.backlog, make_works(core)
 
     def say(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:
         self.transcriber.answer = replace(HEARD, text=text)
@@ -44,9 +39,9 @@ class Rig:
         self.backlog.push(window)
         lease = self.backlog.take_window(0)
         assert lease
-        task = self.tasks.leased_task(lease)
-        self.tasks.encode(task)
-        self.tasks.decode(task)
+        work = self.works.leased(lease)
+        self.works.encode(work)
+        self.works.decode(work)
 
     def texts(self) -> list[str]:
         return [row.transcript.text for row in self.store.query()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from appliance import system
 from appliance.config import Settings, VoiceSettings
 from appliance.daemon import lifecycle
 from appliance.daemon.health import Health
+from appliance.errors import DeviceError
 from appliance.records import ApplianceState
 
 
@@ -88,6 +90,53 @@ def test_ready_is_told_when_sound_has_come_and_not_before(
     pipeline.health.count("transcripts", 128)
     announcer.announce()
     assert systemd.everything() == [status.replace(" 0 ", " 128 ")]
+
+
+class Tasks:
+    """/proc/self/task with one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._file = folder, folder / "100" / "schedstat"
+        self._file.parent.mkdir()
+        self.wait(0)
+
+    def wait(self, seconds: float) -> None:
+        """The thread has waited for a processor for so long in all."""
+        self._file.write_text(f"5000 {seconds * 1e9:.0f} 7\n", encoding="ascii")
+
+
+def test_time_in_which_others_had_the_processors_is_missed(tmp_path: Path) -> None:
+    tasks = Tasks(tmp_path)
+    missed = lifecycle.MissedTime(tasks.folder)
+    missed.measure(60)
+    assert missed.within_s(60) == 0
+    tasks.wait(0.0001)
+    missed.measure(60)
+    assert missed.within_s(60) == pytest.approx(0.0001)
+    assert missed.within_s(0) == 0
+    tasks.wait(PATIENCE_S)  # no more than what has passed
+    missed.measure(60)
+    assert missed.within_s(60) < 60
+    shutil.rmtree(tasks.folder)
+    missed.measure(60)
+
+
+def test_time_in_which_the_process_was_stopped_is_missed(tmp_path: Path) -> None:
+    missed = lifecycle.MissedTime(tmp_path / "none")
+    missed.measure(-2)  # was to come 2 s ago
+    missed.measure(-3)
+    passed_s = missed.within_s(60)
+    assert 0 < passed_s < 60, "not more than has passed"
+
+
+def test_a_stage_is_stuck_only_if_it_could_have_run(tmp_path: Path) -> None:
+    pipeline = SimpleNamespace(idle_s=lambda: (30.0, "encoder"))
+    announcer = lifecycle.Announcer(pipeline, 0.0, 25.0)  # type: ignore[arg-type]
+    announcer._missed = SimpleNamespace(measure=lambda _: None, within_s=lambda last_s: last_s / 3)  # type: ignore[assignment]
+    announcer.feed()
+    announcer._missed.within_s = lambda last_s: last_s / 10  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match="the encoder has been stuck for 30 s"):
+        announcer.feed()
 
 
 def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(

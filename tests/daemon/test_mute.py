@@ -17,12 +17,14 @@ from rigs.waiting import PATIENCE_S, until
 from appliance.capture.recorder import Recorder
 from appliance.config import CaptureSettings
 from appliance.daemon import mute as switch
+from appliance.daemon.bus import Bus
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
 from appliance.daemon.mute import Clock, Mute, Position
 from appliance.daemon.mute_end import format_end, parse_end
+from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.errors import DeviceError, StoreError
-from appliance.records import Frame
+from appliance.records import Frame, Listener
 
 HEALS_WITHIN_S = PATIENCE_S
 
@@ -45,32 +47,34 @@ class Microphones:
         return sum(not source.closed for source in self.opened)
 
 
-class Listener:
+class Listening(Listener):
     """A capture supervisor in a thread of its own, and what came of it."""
 
     def __init__(self, folder: Path, microphones: Microphones) -> None:
-        self.mute = Mute(folder)
-        self.health = Health()
-        self.frames = self.lost = 0
+        bus = Bus()
+        self.mute, self.health = Mute(folder, on_change=bus.on_mute), Health()
+        self.queue = StageQueue[Frame](1000)
+        self.frames = 0
         self.supervisor = CaptureSupervisor(
             CaptureSettings(),
             self.health,
             self.mute,
-            self._put,
-            self._lose,
+            self.queue,
+            bus,
             source=microphones.open,
         )
-        self.mute.on_change = self.supervisor.apply_mute
+        bus.add(self, self.supervisor)
         self.thread = threading.Thread(
             target=self.supervisor.listen, args=(lambda: None,), daemon=True
         )
         self.thread.start()
 
-    def _put(self, _frame: Frame) -> None:
+    def on_frame(self, _frame: Frame) -> None:
         self.frames += 1
 
-    def _lose(self) -> None:
-        self.lost += 1
+    @property
+    def lost(self) -> int:
+        return sum(one is Sentinel.LOST for one in self.queue.queue)
 
     def stop(self) -> None:
         self.supervisor.stop()
@@ -84,8 +88,8 @@ def microphones() -> Microphones:
 
 
 @pytest.fixture
-def listener(tmp_path: Path, microphones: Microphones) -> Iterator[Listener]:
-    one = Listener(tmp_path, microphones)
+def listener(tmp_path: Path, microphones: Microphones) -> Iterator[Listening]:
+    one = Listening(tmp_path, microphones)
     yield one
     one.stop()
 
@@ -123,9 +127,8 @@ def test_a_file_that_makes_no_sense_mutes(
 
 
 def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> None:
-    mute = Mute(tmp_path)
     turned: list[bool] = []
-    mute.on_change = lambda: turned.append(mute.on)
+    mute = Mute(tmp_path, on_change=lambda: turned.append(mute.on))
     mute.poll()
     switch.write(tmp_path / "mute", Position(True))
     mute.poll()
@@ -176,9 +179,8 @@ def test_a_file_that_cannot_be_read_at_the_start_mutes_until_it_can(
     tmp_path: Path, position: bool
 ) -> None:
     unreadable(tmp_path / "mute")
-    mute = Mute(tmp_path)
     turned: list[bool] = []
-    mute.on_change = lambda: turned.append(mute.on)
+    mute = Mute(tmp_path, on_change=lambda: turned.append(mute.on))
     mute.poll()
     assert (mute.on, mute.is_known, turned) == (True, False, [])
     assert "Input/output error; the microphone stays closed" in mute.unread
@@ -274,8 +276,7 @@ def test_a_mute_with_an_end_survives_a_restart_and_ends_by_itself(tmp_path: Path
     assert mute.until == NOON + timedelta(minutes=30)
     assert (tmp_path / "mute").read_text() == "ON 2026-11-25T12:30:00Z\n"
     hands.wait(29.9)
-    mute = Mute(tmp_path, clock=hands.clock)
-    mute.on_change = lambda: turned.append(mute.on)
+    mute = Mute(tmp_path, clock=hands.clock, on_change=lambda: turned.append(mute.on))
     mute.poll()
     assert (mute.on, mute.until, turned) == (True, NOON + timedelta(minutes=30), [])
     hands.wait(0.1)
@@ -307,9 +308,8 @@ def test_a_clock_that_is_set_forward_opens_no_microphone_early(tmp_path: Path) -
 
 
 def test_the_last_command_decides_until_when(tmp_path: Path) -> None:
-    mute = Mute(tmp_path, clock=Hands().clock)
     turned: list[datetime | None] = []
-    mute.on_change = lambda: turned.append(mute.until)
+    mute = Mute(tmp_path, clock=Hands().clock, on_change=lambda: turned.append(mute.until))
     for end in ("2h", "30m", ""):
         mute.set(True, end=end)
         assert mute.on
@@ -351,7 +351,7 @@ def test_a_wrong_end_is_one_line_and_turns_nothing(tmp_path: Path, end: str) -> 
 
 
 def test_the_source_is_closed_while_muted_and_opened_again(
-    listener: Listener, microphones: Microphones, tmp_path: Path
+    listener: Listening, microphones: Microphones, tmp_path: Path
 ) -> None:
     until(lambda: listener.frames)
     assert switch.is_listening(tmp_path)
@@ -374,7 +374,7 @@ def test_a_source_is_never_opened_when_it_starts_muted(
     tmp_path: Path, microphones: Microphones
 ) -> None:
     switch.write(tmp_path / "mute", Position(True))
-    listener = Listener(tmp_path, microphones)
+    listener = Listening(tmp_path, microphones)
     try:
         assert listener.supervisor.muted
         time.sleep(0.1)
@@ -389,7 +389,7 @@ def test_a_missing_microphone_is_no_trouble_while_muted(
     tmp_path: Path, microphones: Microphones
 ) -> None:
     microphones.broken = True
-    listener = Listener(tmp_path, microphones)
+    listener = Listening(tmp_path, microphones)
     try:
         until(listener.health.troubles)
         listener.mute.set(True)

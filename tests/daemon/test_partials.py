@@ -12,8 +12,9 @@ from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
 from appliance.capture.segmenter import Segmenter
-from appliance.daemon.backlog import Kind, Task
+from appliance.daemon.backlog import Work
 from appliance.daemon.partials import EVERY_S, Partials, stable_chars
+from appliance.infer.request import Deliver, Request
 from appliance.records import Transcription, Window
 
 
@@ -29,8 +30,8 @@ class OpenUtterance:
         return self.window
 
 
-def speculation(window: Window, transcription: Transcription | None) -> Task:
-    return Task(window, lambda _: None, Kind.SPECULATION, transcription=transcription)
+def speculation(window: Window, transcription: Transcription | None) -> Work:
+    return Work(Request(window), transcription=transcription)
 
 
 class Rig:
@@ -38,21 +39,22 @@ class Rig:
 
     def __init__(self) -> None:
         self.account = Account()
-        self.asked: list[Task] = []
+        self.asked: list[Work] = []
         self.room = False
         """True when no more requests are taken."""
         self.discarded = False
         self.meanwhile: Callable[[], object] = lambda: None
         """What another thread does while a text is looked at."""
-        self.partials = Partials(self.ask, self.preview, (self.account,))
+        self.partials = Partials(self.ask, self.preview, self.account)
         self.segmenter = OpenUtterance()
         self.now_s = 100.0
         self.hear()
 
-    def ask(self, request: Task) -> bool:
-        if not self.room:
-            self.asked.append(request)
-        return not self.room
+    def ask(self, request: Request, deliver: Deliver) -> Work | None:
+        if self.room:
+            return None
+        self.asked.append(Work(request, deliver))
+        return self.asked[-1]
 
     def preview(self, _window: Window, result: Transcription) -> str:
         self.meanwhile()
@@ -63,13 +65,14 @@ class Rig:
         self.now_s += seconds
         self.partials.follow(cast(Segmenter, self.segmenter), self.now_s)
 
-    def answer(self, text: str) -> None:
+    def answer(self, found: str | Exception) -> None:
         """The oldest pass is done."""
-        request = self.asked.pop(0)
-        if request.wanted:
-            request.deliver(replace(HEARD, text=text))
+        work = self.asked.pop(0)
+        if work.wanted and work.deliver:
+            result = replace(HEARD, text=found) if isinstance(found, str) else found
+            work.deliver(work.request, result)
 
-    def guess(self, text: str = "turn on the light") -> Task:
+    def guess(self, text: str = "turn on the light") -> Work:
         """Silence, and what an utterance that ends there would say."""
         self.segmenter.speculative_window = window = replace(self.segmenter.window, last=True)
         self.hear()
@@ -92,7 +95,7 @@ def test_a_pass_is_asked_for_once_a_second_and_never_two_at_once(rig: Rig) -> No
     rig.hear(EVERY_S - 0.1)
     assert rig.asked == []
     rig.hear(0.1)
-    assert [task.kind for task in rig.asked] == [Kind.PARTIAL]
+    assert [work.request.partial for work in rig.asked] == [True]
     rig.hear(3 * EVERY_S)
     assert len(rig.asked) == 1, "the first is not answered"
     rig.answer("turn")
@@ -132,7 +135,7 @@ def test_what_is_no_news_or_nothing_is_not_told(rig: Rig) -> None:
 
 def test_a_failed_pass_is_not_told(rig: Rig) -> None:
     rig.hear(EVERY_S)
-    rig.asked.pop().deliver(RuntimeError("the encoder is gone"))
+    rig.answer(RuntimeError("the encoder is gone"))
     assert rig.told == []
     rig.hear(EVERY_S)
     assert len(rig.asked) == 1

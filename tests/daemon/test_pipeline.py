@@ -36,13 +36,13 @@ from appliance.config import (
 )
 from appliance.daemon import lifecycle
 from appliance.daemon.assembly import FRAMES_WAITING, Factories, build
-from appliance.daemon.backlog import Task
 from appliance.daemon.health import Health
 from appliance.daemon.pipeline import Pipeline
 from appliance.daemon.spool import Spool
 from appliance.daemon.stages import Sentinel, Stage, StageQueue
 from appliance.errors import DeviceError, ModelError, ServerError
-from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
+from appliance.infer.request import Pending, Request
+from appliance.infer.transcriber import Encoded
 from appliance.records import Frame, Listener, Transcription, Window
 
 STAGES = ("capture", "segmenter", "encoder", "transcriber", "publisher")
@@ -100,13 +100,15 @@ class GatedTranscriber(FakeTranscriber):
         self._encoder, self._transcriber = encoder, transcriber
         self.answer = replace(HEARD, text="")
 
-    def encode(self, window: Window) -> Encoded:
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded:
         self._encoder.pass_through()
-        return super().encode(window)
+        return super().begin(request)
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         self._transcriber.pass_through()
-        return super().decode(encoded, progress)
+        return super().decode(encoded, pending)
 
 
 class FakePublisher(Listener):
@@ -152,7 +154,7 @@ class Rig:
         fakes: dict[str, Any] = {
             "source": self.source,
             "segmenter": lambda *_: self.segmenter,
-            "transcriber": lambda _: GatedTranscriber(
+            "transcriber": lambda *_: GatedTranscriber(
                 self.gates["encoder"], self.gates["transcriber"], self.encoder
             ),
             "publisher": lambda *_, **__: FakePublisher(self.gates["publisher"]),
@@ -311,7 +313,10 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
     rig = Rig(tmp_path, windows=False)
     answers: list[Transcription | Exception] = []
 
-    def refuse(answer: Transcription | Exception) -> None:
+    def keep(_: Request, answer: Transcription | Exception) -> None:
+        answers.append(answer)
+
+    def refuse(_: Request, answer: Transcription | Exception) -> None:
         answers.append(answer)
         raise ConnectionError("whoever asked has gone")
 
@@ -319,10 +324,10 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
     pipeline = rig.pipeline(rig.settings)
     pipeline.start()
     try:
-        assert pipeline.parts.backlog.submit(Task(a_window(), answers.append))
+        assert pipeline.core.backlog.submit(Request(a_window()), keep)
         assert rig.gates["encoder"].reached.wait(PATIENCE_S)
-        assert pipeline.parts.backlog.submit(Task(a_window(), refuse))
-        assert pipeline.parts.backlog.submit(Task(a_window(), answers.append))
+        assert pipeline.core.backlog.submit(Request(a_window()), refuse)
+        assert pipeline.core.backlog.submit(Request(a_window()), keep)
         assert not answers
         rig.open_gates()
         until(lambda: len(answers) == 3)
@@ -337,7 +342,7 @@ def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_pat
 def failing(rig: Rig) -> Pipeline:
     """A pipeline that is not started, and whose encoder fails."""
     pipeline = rig.pipeline(rig.settings)
-    transcriber: Any = pipeline.parts.transcriber
+    transcriber: Any = pipeline.core.transcriber
     transcriber.fault = ModelError("a strange sound")
     return pipeline
 
@@ -345,7 +350,7 @@ def failing(rig: Rig) -> Pipeline:
 def test_a_request_that_cannot_be_encoded_does_not_wait_for_the_decoder(tmp_path: Path) -> None:
     pipeline = failing(Rig(tmp_path))
     answers: list[Transcription | Exception] = []
-    pipeline.parts.backlog.submit(Task(a_window(), answers.append))
+    pipeline.core.backlog.submit(Request(a_window()), lambda _, answer: answers.append(answer))
     pipeline._encode_other()
     assert [str(answer) for answer in answers] == ["a strange sound"]
     pipeline.stop()
@@ -358,14 +363,14 @@ def test_a_speculation_that_cannot_be_encoded_hides_no_death_of_its_window(
     rig = Rig(tmp_path)
     rig.settings = replace(rig.settings, spool=SpoolSettings(path=str(memory)))
     pipeline = failing(rig)
-    parts, window = pipeline.parts, a_window()
-    parts.backlog.speculate(window, parts.tasks.speculation)
+    works, backlog, window = pipeline.parts.works, pipeline.core.backlog, a_window()
+    backlog.speculate(window, works.speculation)
     queued = pipeline._encode_other()
-    parts.backlog.push(window)
-    assert parts.backlog.take_window(0)
+    backlog.push(window)
+    assert backlog.take_window(0)
     if queued:
-        parts.tasks.decode(queued)
-    parts.backlog.close()  # leaves what a process leaves that dies while it encodes the window
+        works.decode(queued)
+    backlog.close()  # leaves what a process leaves that dies while it encodes the window
     with Spool.open(rig.settings, Health()) as spool:
         assert [kept.attempts for kept in spool.windows()] == [1]
     pipeline.stop()
@@ -380,7 +385,7 @@ def test_the_speech_of_others_is_transcribed_and_stored_at_once_if_that_is_wante
     settings = replace(rig.settings, wyoming=house, mqtt=MqttSettings(enabled=False))
     factories = Factories(
         source=lambda *_: FakeSource(silence(0.01)),
-        transcriber=lambda _: transcriber,
+        transcriber=lambda *_: transcriber,
         idle_s=60,  # no stage looks for something to do by itself
     )
     pipeline = Pipeline(build(settings, factories))
@@ -501,7 +506,7 @@ def served_by(rig: Rig, transcriber: FakeTranscriber) -> Pipeline:
     fakes: dict[str, Any] = {
         "source": rig.source,
         "segmenter": lambda *_: rig.segmenter,
-        "transcriber": lambda _: transcriber,
+        "transcriber": lambda *_: transcriber,
         "publisher": lambda *_, **__: FakePublisher(rig.gates["publisher"]),
     }
     return Pipeline(build(rig.settings, Factories(**fakes, idle_s=0.05)))
@@ -512,11 +517,11 @@ def test_a_server_that_is_away_holds_no_stop_up(tmp_path: Path) -> None:
     transcriber.fault = ServerError("away")
     pipeline = served_by(Rig(tmp_path, [iter([FRAME] * 3)]), transcriber)
     pipeline.start()
-    until(lambda: len(pipeline.parts.backlog) == 2)
+    until(lambda: len(pipeline.core.backlog) == 2)
     pipeline.stop()
     assert not any(one.is_alive() for one in pipeline._stages)
     assert (
-        pipeline.parts.backlog.count_lost() == 3
+        pipeline.core.backlog.count_lost() == 3
     )  # without a spool; with one the next start finds them
 
 

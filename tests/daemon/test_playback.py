@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rigs.publishing import transcript
+from rigs.transcriber import HEARD
 
 from appliance.config import StoreSettings
 from appliance.control.server import ControlError
@@ -45,9 +47,9 @@ def refusal(playback: Playback, **arguments: Any) -> str:
 
 def test_the_last_sentence_is_given_a_part_at_a_time(store: Store) -> None:
     playback = Playback(store, enabled=True)
-    playback.keep(sentence(store))
+    playback.on_stored(sentence(store), HEARD)
     window = sentence(store)
-    playback.keep(window)
+    playback.on_stored(window, HEARD)
     heard = b""
     while len(heard) < 100_000:
         request = {"transcript_id": window.id, "offset": len(heard) // 2}
@@ -65,19 +67,23 @@ def test_the_last_sentence_is_given_a_part_at_a_time(store: Store) -> None:
 def test_it_is_discarded_by(store: Store, tmp_path: Path, what: str) -> None:
     playback = Playback(store, enabled=True)
     window = sentence(store)
-    playback.keep(window)
+    playback.on_stored(window, HEARD)
     playback.poll()
     assert playback._window is window
     if what == "mute":
-        playback.discard()
+        playback.on_mute()
     elif what == "deleted here":
-        LogCommands(store, "kitchen", playback.poll).commands["delete"]({"ids": [window.id]})
+        answer = LogCommands(store, "kitchen", playback.poll).commands["delete"](
+            {"ids": [window.id]}
+        )
+        assert isinstance(answer, Future) and answer.result(60)["deleted"] == 1
     elif what == "deleted elsewhere":
         with Store.open(StoreSettings(path=str(tmp_path)), beside_daemon=True) as other:
             other.delete(Wanted())
         playback.poll()
     elif what == "age":
-        playback.keep(replace(window, speech_end_s=time.monotonic() - KEPT_S - 1))
+        old = replace(window, speech_end_s=time.monotonic() - KEPT_S - 1)
+        playback.on_stored(old, HEARD)
         playback.poll()
     else:
         playback.close()
@@ -87,13 +93,13 @@ def test_it_is_discarded_by(store: Store, tmp_path: Path, what: str) -> None:
 
 def test_what_is_transcribed_after_muting_is_not_kept(store: Store) -> None:
     playback = Playback(store, enabled=True, is_muted=lambda: True)
-    playback.keep(sentence(store))
+    playback.on_stored(sentence(store), HEARD)
     assert playback._window is None
 
 
 def test_without_the_setting_nothing_is_kept(store: Store) -> None:
     playback = Playback(store, enabled=False)
     window = sentence(store)
-    playback.keep(window)
+    playback.on_stored(window, HEARD)
     assert playback._window is None
     assert refusal(playback, transcript_id=window.id).startswith("refused: Playback is off.")

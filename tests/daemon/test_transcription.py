@@ -1,4 +1,4 @@
-"""`TaskTranscriber` without threads: what it stores and discards."""
+"""`WorkTranscriber` without threads: what it stores and discards."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import cast
 
 import numpy as np
 import pytest
+from rigs.core import make_core, make_works
 from rigs.needs import needs_memory
 from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import NO_FOLDER, a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon import transcription
-from appliance.daemon.backlog import FAILURES_IN_A_ROW, Backlog, Task
+from appliance.daemon.backlog import FAILURES_IN_A_ROW, Work
+from appliance.daemon.core import Core
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
-from appliance.daemon.transcription import DAY_S, QUIET_FROM, UNSURE_FROM, TaskTranscriber
+from appliance.daemon.stages import Sentinel
 from appliance.errors import DeviceError, ModelError, StoreError
-from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress, Transcriber
+from appliance.infer.request import Pending, Request
+from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.records import (
     Discarded,
     Listener,
@@ -64,17 +67,26 @@ class FakeListener(Listener):
 
 class Rig:
     def __init__(self, store: FullDisk, spool: SpoolSettings) -> None:
-        self.store = store
-        self.health = Health()
+        self.store, self.spool = store, spool
         self.listener = FakeListener(store)
+        self.opened: list[Core] = []
         self.use(FakeTranscriber())
-        self.backlog = Backlog(Settings(spool=spool), self.health, self.tasks.discard)
 
     def use(self, transcriber: FakeTranscriber) -> None:
         """Transcribes with this one from now on."""
         self.transcriber = transcriber
-        used = cast(Transcriber, transcriber)
-        self.tasks = TaskTranscriber(Settings(), used, self.store, self.health, (self.listener,))
+        folder = str(self.store.path.parent)
+        settings = Settings(spool=self.spool, store=StoreSettings(path=folder))
+        while self.opened:
+            self.opened.pop().backlog.close()
+        self.core = make_core(settings, transcriber, self.store, self.listener)
+        self.health, self.backlog = self.core.health, self.core.backlog
+        self.works = make_works(self.core)
+        self.opened.append(self.core)
+
+    def mid_way(self, transcriber: FakeTranscriber) -> None:
+        """Transcribes with this one, and keeps the backlog."""
+        self.works = make_works(replace(self.core, transcriber=cast("Transcriber", transcriber)))
 
     def say(self, answer: Transcription | Exception = HEARD, samples: Samples = SILENCE) -> str:
         """A window of which the model makes `answer`; its id."""
@@ -84,12 +96,12 @@ class Rig:
         self.backlog.push(window)
         lease = self.backlog.take_window(0)
         assert lease
-        self.do(self.tasks.leased_task(lease))
+        self.do(self.works.leased(lease))
         return window.id
 
-    def do(self, task: Task) -> None:
-        self.tasks.encode(task)
-        self.tasks.decode(task)
+    def do(self, work: Work) -> None:
+        self.works.encode(work)
+        self.works.decode(work)
 
     def texts(self) -> list[str]:
         return [row.transcript.text for row in self.store.query()]
@@ -112,25 +124,24 @@ class Asking(FakeTranscriber):
 
     had_time: bool | None = None
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        self.had_time = progress.has_time()
-        return super().decode(encoded, progress)
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
+        assert pending
+        self.had_time = encoded.request.search and pending.has_time()
+        return super().decode(encoded, pending)
 
 
 def test_only_what_programs_send_is_searched_and_only_while_nobody_speaks(rig: Rig) -> None:
-    asking, busy = Asking(), [False]
+    asking = Asking()
     rig.use(asking)
     rig.say()
     assert asking.had_time is False
     window = Window("u", 1, True, np.zeros(32_000, np.int16), 0.0, 2.0, 1.5)
-    used = cast(Transcriber, asking)
-    rig.tasks = TaskTranscriber(
-        Settings(), used, rig.store, rig.health, is_room_busy=lambda: busy[0]
-    )
     cases = ((True, False, True), (True, True, False), (False, False, False))
     for search, speaking, had_time in cases:
-        busy[0] = speaking
-        rig.do(Task(window, lambda _: None, search=search))
+        rig.backlog.on_speech(speaking)
+        work = rig.backlog.submit(Request(window, search=search), lambda *_: None)
+        assert work
+        rig.do(work)
         assert asking.had_time is had_time
 
 
@@ -165,42 +176,6 @@ def test_an_unsure_yes_is_kept_and_flagged(rig: Rig) -> None:
     rig.say(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3, confidence=0.2))
     assert rig.texts() == ["yes"]
     assert rig.store.query()[0].transcript.flags == ("low_confidence",)
-
-
-def test_it_is_a_problem_with_its_fix_that_nothing_acts_until_something_does(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for _ in range(UNSURE_FROM - 1):
-        rig.say(replace(HEARD, confidence=0.1))
-    assert not rig.health.troubles()
-    rig.say(replace(HEARD, confidence=0.1))
-    (why,) = rig.health.troubles().values()
-    assert why.startswith(f"nothing acts on what you say: none of {UNSURE_FROM} sentences and more")
-    assert "set assist.phrase and say it first, list what you say in [phrases] file" in why
-    rig.say(replace(HEARD, confidence=1.0))
-    for _ in range(UNSURE_FROM):
-        rig.say(replace(HEARD, confidence=0.1))
-    assert not rig.health.troubles(), "something acted today"
-    tomorrow_s = time.monotonic() + DAY_S + 1
-    monkeypatch.setattr(time, "monotonic", lambda: tomorrow_s)
-    rig.say(replace(HEARD, confidence=0.1))
-    assert rig.health.troubles()
-
-
-def test_speech_that_stays_too_quiet_is_a_problem_with_its_level_until_it_is_louder(
-    rig: Rig,
-) -> None:
-    quiet = np.resize(np.array([10, -10], np.int16), 32_000)  # -70 dBFS
-    for _ in range(QUIET_FROM - 1):
-        rig.say(samples=quiet)
-    assert not rig.health.troubles()
-    rig.say(replace(HEARD, text=""), samples=quiet)
-    assert not rig.health.troubles(), "that was no speech"
-    rig.say(samples=quiet)
-    (why,) = rig.health.troubles().values()
-    assert why.startswith("speech is too quiet, -70 dBFS in the last 5 sentences; below -65 dBFS")
-    rig.say(samples=quiet * 10)
-    assert not rig.health.troubles()
 
 
 def test_several_windows_failing_in_a_row_are_a_broken_device(rig: Rig) -> None:
@@ -262,13 +237,15 @@ class ShortOfMemory(FakeTranscriber):
         super().__init__()
         self.left = {"encode": encodes, "write": writes}
 
-    def encode(self, window: Window) -> Encoded:
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded:
         self._allocate("encode")
-        return super().encode(window)
+        return super().begin(request)
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         self._allocate("write")
-        return super().decode(encoded, progress)
+        return super().decode(encoded, pending)
 
     def _allocate(self, half: str) -> None:
         self.left[half] -= 1
@@ -311,21 +288,21 @@ class Ahead:
         now_s = time.monotonic()
         samples = np.zeros(32_000, np.int16)
         self.window = Window("u", 1, True, samples, now_s - 2.6, now_s - 0.6, 1.5)
-        rig.backlog.speculate(self.window, rig.tasks.speculation)
+        rig.backlog.speculate(self.window, rig.works.speculation)
         taken = rig.backlog.take_speculation()
         assert taken
-        self.task = taken
+        self.work = taken
 
     def comes_true(self) -> None:
         self.rig.backlog.push(self.window)
         lease = self.rig.backlog.take_window(0)
         assert lease
-        self.rig.do(self.rig.tasks.leased_task(lease))
+        self.rig.do(self.rig.works.leased(lease))
 
 
 def test_what_was_transcribed_ahead_is_not_transcribed_again(rig: Rig) -> None:
     ahead = Ahead(rig)
-    rig.do(ahead.task)
+    rig.do(ahead.work)
     rig.transcriber.answer = ModelError("transcribed again")
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
@@ -342,18 +319,19 @@ class Deciding(FakeTranscriber):
         super().__init__()
         self.then = then
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-        progress.decided(replace(HEARD, text=NIGHT.sentence, phrase=NIGHT, phrase_continues=False))
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
+        assert pending
+        pending.decide(replace(HEARD, text=NIGHT.sentence, phrase=NIGHT, phrase_continues=False))
         self.then()
-        assert progress.should_continue() == (self.then.__name__ != "cancel")
+        assert pending.wanted == (self.then.__name__ != "cancel")
         return HEARD
 
 
 def test_a_speculation_that_nobody_needs_is_freed_at_once(rig: Rig) -> None:
-    task = rig.tasks.speculation(a_window())
-    rig.do(task)
-    freed = weakref.ref(task)
-    del task
+    work = rig.works.speculation(a_window())
+    rig.do(work)
+    freed = weakref.ref(work)
+    del work
     assert freed() is None, "its states would wait for Python to look for cycles"
 
 
@@ -364,11 +342,12 @@ def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_compl
     known: list[tuple[int, Transcription | None]] = []
 
     def look() -> None:
-        known.append((ahead.task.silence_ms, ahead.task.transcription))
+        assert rig.core.frames.next(0) is Sentinel.DECIDED
+        known.append((ahead.work.silence_ms, ahead.work.transcription))
 
-    rig.tasks._on_decision = look
-    rig.tasks._transcriber = cast(Transcriber, Deciding(lambda: None))
-    rig.do(ahead.task)
+    rig.mid_way(Deciding(look))
+    rig.do(ahead.work)
+    look()
     assert known == [(250, None), (450, HEARD)], "the final text has a say while there is silence"
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
@@ -382,13 +361,13 @@ def test_an_utterance_that_closes_before_its_text_is_complete_is_transcribed_onc
     def close() -> None:
         rig.backlog.push(ahead.window)
 
-    rig.tasks._transcriber = cast(Transcriber, Deciding(close))
-    rig.do(ahead.task)
+    rig.mid_way(Deciding(close))
+    rig.do(ahead.work)
     lease = rig.backlog.take_window(0)
     assert lease
-    rig.tasks._transcriber = cast(Transcriber, rig.transcriber)
+    rig.mid_way(rig.transcriber)
     rig.transcriber.answer = ModelError("transcribed again")
-    rig.do(rig.tasks.leased_task(lease))
+    rig.do(rig.works.leased(lease))
     assert rig.texts() == [HEARD.text]
 
 
@@ -398,9 +377,9 @@ def test_a_guess_that_is_cancelled_half_way_leaves_no_text(rig: Rig) -> None:
     def cancel() -> None:
         rig.backlog.withdraw_speculation()
 
-    rig.tasks._transcriber = cast(Transcriber, Deciding(cancel))
-    rig.do(ahead.task)
-    assert ahead.task.transcription is None
+    rig.mid_way(Deciding(cancel))
+    rig.do(ahead.work)
+    assert ahead.work.transcription is None
 
 
 @pytest.mark.parametrize("encoded", [False, True])
@@ -408,7 +387,7 @@ def test_a_fault_ahead_is_no_fault_of_the_window(rig: Rig, encoded: bool) -> Non
     ahead = Ahead(rig)
     rig.transcriber.answer = ModelError("once")
     rig.transcriber.fault = None if encoded else ModelError("once")
-    rig.do(ahead.task)
+    rig.do(ahead.work)
     rig.transcriber.answer, rig.transcriber.fault = HEARD, None
     ahead.comes_true()
     assert rig.texts() == [HEARD.text]
@@ -424,17 +403,18 @@ def test_a_request_that_fails_is_told_so_and_no_device_is_broken_for_it(
     rig.transcriber.answer = fault if encoded else HEARD
     rig.transcriber.fault = None if encoded else fault
     for _ in range(FAILURES_IN_A_ROW + 1):
-        request = Task(a_window(), answers.append)
-        rig.do(request)
+        work = rig.backlog.submit(Request(a_window()), lambda _, result: answers.append(result))
+        assert work
+        rig.do(work)
     assert answers == [fault] * (FAILURES_IN_A_ROW + 1)
     assert rig.listener.reasons == []
     assert rig.texts() == []
 
 
 def test_a_text_of_others_is_kept_with_its_source_and_told_like_any_other(rig: Rig) -> None:
-    rig.tasks.keep(a_window(), HEARD, 12.0)
+    rig.core.transcripts.keep(a_window(), HEARD, 12.0)
     assert rig.texts() == []
-    rig.tasks.tidy()
+    rig.core.bus.on_idle()
     [kept] = [row.transcript for row in rig.store.query()]
     assert (kept.text, kept.source, kept.queue_ms) == (HEARD.text, "wyoming", 12.0)
     assert rig.listener.seen == [1]

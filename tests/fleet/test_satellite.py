@@ -25,6 +25,7 @@ from appliance.config import FleetSettings, SegmenterSettings, Settings
 from appliance.errors import DeviceError, ServerError
 from appliance.fleet.link import Link
 from appliance.fleet.satellite import PATIENCE_S, SatelliteTranscriber
+from appliance.infer.request import Request
 from appliance.infer.transcriber import Transcriber
 from appliance.records import Transcription, Window
 
@@ -43,11 +44,14 @@ def satellites(server: NatsServer) -> Iterator[Callable[..., SatelliteTranscribe
     opened: list[SatelliteTranscriber] = []
 
     def hear(
-        local: FakeTranscriber | None = None, patience_s: float = PATIENCE_S
+        local: FakeTranscriber | None = None,
+        patience_s: float = PATIENCE_S,
+        is_muted: Callable[[], bool] = lambda: False,
     ) -> SatelliteTranscriber:
         chosen = FleetSettings(role="satellite", server=server.url)
         model, link = cast("Transcriber | None", local), Link(chosen, "kitchen")
-        opened.append(SatelliteTranscriber(Settings(fleet=chosen), model, link, patience_s))
+        settings = Settings(fleet=chosen)
+        opened.append(SatelliteTranscriber(settings, model, link, patience_s, is_muted))
         opened[-1].warm_up()
         return opened[-1]
 
@@ -140,7 +144,7 @@ def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back
     satellite = satellites()
     window = a_window()
     with pytest.raises(ServerError, match=r"no server: .*nothing listens there"):
-        satellite.begin(window)
+        satellite.begin(Request(window))
     assert str(satellite.backend.trouble).endswith("until then speech waits to be transcribed")
     with FakeWorker(server.url):
         server.start()
@@ -154,8 +158,7 @@ def test_a_window_that_is_under_way_is_not_sent_again_after_a_mute(
     muted = threading.Event()
     with FakeWorker(server.url) as worker:
         worker.settle()
-        satellite = satellites(patience_s=30.0)
-        satellite.satellite.muted = muted.is_set
+        satellite = satellites(patience_s=30.0, is_muted=muted.is_set)
         worker.took_s = 1.0
 
         def mute_and_restart() -> None:
@@ -185,7 +188,7 @@ def test_a_worker_of_another_version_is_refused_by_name(
         presence = json.dumps({"v": 9, "node": "attic", "version": "9.9"}).encode()
         bus.reply_with("roomscribe.workers", presence)
         with pytest.raises(ServerError, match=r"refused: the worker attic runs .*upgrade the"):
-            satellites().begin(a_window())
+            satellites().begin(Request(a_window()))
 
 
 def test_a_window_that_a_worker_fails_with_is_a_failed_one_and_the_next_is_written(
@@ -215,7 +218,7 @@ def test_an_answer_that_comes_too_late_is_taken_when_its_window_is_asked_for_aga
         satellite, window = satellites(patience_s=1.0), a_window()
         worker.took_s = 1.5
         with pytest.raises(ServerError, match="worker lost: no answer within 1 s"):
-            satellite.begin(window)
+            satellite.begin(Request(window))
         assert patiently(satellite, window).text == HEARD.text
         assert len(worker.windows) == stats_of(satellite)["fleet_sent"] == 1
 
@@ -227,14 +230,12 @@ def test_not_a_byte_of_sound_leaves_a_satellite_that_is_muted(
     with FakeWorker(server.url) as worker, Bus(server.url) as bus:
         worker.settle()
         bus.listen("roomscribe.window.>")
-        satellite, local = satellites(), FakeTranscriber()
-        with_model = satellites(local)
-        for one in (satellite, with_model):
-            one.satellite.muted = muted.is_set
+        satellite = satellites(is_muted=muted.is_set)
+        with_model = satellites(FakeTranscriber(), is_muted=muted.is_set)
         muted.set()
         for _ in range(3):
             with pytest.raises(ServerError, match="muted: speech from before is not sent"):
-                satellite.begin(a_window())
+                satellite.begin(Request(a_window()))
         assert satellite.backend.trouble is None
         assert with_model.transcribe(a_window()).model == "fake"
         assert stats_of(with_model)["fleet_own_cpu"] == 1
@@ -251,11 +252,9 @@ def test_who_stops_waiting_is_let_go_at_once(
         worker.settle()
         satellite = satellites(patience_s=NEVER_S)
         worker.took_s = 5.0
-        satellite.should_continue = lambda: False
         with pytest.raises(ServerError, match="given up"):
-            satellite.begin(a_window())
+            satellite.begin(Request(a_window()), lambda: False)
         assert not worker.counts["fleet_done"]
-        satellite.should_continue = lambda: True
         worker.took_s = 0.0
         assert patiently(satellite, a_window()).text == HEARD.text
 
@@ -268,7 +267,7 @@ def test_more_than_may_wait_is_kept_by_the_satellite_and_no_windows_fault(
             bus.publish("roomscribe.window.kitchen", b"", {"Roomscribe-Window": "{}"})
         satellite, window = satellites(patience_s=1.0), a_window()
         with pytest.raises(ServerError, match="maximum messages per subject exceeded"):
-            satellite.begin(window)
+            satellite.begin(Request(window))
         worker.waiting = 0
         assert patiently(satellite, window).text == HEARD.text
     assert stats_of(satellite)["fleet_sent"] == 1

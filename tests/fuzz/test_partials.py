@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given, strategies as st
+from rigs.core import make_core
 from rigs.fuzzing import examples
 from rigs.speaking import (
     FRAME_S,
@@ -30,11 +32,10 @@ from rigs.windows import NO_FOLDER
 
 from appliance.capture.segmenter import Segmenter
 from appliance.config import SegmenterSettings, Settings, SpoolSettings, StoreSettings
-from appliance.daemon.backlog import Backlog, Kind, Task
-from appliance.daemon.health import Health
+from appliance.daemon.backlog import Work
 from appliance.daemon.partials import Partials
-from appliance.daemon.transcription import TaskTranscriber
-from appliance.infer.transcriber import Transcriber
+from appliance.daemon.phrase_commands import Expectations
+from appliance.daemon.transcription import WorkTranscriber
 from appliance.records import Frame, Window
 from appliance.store.store import Store
 
@@ -49,15 +50,15 @@ class House:
     def __init__(self, settings: Settings, store: Store, said: list[Part]) -> None:
         self.account = Account()
         self.account("", "", store)
-        transcriber = cast(Transcriber, WordTranscriber())
-        health = Health()
-        self.tasks = TaskTranscriber(settings, transcriber, store, health, (self.account,))
-        self.backlog = Backlog(settings, health, self.tasks.discard)
-        self.partials = Partials(self.backlog.submit, self.tasks.preview, (self.account,))
-        self.speculations: deque[Task] = deque()
-        self.tasks.on_speculation = self.speculations.append
+        transcriber = WordTranscriber()
+        core = make_core(settings, transcriber, store, self.account)
+        self.bus, self.backlog = core.bus, core.backlog
+        self.partials = Partials(self.backlog.submit, core.transcripts.preview, core.bus)
+        self.speculations: deque[Work] = deque()
+        later: Any = SimpleNamespace(publish_eager=self.speculations.append)
+        self.works = WorkTranscriber(core, later, Expectations())
         self.segmenter = Segmenter(LevelVoice(), settings.segmenter, transcriber.bundle.window_s)
-        self.states: deque[Task] = deque()
+        self.states: deque[Work] = deque()
         self.threads = (self.segment(said), self.encode(), self.transcribe())
         self.busy = {"segmenter", "encoder", "transcriber"}
 
@@ -76,9 +77,9 @@ class House:
                 if isinstance(result, Window):
                     self.backlog.push(result)
                 else:
-                    self.tasks.discard(result)
+                    self.bus.on_discarded(result)
                 yield
-            self.backlog.speculate(self.segmenter.speculative_window, self.tasks.speculation)
+            self.backlog.speculate(self.segmenter.speculative_window, self.works.speculation)
             yield
             self.partials.follow(self.segmenter, frame.end_s)
             yield
@@ -88,21 +89,21 @@ class House:
         while True:
             self.busy.add("encoder")
             lease = self.backlog.take_window(0)
-            task = self.tasks.leased_task(lease) if lease else self.backlog.take_speculation()
-            task = task or self.backlog.take_request()
-            if not task:
+            work = self.works.leased(lease) if lease else self.backlog.take_speculation()
+            work = work or self.backlog.take_request()
+            if not work:
                 self.busy.discard("encoder")
                 yield
                 continue
             yield
-            if task.kind is Kind.PARTIAL and self.states:
-                task.wanted = False
+            if work.request.partial and self.states:
+                work.cancel()
                 continue
-            self.tasks.encode(task)
+            self.works.encode(work)
             yield
             while self.states:
                 yield
-            self.states.append(task)
+            self.states.append(work)
             yield
 
     def transcribe(self) -> Iterator[None]:
@@ -111,9 +112,9 @@ class House:
                 self.busy.discard("transcriber")
                 yield
             self.busy.add("transcriber")
-            task = self.states.popleft()
+            work = self.states.popleft()
             yield
-            self.tasks.decode(task)
+            self.works.decode(work)
             yield
             while self.speculations:
                 self.partials.publish_eager(self.speculations.popleft())

@@ -21,6 +21,7 @@ from rigs.waiting import PATIENCE_S, until
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings
 from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
 from appliance.homeassistant.connection import LARGEST
+from appliance.homeassistant.media import MediaPlayers
 from appliance.homeassistant.names import NAMES_FILE
 from appliance.records import ADDRESSED, AssistReply, Name, Phrase, Tier, Transcript
 
@@ -34,6 +35,7 @@ class Living:
     """A Home in its thread, and what it gave."""
 
     home: HomeAssistantClient
+    media: MediaPlayers
     names: list[Sequence[Name]]
     replies: list[AssistReply]
     troubles: list[str]
@@ -75,15 +77,17 @@ def living(
     names: list[Sequence[Name]] = []
     replies: list[AssistReply] = []
     troubles: list[str] = []
+    media = MediaPlayers()
     home = HomeAssistantClient(
         settings,
         "kitchen",
         state=folder / "state",
         runtime=folder / "run",
         callbacks=Callbacks(names.append, replies.append, lambda: troubles.append(home.trouble)),
+        media=media,
         intervals=intervals,
     )
-    found = Living(home, names, replies, troubles)
+    found = Living(home, media, names, replies, troubles)
     thread = threading.Thread(target=home.run, daemon=True)
     thread.start()
     try:
@@ -450,17 +454,17 @@ def test_a_player_of_the_own_area_plays_until_it_stops(hub: Hub, tmp_path: Path)
     long_ago, far = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:])
-        assert not one.home.media_plays(long_ago)
+        assert not one.media.play_since(long_ago)
         for entity, states in (("speaker", ("playing", "on")), ("tv", ("on", "off"))):
             hub.play(f"media_player.{entity}", states[0])
-            until(partial(one.home.media_plays, far))
+            until(partial(one.media.play_since, far))
             hub.play(f"media_player.{entity}", states[1])
-            until(lambda: not one.home.media_plays(far))
-            assert one.home.media_plays(long_ago), "it had played since"
+            until(lambda: not one.media.play_since(far))
+            assert one.media.play_since(long_ago), "it had played since"
         hub.play("media_player.tv", "on")
-        until(partial(one.home.media_plays, far))
+        until(partial(one.media.play_since, far))
         hub.stop()
-        until(lambda: not one.home.media_plays(far))
+        until(lambda: not one.media.play_since(far))
 
 
 def test_an_appliance_in_no_area_says_so_and_what_to_do(hub: Hub, tmp_path: Path) -> None:

@@ -45,6 +45,18 @@ def test_names_that_are_said_often_come_first(hub: Hub) -> None:
     assert (found.entities, found.left_out, found.registry) == (2, 0, False)
 
 
+def test_locks_doors_alarms_and_valves_are_guarded_by_each_of_their_names(hub: Hub) -> None:
+    hub.exposed = dict.fromkeys(("lock.a", "valve.b", "cover.c", "cover.d"), True)
+    hub.entries |= {
+        "lock.a": {"name": "Front door", "aliases": ["main entrance"]},
+        "valve.b": {"name": "Main valve"},
+        "cover.c": {"name": "Big gate", "original_device_class": "gate"},
+        "cover.d": {"name": "Blinds", "device_class": "blind", "original_device_class": "gate"},
+    }
+    guarded = {name for name, tier in names_of(hub).names if tier is Tier.GUARDED}
+    assert guarded == {"Front door", "main entrance", "Main valve", "Big gate"}
+
+
 def test_what_is_not_exposed_or_is_disabled_is_left_out(hub: Hub) -> None:
     hub.exposed = {"light.kitchen": False, "sensor.heat": True, "not an entity": True}
     hub.entries["sensor.heat"]["disabled_by"] = "user"

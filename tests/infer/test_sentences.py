@@ -95,6 +95,18 @@ def test_a_file_adds_to_the_built_in_sentences_and_goes_first(tmp_path: Path) ->
         read_phrases(written(tmp_path, "built_in = 5\n"), built_in=BUILT_IN)
 
 
+def test_a_file_adds_to_what_is_guarded(tmp_path: Path) -> None:
+    text = 'guarded = ["safe"]\n[phrases]\nsafe = ["open the safe"]\n'
+    found = read_phrases(written(tmp_path, text), built_in=BUILT_IN).guarded
+    assert found == {"safe"} | read_phrases(None, built_in=BUILT_IN).guarded
+    assert {"unlock", "garage door"} < found
+    alone = read_phrases(written(tmp_path, f"built_in = false\n{text}"), built_in=BUILT_IN)
+    assert alone.guarded == {"safe"}
+    for value in ('"safe"', "[1]"):
+        with pytest.raises(ConfigError, match="guarded: expected a list of names"):
+            read_phrases(written(tmp_path, f"guarded = {value}\n"))
+
+
 def test_the_built_in_sentences_have_the_rooms_and_names_of_the_home() -> None:
     first = read_phrases(None, {}, built_in=BUILT_IN)
     assert meaning(first, "turn on the hall lights")

@@ -23,9 +23,10 @@ from appliance.errors import ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.gates import compression_ratio
 from appliance.infer.opening import open_transcriber
-from appliance.infer.transcriber import DOUBTFUL, PATIENT, Progress, Transcriber
+from appliance.infer.request import Pending, Request
+from appliance.infer.transcriber import DOUBTFUL, Transcriber
 from appliance.model.bundle import load_bundle
-from appliance.records import SAMPLE_RATE, Window
+from appliance.records import SAMPLE_RATE, Transcription, Window
 
 
 def settings(folder: Path, **decoder: float) -> Settings:
@@ -58,14 +59,19 @@ def test_a_window_becomes_a_transcription(transcriber: Transcriber) -> None:
 
 def test_a_doubtful_text_is_searched_again_while_there_is_time(transcriber: Transcriber) -> None:
     greedy, best, again = (
-        transcriber.transcribe(window(1.0), *progress) for progress in ((), (PATIENT,), ())
+        transcriber.transcribe(window(1.0), search=search) for search in (False, True, False)
     )
     assert greedy.avg_logprob < DOUBTFUL
     assert best.avg_logprob > greedy.avg_logprob and best.tokens != greedy.tokens
     assert set(differences(greedy, again)) <= {"encode_ms", "decode_ms"}
     answers = iter([True] * 5)
-    hurried = replace(PATIENT, has_time=lambda: next(answers, False))
-    assert transcriber.transcribe(window(1.0), hurried).tokens == greedy.tokens
+
+    class Hurried(Pending):
+        def has_time(self) -> bool:
+            return next(answers, False)
+
+    encoded = transcriber.begin(Request(window(1.0), search=True))
+    assert transcriber.decode(encoded, Hurried()).tokens == greedy.tokens
     assert next(answers, None) is None, "it had begun"
 
 
@@ -74,9 +80,9 @@ def test_a_sure_text_and_a_beam_of_one_are_not_searched(
 ) -> None:
     greedy = transcriber.transcribe(window(1.0))
     alone = open_transcriber(settings(bundle_folder, beam_size=1))
-    assert alone.transcribe(window(1.0), PATIENT).tokens == greedy.tokens
+    assert alone.transcribe(window(1.0), search=True).tokens == greedy.tokens
     monkeypatch.setattr("appliance.infer.transcriber.DOUBTFUL", greedy.avg_logprob)
-    assert transcriber.transcribe(window(1.0), PATIENT).tokens == greedy.tokens
+    assert transcriber.transcribe(window(1.0), search=True).tokens == greedy.tokens
 
 
 def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:
@@ -138,11 +144,11 @@ def test_a_damaged_bundle_stops_the_opening(bundle_folder: Path, tmp_path: Path)
 
 def test_two_threads_may_encode_and_write_at_once(transcriber: Transcriber) -> None:
     expected = [transcriber.transcribe(window(2.0, seed)).tokens for seed in range(6)]
-    encoded = transcriber.encode(window(2.0, 0))
+    encoded = transcriber.begin(Request(window(2.0, 0)))
     found = []
     with ThreadPoolExecutor(1) as other:
         for seed in range(6):
-            following = other.submit(transcriber.encode, window(2.0, seed + 1))
+            following = other.submit(transcriber.begin, Request(window(2.0, seed + 1)))
             found.append(transcriber.decode(encoded).tokens)
             encoded = following.result()
     assert found == expected
@@ -189,6 +195,7 @@ def test_the_first_text_is_reported_before_any_other_work(
 
     class Looked:
         candidates = ()
+        is_guarded = True
 
         def holds(self, _: str) -> bool:
             return False
@@ -197,9 +204,15 @@ def test_the_first_text_is_reported_before_any_other_work(
             did.append("phrases")
 
     monkeypatch.setattr(transcriber, "phrases", Looked())
-    encoded = replace(transcriber.encode(window(1.0)), speculative=True, whole=True)
-    result = transcriber.decode(encoded, Progress(lambda one: did.append(one.text), lambda: True))
+    encoded = transcriber.begin(Request(window(1.0), completeness=True))
+
+    class Deciding(Pending):
+        def decide(self, result: Transcription) -> None:
+            did.append(result.text)
+
+    result = transcriber.decode(encoded, Deciding())
     assert result.text and did == [result.text, "phrases"]
+    assert result.flags[-1] == "guarded"
     did.clear()
-    transcriber.decode(encoded, Progress(lambda one: did.append(one.text), lambda: False))
+    transcriber.decode(encoded, Deciding(wanted=False))
     assert did == [result.text], "cancelled"

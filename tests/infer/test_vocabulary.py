@@ -32,6 +32,7 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder
 from appliance.infer.opening import open_transcriber
+from appliance.infer.request import Request
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber
 from appliance.infer.vocabulary import (
@@ -289,7 +290,7 @@ def test_words_are_taken_over_between_two_windows() -> None:
         assert same_words(transcriber.transcribe(window).text, SAID)
         transcriber.set_names([])
         assert transcriber.transcribe(window).text == before
-        encoded = replace(transcriber.encode(window), names=("Cellar",))
+        encoded = transcriber.begin(Request(window, names=("Cellar",)))
         assert same_words(transcriber.decode(encoded).text, SAID)
         assert transcriber.transcribe(window).text == before
 

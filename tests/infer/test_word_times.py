@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from appliance.capture.recording import Recording
 from appliance.config import Settings
 from appliance.infer.joining import last_words
 from appliance.infer.opening import open_transcriber
-from appliance.infer.transcriber import PATIENT, Transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.infer.word_times import _begins
 from appliance.model.bundle import Bundle
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window, Word
@@ -65,7 +64,7 @@ def clips() -> list[tuple[Samples, str]]:
 def transcribe(transcriber: Transcriber, sound: Samples) -> Transcription:
     length_s = len(sound) / SAMPLE_RATE
     window = Window("u", 1, True, sound, 0.0, length_s, length_s)
-    return transcriber.transcribe(window, replace(PATIENT, words=True))
+    return transcriber.transcribe(window, search=True, words=True)
 
 
 def test_words_of_people_begin_and_end_within_a_fifth_of_a_second(transcriber: Transcriber) -> None:
@@ -100,7 +99,7 @@ def test_words_of_people_begin_and_end_within_a_fifth_of_a_second(transcriber: T
 def test_words_are_computed_only_for_who_wants_them(transcriber: Transcriber) -> None:
     sound = np.zeros(SAMPLE_RATE, np.int16)
     window = Window("u", 1, True, sound, 0.0, 1.0, 1.0)
-    assert transcriber.transcribe(window, PATIENT).words == ()
+    assert transcriber.transcribe(window, search=True).words == ()
 
 
 def test_the_way_through_the_weights_goes_where_each_token_looks() -> None:

@@ -60,6 +60,17 @@ def test_a_calibration_finds_the_probabilities_that_texts_were_drawn_with() -> N
     assert 0.5 <= found.act < 1
 
 
+def test_few_texts_move_the_offset_alone() -> None:
+    now = replace(TRUTH, offset=TRUTH.offset + 3.0, act=0.8, low=0.3)
+    found, figures = fit_texts(drawn(90, now=now), now)
+    assert found == replace(now, offset=found.offset) if found else False
+    assert found and found.offset == pytest.approx(TRUTH.offset, abs=1.0)
+    assert figures["only_offset"] and figures["error"] < figures["error_before"]
+    as_good, figures = fit_texts(drawn(90, now=TRUTH), TRUTH)
+    assert as_good is None or abs(as_good.offset - TRUTH.offset) < 0.5
+    assert not fit_texts(drawn(300))[1]["only_offset"]
+
+
 def test_a_confidence_that_is_as_good_already_stays() -> None:
     found, figures = fit_texts(drawn(300, now=TRUTH))
     assert found is None

@@ -19,7 +19,12 @@ from appliance.config import Settings
 from appliance.errors import ModelError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.opening import open_transcriber
-from appliance.model.bundle import Bundle, installed_bundles, load_bundle
+from appliance.model.bundle import (
+    DEFAULT_PHRASE_CALIBRATION,
+    Bundle,
+    installed_bundles,
+    load_bundle,
+)
 
 FILES = (
     *("encoder.onnx", "cross.onnx", "step.onnx"),
@@ -88,13 +93,26 @@ def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
     bundle = load_bundle(folder)
 
     def confidence(share: float, mean: float) -> float:
-        return bundle.phrase_calibration.confidence(share, mean, 3.0)
+        return bundle.phrase_calibration.confidence(share, mean, 0.0)
 
     assert confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
     assert confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
     assert confidence(0.5, -1.0) == pytest.approx(1 / (1 + math.exp(2.0)))
     assert confidence(1.0, 0.0) == confidence(0.999, 0.0) == pytest.approx(1 / (1 + math.exp(-9)))
     assert confidence(0.0, -2000.0) == pytest.approx(0.0, abs=1e-300)
+
+
+def test_a_phrase_calibration_of_an_earlier_version_weighs_words_as_every_whisper_does(
+    folder: Path,
+) -> None:
+    edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0})
+    found = load_bundle(folder).phrase_calibration
+    assert found.added == DEFAULT_PHRASE_CALIBRATION.added < 0
+    sure = found.confidence(0.99, -0.1, 0.0)
+    for words in ({"added": 1.0}, {"missing": 1.0}, {"changed": 1.0}, {"sense": 1.0}):
+        assert found.confidence(0.99, -0.1, 0.0, **words) < sure
+    assert found.confidence(0.99, -0.1, 0.0, 0.9) > found.confidence(0.99, -0.1, 0.0, 0.1)
+    assert found.confidence(0.99, -0.1, 0.0, report=4.0) < 0.7 < sure
 
 
 def test_a_phrase_calibration_may_weigh_the_lead_of_the_free_text(folder: Path) -> None:

@@ -315,7 +315,7 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
             publisher.on_partial(Partial(new_id(), 1, 1, "turn on", 0))
             publisher.on_discarded(Discarded("no_speech", new_id(), 0.5))
             publisher.on_correction(Correction(new_id(), "turn off", MOMENT))
-            publisher.assist(AssistReply(new_id(), "turn on the light", "action_done", "Done"))
+            publisher.on_reply(AssistReply(new_id(), "turn on the light", "action_done", "Done"))
             store.append(transcript())
             publisher.on_change()
             until(lambda: heard.payloads("last") and heard.payloads("discarded"))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,7 +34,7 @@ from appliance.fleet.link import Link
 from appliance.fleet.messages import Job, Refusal
 from appliance.fleet.satellite import AGAIN_S, Satellite
 from appliance.fleet.worker import DELIVERIES, FleetWorker, OwnRoom
-from appliance.infer import Model as SpeechModel
+from appliance.infer import Deliver, Model as SpeechModel, Pending, Request
 from appliance.records import Transcription, Window
 
 SPEECH_MODEL = cast(
@@ -40,13 +42,6 @@ SPEECH_MODEL = cast(
     SimpleNamespace(name="fake", title="Fake", language="en", languages=("en",), window_s=10.0),
 )
 WHICH = st.integers(0, 3)
-
-
-@dataclass
-class Request:
-    """A window that a worker's pipeline has."""
-
-    wanted: bool = True
 
 
 class Post:
@@ -57,7 +52,7 @@ class Post:
         self.window: QueuedWindow | None = None
         self.answered = False
         self._submitted: Window | None = None
-        self._answer: Any = None
+        self._answer: Callable[[Transcription], object] | None = None
         self._task: asyncio.Task[None] | None = None
         self._begin()
 
@@ -70,9 +65,9 @@ class Post:
         self._worker = FleetWorker(cast("Link", link), room, GateSettings())
         self._client: FakeClient = link.connect(machine.server, serve=False)
 
-    def _submit(self, window: Window, _ahead: bool, answer: Any) -> Request:
-        self._submitted, self._answer = window, answer
-        return Request()
+    def _submit(self, request: Request, deliver: Deliver) -> Pending:
+        self._submitted, self._answer = request.window, partial(deliver, request)
+        return Pending()
 
     def fetch(self) -> None:
         """Get the next window."""
@@ -89,7 +84,7 @@ class Post:
 
     def transcribe(self) -> None:
         """Say what was spoken."""
-        assert self._submitted
+        assert self._submitted and self._answer
         text = text_of(self._submitted.id)
         self._submitted = None
         self._answer(replace(HEARD, text=text))
@@ -147,8 +142,8 @@ class FleetMachine(BrokerMachine):
         if not hasattr(self, "posts"):
             return
         self.link = FakeFleetLink(self.house.clock, self.loop, NODE)
-        self.satellite = Satellite(cast("Link", self.link))
-        self.satellite.muted = lambda: self.house.up.mute.on
+        self.satellite = Satellite(cast("Link", self.link), is_muted=lambda: self.house.up.mute.on)
+        self.satellite.start()
         self.server.satellite = self.link.connect(self.server, serve=True)
         self.loop.settle()
 

@@ -19,22 +19,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from protocol.disks import Disk, Files, read_files, torn_files, write_files
 from protocol.fakes import TICK_S, Broker, Clock, FakeDatetime, FakeLink
+from rigs.core import make_core, make_works
 from rigs.publishing import STATE
 from rigs.transcriber import HEARD, FakeTranscriber
 
 from appliance.config import HomeAssistantSettings, Settings, SpoolSettings, StoreSettings
-from appliance.daemon.backlog import Backlog, Lease
-from appliance.daemon.health import Health
-from appliance.daemon.mute import Mute
-from appliance.daemon.transcription import TaskTranscriber
+from appliance.daemon.backlog import Lease
 from appliance.errors import BrokerError, StoreError
-from appliance.infer import AnyTranscriber, Encoded
+from appliance.infer import Encoded, Request
 from appliance.mqtt import connection, presence
 from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.live_topics import Sources
@@ -45,10 +43,11 @@ from appliance.store.folders import FILE_NAME
 
 CLOCKED = (
     "mqtt.outbox", "mqtt.connection", "mqtt.publisher", "daemon.backlog",
-    "daemon.transcription", "daemon.health", "store.database", "store.fallback", "store.store",
-    "store.tables", "store.repair", "records", "daemon.mute",
+    "daemon.transcription", "daemon.transcripts", "daemon.monitors", "daemon.health",
+    "store.database", "store.fallback", "store.store", "store.tables", "store.repair", "records",
+    "daemon.mute",
 )  # fmt: skip
-DATED = ("mqtt.outbox", "mqtt.live_topics", "daemon.transcription", "store.tables", "store.repair")
+DATED = ("mqtt.outbox", "mqtt.live_topics", "daemon.transcripts", "store.tables", "store.repair")
 BOOTED = ("store.tables",)
 RETENTION_DAYS = 30
 
@@ -65,10 +64,12 @@ class Writer(FakeTranscriber):
     text: str | None = None
     """A worker's text; None: its own."""
 
-    def begin(self, window: Window) -> Encoded:
-        text = text_of(window.id) if self.text is None else self.text
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded:
+        text = text_of(request.window.id) if self.text is None else self.text
         self.answer = replace(HEARD, text="" if self.silent else text)
-        return super().begin(window)
+        return super().begin(request)
 
 
 def text_of(transcript_id: str) -> str:
@@ -79,11 +80,14 @@ def text_of(transcript_id: str) -> str:
 class Journal(Listener):
     """Notes what the appliance reports."""
 
-    def __init__(self, on_transcript: Callable[[Transcript], object]) -> None:
-        self._on_transcript = on_transcript
+    def __init__(self, house: House) -> None:
+        self._house = house
 
     def on_transcript(self, transcript: Transcript) -> None:
-        self._on_transcript(transcript)
+        self._house.on_transcript(transcript)
+
+    def on_discarded(self, discarded: Discarded) -> None:
+        self._house.on_discarded(discarded)
 
 
 class Appliance:
@@ -91,22 +95,12 @@ class Appliance:
 
     def __init__(self, house: House) -> None:
         settings = house.settings
-        self.health, self.writer = Health(), Writer()
+        self.writer = Writer()
         self.store = Store.open_with_fallback(settings, lambda _: None)
-        self.transcriber = TaskTranscriber(
-            settings,
-            cast("AnyTranscriber", self.writer),
-            self.store,
-            self.health,
-            (Journal(house.on_transcript),),
+        core = make_core(
+            settings, self.writer, self.store, Journal(house), in_process=not house.remote
         )
-        self.backlog = Backlog(
-            settings,
-            self.health,
-            house.on_discarded,
-            in_process=not house.remote,
-            is_stored=self.transcriber.is_stored,
-        )
+        self.health, self.backlog, self.transcriber = core.health, core.backlog, make_works(core)
         self.publisher = Publisher(
             settings.mqtt,
             "kitchen",
@@ -115,7 +109,7 @@ class Appliance:
             announcement=Announcement(settings.homeassistant),
             delays=replace(DELAYS, expiry_s=1e9),
         )
-        self.mute = Mute(house.state)
+        self.mute = core.mute
         self.lease: Lease | None = None
 
 
@@ -296,11 +290,11 @@ class House:
         up = self.up
         lease, up.lease = up.lease, None
         assert lease is not None
-        task = up.transcriber.leased_task(lease)
+        work = up.transcriber.leased(lease)
         up.writer.silent = not speech
-        up.transcriber.encode(task)
+        up.transcriber.encode(work)
         with self.crashing(crash):
-            up.transcriber.decode(task)
+            up.transcriber.decode(work)
 
     def crashing(self, crash: str) -> Any:
         return _Crashing(self, crash)

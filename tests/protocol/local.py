@@ -23,11 +23,10 @@ class LocalMachine(SpeechMachine):
         house = self.house
         self.speculation = self._new_id(len(self.ledger.heard) + 1)
         house.up.backlog.speculate(house.window(self.speculation), house.up.transcriber.speculation)
-        if task := house.up.backlog.take_speculation():
+        if work := house.up.backlog.take_speculation():
             house.up.writer.silent = False
-            house.up.transcriber.encode(task)
-            house.up.transcriber.decode(task)
-            house.up.backlog.end_speculation(task)
+            house.up.transcriber.encode(work)
+            house.up.transcriber.decode(work)
         house.tick()
 
     @precondition(lambda self: self.up and self.speculation)

@@ -170,11 +170,12 @@ class FakeFleetLink:
     def __init__(self, clock: Clock, loop: VirtualLoop, node: str) -> None:
         self.node, self.address, self.trouble = node, "nats://here", None
         self.client: FakeClient | None = None
-        self.refused: Callable[[str], None] = lambda _: None
-        self.changed: Callable[[str | None], object] = lambda _: None
-        self.handler: Handler
+        self._handler: Handler
         self._clock, self._loop = clock, loop
         self._task: asyncio.Task[None] | None = None
+
+    def start(self, handler: Handler, **_callbacks: object) -> None:
+        self._handler = handler
 
     def call_soon(self, work: Callable[[], object]) -> None:
         self._loop.call_soon(work)
@@ -187,7 +188,7 @@ class FakeFleetLink:
         self.end()
         self.client = FakeClient(server, self._loop)
         if serve:
-            self._task = self._loop.create_task(self.handler(self.client))
+            self._task = self._loop.create_task(self._handler(self.client))
         return self.client
 
     def end(self) -> None:

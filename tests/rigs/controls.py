@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rigs.publishing import transcript
 from rigs.transcriber import HEARD, FakeTranscriber
 
 from appliance import config
 from appliance.config import Settings, node_name
-from appliance.daemon.backlog import Task
+from appliance.control import ControlServer
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.controls import Controls, MuteCommands
 from appliance.daemon.correction_commands import CorrectionCommands
@@ -22,7 +22,9 @@ from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
+from appliance.daemon.report import Reporter
 from appliance.daemon.setting_commands import SettingCommands
+from appliance.infer import Deliver, Pending, Request
 from appliance.records import ApplianceState, ApplianceStats, Correction, Transcription
 from appliance.store.store import Store
 
@@ -37,23 +39,25 @@ class Appliance:
     mute: Mute
     said: Transcription | Exception | None = HEARD
     """The model's answer; None: it is too busy to be asked."""
+    server: ControlServer | None = None
     microphone: str = "USB microphone"
     reloads: int = 0
     readings: int = 0
-    asked: list[Task] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
     corrections: list[Correction] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         node = node_name(self.settings)
         setting_commands = SettingCommands(self.settings, self.read, self.reload)
+        gates = FakeTranscriber().gates
+        self.microphone_commands = MicrophoneCommands(self.state, self.ask, gates, 10.0)
         self.controls = Controls(
-            node,
-            node,
-            store=self.store,
-            publisher=None,
-            state=self.state,
-            stats=lambda: ApplianceStats({"transcripts": 1}, 5.0),
-            microphone=MicrophoneCommands(self.state, self.ask, FakeTranscriber().gates, 10.0),
+            (node, node),
+            self.store,
+            cast("Reporter", self),
+            None,
+            server=self.server,
+            microphone=self.microphone_commands,
             groups=(
                 LogCommands(self.store, node),
                 CorrectionCommands(
@@ -90,12 +94,15 @@ class Appliance:
             muted_until=self.mute.until,
         )
 
-    def ask(self, request: Task) -> bool:
+    def stats(self) -> ApplianceStats:
+        return ApplianceStats({"transcripts": 1}, 5.0)
+
+    def ask(self, request: Request, deliver: Deliver) -> Pending | None:
         self.asked.append(request)
         if self.said is None:
-            return False
-        request.deliver(self.said)
-        return True
+            return None
+        deliver(request, self.said)
+        return Pending()
 
     def reload(self) -> None:
         self.reloads += 1

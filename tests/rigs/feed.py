@@ -71,12 +71,12 @@ def serving(
     path: Path, feed: control.Feed, limits: ControlLimits = LIMITS
 ) -> Iterator[ControlServer]:
     """A server in a thread of its own; what ends it fails the test."""
-    with ControlServer(path, feed, limits, idle_s=0.05) as server:
+    with ControlServer(path, limits, idle_s=0.05) as server:
         ended: list[BaseException] = []
 
         def run() -> None:
             try:
-                server.run()
+                server.run(feed)
             except BaseException as error:
                 ended.append(error)
 

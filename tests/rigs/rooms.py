@@ -62,8 +62,8 @@ class RealRoom:
             report=self._report,
             muted=lambda: self.muted,
             wake=self._wake,
+            assistant=self.assist,
         )
-        self.house.assistant = self.assist
         self.publisher = Publisher(
             MqttSettings(host="127.0.0.1", port=port, **mqtt),
             node,

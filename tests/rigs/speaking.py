@@ -33,7 +33,8 @@ from appliance.config import (
 )
 from appliance.daemon.assembly import Factories, build
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
+from appliance.infer.request import Pending, Request
+from appliance.infer.transcriber import Encoded
 from appliance.records import (
     Discarded,
     Frame,
@@ -121,21 +122,24 @@ class WordTranscriber(FakeTranscriber):
         self.bundle.window_s = window_s
         self._before_encode, self._before_write = before_encode, before_write
 
-    def encode(self, window: Window) -> Encoded:
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded:
+        window = request.window
         self._before_encode(window)
         words = [
             int(word.removeprefix("w").replace("uh", "0")) for word in words_of(window.samples)
         ]
-        return replace(super().encode(window), states=np.array([words], np.float32))
+        return replace(super().begin(request), states=np.array([words], np.float32))
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         self._before_write()
         words = [f"w{int(word)}" if word else "uh" for word in encoded.states[0]]
         result = replace(HEARD, text=" ".join(words), tokens=tuple(range(len(words))))
         if self._sure and len(words) % 3 == 1:
             result = whole_sentence(result)
-        if encoded.speculative:
-            progress.decided(result)
+        if encoded.request.completeness and pending:
+            pending.decide(result)
         return result
 
 
@@ -256,14 +260,14 @@ def hear(
     def before_frame() -> None:
         before_each()
         # however busy the machine is, nothing is dropped because a stage is behind
-        parts = pipeline.parts
-        while parts.frames.qsize() > FRAMES_AHEAD or len(parts.backlog) > WINDOWS_AHEAD:
+        core = pipeline.core
+        while core.frames.qsize() > FRAMES_AHEAD or len(core.backlog) > WINDOWS_AHEAD:
             time.sleep(0.0005)
 
     fakes: dict[str, Any] = {
         "source": lambda *_: FakeSource(script, before_frame),
         "segmenter": lambda _, *given: cutter(voice(), *given),
-        "transcriber": lambda _: transcriber,
+        "transcriber": lambda *_: transcriber,
         "publisher": account,
     }
     pipeline = Pipeline(build(settings, Factories(**fakes, idle_s=0.05)))

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from appliance.config import Settings
-from appliance.infer.transcriber import IGNORE_PROGRESS, AnyTranscriber, Encoded, Progress
-from appliance.records import Transcription, Window
+from appliance.infer.request import Pending, Request
+from appliance.infer.transcriber import AnyTranscriber, Encoded
+from appliance.records import Transcription
 
 HEARD = Transcription(
     text="turn on the light",
@@ -64,19 +65,18 @@ class FakeTranscriber(AnyTranscriber):
     def backend(self) -> Any:
         return self.encoder
 
-    def begin(self, window: Window) -> Encoded:
-        return self.encode(window)
-
-    def encode(self, window: Window) -> Encoded:
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded:
         if isinstance(self.fault, Exception):
             raise self.fault
-        return Encoded(np.zeros((1, 1), np.float32), window.duration_s, "cpu", 20.0)
+        return Encoded(request, np.zeros((1, 1), np.float32), "cpu", 20.0)
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         if isinstance(self.answer, Exception):
             raise self.answer
-        if encoded.speculative:
-            progress.decided(self.answer)
+        if encoded.request.completeness and pending:
+            pending.decide(self.answer)
         return self.answer
 
     def close(self) -> None:
@@ -90,17 +90,19 @@ class HarmedTranscriber(FakeTranscriber):
         super().__init__()
         self._victims, self._harm = victims, harm
 
-    def encode(self, window: Window) -> Encoded:
-        if window.utterance_id.startswith(self._victims):
+    def begin(
+        self, request: Request, should_continue: Callable[[], bool] = lambda: True
+    ) -> Encoded:
+        if request.window.utterance_id.startswith(self._victims):
             self._harm()
-        return super().encode(window)
+        return super().begin(request)
 
 
-def open_deadly(_settings: Settings) -> HarmedTranscriber:
+def open_deadly(_settings: Settings, _is_muted: object) -> HarmedTranscriber:
     """Dies of each poison."""
     return HarmedTranscriber("poison", lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def open_slow(_settings: Settings) -> HarmedTranscriber:
+def open_slow(_settings: Settings, _is_muted: object) -> HarmedTranscriber:
     """Takes a second for each utterance."""
     return HarmedTranscriber("utterance", lambda: time.sleep(1.0))

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Self, cast
 
@@ -17,15 +17,9 @@ from rigs.waiting import until
 from appliance.config import FleetSettings, GateSettings
 from appliance.fleet.link import Link
 from appliance.fleet.worker import BUSY_S, FleetWorker, OwnRoom
+from appliance.infer.request import Deliver, Pending, Request
 from appliance.infer.runtime import Model
 from appliance.records import Transcription, Window
-
-
-@dataclass
-class FakeRequest:
-    """A window on its way to being text."""
-
-    wanted: bool = True
 
 
 def says(text: str = HEARD.text) -> Callable[[Window], Transcription | Exception]:
@@ -57,7 +51,7 @@ class FakeWorker:
     def start(self) -> None:
         """Connects, for ever."""
         self.link = Link(self.settings, self.node)
-        FleetWorker(
+        worker = FleetWorker(
             self.link,
             OwnRoom(
                 model=lambda: cast("Model", self.model),
@@ -69,7 +63,7 @@ class FakeWorker:
             self.gates,
             self.busy_s,
         )
-        self.link.start()
+        worker.start()
 
     def settle(self) -> None:
         """Waits until it answers who asks for workers."""
@@ -82,20 +76,18 @@ class FakeWorker:
             self.link.close()
             self.link = None
 
-    def _submit(
-        self, window: Window, ahead: bool, answer: Callable[[Transcription | Exception], None]
-    ) -> FakeRequest | None:
+    def _submit(self, request: Request, deliver: Deliver) -> Pending | None:
         if not self.free:
             return None
-        self.windows.append(window)
-        self.ahead.append(ahead)
+        self.windows.append(request.window)
+        self.ahead.append(request.completeness)
 
         def transcribe() -> None:
             time.sleep(self.took_s)
-            answer(self.say(window))
+            deliver(request, self.say(request.window))
 
         threading.Thread(target=transcribe, daemon=True).start()
-        return FakeRequest()
+        return Pending()
 
     def __enter__(self) -> Self:
         self.start()

@@ -25,10 +25,11 @@ from rigs.waiting import PATIENCE_S, until
 
 from appliance.capture.recording import Recording
 from appliance.config import Settings, WyomingSettings
+from appliance.infer.request import Deliver, Pending, Request
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.protocol import Event, Header, pack
-from appliance.wyoming.request import NO_HINTS, Answer, Hints, Hooks
+from appliance.wyoming.request import Hooks
 from appliance.wyoming.server import Timeouts, WyomingServer
 
 RELEASES = ("1.5.4", "1.7.1", "1.10.2")
@@ -46,14 +47,12 @@ def needs_library(release: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=reason)
 
 
-@dataclass
-class PendingWindow:
-    """A window that waits for its transcription."""
+@dataclass(slots=True, eq=False)
+class Asked(Pending):
+    """A request that waits for its transcription."""
 
-    window: Window
-    answer: Answer
-    names: tuple[str, ...] = ()
-    wanted: bool = True
+    request: Request
+    deliver: Deliver
 
 
 class Worker:
@@ -61,20 +60,18 @@ class Worker:
 
     def __init__(self, transcriber: Transcriber | FakeTranscriber, most: int = 16) -> None:
         self._transcriber, self._most = transcriber, most
-        self._waiting: SimpleQueue[PendingWindow | None] = SimpleQueue()
-        self.asked: list[PendingWindow] = []
+        self._waiting: SimpleQueue[Asked | None] = SimpleQueue()
+        self.asked: list[Asked] = []
         self.working = threading.Event()
         self.working.set()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def transcribe(
-        self, window: Window, answer: Answer, hints: Hints = NO_HINTS
-    ) -> PendingWindow | None:
+    def submit(self, request: Request, deliver: Deliver) -> Asked | None:
         """None when too many wait."""
         if self._waiting.qsize() >= self._most:
             return None
-        asked = PendingWindow(window, answer, hints.names)
+        asked = Asked(request, deliver)
         self.asked.append(asked)
         self._waiting.put(asked)
         return asked
@@ -86,10 +83,10 @@ class Worker:
                 continue
             result: Transcription | Exception
             try:
-                result = self._transcriber.transcribe(asked.window)
+                result = self._transcriber.transcribe(asked.request.window)
             except Exception as error:
                 result = error
-            asked.answer(result)
+            asked.deliver(asked.request, result)
 
     def stop(self) -> None:
         self.working.set()
@@ -116,9 +113,12 @@ def running(
     most: int = 16,
     idle_s: float = 15.0,
     within_s: float = PATIENCE_S,
+    languages: tuple[str, ...] = (),
+    act_on: str = "",
     **keys: Any,
 ) -> Iterator[Running]:
-    """A server with these keys of [wyoming], on a free port of this machine."""
+    """A server with these keys of [wyoming], on a free port of this machine. It knows `languages`
+    and acts on `act_on` in place of each text."""
     chosen = transcriber or FakeTranscriber()
     worker = Worker(chosen, most)
     keys = {"enabled": True, "listen": "127.0.0.1", "port": 0, **keys}
@@ -128,10 +128,12 @@ def running(
     hooks = Hooks(
         lambda: cast("Any", chosen.bundle),
         chosen.gates,
-        worker.transcribe,
+        worker.submit,
         keep=(lambda *fields: kept.append(fields)) if keep else None,
         count=lambda name: counted.update([name]),
         report=troubles.append,
+        languages=lambda: languages,
+        text_to_act_on=lambda _, result: act_on or result.text,
     )
     server = WyomingServer(settings, "kitchen", hooks, Timeouts(idle_s, within_s))
     thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)

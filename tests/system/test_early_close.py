@@ -23,7 +23,8 @@ from rigs.speaking import (
 from appliance.capture.segmenter import Segmenter
 from appliance.config import SegmenterSettings
 from appliance.daemon.pipeline import Pipeline
-from appliance.infer.transcriber import IGNORE_PROGRESS, Encoded, Progress
+from appliance.infer.request import Pending
+from appliance.infer.transcriber import Encoded
 from appliance.records import Discarded, Frame, Transcript, Transcription, Window
 
 
@@ -44,15 +45,15 @@ class SureTranscriber(WordTranscriber):
         )
         self._opinion = opinion
 
-    def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
+    def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         result = super().decode(encoded)
-        if encoded.speculative:
+        if encoded.request.completeness and pending:
             match self._opinion(int(encoded.states[0][-1])):
                 case True:
                     result = whole_sentence(result)
                 case False:
                     result = replace(result, text=f"{result.text}...")
-            progress.decided(result)
+            pending.decide(result)
         return result
 
 
@@ -95,9 +96,9 @@ class Pace:
     def _behind(self) -> bool:
         if self._pipeline is None:
             return True
-        backlog = self._pipeline.parts.backlog
+        backlog = self._pipeline.core.backlog
         undecided = backlog._speculation is not None and backlog.end_silence() is None
-        return undecided or self._pipeline.parts.frames.qsize() > 0
+        return undecided or self._pipeline.core.frames.qsize() > 0
 
 
 def chains_of(transcripts: list[Transcript]) -> int:
@@ -162,9 +163,9 @@ def test_turned_off_every_utterance_waits_for_the_hang_over(tmp_path: Path) -> N
     asked: list[bool] = []
 
     class Watched(SureTranscriber):
-        def decode(self, encoded: Encoded, progress: Progress = IGNORE_PROGRESS) -> Transcription:
-            asked.append(encoded.speculative)
-            return super().decode(encoded, progress)
+        def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
+            asked.append(encoded.request.completeness)
+            return super().decode(encoded, pending)
 
     account, silences_ms = Account(wants_partials=False), list[float]()
     cutter = type("Cutter", (ClosedFrames,), {"silences_ms": silences_ms})

@@ -53,7 +53,7 @@ def test_a_sentence_to_assist_is_stored_first_then_handed_over_and_answered_on_t
         settings = config.load(written(tmp_path, hub, broker.port, "computer"))
         recording = CaptureSettings(recording=str(SENTENCE.file))
         pipeline = Pipeline(
-            build(replace(settings, capture=recording), Factories(transcriber=lambda _: model))
+            build(replace(settings, capture=recording), Factories(transcriber=lambda *_: model))
         )
         pipeline.start()
         try:

@@ -41,7 +41,7 @@ class Pace:
 
     def __call__(self) -> None:
         time.sleep(0.0005)
-        task = self._pipeline.parts.backlog._speculation if self._pipeline else None
+        task = self._pipeline.core.backlog._speculation if self._pipeline else None
         if task:
             holds(lambda: task.transcription or not task.wanted, within_s=0.5, every_s=0.002)
 

@@ -15,7 +15,7 @@ from rigs.recordings import sentences
 from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import noise
 from rigs.word_errors import same_words
-from rigs.wyoming import PendingWindow, Worker, sound_of
+from rigs.wyoming import Asked, Worker, sound_of
 
 from appliance.capture.filters import HighPass, Resampler
 from appliance.capture.frames import Framer
@@ -66,12 +66,12 @@ def heard(
     sound: bytes,
     form: SoundFormat = PLAIN,
     chunk: int = 4000,
-) -> tuple[str, list[PendingWindow]]:
+) -> tuple[str, list[Asked]]:
     """The text, and every window that was asked for, of a whole request."""
     worker = Worker(transcriber)
 
     async def request() -> str:
-        one = request_of(worker.transcribe, form)
+        one = request_of(worker.submit, form)
         for at in range(0, len(sound), chunk):
             await one.push(sound[at : at + chunk])
         await one.stop()
@@ -113,7 +113,7 @@ def test_the_windows_are_the_microphones_sample_for_sample(
     for sound in (sound_of(LIGHT.file), long):
         text, asked = heard(FakeTranscriber(), sound.tobytes(), chunk=321)
         wanted = windows_of(sound)
-        said = [one.window for one in asked if one.wanted]
+        said = [one.request.window for one in asked if one.wanted]
         for one, other in zip(said, wanted, strict=True):
             apart = one.samples.astype(np.int32) - other.samples
             assert np.abs(apart).max() == 0
@@ -182,7 +182,7 @@ def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
     worker = Worker(FakeTranscriber())
 
     async def request() -> None:
-        one = request_of(worker.transcribe)
+        one = request_of(worker.submit)
         await one.push(sound_of(LIGHT.file).tobytes())
         ahead = len(worker.asked)
         await one.stop()
@@ -236,7 +236,7 @@ def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
         kept.append((window, result.text, time.monotonic()))
 
     async def request() -> float:
-        one = request_of(worker.transcribe, keep=keep)
+        one = request_of(worker.submit, keep=keep)
         begun_s = time.monotonic()
         await one.push(sound_of(LIGHT.file).tobytes())
         await one.stop()
@@ -256,7 +256,7 @@ def test_nobody_waits_for_the_windows_of_a_request_that_is_over() -> None:
     worker.working.clear()
 
     async def request() -> None:
-        one = request_of(worker.transcribe)
+        one = request_of(worker.submit)
         await one.push(sound_of(LIGHT.file).tobytes())
         one.close()
 

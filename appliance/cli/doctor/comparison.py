@@ -156,15 +156,15 @@ def _compare_one(
     right: list[str],
 ) -> Compared:  # fmt: skip
     """Send one recording through both encoders; `right` has the words of its text, if known."""
-    from appliance.infer import Encoded, window_mel
+    from appliance.infer import Encoded, Request, window_mel
 
     bundle = transcriber.bundle
-    window = spoken_window(bundle.window_s, file)
-    mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
+    request = Request(spoken_window(bundle.window_s, file))
+    mel = window_mel(request.window.samples, bundle.n_mels, bundle.frames)
     begun_s = time.perf_counter()
     states = encode(mel)
     npu_ms = 1000 * (time.perf_counter() - begun_s)
-    cpu, npu = transcriber.encode(window), Encoded(states, window.duration_s, chip, npu_ms)
+    cpu, npu = transcriber.begin(request), Encoded(request, states, chip, npu_ms)
     cpu_text, npu_text = (words(transcriber.decode(each).text) for each in (cpu, npu))
     cpu_states, npu_states = (each.states.astype(np.float64).ravel() for each in (cpu, npu))
     lengths = float(np.linalg.norm(cpu_states) * np.linalg.norm(npu_states))

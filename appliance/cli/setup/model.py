@@ -14,6 +14,11 @@ ADVICE = (
     "can also give a folder: a model of faster-whisper (CTranslate2), or a checkpoint of Hugging "
     "Face's."
 )
+ON_A_SMALL_CHIP = (
+    "Their encoders run on the CPU: Hailo's own one of base for this chip hears 5 s at once and "
+    "gets 4 words more of 100 wrong. The Hailo runs tiny, and tiny.en or base with a HEF of 10 s "
+    "that you compile (docs/hailo.md)."
+)
 
 
 def ask_model(context: Context, answers: Answers) -> Answers:
@@ -41,7 +46,7 @@ def ask_model(context: Context, answers: Answers) -> Answers:
             dialog.say(f"{ADVICE} {recommendation()}")
             name = dialog.choose("Which model?", names, answers.model, accepts=is_source)
         try:
-            return take_model(context, answers, name)
+            return take_model(context, answers, name, ask_hef(context, name))
         except RoomscribeError as error:
             if not dialog.interactive:
                 raise
@@ -53,21 +58,44 @@ def ask_model(context: Context, answers: Answers) -> Answers:
 
 
 def recommendation() -> str:
-    """Return which of the measured models gets the fewest words wrong on this machine, and on which
-    processor: a Hailo's encoder with a shorter window than the CPU's gets more wrong."""
-    from appliance.convert import find_hef
+    """Return which model to take on this machine: that with the fewest wrong words, its encoder on
+    the Hailo if Hailo's own encoder for it costs at most 2 words in 100 (docs/hailo.md)."""
     from appliance.infer import find_chip
-    from appliance.model import WINDOW_S
 
     try:
         chip = find_chip()
     except DeviceError as error:
         return f"{error}."
-    hef = find_hef(chip, "base") if chip else None
-    if hef and hef.window_s >= WINDOW_S:
+    if chip and _hears_whole_window(chip, "base"):
         return "Recommended: base, on the Hailo."
-    where = ", both on the CPU, not on the Hailo" if chip else ""
-    return f"Recommended: base, or tiny.en where that is too slow{where}."
+    advice = "Recommended: base, or tiny.en where that is too slow"
+    return f"{advice}. {ON_A_SMALL_CHIP}" if chip else f"{advice}."
+
+
+def _hears_whole_window(chip: str, model: str) -> bool:
+    """Return True if Hailo publishes an encoder with the CPU's window."""
+    from appliance.convert import find_hef
+    from appliance.model import WINDOW_S
+
+    hef = find_hef(chip, model)
+    return hef is not None and hef.window_s >= WINDOW_S
+
+
+def ask_hef(context: Context, name: str) -> str:
+    """Return the file of the user's own encoder for a model; "" without one. Asks on a machine with
+    a Hailo for which none is published."""
+    from appliance.infer import find_chip
+
+    given, dialog = context.options.hef, context.dialog
+    if given or not dialog.interactive:
+        return given or ""
+    try:
+        chip = find_chip()
+    except DeviceError:
+        return ""
+    if not chip or _hears_whole_window(chip, name):
+        return ""
+    return dialog.ask("A HEF that you compiled for its encoder (a path; Enter: none)?", "")
 
 
 def is_source(answer: str) -> bool:
@@ -75,9 +103,9 @@ def is_source(answer: str) -> bool:
     return "/" in answer or answer.startswith(("~", "."))
 
 
-def take_model(context: Context, answers: Answers, source: str) -> Answers:
-    """Return the answers with that model, added if it is not installed, after it has read a
-    sentence.
+def take_model(context: Context, answers: Answers, source: str, hef: str = "") -> Answers:
+    """Return the answers with that model, after it has read a sentence. It is added if it is not
+    installed, and again with `hef`, the user's own encoder for the Hailo.
 
     Raises RoomscribeError if it cannot be added or fails. The model in use is only reported.
     """
@@ -85,9 +113,9 @@ def take_model(context: Context, answers: Answers, source: str) -> Answers:
 
     name = source
     pinned = source == context.settings.model.bundle and "/" in source
-    if source not in installed_bundles() and not pinned:
+    if hef or (source not in installed_bundles() and not pinned):
         context.dialog.say(f"Adding {source}.")
-        name = models.add_source(source)
+        name = models.add_source(source, hef)
     works, found = try_model(context, name)
     if not works and name != answers.model:
         raise ModelError(found)

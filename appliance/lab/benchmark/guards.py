@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from appliance.infer import Network
+from appliance.infer import Network, is_loop
 from appliance.lab.benchmark.padding import (
     COLUMNS as PADDING_COLUMNS,
     SOUND,
@@ -24,12 +24,13 @@ from appliance.lab.benchmark.padding import (
 from appliance.lab.benchmark.steps import GuardedNetwork, decode_through, open_plain
 from appliance.lab.words import ProductRecogniser, Recognised, Recorded, count_words
 from appliance.model import WINDOW_S, Bundle
-from appliance.records import SAMPLE_RATE
+from appliance.records import SAMPLE_RATE, Transcription, Window
 
-COLUMNS = ("penalty, bonus", *PADDING_COLUMNS[1:], "said twice: words wrong %", "loops")
+COLUMNS = ("penalty, bonus", *PADDING_COLUMNS[1:], "said twice: words wrong %", "its loops")
 PAUSE_S = 0.2
-TWICE, SHORT_S = 24, 4.0
-"""Recordings that are said twice, and how long one may be."""
+TWICE, SHORT_S, LOUD = 24, 4.0, 0.05
+"""Recordings that are said twice, how long one may be, and the part of its peak that is no
+silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +63,32 @@ def guards_table(
     places = {guard.zeros for guard in GUARDS if guard.zeros} | {SOUND}
     bundles = build_padded(checkpoint, scratch, sorted(places))
     for guard in GUARDS:
-        heard = _hear(guard, bundles, [*recordings, *twice])
-        once, again = heard[: len(recordings)], heard[len(recordings) :]
+        once, again = _hear(guard, bundles, recordings, twice)
         words = count_words(again, twice)
         repeated = f"{words.wer:.1f}", str(words.loops)
         yield [guard.name, *judged(once, recordings), *repeated]
 
 
 def said_twice(recordings: Sequence[Recorded]) -> Iterator[Recorded]:
-    """Yield some of the short recordings, each said twice in a row: a real repetition."""
+    """Yield some of the short recordings, each said twice in a row: a real repetition. The
+    silence at both ends is left out."""
     short = [one for one in recordings if len(one.samples) <= SHORT_S * SAMPLE_RATE]
     pause = np.zeros(round(PAUSE_S * SAMPLE_RATE), np.int16)
     for one in short[:: max(1, len(short) // TWICE)][:TWICE]:
-        yield Recorded(np.concatenate((one.samples, pause, one.samples)), f"{one.text} {one.text}")
+        level = np.abs(one.samples.astype(np.int32))
+        loud = np.flatnonzero(level >= LOUD * level.max(initial=0))
+        sound = one.samples[loud[0] : loud[-1] + 1]
+        yield Recorded(np.concatenate((sound, pause, sound)), f"{one.text} {one.text}")
 
 
 def _hear(
-    guard: Guard, bundles: dict[int, Bundle], recordings: Sequence[Recorded]
-) -> list[Recognised]:
+    guard: Guard,
+    bundles: dict[int, Bundle],
+    recordings: Sequence[Recorded],
+    twice: Sequence[Recorded],
+) -> tuple[list[Recognised], list[Recognised]]:
+    """Return what is made of the recordings, and of those said twice, each of these in one window:
+    the segmenter would cut between the two."""
     sound, positions = bundles[SOUND], guard.zeros or SOUND
     with open_plain(bundles[positions], guard.zeros or TRAINED) as transcriber:
         if guard.zeros > SOUND:
@@ -90,4 +99,11 @@ def _hear(
         network = GuardedNetwork(Network(bundle, 1), bundle, guard.penalty, guard.bonus)
         decode_through(transcriber, network)
         recogniser = ProductRecogniser(transcriber, window_s=WINDOW_S)
-        return [recogniser.hear(one.samples) for one in recordings]
+        once = [recogniser.hear(one.samples) for one in recordings]
+        windows = [Window("", 1, True, one.samples, 0.0, 0.0, 0.0) for one in twice]
+        return once, [_recognised(transcriber.transcribe(window)) for window in windows]
+
+
+def _recognised(found: Transcription) -> Recognised:
+    loops = is_loop(found.tokens) or not found.ended
+    return Recognised(found.text, int(loops), 0, 0.0, 0.0, 0.0)

@@ -73,29 +73,32 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         _check_output(name, getattr(options, name))
     chosen = [name for name in OTHERS if getattr(options, name)]
     lacking = missing_packages()
-    if chosen and (options.checkpoint is None or lacking):
+    if chosen and options.checkpoint is None:
+        raise ConfigError(f"benchmark --{chosen[0]}: expected --checkpoint FOLDER, found none")
+    if chosen and lacking:
+        needed = " and ".join(lacking)
+        raise ConfigError(f"benchmark --{chosen[0]}: needs {needed}: pip install '.[benchmark]'")
+    if chosen and options.chart:
         raise ConfigError(
-            f"benchmark --{chosen[0]}: expected --checkpoint and "
-            f"{' and '.join(lacking) or 'the rest'}, found one missing"
+            f"benchmark --chart: expected no --{chosen[0]}, which has no rows to draw"
         )
-    tables = benchmark_tables(options, settings, chosen or ["rows"])
-    lines: list[dict[str, Any]] = []
-    for name, found in tables:
-        print(found if isinstance(found, str) else rows_as_text(found), flush=True)
-        lines += found if name == "rows" else []
+    tables = {}
+    for name, found in benchmark_tables(options, settings, chosen or ["rows"]):
+        print(as_page(name, found), flush=True)
+        tables[name] = found
     if options.json:
-        packages = {name: found for name in PACKAGES if (found := _version(name))}
+        packages = {name: known for name in PACKAGES if (known := _version(name))}
         content = {"schema": SCHEMA, "threads": options.threads, "packages": packages}
-        _write(options.json, "json", json.dumps(content | {"rows": lines}, indent=1) + "\n")
+        _write(options.json, "json", json.dumps(content | tables, indent=1) + "\n")
     if options.chart:
-        _write(options.chart, "chart", draw_chart(lines))
-    return int(not chosen and all("absent" in line for line in lines))
+        _write(options.chart, "chart", draw_chart(tables["rows"]))
+    return int(not chosen and all("absent" in line for line in tables["rows"]))
 
 
 def benchmark_tables(
     options: argparse.Namespace, settings: Settings, names: Sequence[str], simulated: bool = False
-) -> Iterator[tuple[str, Any]]:
-    """Yield the tables of these names: the figures of "rows", and the others as Markdown.
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the tables of these names: of "rows" the figures, of the others their cells by column.
 
     `simulated`: no real chip stands behind the settings' model. Raises as `run_benchmark`.
     """
@@ -110,10 +113,8 @@ def benchmark_tables(
                 yield name, list(_measure_all(rows, recordings, simulated))
                 continue
             columns, table = OTHERS[name]
-            yield (
-                name,
-                as_markdown(columns, list(table(options.checkpoint, recordings, Path(scratch)))),
-            )
+            cells = table(options.checkpoint, recordings, Path(scratch))
+            yield name, [dict(zip(columns, row, strict=True)) for row in cells]
 
 
 def _measure_all(
@@ -170,7 +171,14 @@ def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
     return line
 
 
-def rows_as_text(lines: Sequence[dict[str, Any]]) -> str:
+def as_page(name: str, lines: Sequence[dict[str, Any]]) -> str:
+    """Return a table of `benchmark_tables` as Markdown."""
+    if name == "rows":
+        return _rows_as_text(lines)
+    return as_markdown(list(lines[0]), [list(line.values()) for line in lines])
+
+
+def _rows_as_text(lines: Sequence[dict[str, Any]]) -> str:
     """Return the tables of the rows, with those that are left out below."""
     found = [line for line in lines if "absent" not in line]
     tables = []

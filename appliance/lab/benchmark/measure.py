@@ -15,8 +15,6 @@ import numpy as np
 from appliance.config import Settings
 from appliance.errors import DeviceError
 from appliance.infer import (
-    IGNORE_PROGRESS,
-    PATIENT,
     CpuEncoder,
     Decoder,
     Network,
@@ -159,8 +157,7 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
         yield FasterWhisper(row.folder, row.settings.encoder.threads, language, texts)
         return
     with open_transcriber(row.settings, bundle=load_bundle(row.folder)) as transcriber:
-        progress = PATIENT if row.beam else IGNORE_PROGRESS
-        yield ProductRecogniser(transcriber, row.settings, progress=progress)
+        yield ProductRecogniser(transcriber, row.settings, search=row.beam)
         encoder = transcriber.encoder
         encoder.poll(0.0)
         if row.settings.encoder.backend == "hailo" and (encoder.trouble or encoder.name == "cpu"):

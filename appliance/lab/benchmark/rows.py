@@ -122,7 +122,7 @@ def build_row(kind: str, checkpoint: Path, folder: Path) -> None:
     if kind == MIXED:
         wide = folder.with_name(f"{kind}-encoder")
         build_bundle(checkpoint, wide, replace(RECIPES[INT8_30S], quantize="none"))
-        for file in wide.glob(f"{ENCODER_FILE}*"):
+        for file in wide.glob(f"{Path(ENCODER_FILE).stem}.*"):  # with its weights, if apart
             shutil.copyfile(file, folder / file.name)
             enter_files(folder, [file.name])
         shutil.rmtree(wide)

@@ -10,12 +10,14 @@ import numpy as np
 
 from appliance.errors import ConfigError
 from appliance.lab.fit.statistics import Numbers, Truths, calibration_error, logistic, ranking
-from appliance.model import Calibration
+from appliance.model import DEFAULT_CALIBRATION, Calibration
 
 LOW = 0.5
 """Confidence below which a text is wrong more often than right: it is flagged."""
-ENOUGH = 15
+ENOUGH = 5
 """Fewest right and fewest wrong texts to fit anything to."""
+MANY = 100
+"""Fewest texts to fit more than the offset to."""
 FOLDS = 5
 WRONG_ACTS = 0.03
 """Share of the texts that may act that may be wrong."""
@@ -34,9 +36,12 @@ class Example:
     """Confidence that the bundle gives it now."""
 
 
-def fit_texts(examples: Sequence[Example]) -> tuple[Calibration | None, dict[str, Any]]:
+def fit_texts(
+    examples: Sequence[Example], now: Calibration = DEFAULT_CALIBRATION
+) -> tuple[Calibration | None, dict[str, Any]]:
     """Return the calibration of texts, None if it is no better than the bundle's, and its figures
-    on examples that it was not fitted to. Raises ConfigError for too few examples."""
+    on examples that it was not fitted to. Of fewer than MANY examples, it is the bundle's, `now`,
+    with another offset. Raises ConfigError for too few examples."""
     right = np.array([one.right for one in examples], bool)
     groups = {one.group for one in examples}
     if min(right.sum(), (~right).sum()) < ENOUGH or len(groups) < FOLDS:
@@ -46,14 +51,16 @@ def fit_texts(examples: Sequence[Example]) -> tuple[Calibration | None, dict[str
             f"{len(groups)}. Nothing was changed. Add recordings, also of sentences that the model "
             "gets wrong."
         )
-    expected, figures = _cross_validate(examples)
-    act = choose_act_confidence(expected, right)
+    few = now if len(examples) < MANY else None
+    expected, figures = _cross_validate(examples, few)
+    figures["only_offset"] = few is not None
+    act = now.act if few else choose_act_confidence(expected, right)
     acting = expected >= act
     figures["acting"] = [int((acting & right).sum()), int((acting & ~right).sum())]
     if figures["error"] >= figures["error_before"]:
         return None, figures
-    offset, mean, total = _regress(examples)
-    return Calibration(offset, mean, total, LOW, act), figures
+    offset, mean, total = _regress(examples, few)
+    return Calibration(offset, mean, total, few.low if few else LOW, act), figures
 
 
 def choose_act_confidence(expected: Numbers, right: Truths) -> float:
@@ -73,7 +80,9 @@ def choose_act_confidence(expected: Numbers, right: Truths) -> float:
     return float(limits[enough[0] if len(enough) else np.argmin(shares)])
 
 
-def _cross_validate(examples: Sequence[Example]) -> tuple[Numbers, dict[str, Any]]:
+def _cross_validate(
+    examples: Sequence[Example], few: Calibration | None
+) -> tuple[Numbers, dict[str, Any]]:
     """Return the probability of each example by a fit to the other groups, and the figures of those
     probabilities and of the present ones."""
     groups = sorted({one.group for one in examples})
@@ -82,7 +91,7 @@ def _cross_validate(examples: Sequence[Example]) -> tuple[Numbers, dict[str, Any
     expected = np.zeros(len(examples))
     for number in range(FOLDS):
         rest = [one for one, part in zip(examples, fold, strict=True) if part != number]
-        odds = table[fold == number] @ np.array(_regress(rest))
+        odds = table[fold == number] @ np.array(_regress(rest, few))
         expected[fold == number] = 1 / (1 + np.exp(-np.clip(odds, -500, 500)))
     right = np.array([one.right for one in examples], bool)
     now = np.array([one.now for one in examples])
@@ -97,11 +106,15 @@ def _cross_validate(examples: Sequence[Example]) -> tuple[Numbers, dict[str, Any
     }
 
 
-def _regress(examples: Sequence[Example]) -> list[float]:
+def _regress(examples: Sequence[Example], few: Calibration | None) -> list[float]:
     """The coefficients of the logistic regression, the offset first; one that would be negative is
-    0."""
+    0. With `few`, its coefficients and the offset that expects as many right texts as there are."""
     table = _features(examples)
     right = np.array([one.right for one in examples], float)
+    if few:
+        given = table @ np.array([0.0, few.mean, few.total])
+        (offset,) = logistic(table[:, :1], right, np.ones(len(right)), given=given)
+        return [round(float(offset), 3), few.mean, few.total]
     columns = list(range(table.shape[1]))
     while True:
         fitted = logistic(table[:, columns], right, np.ones(len(right)))

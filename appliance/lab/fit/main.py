@@ -63,7 +63,7 @@ def fit_model(
         clips = recorded_clips(request.recordings)
         with open_transcriber(settings, bundle=bundle) as transcriber:
             texts = listen(transcriber, settings, clips, advance)
-    calibration, of_texts = fit_texts([*texts, *corrected])
+    calibration, of_texts = fit_texts([*texts, *corrected], bundle.calibration)
     facts: dict[str, Any] = {"calibration": asdict(calibration)} if calibration else {}
     facts["fitted"] = {
         "version": build_version(),

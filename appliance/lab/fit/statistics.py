@@ -13,13 +13,19 @@ RIDGE = 1e-3
 BINS = 10
 
 
-def logistic(features: Numbers, right: Numbers, weights: Numbers, ridge: float = RIDGE) -> Numbers:
+def logistic(
+    features: Numbers,
+    right: Numbers,
+    weights: Numbers,
+    ridge: float = RIDGE,
+    given: Numbers | float = 0.0,
+) -> Numbers:
     """Return the coefficients (k,) of a logistic regression of `right` (n,) on (n, k), by Newton's
-    method; a larger `ridge` keeps them smaller."""
+    method; a larger `ridge` keeps them smaller. `given` are log-odds that are known, (n,)."""
     weights = weights * (len(right) / weights.sum())
     found = np.zeros(features.shape[1])
     for _ in range(100):
-        odds = 1 / (1 + np.exp(-np.clip(features @ found, -500, 500)))
+        odds = 1 / (1 + np.exp(-np.clip(features @ found + given, -500, 500)))
         slope = features.T @ (weights * (odds - right)) + ridge * found
         bend = (features.T * (weights * odds * (1 - odds))) @ features + ridge * np.eye(len(found))
         found -= np.linalg.solve(bend, slope)

@@ -11,6 +11,7 @@ const FLAGS = {
   low_confidence: "unsure", unsure_to_act: "too unsure to act", repetition: "repeats itself",
   cut_at_window: "cut off", clipped: "too loud", gap: "gap in the sound", interrupted: "interrupted",
   token_limit: "cut off", media: "a media player plays",
+  guarded: "not sure enough for a lock, door, alarm or valve",
 };
 const NO_ACT = {
   satellite: "a voice satellite's own pipeline does", late: "it came too late", part: "it is a part of a longer utterance",

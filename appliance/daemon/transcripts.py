@@ -1,0 +1,191 @@
+"""Transcriptions of the microphone's windows become transcripts in the store; no threads.
+
+A transcript is committed to the store before any listener is notified.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from appliance.capture import measure_speech
+from appliance.config import Settings
+from appliance.daemon import systemd
+from appliance.daemon.backlog import Lease
+from appliance.daemon.health import Health
+from appliance.errors import DeviceError, StoreError, lacks_memory
+from appliance.homeassistant import AddressPhrase, MediaPlayers
+from appliance.infer import AnyTranscriber, Gates
+from appliance.records import (
+    Discarded,
+    Listener,
+    Transcript,
+    Transcription,
+    Window,
+    acting_text,
+    utc_from_monotonic,
+    why_not_act,
+)
+from appliance.store import Store, Wanted
+
+log = logging.getLogger("roomscribe.daemon")
+
+EXPIRE_EVERY_S = 3600.0
+"""Seconds between two deletions of transcripts that are older than the retention."""
+
+
+class Transcripts(Listener):
+    """Gates texts and stores them. The transcriber's thread, if a method does not say otherwise."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        transcriber: AnyTranscriber,
+        store: Store,
+        health: Health,
+        bus: Listener,
+        *,
+        media: MediaPlayers,
+    ) -> None:
+        self._settings, self._transcriber, self._store = settings, transcriber, store
+        self._health, self._bus = health, bus
+        self._gates = Gates(transcriber.gates)
+        self._address = AddressPhrase(settings.assist.phrase, media.play_since)
+        self._kept: deque[Transcript] = deque()
+        """Of windows that other programs sent."""
+        self._expire_s = 0.0
+
+    def preview(self, window: Window, result: Transcription) -> str:
+        """Return the text that would be stored; empty if it would be discarded."""
+        return self._gates.preview(window, result, lambda: self._text_before(window))
+
+    def store(self, lease: Lease, result: Transcription | Exception) -> None:
+        """Store a leased window's text, and end its lease. Raises DeviceError and StoreError."""
+        window = lease.window
+        if isinstance(result, Exception):
+            if not lacks_memory(result):
+                lease.fail(result)
+                return
+            lease.leave()
+            raise DeviceError(
+                f"too little memory to transcribe {window.duration_s:.1f} s: {result}; "
+                "restarting, what waits to be transcribed is kept"
+            ) from result
+        lease.mark_transcribed()
+        self._bus.on_transcription(window, result)
+        result, reason = self._gates.apply(window, result, lambda: self._text_before(window))
+        if reason:
+            lease.discard(reason)
+            return
+        model = result.model or self._transcriber.bundle.name
+        transcript = compose(window, result, model, lease.queue_ms)
+        self._append(self._address.mark(transcript))
+        lease.finish()
+        self._bus.on_stored(window, result)
+
+    def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
+        """Let `flush` store the text of a window that another program sent. Any thread."""
+        transcript = compose(
+            window, result, result.model or self._transcriber.bundle.name, queue_ms
+        )
+        self._kept.append(replace(transcript, source="wyoming"))
+
+    def flush(self) -> None:
+        """Store what `keep` got. Raises StoreError."""
+        while self._kept:
+            self._append(self._kept.popleft())
+
+    def _append(self, transcript: Transcript) -> None:
+        """Store a transcript, then notify the listeners. Raises StoreError: file and memory refuse,
+        and the next start finds the window."""
+        stored = self._store.append(transcript)
+        self._health.count("transcripts")
+        if transcript.continues and transcript.window == 1:
+            self._health.count("resumed")
+        systemd.log_transcript(stored, self._settings.journal)
+        self._bus.on_transcript(transcript)
+
+    def is_stored(self, transcript_id: str) -> bool:
+        """Return True if the log has that transcript; False if it cannot be read."""
+        with suppress(StoreError):
+            return self._store.count(Wanted(ids=(transcript_id,))) > 0
+        return False
+
+    def on_idle(self) -> None:
+        """Store what `keep` got and delete old transcripts, while nobody speaks."""
+        self.flush()
+        if time.monotonic() < self._expire_s:
+            return
+        self._expire_s = time.monotonic() + EXPIRE_EVERY_S
+        try:
+            deleted = self._store.expire(datetime.now(UTC))
+        except StoreError as error:
+            log.warning("%s", error)
+            return
+        if deleted:
+            log.info("deleted %d transcripts older than the retention", deleted)
+
+    def on_discarded(self, discarded: Discarded) -> None:
+        """Count and log speech that gave no transcript. Any thread."""
+        self._health.count(f"discarded_{discarded.reason}")
+        log.info(
+            "discarded %.1f s of sound: %s (utterance %s)",
+            discarded.duration_s,
+            discarded.reason,
+            discarded.utterance_id,
+        )
+
+    def _text_before(self, window: Window) -> str:
+        """Return the text of the window before, if an earlier process stored it; else ""."""
+        try:
+            newest = [row.transcript for row in self._store.query(limit=1)]
+        except StoreError:
+            return ""
+        wanted = (window.utterance_id, window.index - 1)
+        return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)
+
+
+def text_to_act_on(window: Window, result: Transcription) -> str:
+    """Return the words to act on of another program's window: those of the expected sentence where
+    that is sure enough, by the microphone's rule; else its text."""
+    one = compose(window, result, result.model, 0.0)
+    return one.text if why_not_act(one) else acting_text(one)
+
+
+def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:
+    """Return the transcript of a window, whose times are on time.monotonic()'s clock."""
+    probability = result.language_probability
+    level_dbfs, snr_db = measure_speech(window.samples)
+    return Transcript(
+        id=window.id,
+        utterance_id=window.utterance_id,
+        window=window.index,
+        windows=window.index if window.last else None,
+        start=utc_from_monotonic(window.start_s + window.overlap_s),
+        end=utc_from_monotonic(window.speech_end_s),
+        text=result.text,
+        language=result.language,
+        avg_logprob=result.avg_logprob,
+        no_speech_prob=result.no_speech_prob,
+        compression_ratio=result.compression_ratio,
+        duration_s=window.duration_s - window.overlap_s,
+        model=model,
+        encoder=result.encoder,
+        encode_ms=result.encode_ms,
+        decode_ms=result.decode_ms,
+        queue_ms=queue_ms,
+        latency_ms=(time.monotonic() - window.speech_end_s) * 1000,
+        confidence=result.confidence,
+        phrase=result.phrase if window.index == 1 and window.last else None,
+        flags=(*window.flags, *result.flags),
+        continues=window.continues,
+        language_probability=None if math.isnan(probability) else probability,
+        level_dbfs=level_dbfs,
+        snr_db=snr_db,
+        words=tuple(word.shifted(-window.overlap_s) for word in result.words),
+    )
