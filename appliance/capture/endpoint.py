@@ -28,8 +28,9 @@ from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Window
 
 NOISE_DB = 3.0
-"""Noise varies by this, and a voice as loud as it adds this: sound within it of the noise floor, or
-of the usual level, is no voice."""
+"""Noise varies by this: sound within it of the noise floor, or of the usual level, is no voice."""
+FAINT_DB = 2.0
+"""Sound that was never this far above the noise is only noise: a voice at 0 dB adds 3 dB."""
 NEAR_DB = 6.0
 """Reverberation and the pauses between words are within this of the noise floor. A voice that
 stands out is further above it: sentences of tests/speech with 1 s between them do so in 70 %, and
@@ -237,7 +238,7 @@ class Endpoint:
 
     def steady(self) -> bool:
         """True if the utterance is kept open by sound with little voice in it."""
-        full = self._recent_s >= STEADY_S - 2 * FRAME_MS / 1000
+        full = self._recent_s >= STEADY_S - FRAME_MS / 1000
         return full and self._voiced_s < MIN_VOICED_SHARE * self._recent_s
 
     def verdict(self, window: Window) -> str:
@@ -246,7 +247,7 @@ class Endpoint:
         if window.voiced_s < self._settings.min_speech_ms / 1000:
             return "too_short"
         noise_db = decibels(self._floor.power) if self._floor.known else NO_SOUND
-        faint = self._loudest_db <= noise_db + NOISE_DB
+        faint = self._loudest_db <= noise_db + FAINT_DB
         unvoiced = window.voiced_s < MIN_VOICED_SHARE / 4 * window.duration_s
         return "no_speech" if faint or unvoiced else ""
 

@@ -30,7 +30,7 @@ class Dialog:
 
     def __init__(self, *, interactive: bool) -> None:
         self.interactive = interactive
-        self.asked = 0
+        self.question_count = 0
         """How many questions were asked."""
 
     def say(self, line: str, colour: str = "") -> None:
@@ -58,7 +58,7 @@ class Dialog:
 
         Raises ConfigError at the end of input, and BackError for BACK.
         """
-        self.asked += 1
+        self.question_count += 1
         return _check_back(_until_closed(input, prompt).strip())
 
     def read_secret(self, prompt: str) -> str:

@@ -43,7 +43,7 @@ from appliance.daemon.partials import Partials
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.pipeline import Parts
 from appliance.daemon.playback import Playback
-from appliance.daemon.report import Report
+from appliance.daemon.report import Reporter
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
@@ -109,7 +109,7 @@ def build(
         opened.callback(supervisor.close)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
-        report = Report(core, supervisor, home, house, wyoming, fleet)
+        report = Reporter(core, supervisor, home, house, wyoming, fleet)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
         publisher = _make_publisher(
@@ -209,7 +209,7 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
 def _make_publisher(
     core: Core,
     factory: Callable[..., Publisher],
-    report: Report,
+    report: Reporter,
     phrases: PhraseCommands,
     *,
     home: HomeAssistantClient | None,
@@ -242,7 +242,7 @@ def _make_publisher(
 
 def _make_controls(
     core: Core,
-    report: Report,
+    report: Reporter,
     publisher: Publisher | None,
     *,
     control: ControlServer | None,

@@ -14,7 +14,7 @@ from appliance.daemon.command_group import CommandGroup, bad_request, take_argum
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
 from appliance.daemon.mute_end import EXPECTED
-from appliance.daemon.report import Report
+from appliance.daemon.report import Reporter
 from appliance.mqtt import Publisher, events
 from appliance.records import (
     Correction,
@@ -37,7 +37,7 @@ class Controls(Listener):
         self,
         names: tuple[str, str],
         store: Store,
-        report: Report,
+        report: Reporter,
         publisher: Publisher | None,
         *,
         server: ControlServer | None,

@@ -24,7 +24,7 @@ from appliance.daemon.controls import Controls
 from appliance.daemon.core import Core
 from appliance.daemon.health import report_backend
 from appliance.daemon.partials import Partials
-from appliance.daemon.report import Report
+from appliance.daemon.report import Reporter
 from appliance.daemon.stages import Sentinel, Stage
 from appliance.daemon.transcription import WorkTranscriber
 from appliance.errors import ServerError
@@ -56,7 +56,7 @@ class Parts:
     works: WorkTranscriber
     partials: Partials
     supervisor: CaptureSupervisor
-    report: Report
+    report: Reporter
     controls: Controls
     control: ControlServer | None
     publisher: Publisher | None

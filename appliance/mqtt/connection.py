@@ -145,6 +145,9 @@ class BrokerConnection:
         """Topic and time of each message and subscription that the broker has not answered."""
         self._abilities = FULL
         """What the broker has, as far as we know since the last connection."""
+        self._guessed = self._confirmed = False
+        """Version 3.1.1 is supposed, because 5 was not answered; and 5 was tried once more when
+        3.1.1 was: a broker that starts, or a proxy before it, leaves clients unanswered, too."""
         self._clock_s: float | None = None
         """How far the wall clock was ahead of time.monotonic() when a certificate was refused for
         its dates."""
@@ -183,6 +186,9 @@ class BrokerConnection:
         while self._link and self._link.news:
             item = self._link.news.popleft()
             match item:
+                case Connected() if self._guessed and not self._confirmed:
+                    self._confirmed, self._abilities = True, FULL
+                    yield self._end_link(now_s, 0.0, "MQTT 5 is tried again")
                 case Connected(largest_bytes, abilities):
                     self._largest_bytes, self._abilities = largest_bytes, abilities
                     self._on_connected(now_s)
@@ -228,7 +234,9 @@ class BrokerConnection:
 
     def _swap_version(self) -> None:
         """Try the other version next: a broker of MQTT 3.1.1 may leave a client of 5 unanswered."""
-        self._abilities = replace(FULL, speaks_5=not self._abilities.speaks_5)
+        self._guessed = self._abilities.speaks_5
+        self._confirmed = self._confirmed and self._guessed
+        self._abilities = replace(FULL, speaks_5=not self._guessed)
 
     def _is_due(self, now_s: float) -> bool:
         """Return True when the next attempt is due: after its pause, or when the clock was set."""
@@ -316,6 +324,7 @@ class BrokerConnection:
     def _on_connected(self, now_s: float) -> None:
         """Subscribe, then publish `online` before anything else."""
         self.state, self.connected_s = ConnectionState.CONNECTED, now_s
+        self._guessed = self._confirmed = False
         self._troubles.clear("listen on")
         if self._link:
             for topic in self._topics:

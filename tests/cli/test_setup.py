@@ -91,7 +91,7 @@ class TypedDialog(Dialog):
         self.typed = [*typed]
 
     def read(self, prompt: str) -> str:
-        self.asked += 1
+        self.question_count += 1
         if (answer := self.typed.pop(0)) == BACK:
             raise BackError
         return answer
@@ -108,6 +108,21 @@ def test_back_passes_steps_that_had_nothing_to_ask(tmp_path: Path) -> None:
     steps = (("One", question), ("Two", lambda _, answers: answers), ("Three", question))
     ask_all(context, cast(Answers, None), steps)
     assert asked == ["a", "b", "c"], "`back` at the third step asks the first one again"
+
+
+@needs_broker
+def test_the_broker_forgets_the_former_name_of_the_room(tmp_path: Path) -> None:
+    with Broker() as broker:
+        mqtt = {"enabled": True, "host": "127.0.0.1", "port": broker.port}
+        config = write_config(tmp_path, mqtt=mqtt)
+        with Subscriber(broker.port) as heard, daemon(config):
+            until(lambda: heard.payloads("availability", "kitchen"), READY_WITHIN_S)
+            done = roomscribe("setup", "--config", config, "--yes", "--node", "hall")
+            assert "cleared roomscribe/kitchen/availability" in done.stdout, done.stdout
+            until(lambda: heard.payloads("availability", "hall"), READY_WITHIN_S)
+            with Subscriber(broker.port, name="later") as later:
+                until(lambda: later.payloads("availability", "hall"))
+                assert not [one.topic for one in later.messages if "/kitchen/" in one.topic]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
-from appliance.daemon.report import Report
+from appliance.daemon.report import Reporter
 from appliance.daemon.setting_commands import SettingCommands
 from appliance.infer import Deliver, Pending, Request
 from appliance.records import ApplianceState, ApplianceStats, Correction, Transcription
@@ -54,7 +54,7 @@ class Appliance:
         self.controls = Controls(
             (node, node),
             self.store,
-            cast("Report", self),
+            cast("Reporter", self),
             None,
             server=self.server,
             microphone=self.microphone_commands,

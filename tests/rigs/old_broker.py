@@ -14,10 +14,10 @@ REFUSED = b"\x20\x02\x00\x01"
 
 class OldBroker:
     """Use with `with`; listens on `port`. A client of MQTT 5 is refused, gets no answer (`silent`),
-    or is cut off (`rude`), as by amqtt and by hubs of old."""
+    or is cut off (`rude`), as by amqtt and by hubs of old. `closed` cuts all off, `open` none."""
 
     def __init__(self, broker_port: int, manner: str = "polite") -> None:
-        self._broker_port, self._manner = broker_port, manner
+        self._broker_port, self.manner = broker_port, manner
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self.versions: list[int] = []
@@ -48,10 +48,10 @@ class OldBroker:
                 return
             version = first[first.index(b"MQTT") + 4]
             self.versions.append(version)
-            if version == VERSION_5:
-                if self._manner == "polite":
+            if self.manner == "closed" or (version == VERSION_5 and self.manner != "open"):
+                if self.manner == "polite":
                     client.sendall(REFUSED)
-                if self._manner != "silent":
+                if self.manner != "silent":
                     client.shutdown(socket.SHUT_RDWR)
                 return
             broker = socket.create_connection(("127.0.0.1", self._broker_port))

@@ -120,9 +120,9 @@ def ask_all(context: Context, answers: Answers, questions: Questions | None = No
         title, question = questions[number]
         dialog.say(f"\n{number + 1} of {len(questions) + 1}  {title}", BOLD)
         try:
-            asked = dialog.asked
+            count = dialog.question_count
             answers = question(context, answers)
-            if dialog.asked > asked:
+            if dialog.question_count > count:
                 visited.append(number)
             number += 1
         except BackError:  # past steps that had nothing to ask

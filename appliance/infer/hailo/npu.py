@@ -44,8 +44,8 @@ class NpuLimits:
     """How long the chip may take for a job before it counts as failed, ms."""
 
     job_ms: int = 400
-    """At least, and six times what the first jobs need. tiny takes some 31 ms on a Hailo-8L, as
-    others measured; no time of base is published."""
+    """At least, and six times what the first jobs need. Others measured some 31 ms of tiny on
+    a Hailo-8L, and about 40 of base (5 s) on a Hailo-8."""
     longest_job_ms: int = 1000
     """At most. HailoRT may wait twice as long; then the CPU gets the window after 2 s."""
     first_job_ms: int = 2000

@@ -87,7 +87,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         print(as_page(name, found), flush=True)
         tables[name] = found
     if options.json:
-        packages = {name: found for name in PACKAGES if (found := _version(name))}
+        packages = {name: known for name in PACKAGES if (known := _version(name))}
         content = {"schema": SCHEMA, "threads": options.threads, "packages": packages}
         _write(options.json, "json", json.dumps(content | tables, indent=1) + "\n")
     if options.chart:
@@ -113,10 +113,8 @@ def benchmark_tables(
                 yield name, list(_measure_all(rows, recordings, simulated))
                 continue
             columns, table = OTHERS[name]
-            yield (
-                name,
-                as_markdown(columns, list(table(options.checkpoint, recordings, Path(scratch)))),
-            )
+            cells = table(options.checkpoint, recordings, Path(scratch))
+            yield name, [dict(zip(columns, row, strict=True)) for row in cells]
 
 
 def _measure_all(
