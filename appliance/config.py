@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from appliance.errors import ConfigError
-from appliance.system import shorten
+from appliance.system import shorten, user_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +236,11 @@ class CaptureSettings:
         "rtsp://, http://, pulse:SOURCE or pipe://PATH.",
         group=MICROPHONE, label="Microphone",
     )  # fmt: skip
+    device_file: str = key(
+        "",
+        "File with a stream's address, in place of device: an address may hold a password, and "
+        "every user may read this file. Empty: the credential `roomscribe.capture-device`, if any.",
+    )
     channel: int = key(
         0,
         "Channel of the microphone that is heard, from 1. 0: the mean of two, the first of more.",
@@ -746,6 +751,11 @@ class WyomingSettings:
         "Store and publish these transcripts like your own, with the source `wyoming`. false: only "
         "the client gets the text.",
     )
+    acts: bool = key(
+        True,
+        "Answer with an expected sentence in place of the text where it is sure enough to act on: "
+        "Home Assistant acts on the answer. false: always the text.",
+    )
 
     @property
     def announced(self) -> bool:
@@ -921,9 +931,23 @@ def take_leftovers(
     return lines
 
 
-def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> Reading:
-    """Return what `load` reads, with its mistakes; `chosen` replaces the overlay, if given."""
-    file = path or DEFAULT_PATH
+def default_path() -> Path:
+    """Return the configuration without --config: for an ordinary user on a machine without the
+    package, the one in their home."""
+    if not os.geteuid() or DEFAULT_PATH.parent.exists():
+        return DEFAULT_PATH
+    return user_folder("XDG_CONFIG_HOME", ".config") / DEFAULT_PATH.name
+
+
+def read(
+    path: Path | None,
+    chosen: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    may_lack: bool = False,
+) -> Reading:
+    """Return what `load` reads, with its mistakes; `chosen` replaces the overlay, if given. With
+    `may_lack`, the file at `path` need not exist."""
+    file = path or default_path()
     cause = None
     try:
         with file.open("rb") as stream:
@@ -932,7 +956,7 @@ def read(path: Path | None, chosen: Mapping[str, Mapping[str, Any]] | None = Non
             return _with_overlay(read_layer(data.decode("utf-8-sig"), str(file)), chosen)
         found = "in TOML, found more than 1 MB"
     except FileNotFoundError:
-        if path is None:
+        if path is None or may_lack:
             return _with_overlay(Layer(str(file)), chosen)
         found = "in TOML, found no such file; write one, or leave out --config to use the defaults"
     except IsADirectoryError:
@@ -971,7 +995,8 @@ def read_layer(text: str, origin: str) -> Layer:
     except RecursionError:
         cause = "too many nested brackets"
     except ValueError as error:  # TOMLDecodeError, and int's own for one of thousands of digits
-        cause = shorten(str(error), 200)
+        cause = re.sub(r"Cannot declare \('(.*)',\) twice", r"[\1] stands there twice", str(error))
+        cause = shorten(cause, 200)
         cause += "; a text stands in quotes" if "Invalid value" in cause else ""
     else:
         ignored = take_leftovers(table, origin)

@@ -1,9 +1,10 @@
 """The operating system: atomic files, locks, text for messages, /proc.
 
 write_whole, replacing, sync_folder   files that survive a power cut completely or not at all
-writing, require_writable             the same for files that a user named
+writing, require_writable, user_folder the same for files that a user named
 lock, acting_as_owner                 a file that one process holds; root in another user's folder
 find_credential, read_secret          secrets from systemd or a file
+explain_wrong_time                    a certificate that the clock refuses
 BackgroundTask                        a call that may hang, in a thread
 shorten, legible, one_line            text from outside, safe for a message
 holders                               processes that have a device open
@@ -23,6 +24,7 @@ import re
 import secrets
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -182,6 +184,13 @@ def find_credential(name: str) -> Path | None:
     return path if path and path.exists() else None
 
 
+def user_folder(variable: str, below_home: str) -> Path:
+    """Return this program's folder in the user's home (XDG Base Directory Specification 0.8)."""
+    given = Path(os.environ.get(variable, ""))
+    base = given if given.is_absolute() else Path("~").expanduser() / below_home
+    return base / "roomscribe"
+
+
 def require_writable(file: Path, fix: str) -> None:
     """Raise ConfigError, which ends in `fix`, before anything was begun in vain: the user may not
     write the configuration `file`, or not beside it."""
@@ -211,7 +220,7 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
         with os.fdopen(number, "rb") as opened:
             if not stat.S_ISREG(os.fstat(number).st_mode):  # a pipe would be waited for
                 raise OSError("no plain file")
-            text = opened.read(SECRET_AT_MOST + 1).decode("utf-8").rstrip("\r\n")
+            text = opened.read(SECRET_AT_MOST + 1).decode("utf-8-sig").rstrip("\r\n")
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         no_text = isinstance(error, UnicodeDecodeError)
         found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
@@ -223,6 +232,23 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     if not text:
         raise ConfigError(f"{key}: expected {what} in {path}, found it empty; {fix}")
     return text
+
+
+_WRONG_TIME = {9: "is not valid yet", 10: "has expired"}
+"""OpenSSL's numbers of verification errors that a wrong clock can cause."""
+
+
+def explain_wrong_time(error: BaseException | None) -> str:
+    """Return what to do if a certificate is refused for its dates, which a wrong clock can cause;
+    "" for any other error."""
+    what = _WRONG_TIME.get(getattr(error, "verify_code", 0), "")
+    if not what:
+        return ""
+    return (
+        f"its certificate {what} by this machine's clock "
+        f"({time.strftime('%Y-%m-%d %H:%M %Z')}). If that is wrong, set the clock "
+        "(`timedatectl`); if it is right, the server needs another certificate"
+    )
 
 
 class BackgroundTask(threading.Thread):
@@ -337,12 +363,6 @@ def throttling(root: Path = Path("/")) -> tuple[str, ...] | None:
         return None
     bits = int(text, 16)
     return tuple(name for bit, name in NOW.items() if bits >> bit & 1)
-
-
-def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat (proc(5)) from the state on. Raises OSError."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(")")[2].split()
 
 
 def resident_mb(root: Path = Path("/")) -> float:

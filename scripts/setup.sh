@@ -40,6 +40,8 @@ quietly() {
     "$@" > "$log" 2>&1 || status=$?
     { kill "$ticker" && wait "$ticker"; } 2> /dev/null || true
     if [ $status != 0 ]; then
+        # a warning of sudo, not the cause
+        sed -i '/^sudo: unable to resolve host/d' "$log"
         reason=$(grep -aiE 'no space left|resolv|resolution|unreachable|timed out|refused|password is required|sudoers|^E: |^ERROR: ' "$log" | head -n 1)
         case $reason in
             *[Nn]o\ space*) advice="Free some disk space and run it again" ;;
@@ -86,7 +88,7 @@ install_packages() {
         return
     fi
     need_space 1500 /var
-    quietly "update the list of Debian packages" as_root apt-get update -qq || exit 1
+    quietly "update the list of Debian packages" as_root apt-get update -qq -o APT::Update::Error-Mode=any || exit 1
     available=()
     for package in ${optional[@]+"${optional[@]}"}; do
         case $(apt-cache policy "$package") in *"Candidate: "[!\(]*) available+=("$package") ;; esac

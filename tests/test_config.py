@@ -146,9 +146,7 @@ def test_no_fix_is_offered_that_would_not_help() -> None:
     ]
 
 
-def test_mistakes_between_keys_are_reported_with_the_others_as_far_as_their_keys_are_right() -> (
-    None
-):
+def test_contradictions_are_reported_unless_one_of_their_keys_is_wrong() -> None:
     found = mistakes('[mqtt]\nport = 0\npassword_file = "/x"\nca_file = "/y"\n')
     assert [line.removeprefix("house.toml: ").partition(",")[0] for line in found] == [
         "mqtt.port: expected 1 to 65535",

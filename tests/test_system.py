@@ -22,6 +22,7 @@ from appliance.system import (
     read_secret,
     replacing,
     shorten,
+    user_folder,
     write_whole,
     writing,
 )
@@ -76,6 +77,19 @@ def test_what_a_user_names_may_be_a_link_or_no_file_at_all(tmp_path: Path) -> No
         assert place == pipe
     assert pipe.is_fifo()
     assert sorted(tmp_path.iterdir()) == [link, pipe, target]
+
+
+def test_a_users_folder_is_the_named_one_or_one_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for wrong in ("", "relative"):
+        monkeypatch.setenv("XDG_DATA_HOME", wrong)
+        assert user_folder("XDG_DATA_HOME", ".local/share") == (
+            tmp_path / ".local/share/roomscribe"
+        )
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert user_folder("XDG_DATA_HOME", ".local/share") == Path("/data/roomscribe")
 
 
 def test_the_bytes_of_a_file_name_that_are_no_text_are_shown() -> None:

@@ -91,10 +91,11 @@ def choose(devices: list[Device], wanted: str) -> Device:
     """
     if not devices:
         named = f" ({wanted!r})" if wanted else ""
-        raise DeviceError(
-            f"no microphone found{named}: plug one in, start the sound server, or add this user to "
-            "the group audio"
-        )
+        # the unit's user is in the group, and has no sound server
+        fix = "plug one in"
+        if not os.environ.get("INVOCATION_ID"):
+            fix += ", start the sound server, or add this user to the group audio"
+        raise DeviceError(f"no microphone found{named}: {fix}")
     if not wanted:
         return next((device for device in devices if device.default), devices[0])
     ranks = [_rank(wanted.casefold(), device) for device in devices]

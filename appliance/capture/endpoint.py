@@ -21,27 +21,61 @@ from statistics import median
 
 import numpy as np
 
-from appliance.capture.loudness import ratio_of
+from appliance.capture.frames import FRAME_MS
+from appliance.capture.loudness import LAST_BIT, NO_SOUND, decibels
 from appliance.capture.voice import Judgement
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Window
 
+NOISE_DB = 3.0
+"""Noise varies by this: sound within it of the noise floor, or of the usual level, is no voice."""
+FAINT_DB = 2.0
+"""Sound that was never this far above the noise is only noise: a voice at 0 dB adds 3 dB."""
+NEAR_DB = 6.0
+"""Reverberation and the pauses between words are within this of the noise floor. A voice that
+stands out is further above it: sentences of tests/speech with 1 s between them do so in 70 %, and
+voices in 54 recordings beside a television 121 times."""
+VOICE_DB = 8.0
+"""A voice is at least this far above what is behind it; if less, its end is the detector's."""
+LOUD_DB = 10.0
+"""A voice that speaks up is this far above the usual level, and above the pauses in it."""
+SOFT_DB = 12.0
+"""Sound this far below the voice while the score falls is its end."""
+CLEAR_DB = 14.0
+"""The end of a voice this far above the noise is found by level alone; from VOICE_DB on, the score
+must fade, too, because words sink into the noise."""
+
+FADING, SURE, UNSURE = 0.9, 0.99, 0.5
+"""Scores below which a voice may have ended; below which reverberation is none; below which speech
+has ended even if the score rises."""
+RISING = 0.05
+"""A score that rises by more a frame is a voice's that begins again."""
+UNSURE_S = 0.5
+"""Time with a fading score after which a soft voice is left to the detector: it is unsure of it all
+along."""
+
 SMOOTHED_S = 0.3
 """The level is the mean over this: longer than a stop consonant or the dip of a syllable."""
-KEPT_S, PARTS = 12.0, 24
+KEPT_S, PART_S = 12.0, 0.5
 """The floor is the lowest level of this time, in parts (minimum statistics, Martin 2001). Speech
-without a breath for longer looks like noise by level, but never ends by level alone."""
-KNOWN_PARTS = 6
-"""Parts after which the floor is known: 3 s, longer than any word."""
-SMOOTHED, PART = int(SMOOTHED_S * SAMPLE_RATE), int(KEPT_S / PARTS * SAMPLE_RATE)
-"""In samples."""
-QUIETEST = 1.0
-"""Lowest noise floor, as power (mean square of int16): -90 dBFS."""
+without a breath for longer looks like noise by level, but never ends by level alone. The floor is
+known after a quarter of it, longer than any word."""
+QUIET_SHARE = 0.2
+"""The quiet of the last KEPT_S is the level that this share of its parts does not reach: people
+pause between sentences, a television does not."""
+FOOLED_SHARE = 0.6
+"""The noise fools the detector if that took this share of about a second of it for speech. In hiss,
+which does not, a weak word must not end an utterance."""
+STEADY_S = 5.0
+"""Sound of this length ends an utterance if ..."""
+MIN_VOICED_SHARE = 0.2
+"""... less than this share of it is voice. One window with a quarter of that is no speech."""
 
 
-def loudest(powers: Sequence[float], frames: int) -> float:
-    """Return the greatest mean power of so many frames in a row, or of all if there are fewer."""
-    run = min(frames, len(powers))
+def loudest(powers: Sequence[float], frame_samples: int) -> float:
+    """Return the greatest level in frames of so many samples: their mean power over SMOOTHED_S, or
+    over all if there are fewer."""
+    run = min(int(SMOOTHED_S * SAMPLE_RATE) // frame_samples, len(powers))
     return max(0.0, float(np.convolve(powers, np.ones(run) / run, "valid").max()))
 
 
@@ -54,11 +88,11 @@ class NoiseFloor:
         self._newest: deque[tuple[float, int]] = deque()
         """Energy and samples of the frames in `level`."""
         self._energy, self._samples = 0.0, 0
-        self._lowest: deque[float] = deque(maxlen=PARTS)
-        self._highest: deque[float] = deque(maxlen=PARTS)
+        self._lowest: deque[float] = deque(maxlen=int(KEPT_S / PART_S))
+        self._highest: deque[float] = deque(maxlen=int(KEPT_S / PART_S))
         self._part_left = 0
-        self.power = QUIETEST
-        """The noise floor, at least QUIETEST."""
+        self.power = LAST_BIT
+        """The noise floor, at least LAST_BIT squared, which is 1."""
         self.usual = 0.0
         """The usual loudness here: median of the highest levels of the parts of KEPT_S; 0 while
         unknown."""
@@ -66,15 +100,16 @@ class NoiseFloor:
     @property
     def known(self) -> bool:
         """True once there was enough sound to tell noise from speech in it."""
-        return len(self._lowest) >= KNOWN_PARTS
+        return len(self._lowest) * PART_S >= KEPT_S / 4
 
     def push(self, power: float, samples: int) -> None:
         """Take in a frame of so many samples."""
         self._newest.append((power * samples, samples))
         self._energy += power * samples
         self._samples += samples
-        whole = self._samples >= SMOOTHED
-        while self._samples > SMOOTHED:
+        smoothed = int(SMOOTHED_S * SAMPLE_RATE)
+        whole = self._samples >= smoothed
+        while self._samples > smoothed:
             gone = self._newest.popleft()
             self._energy -= gone[0]
             self._samples -= gone[1]
@@ -82,14 +117,14 @@ class NoiseFloor:
         if not whole:
             return
         if self._part_left <= 0:
-            self._part_left = PART
+            self._part_left = int(PART_S * SAMPLE_RATE)
             self.usual = median(self._highest) if self.known else 0.0
             self._highest.append(self.level)
             self._lowest.append(self.level)
-            self.power = max(QUIETEST, min(self._lowest))
+            self.power = max(LAST_BIT, min(self._lowest))
         elif self.level < self._lowest[-1]:
             self._lowest[-1] = self.level
-            self.power = max(QUIETEST, min(self.power, self.level))
+            self.power = max(LAST_BIT, min(self.power, self.level))
         self._highest[-1] = max(self._highest[-1], self.level)
         self._part_left -= samples
 
@@ -104,49 +139,7 @@ class NoiseFloor:
         self._energy, self._samples = 0.0, 0
         self._lowest.clear()
         self._highest.clear()
-        self._part_left, self.power, self.usual = 0, QUIETEST, 0.0
-
-
-SUNK = ratio_of(8.0)
-"""A level has sunk if it is this far below the utterance's loudest; a voice that was never this
-much louder than the noise is left to the detector."""
-NOTHING = ratio_of(2.0)
-"""Sound that was never this much above the noise is only noise: a voice at 0 dB adds 3 dB."""
-SURELY_NOISE = ratio_of(3.0)
-"""Sound less than this above the floor is only noise, or nearly."""
-FOOLED_S, FOOLED_SHARE = 1.0, 0.6
-"""The detector is fooled by the noise here if it took that share of about this much of it for
-speech. In hiss, which does not fool it, a weak word must not end an utterance."""
-ABOVE_USUAL, AT_USUAL, BELOW_VOICE = ratio_of(10.0), ratio_of(3.0), ratio_of(8.0)
-"""A voice that is the first above the usual loudness (a television, for example) has ended when the
-level is within the second of that and the third below the voice, whatever the score."""
-STANDS_OUT, QUIET_SHARE = ratio_of(6.0), 0.2
-"""A voice stands out if it is this much louder than the quietest share of the last KEPT_S: people
-pause between sentences, a television does not. With shares of 0.25 and 0.2, sentences of
-tests/speech with 1 s between them stand out in 28 % and 70 %. In 54 recordings beside a television
-voices do so 119 and 121 times."""
-FLOOR_MARGIN = ratio_of(10.0)
-"""An utterance in noise that the detector takes for speech ends when its level is within this of
-the noise floor."""
-STEADY_S, STEADY_SLACK_S = 5.0, 0.05
-"""A stretch of this length, less the slack (longer than any frame), ends an utterance if ..."""
-MIN_VOICED_SHARE = 0.2
-"""... less than this share of it is voice. One window with less than a quarter of that is no
-speech."""
-HEARD, CLEAR = ratio_of(8.0), ratio_of(14.0)
-"""The end of a voice that is CLEAR above the noise is found by level alone; from HEARD on, the
-score must fade, too, because words sink into the noise."""
-AT_NOISE = ratio_of(3.0)
-"""Two frames within this of the floor are only noise, which varies this much ..."""
-NEAR_NOISE, FALLEN, SURE = ratio_of(6.0), ratio_of(14.0), 0.99
-"""... or reverberation: within the first of the floor, the second below the voice, and a score
-below the third."""
-FADING, UNSURE, RISING = 0.9, 0.5, 0.05
-"""Whatever the floor, speech has ended if its score is below FADING and does not rise by more than
-RISING per frame, or is below UNSURE; and if ..."""
-SOFT, SURE_WITHIN_S = ratio_of(12.0), 0.5
-"""... the sound is the first below the voice, and the score has been below FADING for at most the
-second: a voice that the detector is unsure of all along is left to it."""
+        self._part_left, self.power, self.usual = 0, LAST_BIT, 0.0
 
 
 class Endpoint:
@@ -156,12 +149,11 @@ class Endpoint:
         self._settings, self._floor = settings, floor
         self._power = self._score = 0.0
         """Of the last frame."""
-        self._unsure_s = 0.0
+        self._fading_s = 0.0
         """How long the score has been below FADING."""
         self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
-        self._loudest = 0.0
-        self._behind = 0.0
-        """The usual loudness before a louder voice spoke up in the open utterance; 0: none did."""
+        self._loudest_db = self._behind_db = NO_SOUND
+        """The voice's level in the open utterance; the usual one before it spoke up, if it did."""
         self._low_s = 0.0
         """How long the level has been at the floor."""
         self._recent: deque[tuple[float, float]] = deque()
@@ -172,7 +164,7 @@ class Endpoint:
 
     def open(self, loudest: float) -> None:
         """Begin an utterance; `loudest` is the greatest level in its pre-roll."""
-        self._loudest, self._low_s, self._behind = loudest, 0.0, 0.0
+        self._loudest_db, self._low_s, self._behind_db = decibels(loudest), 0.0, NO_SOUND
         self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
 
@@ -184,37 +176,42 @@ class Endpoint:
         softer than the voice while the score falls; it is at the noise floor, or reverberation just
         above it; it is back at what was usual before a louder voice spoke up.
         """
-        recent, score = (self._power + power) / 2, self._score  # two frames: clicks do not count
+        recent_db = decibels((self._power + power) / 2)  # two frames: clicks do not count
+        rises = judgement.score > self._score + RISING
         self._power, self._score = power, judgement.score
-        fading = judgement.score < FADING
-        self._unsure_s = self._unsure_s + length_s if fading else 0.0
+        fades = judgement.score < FADING
+        self._fading_s = self._fading_s + length_s if fades else 0.0
         if not judgement.speech:
             return judgement
-        # 1: the detector is losing the voice, and the sound is far below it
-        over = judgement.score <= score + RISING or judgement.score < UNSURE
-        over = over and fading and self._unsure_s <= SURE_WITHIN_S
-        over = over and recent * SOFT <= self._loudest
-        # 2: the sound is at the noise floor, which a louder voice stood out from
-        noise = self._floor.power
-        if not over and self._floor.known and self._loudest >= noise * HEARD:
-            over = recent <= noise * AT_NOISE and (fading or self._loudest >= noise * CLEAR)
-            tail = recent <= noise * NEAR_NOISE and recent * FALLEN <= self._loudest
-            over = over or (tail and judgement.score < SURE)
-        # 3: a television goes on behind a voice that has ended
-        if not over and self._behind:
-            level = self._floor.level
-            over = level <= self._behind * AT_USUAL and level * BELOW_VOICE <= self._loudest
+        below_db = self._loudest_db - recent_db
+        losing = fades and (not rises or judgement.score < UNSURE)
+        over = losing and self._fading_s <= UNSURE_S and below_db >= SOFT_DB
+        if not over and self._floor.known:
+            over = self._is_noise(recent_db, judgement.score)
+        if not over and self._behind_db > NO_SOUND:  # a television goes on behind the voice
+            level_db = decibels(self._floor.level)
+            over = level_db <= min(self._behind_db + NOISE_DB, self._loudest_db - VOICE_DB)
         return replace(judgement, speech=False) if over else judgement
+
+    def _is_noise(self, recent_db: float, score: float) -> bool:
+        """True at the noise floor, or in reverberation just above it, if a voice stood out from
+        that."""
+        voice_db = self._loudest_db - decibels(self._floor.power)
+        above_db = recent_db - decibels(self._floor.power)
+        if voice_db < VOICE_DB:
+            return False
+        if above_db <= NOISE_DB and (score < FADING or voice_db >= CLEAR_DB):
+            return True
+        return above_db <= NEAR_DB and self._loudest_db - recent_db >= CLEAR_DB and score < SURE
 
     def follow(self, judgement: Judgement, length_s: float) -> None:
         """Take in a frame, of so many seconds, of an open utterance."""
-        level, usual = self._floor.level, self._floor.usual
-        self._loudest = max(self._loudest, level)
-        if usual and not self._behind and level >= usual * ABOVE_USUAL:
-            self._behind = usual
-        near = level <= self._floor.power * FLOOR_MARGIN
-        low = near and level * SUNK <= self._loudest
-        self._low_s = self._low_s + length_s if low else 0.0
+        level_db, usual_db = decibels(self._floor.level), decibels(self._floor.usual)
+        self._loudest_db = max(self._loudest_db, level_db)
+        if self._behind_db == NO_SOUND and level_db >= usual_db + LOUD_DB:
+            self._behind_db = usual_db
+        low_db = min(decibels(self._floor.power) + LOUD_DB, self._loudest_db - VOICE_DB)
+        self._low_s = self._low_s + length_s if level_db <= low_db else 0.0
         self._recent.append((length_s, judgement.voiced_s))
         self._recent_s += length_s
         self._voiced_s += judgement.voiced_s
@@ -225,13 +222,13 @@ class Endpoint:
 
     def learn(self, judgement: Judgement, length_s: float) -> None:
         """Learn from a frame that surely is noise whether the detector takes it for speech."""
-        if self._floor.level <= self._floor.power * SURELY_NOISE:
-            self._fooled += length_s / FOOLED_S * (judgement.speech - self._fooled)
+        if decibels(self._floor.level) <= decibels(self._floor.power) + NOISE_DB:
+            self._fooled += length_s * (judgement.speech - self._fooled)
 
     def stands_out(self) -> bool:
         """True unless it has been as loud as this voice all the time: then something talks without
         end, and its pauses end nothing early."""
-        return self._loudest >= self._floor.quiet() * STANDS_OUT
+        return self._loudest_db >= decibels(self._floor.quiet()) + NEAR_DB
 
     def sunk(self) -> bool:
         """True if the level has been at the noise for the hang-over, and the detector is fooled by
@@ -241,7 +238,7 @@ class Endpoint:
 
     def steady(self) -> bool:
         """True if the utterance is kept open by sound with little voice in it."""
-        full = self._recent_s >= STEADY_S - STEADY_SLACK_S
+        full = self._recent_s >= STEADY_S - FRAME_MS / 1000
         return full and self._voiced_s < MIN_VOICED_SHARE * self._recent_s
 
     def verdict(self, window: Window) -> str:
@@ -249,12 +246,10 @@ class Endpoint:
         is."""
         if window.voiced_s < self._settings.min_speech_ms / 1000:
             return "too_short"
-        noise = self._floor.power * NOTHING if self._floor.known else 0.0
-        if self._loudest <= noise:
-            return "no_speech"
-        if window.voiced_s < MIN_VOICED_SHARE / 4 * window.duration_s:
-            return "no_speech"
-        return ""
+        noise_db = decibels(self._floor.power) if self._floor.known else NO_SOUND
+        faint = self._loudest_db <= noise_db + FAINT_DB
+        unvoiced = window.voiced_s < MIN_VOICED_SHARE / 4 * window.duration_s
+        return "no_speech" if faint or unvoiced else ""
 
     def reset(self) -> None:
         """Forget everything: a gap follows."""

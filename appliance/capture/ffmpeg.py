@@ -2,7 +2,7 @@
 
 ffmpeg is given an open file and no name: a name that begins with `-` or looks like an address means
 nothing to it. It may open nothing else, and takes none of the formats that name other files
-(playlists). It unpacks the first sound track, as raw 16-bit PCM at 16 kHz, mono.
+(playlists). It unpacks the default sound track, as raw 16-bit PCM at 16 kHz, mono.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Ffmpeg:
             program, "-nostdin", "-v", "error", "-threads", "1", "-max_alloc", str(LARGEST),
             "-protocol_whitelist", "file,pipe", "-format_whitelist", FORMATS,
             "-i", f"file:/proc/self/fd/{descriptor}",
-            "-map", "0:a:0", "-map_metadata", "-1", "-bitexact",
+            "-vn", "-sn", "-dn", "-map_metadata", "-1", "-bitexact",
+            "-af", "aresample=async=1:first_pts=0",  # silence until a track that begins later
             "-ac", "1", "-ar", str(SAMPLE_RATE), "-c:a", "pcm_s16le", "-f", "s16le", "pipe:1",
         ]
         # fmt: on

@@ -32,6 +32,15 @@ def ratio_of(difference_db: float) -> float:
     return float(10 ** (difference_db / 10))
 
 
+NO_SOUND = -math.inf
+"""Level of a power of 0 in dB."""
+
+
+def decibels(power: float) -> float:
+    """Return a power in dB."""
+    return 10 * math.log10(power) if power > 0 else NO_SOUND
+
+
 def has_sound(samples: Samples) -> bool:
     """Return True if more changes in samples (n,) int16 than the last bit."""
     return bool(samples.std() > LAST_BIT)
@@ -50,7 +59,7 @@ def measure_loudness(samples: Samples) -> Loudness:
     """Return the loudness of samples (n,) int16, in tenths of a dB."""
     exact = samples.astype(np.float32)
     peak, rms = float(np.abs(exact).max(initial=0.0)), math.sqrt(float(np.mean(exact * exact)))
-    return Loudness(_decibels(rms), _decibels(peak), clipped_share(samples))
+    return Loudness(_level_db(rms), _level_db(peak), clipped_share(samples))
 
 
 POWER_FRAME = 320
@@ -91,7 +100,7 @@ def frame_powers(samples: Samples) -> NDArray[np.float64]:
     return powers
 
 
-def _decibels(value: float) -> float | None:
+def _level_db(value: float) -> float | None:
     return round(20 * math.log10(value / FULL_SCALE), 1) if value else None
 
 

@@ -21,13 +21,16 @@ from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
 from appliance.config import CaptureSettings
-from appliance.errors import DeviceError
+from appliance.errors import ConfigError, DeviceError
 from appliance.records import SAMPLE_RATE, EchoState, Frame
+from appliance.system import read_secret
 
 if TYPE_CHECKING:
     from appliance.capture.echo import EchoCanceller
     from appliance.capture.reference import Reference
 
+DEVICE_CREDENTIAL = "roomscribe.capture-device"
+"""Name of systemd's credential with a stream's address."""
 STREAM_FIX = "it is opened again; are the camera or the server, and the network, on?"
 CLIPPED_AFTER_S, CLIPPED_AT_MOST_S = 5.0, 10.0
 """So much more clipped than clear sound is reported; it is taken back when the balance is even."""
@@ -73,6 +76,20 @@ def list_microphones() -> list[Device]:
         return recorder.devices()
 
 
+def read_device(settings: CaptureSettings) -> str:
+    """Return the device: from capture.device_file or systemd's credential, else capture.device.
+    Raises DeviceError if the file cannot be read, which may be mended while the daemon runs."""
+    if settings.device and not settings.device_file:
+        return settings.device
+    try:
+        found = read_secret(
+            settings.device_file, DEVICE_CREDENTIAL, "capture.device_file", "the stream's address"
+        )
+    except ConfigError as error:
+        raise DeviceError(str(error)) from None
+    return found or settings.device
+
+
 class Microphone:
     """Frames of 30 ms from the microphone that the settings name, opened.
 
@@ -82,13 +99,14 @@ class Microphone:
     def __init__(self, settings: CaptureSettings, recorder: Recorder | None = None) -> None:
         """Opens it, with `recorder` if there is one already; raises DeviceError."""
         self._recorder = recorder or Recorder()
-        opened = self._recorder.open(settings.device, settings.channel)
+        device = read_device(settings)
+        opened = self._recorder.open(device, settings.channel)
         self.rate_hz, self._channels = opened.rate_hz, opened.channels
         # a network stream that has one channel has the chosen one
         channel = settings.channel if self._channels > 1 else 0
         self._levels = Levels(settings.silence_s, channel)
         self._weights = np.eye(self._channels)[channel - 1].tolist() if channel else None
-        self._is_stream = is_stream(settings.device)
+        self._is_stream = is_stream(device)
         self.name = opened.name
         self._reference, self._canceller = _open_reference(settings)
         self.description = stable_name(opened.name)

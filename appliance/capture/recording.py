@@ -7,15 +7,17 @@ file from a pipe is read into memory first; raw PCM is streamed.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import re
 import select
+import shutil
 import stat
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Self
@@ -38,6 +40,12 @@ SOUND_FILE = re.compile(
 """How a sound file begins in a pipe; anything else there is raw PCM."""
 HEAD_BYTES, NO_LENGTH = 4096, b"data" + bytes(4)
 """Where the chunk of a WAV's samples begins, with the length that a killed writer leaves."""
+ADTS = re.compile(rb"\xff[\xf0\xf1\xf8\xf9]")
+"""Raw AAC, which libsndfile takes for MP3 (ISO 13818-7: a sync word of 12 bits, and layer 0)."""
+FIRST_PAGE = b"OggS\0\2"
+"""Of a stream in an Ogg file; several make a chain, of which libsndfile reads the first one."""
+UNKNOWN_FRAMES = 1 << 60
+"""libsndfile's length of a FLAC from a pipe is greater; it reports an error at its end."""
 LOWEST_HZ, HIGHEST_HZ = 4000, 384_000
 BLOCK_S, READ_BYTES = 0.1, 1 << 20
 """Length of one read, and its limit in bytes whatever a header says."""
@@ -145,10 +153,14 @@ class _File:
                 f"{owner.name}: expected {LOWEST_HZ} to {HIGHEST_HZ} Hz, found {rate_hz} Hz: "
                 "convert it to 16000 Hz, or record it again if its header is damaged"
             )
+        if self._file.frames > UNKNOWN_FRAMES and shutil.which("ffmpeg"):
+            raise RuntimeError("no length in it")
+        self._is_noisy = self._file.format == "MPEG"
         if not self._file.frames:  # by the header of a writer that was killed
             raise RuntimeError("no sound in it")
         self.description = f"{Path(owner.name).name} ({rate_hz} Hz, {channels} ch)"
-        self.duration_s = self._file.frames / rate_hz
+        known = self._file.frames < UNKNOWN_FRAMES
+        self.duration_s = self._file.frames / rate_hz if known else 0.0
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
         """Yield the resampled mean of the channels; of a damaged file what is readable, with a
@@ -159,7 +171,8 @@ class _File:
         size = max(1, min(int(rate_hz * BLOCK_S), READ_BYTES // (4 * channels)))
         while not stopped.is_set():
             try:
-                sound = self._file.read(size, dtype="float32", always_2d=True)
+                with _quiet() if self._is_noisy else nullcontext():
+                    sound = self._file.read(size, dtype="float32", always_2d=True)
             except RuntimeError as error:  # LibsndfileError is one
                 trouble = _reason(error)
                 break
@@ -273,11 +286,39 @@ def _open(path: str, name: str, owner: Recording) -> _Sound:
 def _open_file(file: str, owner: Recording) -> _Sound:
     """Open a seekable file."""
     library = _soundfile()
+    if reason := _unreadable(file):
+        return _FfmpegFile(file, owner, reason)
     with _with_length(file) as found:
         try:
             return _File(found, owner)
         except (library.LibsndfileError, RuntimeError, TypeError) as error:
             return _FfmpegFile(found, owner, _reason(error))
+
+
+def _unreadable(file: str) -> str:
+    """Return why libsndfile would not read all of a file, or another one in its place; "" if it
+    does."""
+    with Path(file).open("rb") as opened:
+        head = opened.read(len(FIRST_PAGE))
+        if ADTS.match(head):
+            return "raw AAC"
+        if head != FIRST_PAGE:
+            return ""
+        with mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as data:
+            return "several Ogg streams" if data.find(FIRST_PAGE, 1) >= 0 else ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what a library prints on standard error: libmpg123 does for files that are right."""
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from appliance.capture.endpoint import SMOOTHED, Endpoint, NoiseFloor, loudest
+from appliance.capture.endpoint import Endpoint, NoiseFloor, loudest
 from appliance.capture.loudness import power_of
 from appliance.capture.utterance import (
     PRE_ROLL_MS,
@@ -63,7 +63,8 @@ class Segmenter:
 
     def __init__(self, voice: VoiceDetector, settings: SegmenterSettings, window_s: float) -> None:
         self._voice = voice
-        self._lengths = Lengths.of(settings, window_s)
+        hang_over, overlap = samples_of(settings.hang_over_ms), samples_of(settings.overlap_ms)
+        self._lengths = Lengths(hang_over, overlap, int(window_s * SAMPLE_RATE))
         self._reference = ReferenceFilter(settings.hang_over_ms / 1000)
         self._idle = FrameBuffer()
         self._utterance: Utterance | None = None
@@ -201,8 +202,8 @@ class Segmenter:
                 continues = self._early.utterance_id
         self._utterance = Utterance(self._idle, self._lengths, continues)
         self._idle, self._early = FrameBuffer(), None
-        smoothed = SMOOTHED // len(frames[0].frame.samples)
-        self._endpoint.open(loudest([judged.power for judged in frames], smoothed))
+        powers = [judged.power for judged in frames]
+        self._endpoint.open(loudest(powers, len(frames[0].frame.samples)))
 
     def _continues_last(self, judged: JudgedFrame) -> bool:
         """True for a frame that would have kept the last utterance open if it had not been closed

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.endpoint import Endpoint
+from appliance.capture.endpoint import LOUD_DB, NEAR_DB, NOISE_DB, Endpoint
 from appliance.capture.frames import FRAME_SAMPLES
-from appliance.capture.loudness import is_clipped, power_of, quantile, ratio_of
+from appliance.capture.loudness import decibels, is_clipped, power_of, quantile, ratio_of
 from appliance.capture.voice import Judgement
-from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Frame, Samples, Window, new_id
 
 Powers = NDArray[np.float64]
@@ -33,20 +33,15 @@ CUT_FRAMES = 2
 """Frames on either side of a cut whose mean level counts: 120 ms, longer than a stop consonant."""
 LOUD_SHARE = 0.9
 """The level of speech is the power that this share of its frames does not reach."""
-PAUSE_OVER_FLOOR_DB, PAUSE_UNDER_SPEECH_DB = 6.0, 10.0
-"""A pause is within the first of the noise floor, and at least the second below speech ..."""
-BELOW_FLOOR_DB = 3.0
-"""A level further below the floor shows that the floor is too high: nobody has paused lately."""
-SURELY_UNDER_SPEECH_DB = 25.0
-"""... or this far below speech, whatever the floor: for 120 ms, that is between two words."""
-EXPLAINED = ratio_of(9.0)
+SURELY_BELOW_DB = 25.0
+"""Sound this far below speech is a pause, whatever the floor: for 120 ms, that is between words."""
+EXPLAINED_DB = 9.0
 """An utterance that cancellation makes softer by this is what the loudspeakers play. In trials,
 sentences of people beside a television of the same loudness lost at most 6 dB, its own at least 12.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """Indices of frames: the window has those before `end`, the next one those from `begin` on."""
 
     end: int
@@ -90,12 +85,15 @@ def split_sound(samples: Samples, longest: int) -> list[Samples]:
 
 
 def is_pause(powers: Powers, index: int, floor: float) -> bool:
-    """True if nobody speaks around a frame, by its level."""
-    level, speech = _around(powers, index), quantile(powers, LOUD_SHARE)
-    if level * ratio_of(SURELY_UNDER_SPEECH_DB) <= speech:
-        return True
-    near = ratio_of(-BELOW_FLOOR_DB) <= level / floor <= ratio_of(PAUSE_OVER_FLOOR_DB)
-    return near and level * ratio_of(PAUSE_UNDER_SPEECH_DB) <= speech
+    """True if nobody speaks around a frame, by its level.
+
+    A level that is further below the floor than noise varies shows that the floor is too high:
+    nobody has paused lately.
+    """
+    level_db = decibels(_around(powers, index))
+    speech_db = decibels(quantile(powers, LOUD_SHARE))
+    is_at_floor = -NOISE_DB <= level_db - decibels(floor) <= NEAR_DB
+    return level_db <= speech_db - (LOUD_DB if is_at_floor else SURELY_BELOW_DB)
 
 
 def _around(powers: Powers, index: int) -> float:
@@ -111,20 +109,13 @@ class JudgedFrame:
     power: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Lengths in samples that settings and model give."""
 
     hang_over: int
     overlap: int
     longest: int
     """The model's window."""
-
-    @classmethod
-    def of(cls, settings: SegmenterSettings, window_s: float) -> Lengths:
-        """Return those of the settings, for windows of `window_s`."""
-        hang_over, overlap = samples_of(settings.hang_over_ms), samples_of(settings.overlap_ms)
-        return cls(hang_over, overlap, int(window_s * SAMPLE_RATE))
 
 
 def samples_of(milliseconds: float) -> int:
@@ -288,7 +279,8 @@ class Utterance:
             before = judged.frame.recorded_power
             recorded += judged.power if before is None else before
             left += judged.power
-        return "reference" if recorded >= left * EXPLAINED else endpoint.verdict(window)
+        is_reference = recorded >= left * ratio_of(EXPLAINED_DB)
+        return "reference" if is_reference else endpoint.verdict(window)
 
     def _ending(self) -> list[JudgedFrame]:
         """The frames of the last window, if the utterance ends now."""

@@ -4,8 +4,8 @@ webrtcvad costs almost nothing but takes most noise for speech; Silero is accura
 times as much. So Silero sleeps until webrtcvad finds something. Then it gets the sound just before,
 and scores each window until both are quiet. It keeps its memory while it sleeps: without it, whale
 song looks like speech. But lasting noise fills the memory, until Silero scores a short command 0.
-So the memory is cleared if a sound rises out of such noise. Both find less in soft sound, so they
-get that of a quiet microphone louder.
+So the memory is cleared if a sound rises out of such noise. Both miss soft
+speech, so a quiet microphone is amplified for them.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ LOOK_BACK_WINDOWS = 16
 AWAKE_S = 0.6
 """Time that Silero stays awake after the last sign of speech; longer than it looks back, so that it
 never scores the same speech twice."""
-FRESH_S, FRESH_SHARE = 2.0, 0.3
-"""For this long after silence, this share of open_score is enough: Silero's score of a single word
-depends on where its windows fall (0.2 to 0.9 for the same "pause")."""
-NOISE_S, NOISE_SCORE = 2.0, 0.1
-"""Noise has filled Silero's memory if all scores for this long are below NOISE_SCORE."""
+LASTING_S = 2.0
+"""Sound that lasts for longer is no single word any more."""
+FRESH_SHARE, BUSY_SHARE, MAX_OPEN_SCORE = 0.3, 1.4, 0.95
+"""Share of open_score that is enough until sound lasts: Silero's score of a single word depends on
+where its windows fall (0.2 to 0.9 for the same "pause"). Later it takes the second, at most the
+third: sound without a pause is mostly music."""
+NOISE_SCORE = 0.1
+"""Lasting sound whose scores are all below this is noise, and has filled Silero's memory."""
 RISE_DB, LEVEL_S = 12.0, 1.0
 """A sound rises out of noise if a frame is this far above the mean power of about LEVEL_S."""
 QUIET_POWER, LOUD_POWER = (FULL_SCALE**2 / ratio_of(below_db) for below_db in (60.0, 24.0))
 """Where the softest frame is below -60 dBFS and none was above -24, the detectors get the sound
-louder, up to one of the two and by 30 dB at most (docs/decisions.md)."""
-MOST_GAIN, FORGET_DB = ratio_of(30.0), 1.0
+louder, up to one of the two: by 30 dB at most, as the softest is above the last bit
+(docs/decisions.md)."""
+FORGET_DB = 1.0
 """The softest and the loudest frame are forgotten by so much a second."""
-BUSY_SHARE = 1.4
-"""Later, in sound without a pause, it takes this multiple: that is mostly music."""
-MAX_OPEN_SCORE = 0.95
 CLOSE_SCORE = 0.35
 """Silero's score below which 32 ms count as silence after speech."""
 WEBRTC_MODE = 2
@@ -112,7 +113,7 @@ class VoiceDetector:
                 self._store_past(samples)
                 return ASLEEP
             self._wake()
-        elif rises and self._noise_s >= NOISE_S:
+        elif rises and self._noise_s >= LASTING_S:
             self._clear_memory()
         open_score = self._open_score()
         close_score = min(CLOSE_SCORE, open_score)
@@ -160,7 +161,7 @@ class VoiceDetector:
 
     def _louder(self, samples: Samples) -> Samples:
         """The samples as the detectors get them: see QUIET_POWER."""
-        gain = min(QUIET_POWER / self._lowest, LOUD_POWER / self._highest, MOST_GAIN)
+        gain = min(QUIET_POWER / self._lowest, LOUD_POWER / self._highest)
         if gain <= 1.0:
             return samples
         louder = samples * np.float32(math.sqrt(gain))
@@ -193,7 +194,7 @@ class VoiceDetector:
 
     def _open_score(self) -> float:
         """Return the score that opens: lower after silence, higher in sound without a pause."""
-        share = FRESH_SHARE if self._awake_for_s < FRESH_S else BUSY_SHARE
+        share = FRESH_SHARE if self._awake_for_s < LASTING_S else BUSY_SHARE
         return min(MAX_OPEN_SCORE, self._settings.open_score * share)
 
     def _add_score(self, score: float, open_score: float) -> bool:

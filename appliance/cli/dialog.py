@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import getpass
 import select
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from appliance.cli.terminal import YELLOW, coloured
 from appliance.errors import ConfigError
@@ -13,6 +16,9 @@ from appliance.system import shorten
 
 BACK = "back"
 """An answer that returns to the question before."""
+
+
+_WHOLE_WORDS: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 class BackError(Exception):
@@ -24,10 +30,16 @@ class Dialog:
 
     def __init__(self, *, interactive: bool) -> None:
         self.interactive = interactive
+        self.question_count = 0
+        """How many questions were asked."""
 
     def say(self, line: str, colour: str = "") -> None:
-        """Print a line, on a terminal in `colour`."""
-        print(coloured(line, colour) if colour else line, flush=True)
+        """Print a text, on a terminal in `colour` and broken between words."""
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        for part in line.split("\n"):
+            pieces = textwrap.wrap(part, width, **_WHOLE_WORDS) if 0 < width < len(part) else [part]
+            for piece in pieces:
+                print(coloured(piece, colour) if colour else piece, flush=True)
 
     def report(self, problem: Exception) -> None:
         """Print an error as a sentence of its own."""
@@ -46,6 +58,7 @@ class Dialog:
 
         Raises ConfigError at the end of input, and BackError for BACK.
         """
+        self.question_count += 1
         return _check_back(_until_closed(input, prompt).strip())
 
     def read_secret(self, prompt: str) -> str:

@@ -91,7 +91,8 @@ def _obey(
         options = parse(arguments)
         from appliance.daemon import systemd
 
-        reading = config.read(options.config)
+        may_lack = getattr(options, "may_lack_config", False)
+        reading = config.read(options.config, may_lack=may_lack)
         # a lenient command says itself what is wrong
         settings = reading.settings if getattr(options, "lenient", False) else reading.sure()
         level = "debug" if options.verbose else "error" if options.quiet else settings.journal.level

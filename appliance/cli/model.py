@@ -96,7 +96,7 @@ def _add_add(new: Add) -> None:
         "--window",
         type=float,
         metavar="SECONDS",
-        help="length of a window, up to 30 (default: 10; with Hailo's encoder: as that has it)",
+        help="length of a window, up to 30 (default: 10, or the window of Hailo's encoder)",
     )
     sub.add_argument(
         "--quantize",

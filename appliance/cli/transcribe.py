@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING, TextIO
 
 from appliance.cli.terminal import ProgressLine
 from appliance.config import Settings
-from appliance.errors import RoomscribeError, StoreError
+from appliance.errors import AudioError, RoomscribeError, StoreError
 from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
     from appliance.infer import AnyTranscriber
     from appliance.records import Discarded, Transcription, Window
+
+ENDING = re.compile(
+    r"\.(wav|flac|ogg|opus|oga|mp3|m4a|mp4|mov|webm|mkv|aac|aiff?|au|caf|wma)", re.IGNORECASE
+)
+"""Of the files that are taken from a folder."""
 
 
 def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -34,7 +40,7 @@ def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
         nargs="+",
         metavar="FILE",
         help="WAV, FLAC, Ogg or MP3; with ffmpeg also m4a, mp4, webm, mkv and AAC; -: a sound file "
-        "or raw 16 kHz mono 16-bit PCM from standard input",
+        "or raw 16 kHz mono 16-bit PCM from standard input; of a folder, the sound files in it",
     )
     form = sub.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object per window")
@@ -54,6 +60,7 @@ def transcribe(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe transcribe` on all files; return the status of the last one that failed."""
     from appliance.infer import open_transcriber
 
+    options.files = [file for name in options.files for file in _sound_files(name)]
     _refuse_contradictions(options)
     if options.model:
         settings = replace(settings, model=replace(settings.model, bundle=options.model))
@@ -62,6 +69,19 @@ def transcribe(options: argparse.Namespace, settings: Settings) -> int:
         status = _transcribe_files(options, settings, transcriber)
         _explain_encoder(options, settings, transcriber, reported)
         return status
+
+
+def _sound_files(name: str) -> list[str]:
+    """Return the sound files of a folder, by name, or the file. Raises AudioError if a folder has
+    none."""
+    try:
+        inside = sorted(Path(name).iterdir()) if name != "-" else []
+    except OSError:
+        return [name]
+    found = [str(file) for file in inside if ENDING.fullmatch(file.suffix)]
+    if not found and name != "-":
+        raise AudioError(f"{legible(name)}: no sound file is in this folder: name one")
+    return found or [name]
 
 
 def _explain_encoder(

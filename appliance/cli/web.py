@@ -8,8 +8,9 @@ import socket
 import sys
 from pathlib import Path
 
+from appliance import config
 from appliance.cli.config_file import read_text, set_keys, systemctl, write_config
-from appliance.config import DEFAULT_PATH, Settings, page_url
+from appliance.config import Settings, page_url
 from appliance.errors import ConfigError, StoreError
 from appliance.system import write_whole
 
@@ -204,7 +205,7 @@ def _set_enabled(options: argparse.Namespace, settings: Settings, on: bool) -> N
     """Write web.enabled into the configuration and reload the daemon. Raises StoreError."""
     if settings.web.enabled == on:
         return
-    file = options.config or DEFAULT_PATH
+    file = options.config or config.default_path()
     try:
         write_config(file, set_keys(read_text(file), {"web.enabled": on}))
     except OSError as error:

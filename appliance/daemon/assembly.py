@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from appliance.daemon.backlog import Backlog, Work
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.bus import Bus
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
+from appliance.daemon.command_group import CommandGroup
 from appliance.daemon.controls import Controls, MuteCommands
 from appliance.daemon.core import Core
 from appliance.daemon.correction_commands import CorrectionCommands
@@ -42,17 +43,17 @@ from appliance.daemon.partials import Partials
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.pipeline import Parts
 from appliance.daemon.playback import Playback
-from appliance.daemon.report import Report
+from appliance.daemon.report import Reporter
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.daemon.transcription import WorkTranscriber, open_transcriber
-from appliance.daemon.transcripts import Transcripts
+from appliance.daemon.transcripts import Transcripts, text_to_act_on
 from appliance.errors import StoreError
 from appliance.fleet import FleetWorker, Link, OwnRoom
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient, MediaPlayers
 from appliance.house import House
-from appliance.infer import AnyTranscriber, Deliver, Request, Transcriber, transcribed_elsewhere
+from appliance.infer import AnyTranscriber, Phrases, Transcriber, transcribed_elsewhere
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.store import Store, remove_empty, runtime_folder
@@ -97,7 +98,7 @@ def build(
         core = _open_core(settings, factories, opened)
         expectations, reload = Expectations(), threading.Event()
         # workers are the whole home's, and a window waits for the answer that they owe us
-        submit = _refuse if transcribed_elsewhere(settings) else core.backlog.submit
+        submit = core.backlog.submit if not transcribed_elsewhere(settings) else lambda *_: None
         partials = Partials(submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
@@ -108,7 +109,7 @@ def build(
         opened.callback(supervisor.close)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
-        report = Report(core, supervisor, home, house, wyoming, fleet)
+        report = Reporter(core, supervisor, home, house, wyoming, fleet)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
         publisher = _make_publisher(
@@ -118,23 +119,14 @@ def build(
             core.store, enabled=settings.web.playback, is_muted=lambda: core.mute.on
         )
         control = _open_control(core, opened)
-        microphone = MicrophoneCommands(
-            report.state,
-            core.backlog.submit,
-            core.transcriber.gates,
-            core.transcriber.bundle.window_s,
-            phrases.make,
-        )
         groups = (
             LogCommands(core.store, core.node, playback.poll), playback,
             _make_corrections(core, changes), MuteCommands(core.mute), changes, phrases,
             BrokerCommands(changes), ModelCommands(installer or ModelInstaller()),
         )  # fmt: skip
-        names = core.node, room_name(core.node, settings.homeassistant.area)
-        controls = Controls(
-            names, core.store, report, publisher, server=control, microphone=microphone,
-            groups=groups,
-        )  # fmt: skip
+        controls = _make_controls(
+            core, report, publisher, control=control, make_phrases=phrases.make, groups=groups
+        )
         opened.callback(controls.close)
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
@@ -169,10 +161,6 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
         settings, node, factories.idle_s, bus, health, mute, media, store, transcriber,
         transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
-
-
-def _refuse(_request: Request, _deliver: Deliver) -> None:
-    """Queue nothing."""
 
 
 def _make_home(core: Core) -> HomeAssistantClient | None:
@@ -211,6 +199,7 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
         prefix=core.settings.mqtt.prefix,
         report=report,
         muted=lambda: core.mute.on,
+        complain=partial(core.health.trouble, "rooms"),
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
         assistant=home,
@@ -220,7 +209,7 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
 def _make_publisher(
     core: Core,
     factory: Callable[..., Publisher],
-    report: Report,
+    report: Reporter,
     phrases: PhraseCommands,
     *,
     home: HomeAssistantClient | None,
@@ -243,9 +232,31 @@ def _make_publisher(
         core.node,
         core.store,
         Sources(report.state, report.stats),
-        announcement=Announcement(settings.homeassistant, page_url(settings.web), on_birth),
+        announcement=Announcement(
+            settings.homeassistant, page_url(settings.web), bool(settings.assist.phrase), on_birth
+        ),
         subscriptions=subscriptions(core.node, core.mute, expect, core.bus.on_answer),
         rooms=house,
+    )
+
+
+def _make_controls(
+    core: Core,
+    report: Reporter,
+    publisher: Publisher | None,
+    *,
+    control: ControlServer | None,
+    make_phrases: Callable[[str], Phrases],
+    groups: Sequence[CommandGroup],
+) -> Controls:
+    """Return what the control socket serves."""
+    model = core.transcriber
+    microphone = MicrophoneCommands(
+        report.state, core.backlog.submit, model.gates, model.bundle.window_s, make_phrases
+    )
+    names = core.node, room_name(core.node, core.settings.homeassistant.area)
+    return Controls(
+        names, core.store, report, publisher, server=control, microphone=microphone, groups=groups
     )
 
 
@@ -280,6 +291,8 @@ def _make_wyoming(core: Core) -> WyomingServer:
         report=partial(health.trouble, "wyoming"),
         advertise=announce if settings.wyoming.announced else None,
         is_room_busy=lambda: core.backlog.is_room_busy,
+        languages=lambda: core.transcriber.known_languages,
+        text_to_act_on=text_to_act_on,
     )
     path = runtime_folder(settings) / WYOMING_SOCKET if settings.web.api else None
     return WyomingServer(settings, core.node, hooks, socket_path=path)

@@ -79,11 +79,6 @@ class Work(Pending):
         """The window to transcribe."""
         return self.request.window
 
-    @property
-    def is_partial(self) -> bool:
-        """True for a window that somebody is still speaking."""
-        return self.request.partial
-
     def has_time(self) -> bool:
         """Return False while somebody speaks to the microphone, or that is being transcribed."""
         return not self.is_room_busy()
@@ -441,10 +436,10 @@ class Backlog(Listener):
                 return None
             wanted = [work for work in self._requests if work.wanted]
             early = self.is_room_busy and time.monotonic() - self._request_s < ROOM_FIRST_S
-            ready = [work for work in wanted if work.is_partial or not early]
-            first = min(ready, key=lambda work: work.is_partial, default=None)
+            ready = [work for work in wanted if work.request.partial or not early]
+            first = min(ready, key=lambda work: work.request.partial, default=None)
             self._requests = deque(work for work in wanted if work is not first)
-            if first and not first.is_partial:
+            if first and not first.request.partial:
                 self._request_s = time.monotonic()
             elif wanted and not first:
                 self._news.wait(REQUEST_POLL_S)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from appliance.control import Command, ControlServer
 from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
 from appliance.daemon.mute_end import EXPECTED
+from appliance.daemon.report import Reporter
 from appliance.mqtt import Publisher, events
 from appliance.records import (
-    ApplianceState,
-    ApplianceStats,
     Correction,
     Discarded,
     Frame,
@@ -29,16 +28,6 @@ from appliance.records import (
 from appliance.store import Store
 
 LATENCIES_FROM, LATENCIES = timedelta(hours=1), 1000
-
-
-class Reporter(Protocol):
-    """What knows how the appliance is: `Report`."""
-
-    def state(self) -> ApplianceState:
-        """Return the state."""
-
-    def stats(self) -> ApplianceStats:
-        """Return counters and readings."""
 
 
 class Controls(Listener):

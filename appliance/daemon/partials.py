@@ -67,7 +67,8 @@ class Partials:
         due = now_s >= self._next_s and not self._is_waiting() and self._bus.wants_partials
         if due and (window := segmenter.so_far()):
             self._next_s = now_s + EVERY_S
-            self._pass = self._submit(Request(window, partial=True), self._deliver)
+            with self._lock:  # its text may come before it is known here
+                self._pass = self._submit(Request(window, partial=True), self._deliver)
 
     def close(self) -> None:
         """Publish no more partials of this window. Call before it is pushed or its utterance is

@@ -24,14 +24,14 @@ from appliance.daemon.controls import Controls
 from appliance.daemon.core import Core
 from appliance.daemon.health import report_backend
 from appliance.daemon.partials import Partials
-from appliance.daemon.report import Report
+from appliance.daemon.report import Reporter
 from appliance.daemon.stages import Sentinel, Stage
 from appliance.daemon.transcription import WorkTranscriber
 from appliance.errors import ServerError
 from appliance.fleet import FleetWorker
 from appliance.homeassistant import HomeAssistantClient
 from appliance.mqtt import Publisher
-from appliance.records import ApplianceState, ApplianceStats, Discarded, Frame, Window
+from appliance.records import ApplianceState, Discarded, Frame, Window
 from appliance.wyoming import WyomingServer
 
 log = logging.getLogger("roomscribe.daemon")
@@ -56,7 +56,7 @@ class Parts:
     works: WorkTranscriber
     partials: Partials
     supervisor: CaptureSupervisor
-    report: Report
+    report: Reporter
     controls: Controls
     control: ControlServer | None
     publisher: Publisher | None
@@ -170,10 +170,6 @@ class Pipeline:
         """Return the appliance's state. Any thread; does not wait."""
         return self.parts.report.state()
 
-    def stats(self) -> ApplianceStats:
-        """Return the appliance's statistics. Any thread; does not wait."""
-        return self.parts.report.stats()
-
     def broker_reasons(self) -> tuple[str, ...]:
         """Return what is wrong between the store and the broker, in plain words."""
         return self.parts.publisher.reasons() if self.parts.publisher else ()
@@ -284,7 +280,7 @@ class Pipeline:
         partial if the decoder is busy."""
         works, backlog = self.parts.works, self.core.backlog
         work = backlog.take_speculation() or backlog.take_request()
-        if work and work.is_partial and not self.core.states.empty():
+        if work and work.request.partial and not self.core.states.empty():
             work.cancel()
         if not work or not work.wanted:
             return None

@@ -18,7 +18,7 @@ read_machine = functools.cache(system.machine)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Report:
+class Reporter:
     """Reports how the parts are; None for one that is not configured."""
 
     core: Core

@@ -71,7 +71,7 @@ class WorkTranscriber:
         If memory is short, a window of the microphone waits for it for some seconds. For
         `should_continue` see `AnyTranscriber.begin`.
         """
-        if work.is_partial:
+        if work.request.partial:
             self._core.health.count("partials")
         speculation = work.lease.speculation if work.lease else None
         known = speculation.encoded if speculation else None

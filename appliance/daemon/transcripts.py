@@ -27,7 +27,9 @@ from appliance.records import (
     Transcript,
     Transcription,
     Window,
+    acting_text,
     utc_from_monotonic,
+    why_not_act,
 )
 from appliance.store import Store, Wanted
 
@@ -146,6 +148,13 @@ class Transcripts(Listener):
             return ""
         wanted = (window.utterance_id, window.index - 1)
         return "".join(one.text for one in newest if (one.utterance_id, one.window) == wanted)
+
+
+def text_to_act_on(window: Window, result: Transcription) -> str:
+    """Return the words to act on of another program's window: those of the expected sentence where
+    that is sure enough, by the microphone's rule; else its text."""
+    one = compose(window, result, result.model, 0.0)
+    return one.text if why_not_act(one) else acting_text(one)
 
 
 def compose(window: Window, result: Transcription, model: str, queue_ms: float) -> Transcript:

@@ -18,14 +18,19 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from appliance.config import FleetSettings, fleet_server, is_loopback
 from appliance.errors import ConfigError, ServerError
 from appliance.fleet.messages import NAME, Subjects, token
-from appliance.system import BackgroundTask, find_credential, one_line, shorten
+from appliance.system import (
+    BackgroundTask,
+    explain_wrong_time,
+    find_credential,
+    one_line,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -287,20 +292,12 @@ async def _disconnect(client: Client) -> None:
             await client.close()
 
 
-_WRONG_TIME = {9: "its certificate is not valid yet", 10: "its certificate has expired"}
-"""OpenSSL's numbers of verification errors that a wrong clock can cause."""
-
-
 def explain_failure(server: str, error: Exception) -> ServerError:
     """Return why there is no connection, with the fix."""
     where, reason = f"the fleet's server {server}", one_line(error)
     low = reason.lower()
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_TIME:
-        return _refusal(
-            f"{where}: {_WRONG_TIME[error.verify_code]} by this machine's clock "
-            f"({datetime.now().astimezone():%Y-%m-%d %H:%M %Z}). If that is wrong, set the clock "
-            "(`timedatectl`); if it is right, the server needs another certificate"
-        )
+    if wrong_time := explain_wrong_time(error):
+        return _refusal(f"{where}: {wrong_time}")
     if isinstance(error, ssl.SSLCertVerificationError):
         return _refusal(
             f"{where}: its certificate is not trusted: "

@@ -63,7 +63,7 @@ OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
 """Home Assistant's own conversation agent, in older and newer releases."""
 
 
-class Refusal(enum.Enum):
+class RefusalKind(enum.Enum):
     """Why a sentence is not handed over, or got no answer."""
 
     NO_SUCH_NAME = "no such name"
@@ -73,26 +73,26 @@ class Refusal(enum.Enum):
 
 SPOKEN_REFUSALS = {
     "en": {
-        Refusal.NO_SUCH_NAME: "Sorry, I know no {names}.",
-        Refusal.NOT_UNDERSTOOD: "Sorry, I did not understand that.",
-        Refusal.NO_ANSWER: "Sorry, Home Assistant does not answer.",
+        RefusalKind.NO_SUCH_NAME: "Sorry, I know no {names}.",
+        RefusalKind.NOT_UNDERSTOOD: "Sorry, I did not understand that.",
+        RefusalKind.NO_ANSWER: "Sorry, Home Assistant does not answer.",
     },
     "de": {
-        Refusal.NO_SUCH_NAME: "Tut mir leid, {names} kenne ich nicht.",
-        Refusal.NOT_UNDERSTOOD: "Das habe ich leider nicht verstanden.",
-        Refusal.NO_ANSWER: "Home Assistant antwortet leider nicht.",
+        RefusalKind.NO_SUCH_NAME: "Tut mir leid, {names} kenne ich nicht.",
+        RefusalKind.NOT_UNDERSTOOD: "Das habe ich leider nicht verstanden.",
+        RefusalKind.NO_ANSWER: "Home Assistant antwortet leider nicht.",
     },
 }
 """What is said in place of an answer, by language. English in all other languages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedText:
     """A text that is not handed over."""
 
     why: str
     """For the log and `error`."""
-    kind: Refusal = Refusal.NO_ANSWER
+    kind: RefusalKind = RefusalKind.NO_ANSWER
     names: tuple[str, ...] = ()
     """Names that Home Assistant does not have."""
 
@@ -167,12 +167,12 @@ class Assist:
         """
         begun_s = time.monotonic()
         found = await self._choose_text(link, device, self._texts(transcript, text))
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedText):
             log.info("a sentence for Assist is not handed over: %s", found.why)
             return self.refuse(transcript, text, found)
         text = found
         if is_late(transcript):
-            return self.refuse(transcript, text, Refused("late"))
+            return self.refuse(transcript, text, RefusedText("late"))
         if not self._sent.add(transcript.id):
             return None
         done: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -203,15 +203,15 @@ class Assist:
                 )
                 await done
         except (CommandError, HomeAssistantError) as error:
-            return self.refuse(transcript, text, Refused(shorten(error, 200)))
+            return self.refuse(transcript, text, RefusedText(shorten(error, 200)))
         except TimeoutError:
             why = f"no answer within {self._answer_s:.0f} s"
-            return self.refuse(transcript, text, Refused(why))
+            return self.refuse(transcript, text, RefusedText(why))
         finally:
             link.forget(number)
         reply = _reply(transcript, text, heard, 1000 * (time.monotonic() - begun_s))
         if reply.status == "failed":
-            speech, language = Refused(reply.error).spoken(self.language)
+            speech, language = RefusedText(reply.error).spoken(self.language)
             reply = replace(reply, speech=speech, language=language)
         if reply.conversation_id:
             self._conversation = reply.conversation_id
@@ -228,7 +228,7 @@ class Assist:
 
     async def _choose_text(
         self, link: WebsocketLink, device: str, texts: list[str]
-    ) -> str | Refused:
+    ) -> str | RefusedText:
         """Return the first text that Home Assistant's own agent understands, or why it must get
         none; the last text if another agent answers. Raises HomeAssistantError."""
         try:
@@ -240,12 +240,12 @@ class Assist:
                 understood = await _understood(link, device, texts, pipeline)
         except (CommandError, TimeoutError) as error:
             why = shorten(error, 200) or f"no answer within {UNDERSTOOD_S:.0f} s"
-            return Refused(f"Home Assistant does not say what it understands: {why}")
+            return RefusedText(f"Home Assistant does not say what it understands: {why}")
         refusals = [why_not_matched(one) for one in understood]
         matched = (text for text, why in zip(texts, refusals, strict=True) if why is None)
         return next(matched, None) or refusals[-1] or NOT_UNDERSTOOD
 
-    def refuse(self, transcript: Transcript, text: str, why: Refused) -> AssistReply:
+    def refuse(self, transcript: Transcript, text: str, why: RefusedText) -> AssistReply:
         """Return the reply in place of Home Assistant's. Any thread."""
         speech, language = why.spoken(self.language)
         return AssistReply(
@@ -288,15 +288,15 @@ async def _understood(
     return [as_table(one) for one in (*results, *[None] * len(texts))[: len(texts)]]
 
 
-NOT_UNDERSTOOD = Refused("Home Assistant does not understand it", Refusal.NOT_UNDERSTOOD)
+NOT_UNDERSTOOD = RefusedText("Home Assistant does not understand it", RefusalKind.NOT_UNDERSTOOD)
 
 
-def why_not_matched(understood: dict[str, Any]) -> Refused | None:
+def why_not_matched(understood: dict[str, Any]) -> RefusedText | None:
     """Return what Home Assistant does not understand of a text; None if it understands all."""
     unknown = [str(one).strip() for one in as_table(understood.get("unmatched_slots")).values()]
     if names := tuple(filter(None, unknown)):
         named = shorten(" and no ".join(f'"{one}"' for one in names), 200)
-        return Refused(f"Home Assistant has no {named}", Refusal.NO_SUCH_NAME, names)
+        return RefusedText(f"Home Assistant has no {named}", RefusalKind.NO_SUCH_NAME, names)
     return None if understood.get("match") is True else NOT_UNDERSTOOD
 
 

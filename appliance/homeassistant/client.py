@@ -21,7 +21,7 @@ from typing import Any
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
-from appliance.homeassistant.assist import Assist, Refused
+from appliance.homeassistant.assist import Assist, RefusedText
 from appliance.homeassistant.connection import (
     Address,
     CommandError,
@@ -170,7 +170,7 @@ class HomeAssistantClient(Listener):
     def _refuse(self, transcript: Transcript, text: str, why: str) -> None:
         """Reply in place of Home Assistant."""
         if self._assist:
-            self._callbacks.on_reply(self._assist.refuse(transcript, text, Refused(why)))
+            self._callbacks.on_reply(self._assist.refuse(transcript, text, RefusedText(why)))
 
     def wake(self) -> None:
         """Connect now instead of after the pause: Home Assistant has started."""

@@ -41,6 +41,8 @@ MINUTE_S, MOST_MESSAGES = 60.0, 200
 """A room sends three messages for a sentence, and nobody says 60 in a minute."""
 KEPT = 100
 """Sentences and windows that are remembered."""
+LOST_FOR_S, LOST_SENTENCES = 3600.0, 5
+"""If another room acts on all sentences for so long, and on so many, something may be wrong."""
 OLD = timedelta(seconds=30)
 """Sentences whose speech ended longer ago are not claimed; nothing acts on them."""
 ACT_EXPIRY_S = 10
@@ -80,18 +82,21 @@ class House(Listener):
         prefix: str = "roomscribe",
         report: Callable[[HeardIn], object] = lambda _: None,
         muted: Callable[[], bool] = lambda: False,
+        complain: Callable[[str | None], object] = lambda _: None,
         wake: Callable[[], object] = lambda: None,
         on_change: Callable[[], object] = lambda: None,
         assistant: Assistant | None = None,
     ) -> None:
         """`prefix` begins all topics. `wake` wakes the publisher's thread, in which `report` is
-        called when it is known who else heard a sentence, and `on_change` when `rooms` has
-        changed."""
+        called when it is known who else heard a sentence, `complain` with what may be wrong
+        between the rooms (None: nothing), and `on_change` when `rooms` has changed."""
         self._node, self._prefix = node, prefix
         self.topics: tuple[str, ...] = (f"{prefix}/+/claim", f"{prefix}/+/availability")
         """To subscribe to, with what is retained there. A room writes below its own name, which an
         access list ensures."""
-        self._report, self._muted = report, muted
+        self._report, self._muted, self._complain = report, muted, complain
+        self._lost: tuple[str, float, int] = "", 0.0, 0
+        """The room that acted on this one's last sentences, since when, and on how many."""
         self._wake, self._on_change = wake, on_change
         self._assistant = assistant
         self._arbiter = Arbiter(node)
@@ -214,7 +219,7 @@ class House(Listener):
                     self._claim(spoken, now_s)
         self._arbiter.poll(now_s)
         while self._arbiter.decisions:
-            self._obey(self._arbiter.decisions.popleft())
+            self._obey(self._arbiter.decisions.popleft(), now_s)
         while self._arbiter.outgoing:
             message = self._arbiter.outgoing.popleft()
             topic = f"{self._prefix}/{self._node}/claim"
@@ -255,12 +260,13 @@ class House(Listener):
             )
             self._arbiter.claim(claim, now_s)
 
-    def _obey(self, decision: Decision) -> None:
+    def _obey(self, decision: Decision, now_s: float) -> None:
         """Act on a sentence or not, and report which other rooms heard it."""
         if not (spoken := self._spoken.get(decision.id)):
             return
         if decision.first:
             self._log(decision)
+            self._watch(decision, now_s)
             if decision.acts:
                 self._hand_over(spoken)
                 self._decisions[decision.id] = decision
@@ -279,6 +285,22 @@ class House(Listener):
             log.warning("this room acts without asking %s: %s", ", ".join(self.rooms), why)
         elif not decision.acts:
             log.info("%s heard the sentence better and acts on it", decision.node)
+
+    def _watch(self, decision: Decision, now_s: float) -> None:
+        """Complain if one other room has acted on all sentences of this one for an hour: its login
+        may be stolen, or the microphones hear the same."""
+        node, since_s, count = self._lost
+        if decision.acts or decision.node != node:
+            self._complain(None)
+            self._lost = "" if decision.acts else decision.node, now_s, 1
+            return
+        self._lost = node, since_s, count + 1
+        if now_s - since_s >= LOST_FOR_S and count + 1 >= LOST_SENTENCES:
+            self._complain(
+                f"{node} has acted on all {count + 1} sentences of this room for "
+                f"{(now_s - since_s) / 3600:.0f} h. If nobody speaks nearer to {node}, move a "
+                f"microphone, or give {node} another password at the broker"
+            )
 
     def _post_act(self, decision: Decision) -> None:
         """Publish that this room acts, once the transcript is published, if something may act."""

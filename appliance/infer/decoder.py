@@ -7,7 +7,7 @@ the logits; suppressed tokens have none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -103,6 +103,8 @@ class Decoder:
         """The bundle's prompt, with the language of the last window."""
         self.languages: Languages | None = None
         """The languages to recognise; None: the prompt's language is spoken."""
+        self.known_languages: Mapping[str, int] = {}
+        """Tokens of the languages that a caller of `decode` may name."""
         self._column_of = np.full(bundle.vocabulary_size, len(self._kept))
         self._column_of[self._kept] = np.arange(len(self._kept))
         self._computed: tuple[int, ...] = ()
@@ -114,18 +116,23 @@ class Decoder:
         duration_s: float,
         network: StepNetwork | None = None,
         language: str = "",
+        only: str = "",
     ) -> Decoded:
         """Return the likeliest token after each for states (P, d_model) of `duration_s` of sound.
 
-        `network` replaces the CPU's; `language` is what this room spoke before. Raises ModelError,
-        and what `network` raises.
+        `network` replaces the CPU's; `language` is what this room spoke before, and `only` one of
+        `known_languages` that is spoken for certain. Raises ModelError, and what `network` raises.
         """
         network = network or self._network
         self._computed = ()
         network.begin(states, self.positions)
         step, row = self._begin(network), 1
         no_speech_prob = self._no_speech_prob(step)
-        language, probability = self._recognise(step, language)
+        probability = math.nan
+        if only in self.known_languages:
+            language = only
+        else:
+            language, probability = self._recognise(step, language)
         if self._set_language(language):  # the prompt has changed: its steps are computed again
             self._network.rewind(0)
             step = self._begin(network)
@@ -275,12 +282,13 @@ class Decoder:
         return self.languages.choose(logits, before)
 
     def _set_language(self, language: str) -> bool:
-        """Put a language into the prompt; True if that changed it."""
-        if self.languages is None:
-            return False
-        before, index = self.prompt, self._start + 1
-        self.prompt = (*before[:index], self.languages.tokens[language], *before[index + 1 :])
-        return self.prompt != before
+        """Put a language into the prompt, the bundle's for ""; True if that changed it."""
+        before, index, prompt = self.prompt, self._start + 1, self._bundle.prompt
+        tokens = {**self.known_languages, **(self.languages.tokens if self.languages else {})}
+        if language:
+            prompt = (*prompt[:index], tokens[language], *prompt[index + 1 :])
+        self.prompt = prompt
+        return prompt != before
 
     def token_limit(self, duration_s: float) -> int:
         """Return the most tokens that a text of `duration_s` may have."""

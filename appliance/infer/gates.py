@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,8 +52,8 @@ def judge(transcription: Transcription) -> str | None:
 
     A false text acts on a home, and a lost "yes" annoys, so each rule needs evidence that real
     speech does not give. Texts of low confidence are flagged (`find_flags`) and the subscriber
-    decides: short answers often have low confidence. Loops are discarded always, because a looping
-    decoder is very sure of itself.
+    decides: short answers often have low confidence. Loops are discarded, because a looping decoder
+    is very sure of itself, unless they are one word (`find_single_word`).
     """
     doubt = -transcription.avg_logprob / 2
     if not transcription.text:
@@ -62,6 +63,17 @@ def judge(transcription: Transcription) -> str | None:
     if transcription.compression_ratio > MOST_COMPRESSED or is_loop(transcription.tokens):
         return "repetition"
     return None
+
+
+def find_single_word(transcription: Transcription) -> str:
+    """Return the word of a text that says one word again and again and then ends, as people do ("no
+    no no no no no"); "" for any other. A decoder that loops reaches the token limit instead."""
+    words = transcription.text.split()
+    plain = {re.sub(r"\W+$", "", word).casefold() for word in words}
+    if not transcription.ended or len(words) < 2 or len(plain) != 1 or not any(plain):
+        return ""
+    mark = transcription.text.rstrip()[-1:]
+    return re.sub(r"\W+$", "", words[0]) + (mark if mark in ".!?" else "")
 
 
 def resolve_gates(gates: GateSettings, transcription: Transcription) -> GateSettings:
@@ -102,10 +114,16 @@ class Gates:
         A window that says nothing new is a `repetition`. `recall` returns the text of the window
         before if this process has not seen it.
         """
-        if reason := judge(result):
+        reason = judge(result)
+        repeated: tuple[str, ...] = ()
+        if reason == "repetition" and (word := find_single_word(result)):
+            result = replace(result, text=word, words=result.words[:1])
+            reason, repeated = None, ("repetition",)
+        if reason:
             return result, reason
         text = self._joiner.remove_overlap(window, result.text, recall)
-        flags = (*result.flags, *find_flags(result, self._gates))
+        found = (*result.flags, *find_flags(result, self._gates), *repeated)
+        flags = tuple(dict.fromkeys(found))
         words = last_words(result.words, text)
         result = replace(result, text=text, flags=flags, words=words)
         return result, None if text else "repetition"

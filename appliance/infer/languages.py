@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from appliance.errors import ConfigError
+from appliance.infer.gates import judge
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model import Bundle
-from appliance.records import Logits
+from appliance.records import Logits, Transcription
 
-STAYS = 0.8
+STAYS_PROBABILITY = 0.8
 """Prior probability that a room keeps the language that it spoke last."""
 ROOMS = 64
 """Most rooms whose language is remembered: those that spoke last."""
-SURE = 0.5
+SURE_PROBABILITY = 0.5
 """Probability from which a language is remembered for its room."""
 
 
@@ -38,11 +39,44 @@ class Languages:
             return names[0], math.nan
         scores = logits[list(self.tokens.values())].astype(np.float64)
         if before in self.tokens and len(names) > 1:
-            others = (1.0 - STAYS) / (len(names) - 1)
-            scores += np.log([STAYS if name == before else others for name in names])
+            others = (1.0 - STAYS_PROBABILITY) / (len(names) - 1)
+            scores += np.log([STAYS_PROBABILITY if name == before else others for name in names])
         odds = np.exp(scores - scores.max())
         best = int(np.argmax(odds))
         return names[best], float(odds[best] / odds.sum())
+
+
+def language_tokens(bundle: Bundle, tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the tokens of the languages that a bundle writes, by their codes; none if its prompt
+    names no language."""
+    tokens = {code: tokenizer.specials.get(f"<|{code}|>", -1) for code in bundle.languages}
+    tokens = {code: token for code, token in tokens.items() if token >= 0}
+    place = bundle.prompt.index(bundle.tokens.start) + 1
+    named = set(tokens.values()).intersection(bundle.prompt[place : place + 1])
+    return tokens if named and len(tokens) > 1 else {}
+
+
+class RoomLanguages:
+    """The language that each room spoke last. One thread."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def last(self, room: str | None) -> str:
+        """Return the language that a room spoke last; "" if that or the room is unknown."""
+        return self._codes.get(room, "") if room is not None else ""
+
+    def remember(self, room: str | None, result: Transcription) -> None:
+        """Remember which language a room speaks, if that is sure, and no noise."""
+        if room is None or not result.language_probability >= SURE_PROBABILITY or judge(result):
+            return
+        self._codes.pop(room, None)
+        self._codes[room] = result.language
+        if len(self._codes) > ROOMS:
+            del self._codes[next(iter(self._codes))]
 
 
 def choose_languages(
@@ -52,11 +86,8 @@ def choose_languages(
     `language` ("", "auto" or a code) and `allowed`. Raises ConfigError."""
     if language in ("", bundle.language):
         return None, bundle.language
-    tokens = {code: tokenizer.specials.get(f"<|{code}|>", -1) for code in bundle.languages}
-    tokens = {code: token for code, token in tokens.items() if token >= 0}
-    named = {token: code for code, token in tokens.items()}
-    place = bundle.prompt.index(bundle.tokens.start) + 1
-    if len(tokens) < 2 or named.keys().isdisjoint(bundle.prompt[place : place + 1]):
+    tokens = language_tokens(bundle, tokenizer)
+    if not tokens:
         raise ConfigError(
             f"[decoder] language: expected a model of several languages, found {bundle.name} "
             f"({', '.join(bundle.languages[:3])}); leave the key out, or choose another model"

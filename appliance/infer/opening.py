@@ -46,7 +46,7 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
         raise ModelError(lacking)
     from appliance.infer.decoder import Decoder
     from appliance.infer.hailo.decoder import open_on_npu, refuse_settings
-    from appliance.infer.languages import choose_languages
+    from appliance.infer.languages import choose_languages, language_tokens
     from appliance.infer.tokenizer import Tokenizer
     from appliance.model import load_bundle
 
@@ -63,6 +63,7 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
         refuse_settings(settings, bundle, languages)
         encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
     else:
+        cpu.known_languages = language_tokens(bundle, tokenizer)
         spoken = chosen.languages if chosen.language == "auto" and chosen.languages else (language,)
         make_phrases = _PhraseMaker(settings, bundle, tokenizer, cpu, spoken)
         phrases = make_phrases.configured()

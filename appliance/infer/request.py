@@ -28,6 +28,8 @@ class Request:
     """Whether a better text than a doubtful one may take more time."""
     words: bool = False
     """Whether the times of the words are wanted."""
+    language: str = ""
+    """The language that is spoken in it; "" if nobody says so."""
     partial: bool = False
     """True for a window that somebody is still speaking: all other requests go first."""
     room: str | None = ""
@@ -50,10 +52,6 @@ class Pending:
     def cancel(self) -> None:
         """Give the request up: its result is not delivered."""
         self.wanted = False
-
-    def is_wanted(self) -> bool:
-        """Return False once the request was given up."""
-        return self.wanted
 
     def has_time(self) -> bool:
         """Return True while a search for a better text may go on."""

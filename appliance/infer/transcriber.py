@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from appliance.config import GateSettings
 from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
-from appliance.infer.gates import compression_ratio, judge
+from appliance.infer.gates import compression_ratio
 from appliance.infer.mel import window_mel
 from appliance.infer.request import Pending, Request
 from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
@@ -67,6 +67,8 @@ class AnyTranscriber(ABC):
     """Transcribes windows, on this machine or on another. Threads as in `Transcriber`."""
 
     gates: GateSettings
+    known_languages: Sequence[str] = ()
+    """Languages that `Encoded.language` may name; none: only the model's own."""
     in_process = True
     """True if windows are transcribed in this process, which a window may crash."""
 
@@ -149,6 +151,8 @@ class Transcriber(AnyTranscriber):
         `attention` is Decoder's.
         `make_phrases` makes expected sentences from the tables of a file. `address` is the phrase
         before a command."""
+        from appliance.infer.languages import RoomLanguages
+
         self._bundle, self.encoder, self.gates = bundle, encoder, gates
         self.phrases = phrases
         """The expected sentences; None without any."""
@@ -157,8 +161,8 @@ class Transcriber(AnyTranscriber):
         self._attention = attention
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
         self._language, self._address = language, address
-        self._spoken: dict[str, str] = {}
-        """The language that each room spoke last."""
+        self._rooms = RoomLanguages()
+        self.known_languages = tuple(decoder.known_languages)
 
     @property
     def bundle(self) -> Bundle:
@@ -213,11 +217,15 @@ class Transcriber(AnyTranscriber):
     def _first_pass(self, encoded: Encoded) -> _Candidate:
         """Decode the states, with the language that the room spoke before."""
         room, duration_s = encoded.request.room, encoded.request.window.duration_s
-        before = self._spoken.get(room, "") if room is not None else ""
         begun_s = time.perf_counter()
-        decoded = self.decoder.decode(encoded.states, duration_s, language=before)
+        decoded = self.decoder.decode(
+            encoded.states,
+            duration_s,
+            language=self._rooms.last(room),
+            only=encoded.request.language,
+        )
         result = self._describe(decoded, encoded, begun_s)
-        self._remember_language(room, result)
+        self._rooms.remember(room, result)
         return _Candidate(encoded, decoded, result, begun_s)
 
     def _hear_command(self, best: _Candidate) -> _Candidate:
@@ -280,11 +288,11 @@ class Transcriber(AnyTranscriber):
         usual, special = self.phrases, request.phrases
         if not request.is_whole or not best.result.text or not (usual or special):
             return best
-        phrase = usual.find(best.decoded, pending.is_wanted) if usual else None
+        phrase = usual.find(best.decoded, lambda: pending.wanted) if usual else None
         candidates = usual.candidates if usual else ()
         guarded = (NoAct.GUARDED.value,) if usual and usual.is_guarded else ()
         if special:
-            special.find(best.decoded, pending.is_wanted)
+            special.find(best.decoded, lambda: pending.wanted)
             candidates = special.candidates
         result = replace(
             best.result,
@@ -307,17 +315,6 @@ class Transcriber(AnyTranscriber):
         samples = encoded.request.window.samples
         words = time_words(weights, first, tokens, self._tokenizer, samples)
         return replace(best, result=replace(best.result, words=words))
-
-    def _remember_language(self, room: str | None, result: Transcription) -> None:
-        """Remember which language a room speaks, if that is sure, and no noise."""
-        from appliance.infer.languages import ROOMS, SURE
-
-        if room is None or not result.language_probability >= SURE or judge(result):
-            return
-        self._spoken.pop(room, None)
-        self._spoken[room] = result.language
-        if len(self._spoken) > ROOMS:
-            del self._spoken[next(iter(self._spoken))]
 
     def _describe(self, decoded: Decoded, encoded: Encoded, begun_s: float) -> Transcription:
         text = self._tokenizer.detokenize(decoded.tokens).strip()

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from appliance.errors import MissingModelError, ModelError, passes
 from appliance.model.files import read_json, sha256, unreadable
 from appliance.records import FRAMES_PER_SECOND
-from appliance.system import shorten
+from appliance.system import shorten, user_folder
 
 log = logging.getLogger("roomscribe.model")
 
@@ -328,9 +328,13 @@ def write_json(file: Path, values: dict[str, Any], indent: int | None = None) ->
 
 
 def models_folder() -> Path:
-    """Return the folder for models: $ROOMSCRIBE_MODELS, otherwise INSTALLED."""
-    named = os.environ.get(VARIABLE, "")
-    return Path(named).expanduser().absolute() if named else INSTALLED
+    """Return the folder for models: $ROOMSCRIBE_MODELS, otherwise INSTALLED; for an ordinary user
+    on a machine without that, the one in their home."""
+    if named := os.environ.get(VARIABLE, ""):
+        return Path(named).expanduser().absolute()
+    if not os.geteuid() or INSTALLED.exists():
+        return INSTALLED
+    return user_folder("XDG_DATA_HOME", ".local/share") / "models"
 
 
 def chosen_model() -> str:

@@ -14,11 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paho.mqtt import MQTTException
-from paho.mqtt.client import Client, MQTTMessageInfo, MQTTv5
+from paho.mqtt.client import Client, MQTTMessageInfo, MQTTv5, MQTTv311
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -27,6 +27,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from appliance.config import MqttSettings
 from appliance.mqtt import credentials, events, troubles
 from appliance.records import OutgoingMessage
+from appliance.system import explain_wrong_time
 
 PACKET_BYTES = 65536
 """The broker is told not to send larger messages."""
@@ -38,10 +39,36 @@ CONNECT_S = 5.0
 """Longest wait until the broker's host accepts the connection."""
 PROBE_S = 0.15
 """A broker that is online accepts a connection within this time; one that stops drops it."""
+NO_BROKER = "what answers there is not an MQTT broker (a web server?)"
 LARGEST_BYTES = 268_435_460
 """The protocol's limit of a packet (MQTT 5, 2.1.4)."""
 FIRST_FAILURE = 128
 """Reason codes from here on are failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What we expect of a broker."""
+
+    speaks_5: bool = True
+    """MQTT 5; else 3.1.1, without expiry, reasons of a PUBACK, and response topics."""
+    retains: bool = True
+    most_qos: int = 1
+
+    def without(self, code: int) -> Abilities | None:
+        """Return what is left for a broker that refuses us with this CONNACK code; None: it means
+        something else."""
+        match code:
+            case troubles.UNSUPPORTED if self.speaks_5:
+                return replace(self, speaks_5=False)
+            case troubles.NO_RETAIN if self.retains:
+                return replace(self, retains=False)
+            case troubles.NO_QOS if self.most_qos:
+                return replace(self, most_qos=0)
+        return None
+
+
+FULL = Abilities()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +77,7 @@ class Connected:
 
     largest_bytes: int
     """Longest packet that it accepts."""
+    abilities: Abilities = FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +94,8 @@ class Untrusted:
 
     reason: str
     """What happened and what to do, on one line."""
+    by_clock: bool = False
+    """True if a wrong clock may be why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +105,8 @@ class Lost:
     code: int
     """MQTT 5 reason code; 0 without one."""
     reason: str
+    unanswered: bool = False
+    """True if the broker accepted the connection and ended it without a CONNACK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +144,7 @@ class ReceivedMessage:
 BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
 
 
-class Inbox:
+class ReceivedQueue:
     """Received messages by their kind, the last level of their topic: a flood of one kind pushes
     no other message out. paho's thread puts them in, the link's owner takes them."""
 
@@ -151,14 +183,22 @@ class Mailbox:
     failed attempt.
     """
 
-    def __init__(self, settings: MqttSettings, wake: threading.Event, *, bounded: bool) -> None:
+    def __init__(
+        self,
+        settings: MqttSettings,
+        wake: threading.Event,
+        *,
+        bounded: bool,
+        abilities: Abilities = FULL,
+    ) -> None:
         """`bounded` applies PACKET_BYTES and RECEIVED_WAITING."""
+        self._abilities = abilities
         self._settings = settings
         self._hint = credentials.tls_hint(settings)
         self._bounded = bounded
         self._met = False
         self.news: deque[BrokerEvent] = deque()
-        self.received = Inbox(RECEIVED_WAITING if bounded else None)
+        self.received = ReceivedQueue(RECEIVED_WAITING if bounded else None)
         self.ended = threading.Event()
         self.dropped = False
         self._wake = wake
@@ -174,13 +214,17 @@ class Mailbox:
         else:
             self._met = True
             largest = getattr(properties, "MaximumPacketSize", LARGEST_BYTES)
-            self._put_event(Connected(largest))
+            known = self._abilities
+            retains = known.retains and getattr(properties, "RetainAvailable", 1) != 0
+            most_qos = min(known.most_qos, getattr(properties, "MaximumQoS", 1))
+            found = replace(known, retains=retains, most_qos=most_qos)
+            self._put_event(Connected(largest, found))
 
     def on_connect_fail(self, _client: Any, _data: Any) -> None:
         """Handle a failed connection; paho passes the error only as the one being handled."""
         error = sys.exc_info()[1]
         if trouble := credentials.explain_tls_error(self._settings, error):
-            self._put_event(Untrusted(trouble))
+            self._put_event(Untrusted(trouble, bool(explain_wrong_time(error))))
         else:
             reason = str(getattr(error, "strerror", None) or error or "no connection")
             if self._settings.tls and isinstance(error, ConnectionResetError | TimeoutError):
@@ -193,13 +237,19 @@ class Mailbox:
         if flags.is_disconnect_packet_from_server:
             self._put_event(Lost(reason.value, str(reason)))
         elif reason == "Unspecified error":
-            self._put_event(Lost(0, f"the connection broke{'' if self._met else self._hint}"))
+            reason = f"the connection broke{'' if self._met else self._hint}"
+            self._put_event(Lost(0, reason, unanswered=not self._met))
+        elif reason in ("Protocol error", "Malformed packet") and not self._met:
+            self._put_event(Lost(0, NO_BROKER))
         else:
             self._put_event(Lost(0, str(reason)))
 
     def on_failure(self, error: Exception) -> None:
         """Handle an error that ended paho's thread: in received data, or in the host's name."""
         self.ended.set()
+        if not self._met and not isinstance(error, OSError | ValueError):
+            self._put_event(Lost(0, NO_BROKER))
+            return
         why = "its answer cannot be read" if self._met else "no connection"
         self._put_event(Lost(0, f"{why} ({type(error).__name__}: {str(error)[:80]!r})"))
 
@@ -248,11 +298,11 @@ def accepts_connections(settings: MqttSettings, within_s: float = PROBE_S) -> bo
 class _PahoClient(Client):
     """A paho client that survives an unreadable message and reports the end of its thread."""
 
-    def __init__(self, client_id: str, failed: Callable[[Exception], None]):
+    def __init__(self, client_id: str, failed: Callable[[Exception], None], *, speaks_5: bool):
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
-            protocol=MQTTv5,
+            protocol=MQTTv5 if speaks_5 else MQTTv311,
             reconnect_on_failure=False,
         )
         self._failed = failed
@@ -304,8 +354,10 @@ class BrokerLink:
         keepalive_s: int,
         node: str = "",
         password: str | None = None,
+        abilities: Abilities = FULL,
     ) -> None:
         """Begin to connect in the background; `news` gets the result, and `wake` is set.
+        `abilities` is what the broker is known to have.
 
         With a `node`, the connection is the appliance's: the broker publishes `offline` when it
         breaks (the last will), and received messages are limited. Without, it is a probe's.
@@ -316,11 +368,12 @@ class BrokerLink:
         if password is None:
             password = credentials.read_password(settings)
         secure = credentials.tls_context(settings)
-        self._mailbox = box = Mailbox(settings, wake, bounded=bool(node))
+        self._speaks_5 = abilities.speaks_5
+        self._mailbox = box = Mailbox(settings, wake, bounded=bool(node), abilities=abilities)
         self.news, self.received = box.news, box.received
         """Events, the oldest first, and messages on subscribed topics; the owner removes them. The
         protocol limits the events: a few per connection, and one per message in flight."""
-        self._client = _PahoClient(client_id, box.on_failure)
+        self._client = _PahoClient(client_id, box.on_failure, speaks_5=self._speaks_5)
         self._last: MQTTMessageInfo | None = None  # published last; answers come in order
         self._client.connect_timeout = CONNECT_S
         if settings.username:
@@ -330,13 +383,16 @@ class BrokerLink:
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         if node:
             will = settings.topic(node, events.AVAILABILITY)
-            self._client.will_set(will, events.OFFLINE, qos=1, retain=True)
+            qos, retain = abilities.most_qos, abilities.retains
+            self._client.will_set(will, events.OFFLINE, qos=qos, retain=retain)
             limits.MaximumPacketSize = PACKET_BYTES
         self._client.on_socket_open = _send_at_once
         self._client.on_connect, self._client.on_connect_fail = box.on_connect, box.on_connect_fail
         self._client.on_disconnect, self._client.on_publish = box.on_disconnect, box.on_publish
         self._client.on_subscribe, self._client.on_message = box.on_subscribe, box.on_message
-        self._client.connect_async(settings.host, settings.port, keepalive_s, properties=limits)
+        self._client.connect_async(
+            settings.host, settings.port, keepalive_s, properties=limits if self._speaks_5 else None
+        )
         self._client.loop_start()
 
     def subscribe(self, topic: str, *, retained: bool = False) -> int:
@@ -344,10 +400,14 @@ class BrokerLink:
 
         Only for an open connection. Retained messages are left out by default.
 
+        Retained messages come all the same with MQTT 3.1.1.
+
         QoS is 0: Mosquitto (2.0) never finishes the delivery of a QoS 1 message that is longer than
         PACKET_BYTES, and after twenty of them sends nothing else. Our session ends with the
         connection, so QoS 1 would not deliver more.
         """
+        if not self._speaks_5:
+            return self._client.subscribe(topic, qos=0)[1] or 0
         handling = (
             SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE
             if retained
@@ -362,11 +422,13 @@ class BrokerLink:
 
         If the connection has just ended, the message is dropped, and `news` has Lost.
         """
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        if message.expiry_s is not None:
-            properties.MessageExpiryInterval = message.expiry_s
-        if message.correlation is not None:
-            properties.CorrelationData = message.correlation
+        properties = None
+        if self._speaks_5:
+            properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            if message.expiry_s is not None:
+                properties.MessageExpiryInterval = message.expiry_s
+            if message.correlation is not None:
+                properties.CorrelationData = message.correlation
         self._last = self._client.publish(
             message.topic, message.payload, message.qos, message.retain, properties
         )

@@ -9,13 +9,14 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.config import MqttSettings
 from appliance.errors import BrokerError, ConfigError
 from appliance.mqtt import credentials, events, troubles
 from appliance.mqtt.client import (
     FIRST_FAILURE,
+    FULL,
     PROBE_S,
     Acknowledged,
     BrokerLink,
@@ -37,6 +38,8 @@ SPREAD = (0.5, 1.0)
 all lose the broker at the same moment, do not all return at the same moment."""
 STEADY_S = 10.0
 """A connection that lasted this long ends a series of outages."""
+CLOCK_SET_S = 30.0
+"""A clock that differs by more was set."""
 PACKET_HEAD_BYTES = 64
 """Of a PUBLISH besides topic and payload: lengths, number and our properties."""
 SHORT_CONNECTIONS = 3
@@ -140,6 +143,14 @@ class BrokerConnection:
         """Why another client seems to use our id; it, too, returns after refusal_s."""
         self._unacknowledged: dict[int, tuple[str, float]] = {}
         """Topic and time of each message and subscription that the broker has not answered."""
+        self._abilities = FULL
+        """What the broker has, as far as we know since the last connection."""
+        self._guessed = self._confirmed = False
+        """Version 3.1.1 is supposed, because 5 was not answered; and 5 was tried once more when
+        3.1.1 was: a broker that starts, or a proxy before it, leaves clients unanswered, too."""
+        self._clock_s: float | None = None
+        """How far the wall clock was ahead of time.monotonic() when a certificate was refused for
+        its dates."""
         self._largest_bytes, self._left_out = 0, 0
         """Longest packet that the broker accepts, and how many longer ones were not sent."""
         self._denials: dict[str, set[str]] = {}
@@ -170,13 +181,16 @@ class BrokerConnection:
 
     def poll(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
         """Yield what happened since the last call, in order; begin an attempt when it is due."""
-        if self.state is ConnectionState.WAITING and now_s >= self._attempt_s:
+        if self.state is ConnectionState.WAITING and self._is_due(now_s):
             self._begin_attempt(now_s)
         while self._link and self._link.news:
             item = self._link.news.popleft()
             match item:
-                case Connected(largest_bytes):
-                    self._largest_bytes = largest_bytes
+                case Connected() if self._guessed and not self._confirmed:
+                    self._confirmed, self._abilities = True, FULL
+                    yield self._end_link(now_s, 0.0, "MQTT 5 is tried again")
+                case Connected(largest_bytes, abilities):
+                    self._largest_bytes, self._abilities = largest_bytes, abilities
                     self._on_connected(now_s)
                     yield item
                 case Acknowledged(message, code, reason):
@@ -186,23 +200,49 @@ class BrokerConnection:
                     topic = self._pop_topic(message)
                     if topic and code >= FIRST_FAILURE:
                         self._report_denied("listen on", topic, code, reason)
-                case Refused(code, reason) if code not in troubles.PASSING:
-                    why = troubles.refused(self._settings, self._client_id, code, reason)
-                    yield self._disconnect(now_s, self._delays.refusal_s, why)
-                case Untrusted(reason):
-                    yield self._disconnect(now_s, self._delays.refusal_s, reason)
-                case Lost(troubles.TAKEN_OVER, _):
-                    self._id_conflict = troubles.taken_over(self._client_id)
-                    pause_s = self._delays.refusal_s
-                    yield self._disconnect(now_s, pause_s, self._id_conflict, code=item.code)
-                case Lost(_, reason) | Refused(_, reason):
-                    yield self._on_outage(now_s, reason)
+                case Refused() | Untrusted() | Lost():
+                    yield self._on_failure(now_s, item)
         undisturbed_s = self._delays.refusal_s + STEADY_S
         if self._id_conflict and self.is_connected and now_s > self.connected_s + undisturbed_s:
             self._id_conflict = ""
             self._troubles.clear(troubles.CLIENT_ID)
         if timeout := self._find_timeout(now_s):
+            if not self.is_connected:
+                self._swap_version()
             yield self._on_outage(now_s, timeout)
+
+    def _on_failure(self, now_s: float, item: Refused | Untrusted | Lost) -> Lost:
+        """Treat the end of the link, and schedule the next attempt."""
+        refusal_s = self._delays.refusal_s
+        match item:
+            case Refused(code, reason) if less := self._abilities.without(code):
+                self._abilities = less
+                return self._end_link(now_s, 0.0, reason)
+            case Refused(code, reason) if code not in troubles.PASSING:
+                why = troubles.refused(self._settings, self._client_id, code, reason)
+                return self._disconnect(now_s, refusal_s, why)
+            case Untrusted(reason, by_clock):
+                lost = self._disconnect(now_s, refusal_s, reason)
+                self._clock_s = time.time() - time.monotonic() if by_clock else None
+                return lost
+            case Lost(troubles.TAKEN_OVER, _):
+                self._id_conflict = troubles.taken_over(self._client_id)
+                return self._disconnect(now_s, refusal_s, self._id_conflict, code=item.code)
+            case Lost(unanswered=True):
+                self._swap_version()
+        return self._on_outage(now_s, item.reason)
+
+    def _swap_version(self) -> None:
+        """Try the other version next: a broker of MQTT 3.1.1 may leave a client of 5 unanswered."""
+        self._guessed = self._abilities.speaks_5
+        self._confirmed = self._confirmed and self._guessed
+        self._abilities = replace(FULL, speaks_5=not self._guessed)
+
+    def _is_due(self, now_s: float) -> bool:
+        """Return True when the next attempt is due: after its pause, or when the clock was set."""
+        ahead_s = time.time() - time.monotonic()
+        was_set = self._clock_s is not None and abs(ahead_s - self._clock_s) > CLOCK_SET_S
+        return was_set or now_s >= self._attempt_s
 
     def take_messages(self, *, urgent: bool = False) -> Iterator[ReceivedMessage]:
         """Yield the messages received on subscribed topics since the last call: mutes first, then
@@ -230,6 +270,8 @@ class BrokerConnection:
         """Send on any topic and return the message's number; a message that is too long for the
         broker counts as refused by it. Raises BrokerError as above."""
         link = self._connected_link(f"publish {message.topic}")
+        qos = min(message.qos, self._abilities.most_qos)
+        message = replace(message, qos=qos, retain=message.retain and self._abilities.retains)
         size = len(message.topic) + len(message.payload) + PACKET_HEAD_BYTES
         if size > self._largest_bytes:  # the broker would end the connection
             self._left_out += 1
@@ -265,7 +307,7 @@ class BrokerConnection:
 
     def _begin_attempt(self, now_s: float) -> None:
         """Begin to connect; the password is read from its file again."""
-        self._attempt_s = now_s
+        self._attempt_s, self._clock_s = now_s, None
         try:
             self._link = BrokerLink(
                 self._settings,
@@ -273,6 +315,7 @@ class BrokerConnection:
                 self._wake,
                 keepalive_s=self._delays.ping_s,
                 node=self._node,
+                abilities=self._abilities,
             )
             self.state = ConnectionState.CONNECTING
         except ConfigError as error:
@@ -281,6 +324,7 @@ class BrokerConnection:
     def _on_connected(self, now_s: float) -> None:
         """Subscribe, then publish `online` before anything else."""
         self.state, self.connected_s = ConnectionState.CONNECTED, now_s
+        self._guessed = self._confirmed = False
         self._troubles.clear("listen on")
         if self._link:
             for topic in self._topics:
@@ -289,6 +333,16 @@ class BrokerConnection:
         if self._id_conflict:  # the broker's subscribers see it until the conflict is over
             self._troubles.set(troubles.CLIENT_ID, self._id_conflict)
         self._troubles.clear("broker")
+        known = self._abilities
+        if lacking := troubles.lacking(
+            self._settings,
+            speaks_5=known.speaks_5,
+            retains=known.retains,
+            most_qos=known.most_qos,
+        ):
+            self._troubles.set(troubles.LACKING, lacking)
+        else:
+            self._troubles.clear(troubles.LACKING)
         log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
 
     def _on_outage(self, now_s: float, detail: str) -> Lost:
@@ -298,6 +352,8 @@ class BrokerConnection:
         online and disconnects us, most likely because another client uses our id. Attempts follow
         each other slowly then.
         """
+        if self.is_connected:  # the next one may be another broker
+            self._abilities = FULL
         steady = self.is_connected and now_s - self.connected_s > STEADY_S
         short = self.is_connected and not steady
         if short and accepts_connections(self._settings, self._delays.probe_s):
@@ -357,6 +413,11 @@ class BrokerConnection:
     def _disconnect(
         self, now_s: float, delay_s: float, reason: str, detail: str = "", *, code: int = 0
     ) -> Lost:
+        """Drop the link for a reason that is reported."""
+        self._troubles.set("broker", reason, detail)
+        return self._end_link(now_s, delay_s, reason, code=code)
+
+    def _end_link(self, now_s: float, delay_s: float, reason: str, *, code: int = 0) -> Lost:
         """Drop the link; the next attempt begins after at most `delay_s`."""
         if self._link:
             self._link.drop()
@@ -364,5 +425,4 @@ class BrokerConnection:
         self._unacknowledged.clear()
         self._denials.clear()
         self._attempt_s = now_s + delay_s * random.SystemRandom().uniform(*SPREAD)
-        self._troubles.set("broker", reason, detail)
         return Lost(code, reason)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from appliance.config import MqttSettings
 from appliance.errors import ConfigError
-from appliance.system import read_secret
+from appliance.system import explain_wrong_time, read_secret
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
 """Name of systemd's credential with the password."""
@@ -49,6 +49,8 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
 def explain_tls_error(settings: MqttSettings, error: BaseException | None) -> str:
     """Return one line about a connection that failed because of TLS; "" for any other failure."""
     where = f"broker {settings.host}:{settings.port}"
+    if wrong_time := explain_wrong_time(error):
+        return f"{where}: {wrong_time}"
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message.rstrip(".")
         return (

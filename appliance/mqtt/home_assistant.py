@@ -43,14 +43,17 @@ def discovery_message(
     area: str = "",
     page: str = "",
     temperatures: Collection[str] = TEMPERATURES,
+    assist: bool = True,
 ) -> dict[str, Any]:
     """Return the message of the appliance whose topics begin with `base`: "roomscribe/kitchen/".
 
-    It removes the sensors of TEMPERATURES that are not among `temperatures`. A new device gets the
-    room `area`. `page` is an address that the device's page links to.
+    It removes the sensors of TEMPERATURES that are not among `temperatures`, and the event of
+    Assist without `assist`. A new device gets the room `area`. `page` is an address that the
+    device's page links to.
     """
     node = _node(base)
     absent = {f"{one}_temperature": "sensor" for one in TEMPERATURES if one not in temperatures}
+    absent |= {} if assist else {"assist": "event"}
     return {
         "device": {
             "identifiers": [f"roomscribe_{node}"],
@@ -68,6 +71,7 @@ def discovery_message(
         "components": {
             **{name: {"platform": platform} for name, platform in absent.items()},
             **_speech(base),
+            **(_assist(base) if assist else {}),
             **_switches(base),
             **_measurements(base),
             **_temperatures(base, temperatures),
@@ -105,6 +109,8 @@ def _speech(base: str) -> dict[str, Any]:
         "correction": {
             **_component(base, "event", "correction", "Correction", events.CORRECTION, qos=0),
             "entity_category": "diagnostic",
+            # so that it is not chosen in place of Transcript
+            "enabled_by_default": False,
             "icon": "mdi:pencil",
             "event_types": ["correction"],
         },
@@ -133,6 +139,20 @@ def _speech(base: str) -> dict[str, Any]:
     }
 
 
+def _assist(base: str) -> dict[str, Any]:
+    """Return the event of Assist's replies: its history tells what became of each command."""
+    fields = {"command": "text", "answer": "speech", "reason": "error", "transcript_id": "id"}
+    values = "".join(f", '{name}': value_json.{field}" for name, field in fields.items())
+    return {
+        "assist": {
+            **_component(base, "event", "assist", "Assist", events.ASSIST_REPLY, qos=0),
+            "icon": "mdi:home-assistant",
+            "event_types": ["action_done", "query_answer", "error", "failed"],
+            "value_template": f"{{{{ {{'event_type': value_json.status{values}}} | tojson }}}}",
+        }
+    }
+
+
 def _switches(base: str) -> dict[str, Any]:
     return {
         "microphone": {
@@ -154,7 +174,6 @@ def _switches(base: str) -> dict[str, Any]:
         },
         "mute": {
             **_component(base, "switch", "mute", "Mute", events.MUTE),
-            "icon": "mdi:microphone-off",
             # Home Assistant does not expose it to Assist by itself: nobody unmutes it by voice
             "entity_category": "config",
             "command_topic": f"{base}{events.MUTE}/set",

@@ -7,6 +7,7 @@ missed during an outage is not made up for; the present state is published again
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from appliance.store import Store
 
 STATE_S = STATS_S = 60.0
 """State and statistics are published at least this often."""
+REPLY_S = 15.0
+"""A reply of Assist waits so long for Home Assistant's return to the broker. It has acted
+already: sentences reach it without the broker."""
 LATENCIES_FROM = timedelta(hours=1)
 LATENCIES = 1000
 """Age and number of the transcripts whose latencies the statistics contain, at most."""
@@ -56,13 +60,15 @@ class LiveTopics:
     """
 
     def __init__(
-        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, found: Troubles
+        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, troubles: Troubles
     ) -> None:
         """The sources are called by the thread of `publish`."""
         self._node = node
         self._sources, self._store, self._outbox = sources, store, outbox
-        self._troubles = found
+        self._troubles = troubles
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
+        self._replies: deque[tuple[float, bytes]] = deque(maxlen=100)
+        """Replies of Assist, and until when they are published."""
         self._answers: deque[OutgoingMessage] = deque(maxlen=100)
         self._corrected: deque[str] = deque(maxlen=100)
         """Ids of transcripts that were corrected."""
@@ -88,7 +94,8 @@ class LiveTopics:
 
     def assist(self, reply: AssistReply) -> None:
         """Queue Assist's reply to a sentence."""
-        self._queue.append((events.ASSIST_REPLY, events.encode(events.assist_reply(reply))))
+        until_s = time.monotonic() + REPLY_S
+        self._replies.append((until_s, events.encode(events.assist_reply(reply))))
 
     def correction(self, made: Correction) -> None:
         """Queue that a user has corrected a transcript."""
@@ -127,10 +134,10 @@ class LiveTopics:
         The order is: state, mute, microphone, statistics, queued messages, the last transcript.
         """
         state = self._sources.state()
-        found, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
-        published = (*state.news(), found, waits)
+        reasons, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
+        published = (*state.news(), reasons, waits)
         if published != self._published or now_s >= self._state_s + STATE_S:
-            message = events.state(state, self._outbox.depth(), found, waits)
+            message = events.state(state, self._outbox.depth(), reasons, waits)
             publish(events.STATE, events.encode(message), retain=True)
             self._published, self._state_s = published, now_s
         if state.muted is not None:  # else the broker keeps the last known value
@@ -166,6 +173,13 @@ class LiveTopics:
         if state.status != "muted":
             message = events.state(state, self._outbox.depth()) | {"status": "stopped"}
             publish(events.STATE, events.encode(message), retain=True)
+
+    def publish_replies(self, now_s: float, publish: Publish) -> None:
+        """Publish the replies of Assist that are not too old. Raises BrokerError."""
+        while self._replies:
+            until_s, payload = self._replies.popleft()
+            if now_s <= until_s:
+                publish(events.ASSIST_REPLY, payload, qos=0)
 
     def publish_queued(self, publish: Publish) -> None:
         """Publish the queued messages. Raises BrokerError."""

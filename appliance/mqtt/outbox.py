@@ -166,7 +166,7 @@ class Delivery:
         outbox: Outbox,
         connection: BrokerConnection,
         *,
-        found: Troubles,
+        troubles: Troubles,
         set_last: Callable[[bytes], None],
         complete: Callable[[Transcript, dict[str, Any]], None] = lambda *_: None,
         delays: Delays = DELAYS,
@@ -174,7 +174,7 @@ class Delivery:
         """`set_last` is called with each event that the broker accepted; `complete` with each
         transcript and its event, to which it may add fields."""
         self._settings, self._node = settings, node
-        self._outbox, self._connection, self._troubles = outbox, connection, found
+        self._outbox, self._connection, self._troubles = outbox, connection, troubles
         self._set_last, self._complete, self._delays = set_last, complete, delays
         self._event = b""
         """Event of the transcript that was sent last."""

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Self
 
 from appliance.config import MqttSettings
@@ -15,6 +16,8 @@ from appliance.mqtt import troubles
 from appliance.mqtt.client import (
     CONNECT_S,
     FIRST_FAILURE,
+    FULL,
+    Abilities,
     Acknowledged,
     BrokerLink,
     Connected,
@@ -54,14 +57,30 @@ class BrokerProbe:
         self._connected = False
         self._answers: dict[int, int] = {}
         self._wake = threading.Event()
-        self._link = BrokerLink(
-            settings, self._client_id, self._wake, keepalive_s=30, password=password
-        )
+        self._password = password
+        self._connect(FULL)
         try:
-            self._wait(lambda: self._connected, connect_s)
+            try:
+                self._wait(lambda: self._connected, connect_s)
+            except BrokerError as error:
+                if error.kind or not self._abilities.speaks_5:
+                    raise
+                self._link.drop()  # a broker of MQTT 3 may not answer at all
+                self.ended = ""
+                self._connect(replace(FULL, speaks_5=False))
+                if not self._until(lambda: self._connected, connect_s):
+                    raise
         except BaseException:
             self._link.drop()
             raise
+
+    def _connect(self, abilities: Abilities) -> None:
+        """Begin to connect to a broker that has these abilities."""
+        self._abilities = abilities
+        self._link = BrokerLink(
+            self._settings, self._client_id, self._wake, keepalive_s=30, password=self._password,
+            abilities=abilities,
+        )  # fmt: skip
 
     def subscribe(self, topics: Iterable[str]) -> list[str]:
         """Subscribe to topics and their retained messages; return those that the broker refuses.
@@ -77,7 +96,9 @@ class BrokerProbe:
 
         Raises BrokerError.
         """
-        number = self._link.publish(OutgoingMessage(topic, payload, retain=retain))
+        qos = self._abilities.most_qos
+        retain = retain and self._abilities.retains
+        number = self._link.publish(OutgoingMessage(topic, payload, qos, retain=retain))
         self._wait(lambda: number in self._answers)
         code = self._answers[number]
         return code if code >= FIRST_FAILURE else 0
@@ -87,7 +108,7 @@ class BrokerProbe:
 
         Raises BrokerError.
         """
-        number = self._link.publish(OutgoingMessage(topic, b""))
+        number = self._link.publish(OutgoingMessage(topic, b"", self._abilities.most_qos))
         self._wait(lambda: number in self._answers)
         return self._answers[number] != NOBODY_SUBSCRIBES
 
@@ -125,8 +146,11 @@ class BrokerProbe:
     def _read(self) -> None:
         while self._link.news:
             match self._link.news.popleft():
-                case Connected():
-                    self._connected = True
+                case Connected(abilities=abilities):
+                    self._connected, self._abilities = True, abilities
+                case Refused(code, _) if less := self._abilities.without(code):
+                    self._link.drop()
+                    self._connect(less)
                 case Refused(code, reason) if code not in troubles.PASSING:
                     raise BrokerError(
                         troubles.refused(self._settings, self._client_id, code, reason),

@@ -55,6 +55,8 @@ class Announcement:
     settings: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
     page: str = ""
     """Address that the device's page in Home Assistant links to."""
+    assist: bool = True
+    """Whether sentences go to Assist."""
     on_birth: Callable[[], object] = lambda: None
     """Called in the publisher's thread when Home Assistant has started."""
 
@@ -141,13 +143,13 @@ class Publisher(Listener):
             settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
         self._outbox = Outbox(store, delays.expiry_s)
-        self._live = LiveTopics(node, sources, store, outbox=self._outbox, found=self._troubles)
+        self._live = LiveTopics(node, sources, store, outbox=self._outbox, troubles=self._troubles)
         self._delivery = Delivery(
             settings,
             node,
             self._outbox,
             self._connection,
-            found=self._troubles,
+            troubles=self._troubles,
             set_last=self._live.set_last,
             complete=rooms.on_publish if rooms else lambda *_: None,
             delays=delays,
@@ -187,7 +189,7 @@ class Publisher(Listener):
             self._wake.set()
 
     def on_reply(self, reply: AssistReply) -> None:
-        """Publish Assist's reply to a sentence, if the broker is online."""
+        """Publish Assist's reply to a sentence, if Home Assistant is back at the broker soon."""
         self._live.assist(reply)
         self._wake.set()
 
@@ -332,6 +334,7 @@ class Publisher(Listener):
         for message in self._live.take_answers():
             self._connection.send(message)
         if not held:
+            self._live.publish_replies(now_s, self._connection.publish)
             self._delivery.send_due(
                 now_s, lambda: self._live.publish_queued(self._connection.publish)
             )
@@ -374,6 +377,7 @@ class Publisher(Listener):
             area=self._home_assistant.area,
             page=self._announcement.page,
             temperatures=self._temperatures,
+            assist=self._announcement.assist,
         )
         topic = discovery_topic(self._home_assistant.prefix, self._node)
         return self._connection.send(OutgoingMessage(topic, events.encode(message), retain=True))

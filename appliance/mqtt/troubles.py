@@ -15,7 +15,9 @@ PASSING = (136, 137, 151, 159)
 """CONNACK codes that pass by themselves: unavailable, busy, quota, connections too frequent."""
 OTHER, TOO_LARGE = 131, 149
 """Reason codes: implementation specific; a packet that is longer than the receiver accepts."""
-_UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
+UNSUPPORTED, _BAD_CLIENT_ID, _BAD_PASSWORD, _NOT_AUTHORIZED = 132, 133, 134, 135
+NO_RETAIN, NO_QOS = 154, 155
+"""CONNACK codes: the broker does not retain our last will, or has only QoS 0."""
 REFUSES_ALL = (_NOT_AUTHORIZED, 144, 151)
 """PUBACK codes that the next transcript would get, too: no right, no such topic, quota. The others
 concern one transcript."""
@@ -27,6 +29,8 @@ WAITS = NOBODY, HOME_ASSISTANT = "nobody subscribes", "home assistant"
 CLIENT_ID = "client id"
 """Another client uses our client id, or did so a moment ago."""
 HOME_ASSISTANT_OFFLINE = "Home Assistant is offline; transcripts wait 10 minutes for it"
+LACKING = "abilities"
+"""The broker lacks something that we can do without. This does not degrade the state."""
 _LONGER = "let it accept longer packets (Mosquitto: max_packet_size, message_size_limit)"
 HOME_ASSISTANT_RETURNS = (
     "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
@@ -67,7 +71,22 @@ class Troubles:
 
 
 def _is_mild(part: str) -> bool:
-    return part in WAITS or "/" in part
+    return part in (*WAITS, LACKING) or "/" in part
+
+
+def lacking(settings: MqttSettings, *, speaks_5: bool, retains: bool, most_qos: int) -> str:
+    """Return what is lost with a broker that lacks some of this; "" if it lacks nothing."""
+    lost = []
+    if not speaks_5:
+        lost.append(
+            "it speaks MQTT 3.1.1: transcripts do not wait for a subscriber or expire there, and "
+            "answers to command/expect have no topic of the client's choice"
+        )
+    if not retains:
+        lost.append("it retains nothing: who subscribes later sees no state before it changes")
+    if not most_qos:
+        lost.append("it knows QoS 0 only: transcripts may be lost on the way")
+    return f"broker {settings.host}:{settings.port} can do less: {'; '.join(lost)}" if lost else ""
 
 
 def broker_offline(settings: MqttSettings, detail: str) -> tuple[str, str]:
@@ -93,8 +112,8 @@ def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> s
             "make mqtt.username and the password (mqtt.password_file, or the credential "
             "roomscribe.mqtt-password) those that the broker knows"
         )
-    elif code == _UNSUPPORTED:
-        found, fix = "MQTT 5", "use a broker that speaks it, such as Mosquitto 1.6 or later"
+    elif code == UNSUPPORTED:
+        found, fix = "MQTT 5 and 3.1.1", "use a broker such as Mosquitto"
     elif code == _BAD_CLIENT_ID:
         found, fix = f"client id {client_id!r}", "set another appliance.node"
     else:

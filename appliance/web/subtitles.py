@@ -6,12 +6,17 @@ import html
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 LINE, LINES = 42, 2
 """Letters per line and lines per subtitle (guidelines of BBC and Netflix: 37 to 42, and 2)."""
 PAUSE_S = 0.6
 """A longer pause between two words begins a new subtitle."""
+LONE_PAUSE_S = 2.0
+"""The same behind a short word alone, which would be gone before anybody has read it."""
+LEAST_S, LETTERS_PER_S = 0.8, 20.0
+"""Shortest time of a subtitle, and the reading speed that it leaves (Netflix: 5/6 s and 20)."""
 
 Segment = Mapping[str, Any]
 """A part of a text: `text`, `start_s`, `end_s`, and maybe `words` with `word`, `start`, `end`."""
@@ -31,14 +36,26 @@ def make_subtitles(segment: Segment, first: int, *, vtt: bool) -> list[str]:
     each word has its share of the segment's time by its letters.
     """
     found = []
-    for number, words in enumerate(_entries(_words(segment)), first):
+    entries = [*_entries(_words(segment))]
+    following_s = [words[0].start_s for words in entries[1:]]
+    for number, (words, next_s) in enumerate(zip_longest(entries, following_s), first):
         lines = _lines(words)
-        times = " --> ".join(_clock(at) for at in (words[0].start_s, words[-1].end_s))
+        times = " --> ".join(map(_clock, _readable_times(words, next_s)))
         if vtt:
             times = times.replace(",", ".")
             lines = [html.escape(line, quote=False) for line in lines]
         found.append("\n".join((str(number), times, *lines, "")))
     return found
+
+
+def _readable_times(words: Sequence[_Word], next_s: float | None) -> tuple[float, float]:
+    """Return when an entry begins and ends: long enough to be read, but not into the next one."""
+    begin_s, end_s = words[0].start_s, words[-1].end_s
+    letters = sum(len(word.text) for word in words)
+    if next_s is None:  # the next segment may follow at once
+        return begin_s, max(end_s, begin_s + LEAST_S)
+    needed_s = max(LEAST_S, letters / LETTERS_PER_S)
+    return begin_s, max(end_s, min(begin_s + needed_s, next_s))
 
 
 def _words(segment: Segment) -> list[_Word]:
@@ -61,7 +78,9 @@ def _entries(words: Sequence[_Word]) -> Iterator[list[_Word]]:
     entry: list[_Word] = []
     for word in words:
         full = len(_lines((*entry, word))) > LINES
-        if entry and (full or word.start_s - entry[-1].end_s > PAUSE_S):
+        pause_s = word.start_s - entry[-1].end_s if entry else 0.0
+        is_lone = len(entry) == 1 and entry[0].end_s - entry[0].start_s < LEAST_S
+        if entry and (full or pause_s > (LONE_PAUSE_S if is_lone else PAUSE_S)):
             yield entry
             entry = []
         entry.append(word)

@@ -413,6 +413,7 @@ def _daemon_request(fields: Mapping[str, list[str]], *, words: bool) -> dict[str
         "language": language or None,
         "transcript_names": list(dict.fromkeys(names)),
         "words": words,
+        "acts": fields.get("acts", [""])[-1].lower() in ("true", "1"),
     }
 
 

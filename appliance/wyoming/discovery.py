@@ -9,6 +9,7 @@ a server that has stopped.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +37,13 @@ class _NoAvahiError(Exception):
     """avahi-daemon is not available, or not any more."""
 
 
+NO_AVAHI = "avahi-daemon does not run. Run `sudo apt install avahi-daemon`"
+NO_JEEPNEY = (
+    "the library jeepney is missing. Run `sudo apt install python3-jeepney`, or `pip install "
+    "jeepney` in the environment that Roomscribe runs in"
+)
+
+
 async def advertise(
     instance: str,
     port: int,
@@ -49,12 +57,15 @@ async def advertise(
     `report` gets the reason why the server is not announced, with the address to type; "" once it
     is announced.
     """
+    has_jeepney = importlib.util.find_spec("jeepney") is not None
     while True:
-        with suppress(_NoAvahiError):
-            await _with_avahi(instance, port, report, look_s)
+        if has_jeepney:
+            with suppress(_NoAvahiError):
+                await _with_avahi(instance, port, report, look_s)
+        why = NO_AVAHI if has_jeepney else NO_JEEPNEY
         report(
-            "the Wyoming server is not announced: avahi-daemon does not run. Run `sudo apt install "
-            f"avahi-daemon`, or type {own_address()}, port {port}, in Home Assistant"
+            f"the Wyoming server is not announced: {why}, or type {own_address()}, port {port}, in "
+            "Home Assistant"
         )
         await asyncio.sleep(again_s)
 
@@ -78,12 +89,10 @@ async def _with_avahi(
     instance: str, port: int, report: Callable[[str], None], look_s: float
 ) -> None:
     """Announce through avahi-daemon while it runs. Raises _NoAvahiError."""
-    try:
-        from jeepney import AuthenticationError, DBusErrorResponse
-        from jeepney.io.asyncio import open_dbus_router
-        from jeepney.io.common import RouterClosed
-    except ImportError:
-        raise _NoAvahiError from None
+    from jeepney import AuthenticationError, DBusErrorResponse
+    from jeepney.io.asyncio import open_dbus_router
+    from jeepney.io.common import RouterClosed
+
     opened = open_dbus_router("SYSTEM")
     try:
         async with asyncio.timeout(2 * WITHIN_S):

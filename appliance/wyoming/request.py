@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,10 @@ class Hints:
     """Words that are likely in it."""
     words: bool = False
     """Whether the times of its words are wanted."""
+    language: str = ""
+    """The language that is spoken in it; "" if the client does not say."""
+    acts: bool = False
+    """Whether something acts on the text: then a sure expected sentence stands in its place."""
 
 
 NO_HINTS = Hints()
@@ -76,6 +80,10 @@ class Hooks:
     """Announces the port to the network until it is cancelled."""
     is_room_busy: Callable[[], bool] = lambda: False
     """Returns True while the appliance's own microphone has speech."""
+    languages: Callable[[], Sequence[str]] = tuple
+    """Returns the languages that a client may choose; none: those of the model."""
+    text_to_act_on: Callable[[Window, Transcription], str] = lambda _, result: result.text
+    """Returns what to act on in place of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +184,8 @@ class TranscriptionRequest:
         self.text = self.language = ""
         self.new_texts: list[dict[str, Any]] = []
         """Parts of the text that were not fetched yet: `text`, joined as it is, and its figures."""
+        self._first: tuple[dict[str, Any], str] | None = None
+        """The first part, and what to act on in its place if no other part follows."""
 
     async def push(self, sound: bytes) -> None:
         """Add sound. Raises RequestError."""
@@ -200,6 +210,10 @@ class TranscriptionRequest:
         """Wait until the text is complete. Raises RequestError."""
         while self._queue:
             await self._take_text()
+        if self._first:
+            part, self.text = self._first
+            self.new_texts.append(part | {"text": self.text})
+            self._first = None
 
     def close(self) -> None:
         """Cancel what is still under way."""
@@ -251,7 +265,10 @@ class TranscriptionRequest:
     def _submit(self, part: _PendingText) -> Pending | None:
         """Queue a window; return None if too many wait."""
         hints = self._hints
-        request = Request(part.window, names=hints.names, words=hints.words, search=True, room=None)
+        request = Request(
+            part.window, names=hints.names, words=hints.words, language=hints.language,
+            search=True, room=None,
+        )  # fmt: skip
         return self._hooks.submit(request, part.deliver)
 
     async def _transcribe(self, found: list[Window | Discarded]) -> None:
@@ -291,20 +308,27 @@ class TranscriptionRequest:
             self._hooks.keep(_date_back(part.window), result, queue_ms)
         unspaced = is_unspaced(self.text[-1:] + result.text[:1])
         piece = result.text if unspaced or not self.text else " " + result.text
+        only = not self.text
         self.text += piece
         figures = ("language", "avg_logprob", "compression_ratio", "no_speech_prob")
         start_s = part.window.start_s - self._began_s
         words = [word.as_json(start_s) for word in result.words]
         end_s = min(part.window.speech_end_s - self._began_s, self._received / self.form.rate)
-        self.new_texts.append(
-            {
-                "text": piece,
-                "start_s": round(start_s, 3),
-                "end_s": round(end_s, 3),
-                **{name: getattr(result, name) for name in figures},
-                "words": words,
-            }
-        )
+        found = {
+            "text": piece,
+            "start_s": round(start_s, 3),
+            "end_s": round(end_s, 3),
+            **{name: getattr(result, name) for name in figures},
+            "words": words,
+        }
+        if self._first:
+            self.new_texts.append(self._first[0])
+            self._first = None
+        acting = self._hooks.text_to_act_on(part.window, result) if self._hints.acts else piece
+        if only and acting != piece:
+            self._first = found, acting
+        else:
+            self.new_texts.append(found)
 
 
 def _date_back(window: Window) -> Window:

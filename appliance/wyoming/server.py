@@ -34,7 +34,6 @@ from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read
 from appliance.wyoming.request import (
     LONGEST_FILE_S,
     LONGEST_S,
-    NO_HINTS,
     Hints,
     Hooks,
     RequestError,
@@ -300,7 +299,7 @@ class ClientConnection:
         """True while there is a request."""
         self._text_begun = False
         """True once part of its text was sent."""
-        self._hints = NO_HINTS
+        self._hints = Hints(acts=server.settings.wyoming.acts)
         """Words that are likely in the next request's sound, as the client says."""
         self._until_s = 0.0
         """When the request's sound must be complete, on the loop's clock."""
@@ -352,7 +351,7 @@ class ClientConnection:
         match event.type:
             case "describe":
                 server = self._server
-                found = info(server.node, server.hooks.model())
+                found = info(server.node, server.hooks.model(), self._languages())
                 await self._send(pack(Event("info", found)))
             case "ping":
                 text = event.data.get("text")
@@ -360,9 +359,7 @@ class ClientConnection:
                 await self._send(pack(Event("pong", {"text": text})))
             case "transcribe":
                 self._end()
-                self._check_language(event.data.get("language"))
-                words = self.is_local and event.data.get("words") is True
-                self._hints = Hints(_read_names(event.data), words)
+                self._hints = self._read_hints(event.data)
             case "audio-start":
                 self._end()
                 await self._begin(SoundFormat.parse(event.data))
@@ -391,13 +388,24 @@ class ClientConnection:
         )
         return self._request
 
-    def _check_language(self, language: object) -> None:
-        """Raise RequestError for a language of the page's request that the model does not write.
-        Others are told the languages before (`describe`)."""
-        known = _languages(self._server.hooks.model())
+    def _read_hints(self, data: Mapping[str, Any]) -> Hints:
+        """Return what a request says of its text. Raises RequestError for a language of the page's
+        request that the model does not write; others are told the languages before (`describe`)."""
+        known, language = self._languages(), data.get("language")
         if self.is_local and language and language not in known:
             expected = ", ".join(known[:8]) + " ..." * (len(known) > 8)
             raise RequestError("bad_language", f"expected a language of the model ({expected})")
+        language = language if language in known else ""
+        words = self.is_local and data.get("words") is True
+        acts = data.get("acts") is True if self.is_local else self._server.settings.wyoming.acts
+        return Hints(_read_names(data), words, language, acts)
+
+    def _languages(self) -> list[str]:
+        """Return the languages that a client may choose, the configured one first."""
+        hooks = self._server.hooks
+        model = hooks.model()
+        own = [model.language] if model.language else list(model.languages)
+        return list(dict.fromkeys([*own, *hooks.languages()]))
 
     async def _add_sound(self, event: Event) -> None:
         """Add sound to the request; send the new parts of its text."""
@@ -459,7 +467,7 @@ class ClientConnection:
             self._server.requests -= 1
         if self._request:
             self._request.close()
-            self._hints = NO_HINTS
+            self._hints = self._read_hints({})
         self._request, self._text_begun = None, False
 
 
@@ -471,7 +479,7 @@ def _read_names(data: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(itertools.islice(texts, WORDS_AT_MOST)))
 
 
-def info(node: str, model: Model) -> dict[str, Any]:
+def info(node: str, model: Model, languages: list[str]) -> dict[str, Any]:
     """Return the answer to `describe`, which every release of the protocol's library can read."""
     made_by = {"name": "Roomscribe", "url": HOMEPAGE}
     installed = {
@@ -480,7 +488,7 @@ def info(node: str, model: Model) -> dict[str, Any]:
         "attribution": made_by,
         "installed": True,
         "version": None,
-        "languages": _languages(model),
+        "languages": languages,
     }
     # Home Assistant names its entity after the program; we want the sound unprocessed
     program = {
@@ -497,11 +505,6 @@ def info(node: str, model: Model) -> dict[str, Any]:
     }
     others = ("tts", "handle", "intent", "wake", "mic", "snd")
     return {"asr": [program], **{name: [] for name in others}}
-
-
-def _languages(model: Model) -> list[str]:
-    """Return the languages that are written: one, if the bundle or the settings fix it."""
-    return [model.language] if model.language else list(model.languages)
 
 
 @asynccontextmanager

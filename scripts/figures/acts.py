@@ -1,16 +1,15 @@
 """Measure how often something acts on what nobody said, and how often commands act.
 
     scripts/measure acts [FOLDER...] [--bundle tiny.en]
-    scripts/measure acts [FOLDER...] --fit [--write]
+    scripts/measure acts [FOLDER...] --fit
 
 Makes commands from the built-in list of expected sentences, and of each what is near to it and no
 command: a report, a question, a part of it. flite, espeak-ng and festival (what is installed) speak
 them, every third in pink noise at 12 dB. TESTED sentences by TEST_VOICES are measured; all others,
 by FIT_VOICES, are what --fit fits a phrase_calibration to, with the recordings of the folders, and
-the table is then with it. A near miss acts if a listed sentence would be acted on; a
-command acts rightly if that one has its words (a plural, an article and how a number is written do
-not count). Folders have a MANIFEST.tsv or transcripts.tsv (columns file and text): people's
-commands, and other speech.
+the table is then with it. A near miss acts if a listed sentence would be acted on; a command acts
+rightly if that one has its words, but for plurals and articles. Folders have a MANIFEST.tsv or
+transcripts.tsv (columns file and text).
 """
 
 from __future__ import annotations
@@ -47,7 +46,12 @@ from appliance.model.bundle import LEADS, PhraseCalibration, log_odds
 from appliance.records import Window, acting_text, why_not_act
 
 FIT_VOICES = ("flite slt", "flite rms", "espeak-ng en-us+f2", "espeak-ng en-gb")
-TEST_VOICES = ("flite awb", "flite kal16", "espeak-ng en-gb-scotland", "festival slt_arctic_hts")
+TEST_VOICES = ("flite awb", "flite kal16", "espeak-ng en-gb-scotland", "text2wave slt_arctic_hts")
+PROGRAMS = {
+    "flite": "-voice {} -f /dev/stdin -o {}",
+    "espeak-ng": "-v {} -s 155 -w {} --stdin",
+    "text2wave": "-eval (voice_cmu_us_{}) -o {}",
+}
 TESTED = {
     *("light_off", "cover_close", "climate", "lock", "unlock", "timer_start", "volume", "list_add"),
     *("device_on", "light_colour", "alarm", "scene"),
@@ -96,8 +100,11 @@ OTHERS = {
     "item": ("screws", "candles", "tickets", "a bicycle"),
 }
 """Values that their slots do not have."""
-PASTLESS = {"set", "shut", "put", "it", "volume", "previous", "next"}
+UNITS = {"percent", "degrees", "minutes", "seconds", "hours", "timer"}
+"""Last words without which a command is as good."""
+PASTLESS = {"set", "shut", "put", "it", "volume", "previous", "next", "what", "what's"}
 """First words without another form in the past."""
+OUTSIDE = {"percent": (110, 120, 150, 33, 47), "degrees": (5, 35, 40, 60)}
 TIMES = "half past", "quarter to", "quarter past", "ten to", "twenty past"
 TABLE: dict[str, Any] = tomllib.loads(SENTENCES_FILE.read_text("utf-8"))
 
@@ -121,10 +128,6 @@ class Heard:
     """The listed sentence that would be acted on; "" for none."""
     found: Evidence | None
 
-    def is_said(self, sentence: str) -> bool:
-        """True if a sentence orders what was said."""
-        return bool(sentence) and same_order(self.clip.text, sentence)
-
 
 def main() -> int:
     """Print the table; the exit status."""
@@ -135,8 +138,8 @@ def main() -> int:
     options = parser.parse_args()
     bundle = load_bundle(options.bundle)
     if options.fit:
-        eager = replace(bundle, phrase_calibration=ALWAYS)
-        fit = fitted(list(listen(eager, [*spoken_clips(FIT_VOICES), *people(options.folders)])))
+        clips = [*spoken_clips(FIT_VOICES), *people(options.folders)]
+        fit = fitted(list(listen(replace(bundle, phrase_calibration=ALWAYS), clips)))
         bundle = replace(bundle, phrase_calibration=fit)
         print("phrase_calibration", asdict(fit))
     heard = list(listen(bundle, [*spoken_clips(TEST_VOICES), *people(options.folders)]))
@@ -145,7 +148,7 @@ def main() -> int:
         for name in sorted({getattr(one.clip, key) for one in heard}):
             some = [one for one in heard if getattr(one.clip, key) == name]
             acts = [one for one in some if one.acts_on]
-            rightly = sum(one.is_said(one.acts_on) for one in acts)
+            rightly = sum(same_order(one.clip.text, one.acts_on) for one in acts)
             share = (len(acts) - rightly) / len(some)
             print(f"{name:24} {len(some):9} {len(acts):5} {rightly:8} {share:8.1%}")
     return 0
@@ -192,7 +195,7 @@ def fitted(heard: Sequence[Heard]) -> PhraseCalibration:
     table = [evidence(found) for _, found in known]
     names = [name for name in table[0] if name not in RULES]
     given = np.array([sum(RULES[name] * row[name] for name in RULES) for row in table])
-    right = np.array([one.is_said(found.sentence) for one, found in known], bool)
+    right = np.array([same_order(one.clip.text, found.sentence) for one, found in known])
     weights = np.array([3.0 if one.clip.voice == "people" else 1.0 for one, _ in known])
     weights[right] *= weights[~right].sum() / weights[right].sum()
     features = np.array([[row[name] for name in names] for row in table])
@@ -230,7 +233,7 @@ def people(folders: Sequence[Path]) -> Iterator[Clip]:
 
 def spoken_clips(voices: Sequence[str]) -> Iterator[Clip]:
     """Sentences by some voices: what is measured, or what is fitted to."""
-    voices = [voice for voice in voices if shutil.which(program(voice))]
+    voices = [voice for voice in voices if shutil.which(voice.split()[0])]
     if not voices:
         sys.exit("install flite, espeak-ng or festival with festvox-us-slt-hts")
     rng, noise = random.Random(SEED), np.random.default_rng(SEED)
@@ -245,23 +248,14 @@ def spoken_clips(voices: Sequence[str]) -> Iterator[Clip]:
             yield Clip(kind, text, voice, loud)
 
 
-def program(voice: str) -> str:
-    """The program that speaks with a voice."""
-    return "text2wave" if voice.startswith("festival") else voice.split(maxsplit=1)[0]
-
-
 def speak(voice: str, text: str) -> Sound:
     """The sound of a sentence, its numbers in words."""
     text = re.sub(r"\d+", lambda number: in_words(int(number[0])), text)
     asks = re.match(r"(did|who|why|should|could|is|are|how|what|which|will|do i|where)\b", text)
     text = f"{text[:1].upper()}{text[1:]}{'?' if asks else '.'}"
-    name = voice.split()[1]
+    program, name = voice.split()
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-        command = {
-            "flite": ["flite", "-voice", name, "-t", text, "-o", file.name],
-            "espeak-ng": ["espeak-ng", "-v", name, "-s", "155", "-w", file.name, text],
-            "text2wave": ["text2wave", "-eval", f"(voice_cmu_us_{name})", "-o", file.name],
-        }[program(voice)]
+        command = [program, *PROGRAMS[program].format(name, file.name).split()]
         subprocess.run(command, input=text.encode(), check=True)
         return read(Path(file.name))
 
@@ -276,12 +270,8 @@ def built_in_network(*names: str) -> WordNetwork:
 def sentences(name: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Commands of a name, and what is near to them, each with its kind."""
     network, whole = built_in_network(name), built_in_network(*TABLE["phrases"])
-    made = set[str]()
-    for _ in range(EACH[name in NUMBERED | LOCKS]):
-        text, slots = walk(network, rng)
-        if text in made:
-            continue
-        made.add(text)
+    commands = dict(walk(network, rng) for _ in range(EACH[name in NUMBERED | LOCKS]))
+    for text, slots in commands.items():
         yield COMMAND, text
         for kind, other in (*near_misses(text, slots, rng), *other_values(text, slots, rng)):
             if whole.parse(other.split()) is None:
@@ -311,14 +301,10 @@ def near_misses(text: str, slots: dict[str, Any], rng: random.Random) -> Iterato
         yield PAST, f"{past(first)} {rest}"
     for kind, template in KINDS.items():
         if is_order or template.startswith("{sentence}"):
-            chosen = re.sub(
-                r"\{([^}]*)\}",
-                lambda one: told.get(one[1]) or rng.choice(one[1].split("|")),
-                template,
-            )
-            yield kind, chosen
+            parts = re.split(r"[{}]", template)[1::2]
+            yield kind, " ".join(told.get(one) or rng.choice(one.split("|")) for one in parts)
     last = rest.rpartition(" ")[2]
-    if last not in ("percent", "degrees", "minutes", "seconds", "hours", "timer"):
+    if last not in UNITS:
         yield "half", text.rpartition(" ")[0]
 
 
@@ -330,10 +316,8 @@ def other_values(text: str, slots: dict[str, Any], rng: random.Random) -> Iterat
             for before in rng.sample(TIMES, 3):
                 yield "time", re.sub(rf"{said}.*", rf"{before} \1", text, count=1)
             continue
-        wrong = {"percent": (110, 120, 150, 33, 47), "degrees": (5, 35, 40, 60)}.get(
-            slot, (75, 120)
-        )
-        yield "quantity", re.sub(said, in_words(rng.choice(wrong)), text, count=1)
+        wrong = in_words(rng.choice(OUTSIDE.get(slot, (75, 120))))
+        yield "quantity", re.sub(said, wrong, text, count=1)
         yield "quantity", re.sub(said, r"\1 and a half", text, count=1)
         either = in_words(slots[slot] % 9 + 3)
         yield "two values", re.sub(said, rf"\1 or {either}", text, count=1)

@@ -36,6 +36,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from evening_run.processes import stat_fields
 from rigs import broker as rig_broker, microphone
 from rigs.command import start
 from rigs.daemon import write_config
@@ -43,7 +44,6 @@ from rigs.recordings import Sentence, sentences as all_sentences
 from rigs.word_errors import word_errors
 
 from appliance.model import BUILT_IN, load_bundle
-from appliance.system import stat_fields
 
 NODE = "demo"
 DRAWN = 5
@@ -150,7 +150,7 @@ def listen(
             while not heard.empty():
                 heard.get()
             spoken.speak(sentence.file)
-        print(f'\nsaid   "{sentence.text}"')
+        print(f'\nsaid   "{sentence.text}"', flush=True)
         try:
             message = wait_for(heard, "transcript", ANSWER_WITHIN_S)
         except TimeoutError as error:
@@ -160,7 +160,8 @@ def listen(
         delay_ms = latency_ms(message)
         print(
             f'heard  "{event["text"]}"  ({delay_ms:.0f} ms after the end of speech; encoder '
-            f"{event['encode_ms']} ms, decoder {event['decode_ms']} ms)"
+            f"{event['encode_ms']} ms, decoder {event['decode_ms']} ms)",
+            flush=True,
         )
         heard_all.append((sentence, message))
     return heard_all
@@ -283,4 +284,7 @@ def say(line: str) -> None:
 if __name__ == "__main__":
     if not shutil.which("mosquitto_sub"):
         sys.exit("demo: mosquitto_sub not installed (apt install mosquitto-clients)")
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

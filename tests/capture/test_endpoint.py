@@ -96,7 +96,7 @@ WORD = [1.0] * 33
 """Scores of 0.99 s."""
 
 
-def test_the_end_of_speech_is_where_the_sound_ends_not_where_the_score_has_fallen() -> None:
+def test_speech_ends_with_the_sound_and_not_when_the_score_has_fallen() -> None:
     scores, word = [*WORD, 1.0, 1.0, 0.9, 0.7, 0.5, 0.4, 0.4], noise(0.99, 3000)
     assert speech_end_s(scores, word) == pytest.approx(5.01, abs=0.04)
     assert speech_end_s(scores, word, endpoint=ByDetector) == pytest.approx(5.2, abs=0.02)
@@ -113,7 +113,7 @@ def test_the_tail_of_a_room_a_breath_and_a_click_are_no_speech() -> None:
     assert speech_end_s(breath, *click) == pytest.approx(5.02, abs=0.04)
 
 
-def test_a_soft_last_word_is_speech_where_the_detector_is_sure_or_its_score_rises() -> None:
+def test_a_soft_last_word_is_speech_if_the_score_is_high_or_rises() -> None:
     sound = noise(0.99, 3000), noise(0.15, 20), noise(0.3, 400)
     sure = [*WORD, *[0.9] * 5, *[0.95] * 10]
     assert speech_end_s(sure, *sound) == pytest.approx(5.45, abs=0.04)
@@ -121,13 +121,13 @@ def test_a_soft_last_word_is_speech_where_the_detector_is_sure_or_its_score_rise
     assert speech_end_s(rising, *sound) == pytest.approx(5.45, abs=0.04)
 
 
-def test_a_soft_voice_that_the_detector_is_unsure_of_all_along_is_left_to_it() -> None:
+def test_a_soft_voice_with_low_scores_all_along_is_left_to_the_detector() -> None:
     unsure = [*WORD, *[0.8, 0.75, 0.72, 0.68, 0.66, 0.64] * 6]
     found = speech_end_s(unsure, noise(0.99, 3000), noise(1.08, 300))
     assert found == pytest.approx(6.06, abs=0.04)
 
 
-def test_who_speaks_up_beside_a_television_has_ended_when_that_alone_is_left() -> None:
+def test_a_voice_beside_a_television_has_ended_when_only_that_is_left() -> None:
     talk = [noise(0.3, level, seed) for seed, level in enumerate([300, 150, 15, 250] * 10)]
     command = noise(1.5, 2500)
     found = room(DeafVoice(0.5), *talk[:20], command, *talk[20:])
@@ -191,9 +191,7 @@ def test_no_end_of_a_persons_word_is_cut() -> None:
     assert labelled > 20
 
 
-def test_the_end_is_found_when_the_level_sinks_to_a_noise_that_the_detector_takes_for_speech() -> (
-    None
-):
+def test_speech_ends_when_it_sinks_into_noise_that_seems_to_be_speech() -> None:
     found = room(DeafVoice(1.0), noise(4, 200), noise(2, 2000), noise(3, 200))
     ((when_s, window),) = found
     assert isinstance(window, Window)
@@ -208,7 +206,7 @@ def test_a_detector_that_knows_the_noise_is_believed_about_soft_speech() -> None
     assert window.speech_end_s == pytest.approx(9.0, abs=0.05)
 
 
-def test_no_word_is_lost_where_one_utterance_after_the_other_sinks_into_the_noise() -> None:
+def test_no_word_is_lost_when_utterances_sink_into_the_noise() -> None:
     found = room(DeafVoice(1.0), noise(4, 200), *[noise(1, 2000), noise(2, 200)] * 3)
     windows = [one for _, one in found if isinstance(one, Window)]
     assert len({one.utterance_id for one in windows}) == 3
@@ -260,7 +258,7 @@ def test_the_floor_is_the_lowest_level_of_the_last_seconds() -> None:
     assert not floor.known
 
 
-def test_an_utterance_that_sinks_just_after_a_cut_has_a_last_window_with_something_new() -> None:
+def test_an_utterance_that_sinks_after_a_cut_ends_with_a_new_frame() -> None:
     settings = replace(SegmenterSettings(), hang_over_ms=2000, overlap_ms=2000)
     segmenter = Segmenter(DeafVoice(1.0), settings, 5.0)
     found = []

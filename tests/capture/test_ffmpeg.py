@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from rigs.checkout import ROOT, SPEECH, environment
 from rigs.command import roomscribe
 from rigs.needs import needs_ffmpeg
@@ -166,3 +167,68 @@ def test_stop_ends_it_at_once(tmp_path: Path) -> None:
         recording.stop()
         assert list(frames) == []
     assert helpers() == []
+
+
+@needs_ffmpeg
+def test_a_chain_of_ogg_files_is_heard_to_its_end(tmp_path: Path) -> None:
+    chain = tmp_path / "chain.ogg"
+    tone = np.sin(np.arange(24_000) / 8).astype(np.float32) / 2
+    for _ in range(2):
+        soundfile.write(tmp_path / "one.ogg", tone, 16_000)
+        with chain.open("ab") as file:
+            file.write((tmp_path / "one.ogg").read_bytes())
+    with Recording(str(chain), real_time=False) as recording:
+        length = sum(len(frame.samples) for frame in recording.frames())
+    assert length == pytest.approx(48_000, abs=2000)
+    assert not recording.warnings
+
+
+@needs_ffmpeg
+def test_a_flac_from_a_pipe_is_whole(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.sin(np.arange(24_000) / 8) / 2, 16_000)
+    piped = tmp_path / "a.flac"
+    command = ["ffmpeg", "-v", "error", "-i", str(tmp_path / "a.wav"), "-f", "flac", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout
+        piped.write_bytes(running.stdout.read())
+    with Recording(str(piped), real_time=False) as recording:
+        assert sum(len(frame.samples) for frame in recording.frames()) == 24_000
+        assert (recording.warnings, recording.duration_s) == ([], 0.0)
+
+
+@needs_ffmpeg
+def test_a_film_is_heard_at_its_times_and_in_its_default_track(tmp_path: Path) -> None:
+    for name, level in (("quiet", 0.1), ("loud", 0.5)):
+        soundfile.write(tmp_path / f"{name}.wav", np.sin(np.arange(32_000) / 8) * level, 16_000)
+    film = tmp_path / "film.mkv"
+    sources = [
+        "-i",
+        str(tmp_path / "quiet.wav"),
+        "-itsoffset",
+        "1",
+        "-i",
+        str(tmp_path / "loud.wav"),
+    ]
+    picture = ["-f", "lavfi", "-i", "color=s=16x16:d=3"]
+    tracks = ["-map", "2:v", "-map", "0:a", "-map", "1:a", "-c:a", "flac"]
+    chosen = ["-disposition:a:0", "0", "-disposition:a:1", "default"]
+    subprocess.run(
+        ["ffmpeg", "-v", "error", *sources, *picture, *tracks, *chosen, film], check=True
+    )
+    with Recording(str(film), real_time=False) as recording:
+        sound = np.concatenate([frame.samples for frame in recording.frames()]).astype(float)
+    assert np.abs(sound[:15_000]).max() < 100, "it begins after a second"
+    assert np.abs(sound[20_000:40_000]).max() == pytest.approx(16_384, rel=0.02)
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize("ending", ["mp3", "aac"])
+def test_a_library_prints_nothing_while_a_file_is_read(
+    tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    soundfile.write(tmp_path / "a.wav", np.sin(np.arange(48_000) / 8) / 2, 16_000)
+    file = tmp_path / f"a.{ending}"
+    subprocess.run(["ffmpeg", "-v", "error", "-i", tmp_path / "a.wav", file], check=True)
+    with Recording(str(file), real_time=False) as recording:
+        assert sum(len(frame.samples) for frame in recording.frames()) > 45_000
+    assert capfd.readouterr().err == ""

@@ -17,15 +17,13 @@ def test_loudness_is_in_decibels_of_full_scale() -> None:
 
 
 @pytest.mark.parametrize(("full", "clipped"), [(0, False), (1, False), (2, True), (480, True)])
-def test_sound_is_clipped_if_more_than_one_sample_in_a_thousand_is_at_full_scale(
-    full: int, clipped: bool
-) -> None:
+def test_sound_is_clipped_above_one_sample_in_1000_at_full_scale(full: int, clipped: bool) -> None:
     samples = np.zeros(1000, np.int16)
     samples[:full] = 32767
     assert is_clipped(samples) is clipped
 
 
-def test_level_of_speech_is_that_of_its_loud_part_and_noise_that_of_the_silence() -> None:
+def test_level_of_speech_is_that_of_its_loud_part_noise_that_of_silence() -> None:
     generator = np.random.default_rng(1)
     noise = generator.normal(0, 32768 * 10 ** (-60 / 20), SAMPLE_RATE * 2)
     tone = np.sin(2 * np.pi * 300 * np.arange(SAMPLE_RATE) / SAMPLE_RATE) * 32768 * 10 ** (-27 / 20)

@@ -97,7 +97,7 @@ def test_a_sound_that_was_like_speech_and_never_opened_leaves_a_trace() -> None:
     assert trace.utterance_id
 
 
-def test_an_utterance_is_handed_on_as_soon_as_the_hang_over_is_over() -> None:
+def test_an_utterance_is_returned_as_soon_as_the_hang_over_is_over() -> None:
     room = Room().hear(silence(100), speech(30), silence(19))
     assert room.found == []
     assert room.segmenter.speaking
@@ -106,7 +106,7 @@ def test_an_utterance_is_handed_on_as_soon_as_the_hang_over_is_over() -> None:
     assert not room.segmenter.speaking
 
 
-def test_after_five_silent_frames_the_window_is_known_that_ends_the_utterance() -> None:
+def test_after_five_silent_frames_there_is_a_speculative_window() -> None:
     room = Room().hear(silence(100), speech(30), silence(4))
     assert room.segmenter.speculative_window is None
     speculation = room.hear(silence(1)).segmenter.speculative_window
@@ -146,7 +146,7 @@ def test_the_window_so_far_is_the_one_that_is_being_filled() -> None:
     assert so_far.duration_s < full.duration_s
 
 
-def test_speech_that_comes_back_makes_the_guess_void() -> None:
+def test_speech_that_resumes_drops_the_speculative_window() -> None:
     room = Room().hear(silence(30), speech(20), silence(15))
     first = room.segmenter.speculative_window
     assert first
@@ -171,7 +171,7 @@ def closed_early(*, silent_frames: int = 11) -> tuple[Room, Window]:
 
 
 @pytest.mark.parametrize("silent_frames", [11, 15, 19])
-def test_a_guess_that_is_sure_ends_the_utterance_with_its_samples(silent_frames: int) -> None:
+def test_an_early_close_gives_the_samples_of_the_speculative_window(silent_frames: int) -> None:
     _, early = closed_early(silent_frames=silent_frames)
     (late,) = Room().hear(silence(30), speech(20), silence(20)).windows()
     assert differences(early, late) == ["utterance_id", "id"]
@@ -190,7 +190,7 @@ def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
 
 
 @pytest.mark.parametrize("pause", range(11, 40))
-def test_speech_that_comes_back_after_an_early_close_goes_on_in_the_next_utterance(
+def test_speech_after_an_early_close_continues_in_the_next_utterance(
     pause: int,
 ) -> None:
     """At once, within the hang-over, within 800 ms, later: no frame of speech is lost, none is in
@@ -242,7 +242,7 @@ def test_a_breath_after_an_early_close_is_no_utterance() -> None:
     assert not room.segmenter.speaking
 
 
-def test_a_source_that_is_lost_after_an_early_close_goes_on_with_nothing() -> None:
+def test_after_a_lost_source_nothing_continues_the_utterance_before() -> None:
     room, _ = closed_early()
     assert room.segmenter.flush(interrupted=True) == []
     assert not room.segmenter.closed_early
@@ -308,7 +308,7 @@ def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(
     assert any(one.continues for one in windows)
 
 
-def test_what_is_too_short_for_an_utterance_is_no_guess() -> None:
+def test_too_little_speech_has_no_speculative_window() -> None:
     room = Room(settings=replace(SegmenterSettings(), min_speech_ms=300))
     assert room.hear(silence(30), speech(5), silence(15)).segmenter.speculative_window is None
     room.hear(silence(5))
@@ -334,7 +334,7 @@ def test_too_little_speech_is_discarded_with_its_reason() -> None:
     assert discarded.reason == "too_short"
 
 
-def test_long_speech_is_cut_at_the_quietest_place_and_nothing_is_lost_or_doubled() -> None:
+def test_long_speech_is_cut_at_its_quietest_without_loss_or_repetition() -> None:
     room = Room(5.0, NO_OVERLAP)
     room.hear(silence(30), speech(120), speech(6, LOUD), speech(100), silence(30))
     first, second = room.windows()
@@ -347,7 +347,7 @@ def test_long_speech_is_cut_at_the_quietest_place_and_nothing_is_lost_or_doubled
     assert first.voiced_s + second.voiced_s == pytest.approx(226 * FRAME_S)
 
 
-def test_speech_without_end_is_cut_into_windows_no_longer_than_the_model_takes() -> None:
+def test_speech_without_end_is_cut_into_windows_that_fit_the_model() -> None:
     room = Room(5.0, NO_OVERLAP).hear(silence(10), speech(1000), silence(30))
     windows = room.windows()
     assert len(windows) >= 6
@@ -425,13 +425,13 @@ def heard_with_reference(
     return [*found, *segmenter.flush()]
 
 
-def test_speech_that_the_reference_explains_opens_nothing_and_leaves_one_trace() -> None:
+def test_speech_of_the_loudspeakers_opens_nothing_and_is_reported_once() -> None:
     (lost,) = heard_with_reference(lambda _: True)
     assert isinstance(lost, Discarded) and lost.reason == "reference"
     assert lost.duration_s == pytest.approx(1.0, abs=0.05)
 
 
-def test_an_utterance_of_which_cancellation_left_little_is_what_the_loudspeakers_play() -> None:
+def test_an_utterance_that_cancellation_mostly_removed_is_discarded() -> None:
     (kept,) = heard_with_reference(lambda _: False, share=0.3)
     assert isinstance(kept, Window)
     (lost,) = heard_with_reference(lambda _: False, share=0.1)

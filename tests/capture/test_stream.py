@@ -27,7 +27,7 @@ from rigs.needs import needs_ffmpeg
 from rigs.waiting import PATIENCE_S, holds
 
 from appliance.capture.devices import is_stream, public_name
-from appliance.capture.microphone import Microphone, open_source
+from appliance.capture.microphone import Microphone, open_source, read_device
 from appliance.capture.recorder import Recorder
 from appliance.capture.reference import Reference
 from appliance.capture.stream import Stream, redact
@@ -224,6 +224,15 @@ class WatchedStream(Stream):
         if within_s is not None and not found:
             self.idle.set()
         return found
+
+
+def test_the_address_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    secret = tmp_path / "camera"
+    secret.write_text(f"{ADDRESS}\n", encoding="utf-8")
+    assert read_device(CaptureSettings(device_file=str(secret))) == ADDRESS
+    assert read_device(CaptureSettings(device="USB")) == "USB"
+    with pytest.raises(DeviceError, match=r"capture.device_file: expected a file"):
+        read_device(CaptureSettings(device_file=str(tmp_path / "nothing")))
 
 
 @pytest.mark.parametrize("channels", [1, 2])

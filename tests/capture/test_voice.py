@@ -157,7 +157,7 @@ def test_blocks_come_one_by_one_before_anything_is_decided(number: int) -> None:
             alert_s = alert_s + 0.03 if segmenter.alert else 0.0
 
 
-def test_a_beginning_that_is_like_speech_is_reported_once_when_the_detector_sleeps() -> None:
+def test_a_sound_like_speech_that_never_opened_is_reported_once() -> None:
     with Recording(str(SPEECH / "00.flac"), real_time=False) as recording:
         sound = np.concatenate([frame.samples for frame in recording.frames()])
     loud = int(np.argmax(np.abs(sound) > 3000))
@@ -207,7 +207,7 @@ def test_speech_is_judged_without_threads_and_without_waiting_for_one() -> None:
     assert counted["waited"] < len(speech) / SILERO_SAMPLES
 
 
-def test_a_lone_short_word_is_heard_nearly_wherever_silero_s_windows_fall_in_it() -> None:
+def test_a_single_short_word_is_heard_wherever_silero_s_windows_fall() -> None:
     sound = recorded("ha_commands_ohf/pause.wav")
     assert sum(bool(heard(sound[phase:])) for phase in range(0, 512, 64)) >= 6
 

@@ -40,7 +40,7 @@ EXIT_STATUS = """\
 | 1 | nothing found, a deletion was declined; of `mute`: not muted |
 | 2 | wrong usage |
 | 65 | a recording that cannot be read |
-| 69 | trouble with a device |
+| 69 | trouble with a device, or the daemon does not run |
 | 70 | an error that nobody foresaw |
 | 74 | trouble with the log or the broker, or output that cannot be written (a full disk) |
 | 75 | a cause that may pass: a disk that fails, too little memory; of `run`, no such model |

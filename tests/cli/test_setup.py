@@ -9,6 +9,8 @@ import threading
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rigs.broker import Broker
@@ -23,9 +25,10 @@ from rigs.needs import needs_broker, needs_microphone, program
 from rigs.terminal import Terminal
 from rigs.waiting import PATIENCE_S, until
 
-from appliance.cli.setup.answers import Answers
+from appliance.cli.dialog import BACK, BackError, Dialog
+from appliance.cli.setup.answers import Answers, Context
 from appliance.cli.setup.broker import parse_address
-from appliance.cli.setup.main import with_room
+from appliance.cli.setup.main import ask_all, with_room
 from appliance.config import MqttSettings
 from appliance.errors import ConfigError
 
@@ -71,6 +74,55 @@ def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
     assert stat.S_IMODE(config.stat().st_mode) == 0o640
     again = roomscribe(*arguments)
     assert (again.returncode, "Nothing to change" in again.stdout) == (0, True)
+
+
+def test_setup_makes_the_configuration_that_it_was_given_a_name_for(tmp_path: Path) -> None:
+    config = tmp_path / "new.toml"
+    done = roomscribe("setup", "--config", config, "--yes", "--node", "bath", "--broker", "none")
+    assert done.returncode == 0, done.stderr
+    assert tomllib.loads(config.read_text())["appliance"] == {"node": "bath"}
+
+
+class TypedDialog(Dialog):
+    """Takes its answers from a list."""
+
+    def __init__(self, *typed: str) -> None:
+        super().__init__(interactive=True)
+        self.typed = [*typed]
+
+    def read(self, prompt: str) -> str:
+        self.question_count += 1
+        if (answer := self.typed.pop(0)) == BACK:
+            raise BackError
+        return answer
+
+
+def test_back_passes_steps_that_had_nothing_to_ask(tmp_path: Path) -> None:
+    dialog, asked = TypedDialog("a", "back", "b", "c"), list[str]()
+    context = cast(Context, SimpleNamespace(dialog=dialog))
+
+    def question(context: Context, answers: Answers) -> Answers:
+        asked.append(context.dialog.ask("What?", ""))
+        return answers
+
+    steps = (("One", question), ("Two", lambda _, answers: answers), ("Three", question))
+    ask_all(context, cast(Answers, None), steps)
+    assert asked == ["a", "b", "c"], "`back` at the third step asks the first one again"
+
+
+@needs_broker
+def test_the_broker_forgets_the_former_name_of_the_room(tmp_path: Path) -> None:
+    with Broker() as broker:
+        mqtt = {"enabled": True, "host": "127.0.0.1", "port": broker.port}
+        config = write_config(tmp_path, mqtt=mqtt)
+        with Subscriber(broker.port) as heard, daemon(config):
+            until(lambda: heard.payloads("availability", "kitchen"), READY_WITHIN_S)
+            done = roomscribe("setup", "--config", config, "--yes", "--node", "hall")
+            assert "cleared roomscribe/kitchen/availability" in done.stdout, done.stdout
+            until(lambda: heard.payloads("availability", "hall"), READY_WITHIN_S)
+            with Subscriber(broker.port, name="later") as later:
+                until(lambda: later.payloads("availability", "hall"))
+                assert not [one.topic for one in later.messages if "/kitchen/" in one.topic]
 
 
 @pytest.mark.parametrize(
@@ -303,22 +355,22 @@ def test_setup_takes_a_hef_that_the_user_compiled(
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
     here = OFFLINE | simulator.environment | {"ROOMSCRIBE_MODELS": str(models)}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
-        terminal.until("tiny.en or base with a HEF of 10 s that you compile", 60)
+        terminal.until("tiny.en or base with a HEF of 10 s that you compile")
         terminal.enter(f"{tmp_path}/mine")
         terminal.until("A HEF that you compiled for its encoder (a path; Enter: none)?")
         terminal.enter(f"{tmp_path}/no.hef")
         terminal.until("expected a HEF")
-        terminal.until("Which model? [tiny.en]", 60)
+        terminal.until("Which model? [tiny.en]")
         terminal.enter(f"{tmp_path}/mine")
         terminal.until("Enter: none)?")
         terminal.enter(str(hef))
-        terminal.until("mine: installed", 60)
+        terminal.until("mine: installed")
         assert (models / "mine" / "encoder.hef").read_bytes() == hef.read_bytes()
         terminal.until("Which model? [tiny.en]", 60)  # random weights misread the sentence
         terminal.enter()
         terminal.until("Enter: none)?")
         terminal.enter()
-        terminal.until(" skipped; ", 60)
+        terminal.until(" skipped; ")
 
 
 def test_a_hef_without_its_model_is_refused(tmp_path: Path) -> None:

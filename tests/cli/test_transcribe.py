@@ -33,6 +33,22 @@ def test_each_of_several_files_has_subtitles_of_its_own(tmp_path: Path, ending: 
         assert blocks[0].startswith("1\n00:00:0")
 
 
+def test_of_a_folder_the_sound_files_are_transcribed_by_name(tmp_path: Path) -> None:
+    for name in ("02", "01"):
+        (tmp_path / f"{name}.flac").write_bytes((SPEECH / f"{name}.flac").read_bytes())
+    (tmp_path / "notes.txt").write_text("no sound", encoding="utf-8")
+    done = roomscribe("transcribe", "--json", tmp_path)
+    files = [json.loads(line)["file"] for line in done.stdout.splitlines()]
+    assert (done.returncode, files) == (
+        0,
+        [str(tmp_path / f"{name}.flac") for name in ("01", "02")],
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused = roomscribe("transcribe", empty)
+    assert refused.returncode and "no sound file is in this folder" in refused.stderr
+
+
 def test_sound_on_standard_input_is_read_whatever_it_is(tmp_path: Path) -> None:
     sound, rate_hz = soundfile.read(SPEECH / "02.flac", dtype="int16")
     soundfile.write(tmp_path / "talk.wav", sound, rate_hz)

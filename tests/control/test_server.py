@@ -186,7 +186,7 @@ def test_a_subscriber_hears_what_it_asked_for_and_nothing_else(
     until(lambda: server.wanted == frozenset())
 
 
-def test_who_names_the_last_one_that_it_has_is_sent_what_came_since_and_nothing_twice(
+def test_a_client_that_names_its_last_transcript_gets_only_newer_ones(
     server: ControlServer, path: Path, feed: Feed
 ) -> None:
     feed.numbers = list(range(1, 301))

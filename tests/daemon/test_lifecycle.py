@@ -114,7 +114,7 @@ def test_time_in_which_others_had_the_processors_is_missed(tmp_path: Path) -> No
     missed.measure(60)
     assert missed.within_s(60) == pytest.approx(0.0001)
     assert missed.within_s(0) == 0
-    tasks.wait(500)  # no more than what has passed
+    tasks.wait(PATIENCE_S)  # no more than what has passed
     missed.measure(60)
     assert missed.within_s(60) < 60
     shutil.rmtree(tasks.folder)

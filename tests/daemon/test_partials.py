@@ -95,7 +95,7 @@ def test_a_pass_is_asked_for_once_a_second_and_never_two_at_once(rig: Rig) -> No
     rig.hear(EVERY_S - 0.1)
     assert rig.asked == []
     rig.hear(0.1)
-    assert [work.is_partial for work in rig.asked] == [True]
+    assert [work.request.partial for work in rig.asked] == [True]
     rig.hear(3 * EVERY_S)
     assert len(rig.asked) == 1, "the first is not answered"
     rig.answer("turn")

@@ -96,7 +96,7 @@ class House:
                 yield
                 continue
             yield
-            if work.is_partial and self.states:
+            if work.request.partial and self.states:
                 work.cancel()
                 continue
             self.works.encode(work)

@@ -17,12 +17,14 @@ from appliance.homeassistant.assist import (
     LATE_S,
     REMEMBERED,
     Assist,
-    Refusal,
-    Refused,
+    RefusalKind,
+    RefusedText,
     SentIds,
     why_not_matched,
 )
 from appliance.records import Phrase
+
+NO_NAME, NO_SENSE = RefusalKind.NO_SUCH_NAME, RefusalKind.NOT_UNDERSTOOD
 
 
 @pytest.mark.parametrize(
@@ -87,15 +89,15 @@ def test_only_what_home_assistant_understands_whole_is_handed_over(
 @pytest.mark.parametrize(
     ("refused", "language", "spoken"),
     [
-        (Refused("", Refusal.NO_SUCH_NAME, ("a", "b")), "en-GB", "Sorry, I know no a or b."),
-        (Refused("x", Refusal.NO_SUCH_NAME, ("Bad",)), "de", "Tut mir leid, Bad kenne ich nicht."),
-        (Refused("x", Refusal.NOT_UNDERSTOOD), "de-CH", "Das habe ich leider nicht verstanden."),
-        (Refused("x"), "fr", "Sorry, Home Assistant does not answer."),
+        (RefusedText("", NO_NAME, ("a", "b")), "en-GB", "Sorry, I know no a or b."),
+        (RefusedText("", NO_NAME, ("Bad",)), "de", "Tut mir leid, Bad kenne ich nicht."),
+        (RefusedText("", NO_SENSE), "de-CH", "Das habe ich leider nicht verstanden."),
+        (RefusedText("x"), "fr", "Sorry, Home Assistant does not answer."),
     ],
     ids=range(4),
 )  # fmt: skip
 def test_a_refusal_is_spoken_in_the_language_of_the_pipeline(
-    refused: Refused, language: str, spoken: str
+    refused: RefusedText, language: str, spoken: str
 ) -> None:
     assert refused.spoken(language) == (spoken, "de" if language.startswith("de") else "en")
 

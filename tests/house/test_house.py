@@ -19,6 +19,7 @@ from rigs.rooms import RealRoom
 from rigs.waiting import holds, until
 
 from appliance.house import arbiter
+from appliance.house.arbiter import Decision
 from appliance.house.claims import Claim
 from appliance.house.house import MOST_MESSAGES, House
 from appliance.house.messages import encode
@@ -137,6 +138,23 @@ def test_a_muted_room_neither_claims_nor_acts(tmp_path: Path, broker: Broker) ->
         assert not holds(lambda: kitchen.assist.actions, 0.3)
         assert {one["node"] for one in claims(heard) if one["kind"] != "hearing"} >= {"hall"}
         assert not [one for one in claims(heard) if one["node"] == "kitchen" and "id" in one]
+
+
+def test_a_room_whose_sentences_another_takes_for_an_hour_says_so() -> None:
+    complaints = list[str | None]()
+    house = House("kitchen", complain=complaints.append)
+
+    def decide(node: str, now_s: float) -> str | None:
+        here = node == "kitchen"
+        house._watch(Decision("x", here, node, (), arbiter.Separation.NONE, 0.1), now_s)
+        return complaints[-1]
+
+    assert [decide("bath", minute * 60.0) for minute in (0, 10, 20, 59)] == [None] * 4
+    assert "bath has acted on all 5 sentences of this room for 1 h" in str(decide("bath", 3600.0))
+    assert decide("kitchen", 3660.0) is None
+    assert decide("bath", 9000.0) is None
+    assert decide("hall", 9001.0) is None
+    assert [decide("hall", 20_000.0 + count) is None for count in range(4)] == [True] * 3 + [False]
 
 
 @needs_broker

@@ -59,6 +59,21 @@ def test_a_loop_in_the_middle_of_a_text_is_discarded() -> None:
     assert Gates(GATES).apply(window(1), result("well", looping))[1] == "repetition"
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("No, no, no, no, no, no.", "No."), ("stop " * 20, "stop"), ("Ja! " * 7, "Ja!")],
+)
+def test_one_word_said_again_and_again_is_kept_once(text: str, kept: str) -> None:
+    said = result(text, (7, 8) * len(text.split()))
+    assert judge(said) == "repetition"
+    heard, reason = Gates(GATES).apply(window(1), said)
+    assert (heard.text, heard.flags, reason) == (kept, ("repetition",), None)
+    looping = replace(said, ended=False)
+    assert Gates(GATES).apply(window(1), looping)[1] == "repetition"
+    others = replace(said, text="turn it off " * 9)
+    assert Gates(GATES).apply(window(1), others)[1] == "repetition"
+
+
 def test_a_later_window_is_freed_of_what_it_repeats() -> None:
     verdicts = Gates(GATES)
     verdicts.apply(window(1), result("turn on the light"))

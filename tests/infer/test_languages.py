@@ -17,7 +17,13 @@ from rigs.windows import a_window
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoder
-from appliance.infer.languages import ROOMS, STAYS, Languages, choose_languages
+from appliance.infer.languages import (
+    ROOMS,
+    STAYS_PROBABILITY,
+    Languages,
+    choose_languages,
+    language_tokens,
+)
 from appliance.infer.opening import open_transcriber
 from appliance.infer.request import Request
 from appliance.infer.tokenizer import Tokenizer
@@ -53,7 +59,7 @@ def test_the_likeliest_language_is_chosen_and_the_last_one_is_likelier() -> None
     name, probability = languages.choose(logits)
     assert name == "en" and probability == pytest.approx(1 / (1 + math.exp(-0.5)))
     name, probability = languages.choose(logits, "de")
-    odds = STAYS * math.exp(1.0), (1 - STAYS) * math.exp(1.5)
+    odds = STAYS_PROBABILITY * math.exp(1.0), (1 - STAYS_PROBABILITY) * math.exp(1.5)
     assert name == "de" and probability == pytest.approx(odds[0] / sum(odds))
     logits[3] = 4.0
     assert languages.choose(logits, "de")[0] == "en"
@@ -84,6 +90,22 @@ def test_a_decode_is_that_of_a_model_told_the_language(two: Bundle, tokenizer: T
         assert decoded.logprobs == told[expected].decode(states, 1.0).logprobs
         found.add(expected)
     assert found == {"de", "en"}
+
+
+def test_a_named_language_holds_for_one_decode(two: Bundle, tokenizer: Tokenizer) -> None:
+    decoder, english = Decoder(two, 1), Decoder(two, 1)
+    decoder.known_languages = language_tokens(two, tokenizer)
+    german = tuple(
+        decoder.known_languages["de"] if one == decoder.known_languages["en"] else one
+        for one in two.prompt
+    )
+    states = sounds(two)[0]
+    found = decoder.decode(states, 1.0, only="de")
+    assert found.language == "de" and math.isnan(found.language_probability)
+    assert found.tokens == Decoder(replace(two, prompt=german), 1).decode(states, 1.0).tokens
+    for unknown in ("", "fr"):
+        after = decoder.decode(states, 1.0, only=unknown)
+        assert (after.language, after.tokens) == ("", english.decode(states, 1.0).tokens)
 
 
 def test_nothing_is_found_out_unless_it_is_wanted(two: Bundle, tokenizer: Tokenizer) -> None:
@@ -122,6 +144,11 @@ def test_a_model_of_one_language_and_the_npu_decoder_say_so(two: Bundle, bundle:
         open_transcriber(Settings(model=ModelSettings(bundle=str(two.folder)), decoder=npu))
 
 
+def encoded(states: NDArray[np.float32], room: str | None) -> Encoded:
+    """States of a second of sound."""
+    return Encoded(Request(a_window(seconds=1.0), room=room), states, "cpu", 0.0)
+
+
 def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
     settings = Settings(
         model=ModelSettings(bundle=str(two.folder)),
@@ -132,26 +159,26 @@ def test_each_room_goes_on_in_its_own_language(two: Bundle) -> None:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("", ("de", "en"))
 
         def say(states: NDArray[np.float32], room: str | None) -> tuple[str, float]:
-            heard = transcriber.decode(Encoded(Request(a_window(), room=room), states, "cpu", 0.0))
+            heard = transcriber.decode(encoded(states, room))
             assert heard.text
             return heard.language, heard.language_probability
 
         first = [(*say(states, None), states) for states in sounds(two)]
         spoken, least, close = min(first, key=lambda one: one[1])
         other, _, sure = next(one for one in first if one[0] != spoken and one[1] > least)
-        assert 0.5 < least < STAYS
+        assert 0.5 < least < STAYS_PROBABILITY
         assert say(sure, "hall")[0] == other
         assert say(close, "kitchen") == (spoken, least)
         assert say(close, "hall")[0] == other
         assert say(close, "kitchen")[0] == spoken
-        heard = transcriber.decode(Encoded(Request(a_window(), room=None), close, "cpu", 0.0))
+        heard = transcriber.decode(encoded(close, None))
         noise = replace(heard, no_speech_prob=0.9, avg_logprob=-0.9)
-        transcriber._remember_language("hall", noise)
+        transcriber._rooms.remember("hall", noise)
         assert say(close, "hall")[0] == other, "noise changes no language"
         assert say(close, None) == (spoken, least)
         for number in range(ROOMS + 2):
             say(close, f"room {number}")
-        assert len(transcriber._spoken) == ROOMS
+        assert len(transcriber._rooms) == ROOMS
 
 
 def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
@@ -162,12 +189,14 @@ def test_one_language_is_spoken_from_the_first_window_on(two: Bundle) -> None:
     )
     with open_transcriber(settings) as transcriber:
         assert (transcriber.bundle.language, transcriber.bundle.languages) == ("de", ("de",))
-        heard = transcriber.decode(Encoded(Request(a_window()), sounds(two)[0], "cpu", 0.0))
+        heard = transcriber.decode(encoded(sounds(two)[0], None))
     assert heard.language == "de" and math.isnan(heard.language_probability)
     specials = Tokenizer.open(two).specials
     german = tuple(specials["<|de|>"] if one == specials["<|en|>"] else one for one in two.prompt)
     told = [Decoder(replace(two, prompt=one), 1) for one in (german, two.prompt)]
-    expected, english = (one.decode(sounds(two)[0], 1.0).avg_logprob for one in told)
+    expected, english = (
+        one.decode(sounds(two)[0], a_window().duration_s).avg_logprob for one in told
+    )
     assert heard.avg_logprob == expected != english
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,8 +161,8 @@ class Hasty(Decoder):
 
     beginning: tuple[int, ...] = ()
 
-    def decode(self, states: States, duration_s: float, *_: object, language: str = "") -> Decoded:
-        found = super().decode(states, duration_s, language=language)
+    def decode(self, states: States, duration_s: float, *_: Any, **keys: Any) -> Decoded:
+        found = super().decode(states, duration_s)
         return replace(found, tokens=self.beginning, logprobs=(-0.1,) * len(self.beginning))
 
 

@@ -21,7 +21,7 @@ from rigs.publishing import running, transcript
 from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import MqttSettings, StoreSettings
-from appliance.mqtt.client import RECEIVED_WAITING, Inbox, ReceivedMessage
+from appliance.mqtt.client import RECEIVED_WAITING, ReceivedMessage, ReceivedQueue
 from appliance.mqtt.commands import BURST, Expect, Subscription, subscriptions
 from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.publisher import Publisher
@@ -208,20 +208,18 @@ def test_every_mute_is_obeyed_in_a_flood_of_requests(store: Store) -> None:
                 rude.send({"sentences": ["yes"]}, wait=False)
                 sent += 1
 
+        def more_than(count: int) -> Callable[[], bool]:
+            return lambda: sent > count
+
         with running(chosen, store, subscriptions=handlers(switch, work)):
             until(lambda: "kitchen/command/expect" in broker.log())
             thread = threading.Thread(target=flood, daemon=True)
             thread.start()
             until(lambda: sent > RECEIVED_WAITING)
-
-            def go_on() -> None:
-                least = sent + 50
-                until(lambda: sent > least)
-
             for _ in range(8):
                 for payload in (b"ON", b"OFF"):
                     asker.publish("mute/set", payload)
-                    go_on()
+                    until(more_than(sent + 50))
             until(lambda: len(switch.turned) >= 16)
             over.set()
             thread.join(PATIENCE_S)
@@ -230,7 +228,7 @@ def test_every_mute_is_obeyed_in_a_flood_of_requests(store: Store) -> None:
 
 
 def test_mutes_go_first_and_no_kind_of_message_pushes_another_out() -> None:
-    inbox = Inbox(3)
+    inbox = ReceivedQueue(3)
     topics = ("x/y/claim", "x/y/mute/set", "x/z/claim", *["x/y/command/expect"] * 5, "x/y/mute/set")
     for number, topic in enumerate(topics):
         inbox.put(ReceivedMessage(topic, b"%d" % number, retained=False))

@@ -15,12 +15,14 @@ import pytest
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
+from rigs.old_broker import OldBroker
 from rigs.proxy import TRANSCRIPT_TOPIC, Lossy, Proxy
 from rigs.publishing import add, running
 from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import MqttSettings
 from appliance.mqtt.connection import Delays
+from appliance.mqtt.probe import BrokerProbe
 from appliance.store.store import Store
 
 SOON = Delays(attempt_s=1.0, refusal_s=2.0, answer_s=1.0, ping_s=2)
@@ -232,8 +234,82 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_web_server_is_told_from_a_broker(store: Store) -> None:
+    page = b"HTTP/1.1 400 Bad Request\r\nServer: a\r\n\r\n" + b"Bad Request " * 20
+    with (
+        impostor(lambda connection: connection.sendall(page)) as (port, _),
+        running(MqttSettings(host="127.0.0.1", port=port), store, delays=SOON) as publisher,
+    ):
+        until(publisher.reasons)
+        assert "not an MQTT broker (a web server?)" in publisher.reasons()[0]
+
+
 def test_a_host_name_that_is_none_is_one_line(store: Store) -> None:
     with running(MqttSettings(host="x" * 64 + ".home"), store) as publisher:
         until(publisher.reasons)
         assert "is offline" in publisher.reasons()[0]
         assert re.search(r"Unicode\w*Error", publisher.reasons()[0])
+
+
+@pytest.mark.parametrize("manner", ["polite", "silent", "rude"])
+def test_a_broker_of_mqtt_3_gets_everything_and_what_is_lost_is_named(
+    store: Store, manner: str
+) -> None:
+    delays = Delays(attempt_s=2.0, outages_s=(0.1,))
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as heard,
+        OldBroker(broker.port, manner) as old,
+    ):
+        settings = MqttSettings(host="127.0.0.1", port=old.port)
+        switched: list[bytes] = []
+        commands = {"mute/set": lambda message: switched.append(message.payload)}
+        with running(settings, store, delays=delays, subscriptions=commands) as publisher:
+            until(lambda: publisher.status().connected)
+            add(store, publisher, "turn on the light")
+            until(heard.events)
+            heard.publish("roomscribe/kitchen/mute/set", b"ON")
+            until(lambda: switched == [b"ON"])
+            (reason,) = publisher.reasons(waits=True)
+            assert "speaks MQTT 3.1.1: transcripts do not wait" in reason
+            assert publisher.reasons(waits=False) == ()
+            until(lambda: store.depth(store.cursor()) == 0)
+            with BrokerProbe(settings, "kitchen", 2.0) as probe:
+                assert probe.publish("x/y", b"1") == 0
+        until(lambda: heard.payloads("availability")[-1] == b"offline")
+        asked = [5, 4] if manner == "polite" else [5, 4, 5, 4]  # silence is tried twice
+        assert old.versions[: len(asked)] == asked
+
+
+def test_a_broker_that_was_not_up_yet_is_not_taken_for_an_old_one(store: Store) -> None:
+    """A proxy before a broker that starts accepts connections and ends them."""
+    delays = Delays(outages_s=(0.1,))
+    with Broker() as broker, OldBroker(broker.port, "closed") as proxy:
+        settings = MqttSettings(host="127.0.0.1", port=proxy.port)
+        with running(settings, store, delays=delays) as publisher:
+            until(lambda: 4 in proxy.versions)
+            proxy.manner = "open"
+            until(lambda: proxy.versions[-1] == 5 and publisher.status().connected)
+            assert publisher.reasons(waits=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "lost"),
+    [
+        ("retain_available false", "it retains nothing"),
+        ("max_qos 0", "it knows QoS 0 only"),
+        ("retain_available false\nmax_qos 0", "it retains nothing: .*; it knows QoS 0 only"),
+    ],
+)
+def test_a_broker_that_can_do_less_is_lived_with(store: Store, config: str, lost: str) -> None:
+    with Broker(config=config) as broker, Subscriber(broker.port) as heard:
+        settings = MqttSettings(host=broker.host, port=broker.port)
+        with running(settings, store) as publisher:
+            until(lambda: publisher.status().connected)
+            add(store, publisher, "turn on the light", "turn it off")
+            until(lambda: heard.texts() == ["turn on the light", "turn it off"])
+            assert re.search(lost, "".join(publisher.reasons(waits=True)))
+            assert publisher.reasons(waits=False) == ()
+            with BrokerProbe(settings, "kitchen") as probe:
+                assert probe.publish("x/y", b"1", retain=True) == 0
+        until(lambda: heard.payloads("availability") == [b"online", b"offline"])

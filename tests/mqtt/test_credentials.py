@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,9 @@ from rigs.waiting import PATIENCE_S, until
 from appliance.config import MqttSettings, parse
 from appliance.errors import ConfigError
 from appliance.mqtt import credentials
+from appliance.mqtt.client import Untrusted
+from appliance.mqtt.connection import BrokerConnection
+from appliance.mqtt.troubles import Troubles
 from appliance.store.store import Store
 
 pytestmark = [needs_broker, needs_openssl]
@@ -136,3 +141,27 @@ def test_without_tls_there_is_no_context_and_its_key_is_a_mistake() -> None:
     assert credentials.tls_context(MqttSettings()) is None
     with pytest.raises(ConfigError, match=r"mqtt\.ca_file: expected mqtt.tls = true beside it"):
         parse('[mqtt]\nca_file = "x.pem"\n', "house.toml")
+
+
+def test_a_certificate_that_a_wrong_clock_refuses_is_said_to_be_that() -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code = 9
+    found = credentials.explain_tls_error(MqttSettings(host="hub", tls=True), error)
+    assert found.startswith("broker hub:1883: its certificate is not valid yet by this machine's")
+    assert "set the clock" in found
+
+
+def test_an_attempt_follows_as_soon_as_the_clock_is_set() -> None:
+    connection = BrokerConnection(MqttSettings(), "kitchen", threading.Event(), Troubles())
+    now_s = time.monotonic()
+    connection._on_failure(now_s, Untrusted("its certificate is not valid yet", by_clock=True))
+    assert not connection._is_due(now_s)
+    assert connection._clock_s is not None
+    connection._clock_s -= 1e9  # as if the clock had stood at 1970 then
+    assert connection._is_due(now_s)
+
+
+def test_a_password_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_bytes(b"\xef\xbb\xbfhunter2\r\n")
+    assert credentials.read_password(MqttSettings(password_file=str(file))) == "hunter2"

@@ -27,7 +27,7 @@ from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.presence import HomeAssistantPresence
 from appliance.mqtt.publisher import Announcement, Publisher
-from appliance.records import ApplianceStats, Correction
+from appliance.records import ApplianceStats, AssistReply, Correction
 from appliance.store.store import Store
 
 EXPECTED = GOLDEN / "home_assistant_discovery.json"
@@ -97,7 +97,8 @@ def test_the_discovery_message_is_the_one_that_home_assistant_accepted() -> None
         accepted["components"][name] |= more
     found = home_assistant.discovery_message("roomscribe/kitchen/", PI, temperatures=["npu"])
     assert found["components"].pop("soc_temperature") == {"platform": "sensor"}
-    # added since
+    # added since, or gone
+    del accepted["components"]["mute"]["icon"], found["components"]["assist"]
     for name in ("mute_30_minutes", "mute_until_tomorrow", "muted_until", "correction", "problem"):
         del found["components"][name]
     text = "state_topic", "value_template", "json_attributes_topic", "json_attributes_template"
@@ -118,6 +119,7 @@ def test_every_entity_has_the_same_id_with_and_without_an_area(area: str) -> Non
     assert {one["default_entity_id"] for one in components} == {
         "event.roomscribe_kitchen_transcript",
         "event.roomscribe_kitchen_correction",
+        "event.roomscribe_kitchen_assist",
         "binary_sensor.roomscribe_kitchen_problem",
         "sensor.roomscribe_kitchen_last_text",
         "binary_sensor.roomscribe_kitchen_speech",
@@ -264,6 +266,18 @@ def test_a_room_is_offered_for_the_device_where_one_is_configured(store: Store) 
         assert json.loads(heard.messages[0].payload)["device"]["suggested_area"] == "Küche"
 
 
+def test_the_event_of_assist_tells_what_became_of_a_command() -> None:
+    message = home_assistant.discovery_message("roomscribe/kitchen/", STATE)
+    component = message["components"]["assist"]
+    template = module("jinja2").Template(component["value_template"])
+    reply = AssistReply("1", "stop", "failed", speech="Sorry.", error="late")
+    found = json.loads(template.render(value_json=events.assist_reply(reply)))
+    assert found.pop("event_type") in component["event_types"]
+    assert found == {"command": "stop", "answer": "Sorry.", "reason": "late", "transcript_id": "1"}
+    without = home_assistant.discovery_message("roomscribe/kitchen/", STATE, assist=False)
+    assert without["components"]["assist"] == {"platform": "event"}
+
+
 def test_the_device_is_called_after_what_it_runs_on() -> None:
     model = home_assistant.device_model
     assert model(PI) == "Raspberry Pi 5 + Hailo-8 + Whisper tiny.en"
@@ -278,6 +292,7 @@ def test_the_templates_name_fields_that_the_events_have() -> None:
     told = set(events.state(muted, 0)) | set(events.stats(ApplianceStats({}, 1.0), []))
     fields = set(re.findall(r"value_json\.(\w+)", message))
     heard = {"text", "correction", "id", "late", "language", "confidence", "latency_ms"}
+    told |= set(events.assist_reply(AssistReply("1", "stop", "failed")))
     assert fields - heard <= told
     assert heard <= fields
 
@@ -440,12 +455,13 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
                 *("transcript", "text", "speech", "microphone", "mute"),
                 *("confidence", "latency", "soc_temperature", "outbox", "status"),
                 *("mute_30_minutes", "mute_until_tomorrow", "muted_until"),
-                *("correction", "problem"),
+                *("correction", "assist", "problem"),
             }
             assert all(house.is_available(name) for name in house.components)
             topics = {c["state_topic"] for c in house.components.values() if "state_topic" in c}
             below = "roomscribe/kitchen/"
-            wanted = {f"{below}transcript", f"{below}last", f"{below}correction"}
+            wanted = {f"{below}{name}" for name in ("transcript", "last", "correction")}
+            wanted |= {f"{below}assist/reply"}
             assert topics - set(house.values) == wanted
             ids = say_all(store, p, "turn on the light")
             until(lambda: house.fired == ids)
@@ -468,7 +484,11 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
         house.leave()
         until(lambda: store.depth() == 3)
         ids += say_all(store, publisher, "while it is away")
+        publisher.on_reply(AssistReply("1", "stop", "action_done"))
+        until(publisher.reasons)
+        assert not everybody.payloads("assist/reply")
         house.come_back()
+        until(lambda: everybody.payloads("assist/reply"))
         until(lambda: len(house.events) == 5)
         assert [event["id"] for event in house.events] == [ids[0], *ids]
         assert [event["late"] for event in house.events[:4]] == [False, True, True, True]

@@ -260,10 +260,6 @@ def answer(store: Store, *packets: bytes) -> str:
                 return publisher.status().reasons[0]
 
 
-def test_a_broker_of_mqtt_3_is_named_as_such(store: Store) -> None:
-    assert "refuses MQTT 5" in answer(store, b"\x20\x02\x00\x01")
-
-
 def test_another_client_of_the_same_id_is_named(store: Store) -> None:
     # with a reason text: paho 2.1 takes a DISCONNECT without one for a normal end
     welcome, taken_over = b"\x20\x03\x00\x00\x00", b"\xe0\x06\x8e\x04\x1f\x00\x01x"

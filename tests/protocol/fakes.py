@@ -13,11 +13,14 @@ from typing import Any, ClassVar, Self
 
 from appliance.config import MqttSettings
 from appliance.mqtt.client import (
+    FULL,
+    Abilities,
     Acknowledged,
     BrokerEvent,
     Connected,
     Lost,
     ReceivedMessage,
+    ReceivedQueue,
     Subscribed,
 )
 from appliance.records import OutgoingMessage
@@ -93,9 +96,10 @@ class FakeLink:
         *,
         keepalive_s: int,
         node: str = "",
+        abilities: Abilities = FULL,
     ) -> None:
         self.news: deque[BrokerEvent] = deque()
-        self.received: deque[ReceivedMessage] = deque()
+        self.received = ReceivedQueue(None)
         self._number = 0
         self.broker.accept(self)
 
@@ -209,4 +213,4 @@ class Broker:
         while self.acks and self.link:
             self.answer()
         if self.link and not self.deaf:
-            self.link.received.append(ReceivedMessage(topic, payload, False))
+            self.link.received.put(ReceivedMessage(topic, payload, False))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rigs.publishing import transcript
 from rigs.transcriber import HEARD, FakeTranscriber
@@ -22,6 +22,7 @@ from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.mute import Mute
+from appliance.daemon.report import Reporter
 from appliance.daemon.setting_commands import SettingCommands
 from appliance.infer import Deliver, Pending, Request
 from appliance.records import ApplianceState, ApplianceStats, Correction, Transcription
@@ -53,7 +54,7 @@ class Appliance:
         self.controls = Controls(
             (node, node),
             self.store,
-            self,
+            cast("Reporter", self),
             None,
             server=self.server,
             microphone=self.microphone_commands,

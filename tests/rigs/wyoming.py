@@ -113,9 +113,12 @@ def running(
     most: int = 16,
     idle_s: float = 15.0,
     within_s: float = PATIENCE_S,
+    languages: tuple[str, ...] = (),
+    act_on: str = "",
     **keys: Any,
 ) -> Iterator[Running]:
-    """A server with these keys of [wyoming], on a free port of this machine."""
+    """A server with these keys of [wyoming], on a free port of this machine. It knows `languages`
+    and acts on `act_on` in place of each text."""
     chosen = transcriber or FakeTranscriber()
     worker = Worker(chosen, most)
     keys = {"enabled": True, "listen": "127.0.0.1", "port": 0, **keys}
@@ -129,6 +132,8 @@ def running(
         keep=(lambda *fields: kept.append(fields)) if keep else None,
         count=lambda name: counted.update([name]),
         report=troubles.append,
+        languages=lambda: languages,
+        text_to_act_on=lambda _, result: act_on or result.text,
     )
     server = WyomingServer(settings, "kitchen", hooks, Timeouts(idle_s, within_s))
     thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)

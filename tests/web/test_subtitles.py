@@ -61,6 +61,24 @@ def test_words_with_times_make_an_entry_exact_and_a_pause_begins_another() -> No
     ]
     found = make_subtitles(segment("Good night. Lights off.", 0.5, 4.5, words=words), 1, vtt=False)
     assert found == [
-        "1\n00:00:01,000 --> 00:00:01,500\nGood night.\n",
-        "2\n00:00:03,000 --> 00:00:03,750\nLights off.\n",
+        "1\n00:00:01,000 --> 00:00:01,800\nGood night.\n",
+        "2\n00:00:03,000 --> 00:00:03,800\nLights off.\n",
+    ]
+
+
+def test_no_entry_is_gone_before_it_is_read_and_none_reaches_into_the_next() -> None:
+    words = [
+        {"word": "The", "start": 1.0, "end": 1.0},
+        {"word": "weather", "start": 2.2, "end": 2.3},
+        {"word": "tomorrow", "start": 2.3, "end": 2.4},
+        {"word": "rain", "start": 3.2, "end": 3.2},
+        {"word": "all", "start": 3.9, "end": 4.0},
+        {"word": "day", "start": 4.0, "end": 4.1},
+        {"word": "Good", "start": 9.0, "end": 9.0},
+    ]
+    found = make_subtitles(segment("...", 0.5, 9.5, words=words), 1, vtt=False)
+    assert found == [
+        "1\n00:00:01,000 --> 00:00:02,400\nThe weather tomorrow\n",
+        "2\n00:00:03,200 --> 00:00:04,100\nrain all day\n",
+        "3\n00:00:09,000 --> 00:00:09,800\nGood\n",
     ]

@@ -288,6 +288,7 @@ def test_a_wrong_token_and_a_file_that_is_too_large_get_an_answer(api: Api, tmp_
 def test_the_daemon_gets_the_names_in_a_prompt_and_the_languages_code() -> None:
     prompt = "This is a talk of Ada and ZyntriQix. Please note: Digique Plus, CynapseFive."
     found = _daemon_request({"prompt": ["old", prompt], "language": ["English"]}, words=False)
+    assert not found["acts"] and _daemon_request({"acts": ["true"]}, words=False)["acts"]
     assert found["transcript_names"] == ["Ada", "ZyntriQix", "Digique", "Plus", "CynapseFive"]
     assert found["language"] == "en"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -85,3 +86,12 @@ def test_without_avahi_the_address_to_type_is_reported(
     with announcing("roomscribe-kitchen", 10300) as told:
         until(lambda: told, WITHIN_S)
     assert f"{own_address()}, port 10300" in told[0]
+
+
+def test_a_missing_library_is_not_taken_for_a_missing_avahi(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "jeepney", None)
+    with announcing("roomscribe-kitchen", 10300) as told:
+        until(lambda: told, WITHIN_S)
+    assert "python3-jeepney" in told[0] and "avahi-daemon" not in told[0]

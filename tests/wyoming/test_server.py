@@ -114,6 +114,29 @@ def test_words_that_a_request_names_hold_for_it_alone() -> None:
         assert len(house.worker.asked[-1].request.names) == 1000
 
 
+def test_a_client_may_choose_any_language_that_the_model_knows() -> None:
+    with running(languages=("de", "en", "fr")) as house, Talk(house.port) as talk:
+        talk.send("describe")
+        event = talk.event()
+        assert event and event.data["asr"][0]["models"][0]["languages"] == ["en", "de", "fr"]
+        for wanted, language in (("fr", "fr"), ("xx", ""), (["de"], ""), (None, "")):
+            talk.send("transcribe", language=wanted)
+            talk.sound(SPEECH)
+            talk.send("audio-stop")
+            assert talk.text() == HEARD.text
+            assert {one.request.language for one in house.worker.asked} == {language}
+            house.worker.asked.clear()
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_a_sure_sentence_is_the_answer_if_it_is_all_that_was_said(acts: bool) -> None:
+    with running(act_on="timer status", acts=acts) as house, Talk(house.port) as talk:
+        talk.speak(SPEECH)
+        assert talk.text() == ("timer status" if acts else HEARD.text)
+        talk.speak(np.concatenate((SPEECH, SILENCE, SILENCE, SPEECH)))
+        assert talk.text() == f"{HEARD.text} {HEARD.text}"
+
+
 def test_the_detected_language_is_sent() -> None:
     german = FakeTranscriber()
     german.answer = replace(HEARD, language="de")

@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from importlib import metadata
 
-from appliance import config
+from appliance import build_version, config
 from appliance.cli.doctor.outcome import (
     CONFIGURATION,
     Check,
@@ -50,7 +50,8 @@ VOLTAGE = 0
 
 def libraries(around: Surroundings) -> Outcome:
     """Check that every library of the daemon can be imported."""
-    found = [f"Python {platform.python_version()} on {platform.machine()}"]
+    python = f"Python {platform.python_version()} on {platform.machine()}"
+    found = [f"roomscribe {build_version()}", python]
     troubles = []
     modules = dict(MODULES)
     if lacking := lacking_runtime():
@@ -74,7 +75,7 @@ def libraries(around: Surroundings) -> Outcome:
 def configuration(around: Surroundings) -> Outcome:
     """Check that the configuration is valid; the outcome names every mistake."""
     reading = config.read(around.config)
-    file = around.config or config.DEFAULT_PATH
+    file = around.config or config.default_path()
     if mistakes := [mistake.text for mistake in reading.mistakes]:
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         return failed(f"{count}: {'; '.join(mistakes)}", f"correct {file}")

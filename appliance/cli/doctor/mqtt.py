@@ -10,9 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from appliance.capture import public_name
 from appliance.cli.doctor.daemon import UNIT, ask_daemon, is_hidden
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
-from appliance.config import node_name
+from appliance.config import DEFAULT_PATH, node_name
 from appliance.mqtt import PASSWORD_CREDENTIAL, BrokerProbe
 
 ASK_S = 5.0
@@ -46,8 +47,18 @@ def broker(around: Surroundings, connect_s: float = 5.0) -> Outcome:
 
 def secret_files(around: Surroundings) -> Outcome:
     """Check that not every user can read the configured files with a password, key or token."""
-    mqtt, home = around.settings.mqtt, around.settings.homeassistant
-    named = [Path(file).expanduser() for file in (mqtt.password_file, home.token_file) if file]
+    mqtt, home, capture = (
+        around.settings.mqtt, around.settings.homeassistant, around.settings.capture
+    )  # fmt: skip
+    secret = (mqtt.password_file, home.token_file, capture.device_file)
+    named = [Path(file).expanduser() for file in secret if file]
+    device, config = capture.device, around.config or DEFAULT_PATH
+    if "@" in device and public_name(device) != device and _is_open_to_all(config):
+        return failed(
+            f"every user can read the password of {public_name(device)} in {config}",
+            "write the address into a file that only root and the daemon's user may read, and "
+            "name that with capture.device_file",
+        )
     if not named:
         return skipped("the configuration names no file with a password or a token")
     exposed = [file for file in named if _is_open_to_all(file)]

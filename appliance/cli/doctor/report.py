@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.cli.doctor.daemon import ask_daemon
-from appliance.config import DEFAULT_PATH, Settings, slug
+from appliance.config import Settings, default_path, slug
 
 PACKAGES = (
     "roomscribe", "hailo-all", "hailo-h10-all", "hailort", "hailo-dkms", "python3-hailort",
@@ -103,7 +103,7 @@ def private_texts(configuration: Path | None) -> dict[str, str]:
     if configuration:
         found[str(configuration)] = "<configuration>"
     try:  # even with mistakes, as long as it is TOML
-        written = tomllib.loads(_read(configuration or DEFAULT_PATH))
+        written = tomllib.loads(_read(configuration or default_path()))
     except ValueError:
         written = {}
     for section, values in written.items():

@@ -26,6 +26,7 @@ from appliance.control import SOCKET_NAME
 from appliance.errors import ConfigError
 from appliance.system import require_writable
 
+Questions = tuple[tuple[str, Callable[[Context, Answers], Answers]], ...]
 FLAGS = "--node, --device, --broker and --model"
 
 
@@ -67,7 +68,7 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also switch on the page for a browser, and print a link to it",
     )
     sub.add_argument("--yes", action="store_true", help="ask nothing, and write the changes")
-    sub.set_defaults(command=setup, usage_error=sub.error)
+    sub.set_defaults(command=setup, usage_error=sub.error, may_lack_config=True)
 
 
 def setup(options: argparse.Namespace, settings: Settings) -> int:
@@ -82,7 +83,9 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.cli.doctor.main import GROUPS, print_findings, surroundings
     from appliance.store import runtime_folders
 
-    file = options.config or DEFAULT_PATH
+    file = options.config or config.default_path()
+    if not options.config and file != DEFAULT_PATH:
+        file.parent.mkdir(parents=True, exist_ok=True)
     require_writable(file, "run `sudo roomscribe setup`")
     sockets = tuple(folder / SOCKET_NAME for folder in runtime_folders(settings))
     dialog = Dialog(interactive=not options.yes)
@@ -107,19 +110,23 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def ask_all(context: Context, answers: Answers) -> Answers:
+def ask_all(context: Context, answers: Answers, questions: Questions | None = None) -> Answers:
     """Ask one question after the other, and the one before again after `back`."""
-    dialog, number = context.dialog, 0
+    questions = questions or QUESTIONS
+    dialog, number, visited = context.dialog, 0, list[int]()
     if dialog.interactive:
         dialog.say(f"`{BACK}` as an answer returns to the question before.")
-    while number < len(QUESTIONS):
-        title, question = QUESTIONS[number]
-        dialog.say(f"\n{number + 1} of {len(QUESTIONS) + 1}  {title}", BOLD)
+    while number < len(questions):
+        title, question = questions[number]
+        dialog.say(f"\n{number + 1} of {len(questions) + 1}  {title}", BOLD)
         try:
+            count = dialog.question_count
             answers = question(context, answers)
+            if dialog.question_count > count:
+                visited.append(number)
             number += 1
-        except BackError:
-            number = max(0, number - 1)
+        except BackError:  # past steps that had nothing to ask
+            number = visited.pop() if visited else 0
     return answers
 
 
@@ -147,7 +154,7 @@ def with_room(answers: Answers, name: str) -> Answers:
     return replace(answers, node=node, area=name.strip() if follows else answers.area)
 
 
-QUESTIONS: tuple[tuple[str, Callable[[Context, Answers], Answers]], ...] = (
+QUESTIONS: Questions = (
     ("The room", ask_room),
     ("The microphone", ask_microphone),
     ("The broker", ask_broker),

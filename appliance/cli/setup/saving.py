@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import tomllib
@@ -9,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from appliance import config
-from appliance.cli import model as models
+from appliance.cli import model as models, mqtt
 from appliance.cli.config_file import (
     confirm_change,
     read_text,
@@ -21,7 +22,7 @@ from appliance.cli.setup.answers import Answers, Changes, Context
 from appliance.cli.setup.broker import PASSWORD_FILE
 from appliance.cli.terminal import GREEN
 from appliance.config import Settings
-from appliance.errors import DaemonError, StoreError
+from appliance.errors import DaemonError, RoomscribeError, StoreError
 from appliance.system import write_whole
 
 
@@ -58,7 +59,21 @@ def save(context: Context, before: Answers, answers: Answers) -> bool:
         dialog.say(f"The answers are written, but the daemon did not read them: {error}")
     else:
         dialog.say("The answers are written, and the daemon uses them.")
+        if answers.node != before.node and before.mqtt.enabled:
+            forget_former(context, before.node)
     return True
+
+
+def forget_former(context: Context, node: str) -> None:
+    """Clear what the broker keeps of the room under its former name, or say how."""
+    options = argparse.Namespace(config=context.file, node=node)
+    try:
+        mqtt.forget_appliance(options, context.settings)
+    except RoomscribeError as error:
+        context.dialog.say(
+            f"The broker may still show {node}, the former name ({error}). "
+            f"`sudo roomscribe mqtt forget --node {node}` clears it."
+        )
 
 
 def write_answers(file: Path, text: str, password: str) -> None:

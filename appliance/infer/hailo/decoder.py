@@ -29,8 +29,11 @@ class HailoDecoder:
 
     def __init__(self, cpu: Decoder, encoder: FailoverEncoder) -> None:
         self._cpu, self._encoder = cpu, encoder
+        self.known_languages: dict[str, int] = {}
 
-    def decode(self, states: States, duration_s: float, *, language: str = "") -> Decoded:
+    def decode(
+        self, states: States, duration_s: float, *, language: str = "", only: str = ""
+    ) -> Decoded:
         """Tokens for states (P, d_model) of `duration_s` of sound.
 
         The language is the prompt's: see `refuse_settings`. Raises ModelError.

@@ -87,7 +87,7 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         print(as_page(name, lines), flush=True)
         tables[name] = lines
     if options.json:
-        packages = {name: found for name in PACKAGES if (found := _version(name))}
+        packages = {name: known for name in PACKAGES if (known := _version(name))}
         content = {"schema": SCHEMA, "threads": options.threads, "packages": packages}
         _write(options.json, "json", json.dumps(content | tables, indent=1) + "\n")
     if options.chart:
