@@ -365,12 +365,6 @@ def throttling(root: Path = Path("/")) -> tuple[str, ...] | None:
     return tuple(name for bit, name in NOW.items() if bits >> bit & 1)
 
 
-def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat (proc(5)) from the state on. Raises OSError."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(")")[2].split()
-
-
 def resident_mb(root: Path = Path("/")) -> float:
     """Return this process's resident memory in megabytes (2**20); 0 if unknown."""
     pages = _text(root / "proc/self/statm").split()

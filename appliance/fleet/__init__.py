@@ -10,16 +10,6 @@ if TYPE_CHECKING:
     from appliance.fleet import messages
     from appliance.fleet.link import Link, read_credential
     from appliance.fleet.probe import Probe
-    from appliance.fleet.provisioning import (
-        CONFIG,
-        MEMORY_MB,
-        Code,
-        FleetServer,
-        find_nats_server,
-        is_host,
-        make_folder,
-        unwritable,
-    )
     from appliance.fleet.satellite import SatelliteTranscriber, open_satellite
     from appliance.fleet.worker import FleetWorker, OwnRoom
 

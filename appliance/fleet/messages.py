@@ -1,7 +1,7 @@
 """Messages between satellites and workers (windows, answers, presence) and their subjects.
 
-The server decides who may send what (`provisioning.rights`). A window is checked nevertheless, as
-a satellite's stolen password lets anybody send one; workers are trusted with texts, as they are
+The server decides who may send what (`cli/fleet/provisioning`). A window is checked nevertheless,
+as a satellite's stolen password lets anybody send one; workers are trusted with texts, as they are
 with sound. Another version is refused, with the reason.
 """
 

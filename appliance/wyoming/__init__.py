@@ -1,4 +1,4 @@
-"""Speech to text over the Wyoming protocol: the server, and a request to one."""
+"""Speech to text over the Wyoming protocol: the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.wyoming.client import request_text
     from appliance.wyoming.discovery import advertise, own_address
     from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
     from appliance.wyoming.request import LONGEST_FILE_S, Hooks

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from appliance.system import stat_fields
-
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 LOOK_S = 0.1
 
@@ -27,6 +25,12 @@ class Usage:
     """The same, and a fair part of what is shared."""
     threads: int
     descriptors: int
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat (proc(5)) from the state on. Raises OSError."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
 
 
 def family(pid: int) -> list[int]:

@@ -36,6 +36,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from evening_run.processes import stat_fields
 from rigs import broker as rig_broker, microphone
 from rigs.command import start
 from rigs.daemon import write_config
@@ -43,7 +44,6 @@ from rigs.recordings import Sentence, sentences as all_sentences
 from rigs.word_errors import word_errors
 
 from appliance.model import BUILT_IN, load_bundle
-from appliance.system import stat_fields
 
 NODE = "demo"
 DRAWN = 5

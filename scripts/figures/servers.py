@@ -14,26 +14,30 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from evening_run.processes import stat_fields
 
 from appliance.config import Settings
-from appliance.errors import RoomscribeError
+from appliance.errors import RoomscribeError, ServerError
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recognised, Recorded, count_words, read_recordings
 from appliance.records import SAMPLE_RATE, Samples
-from appliance.system import stat_fields
-from appliance.wyoming import request_text
+from appliance.system import one_line
+from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
 
 SILENCE_S = 0.7
 """Home Assistant ends a command after so much silence (assist_pipeline/vad.py)."""
 AT_ONCE, CROWDS = 8, 3
 """Recordings at once, and how often that is measured."""
 ANSWER_S = 120.0
+FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
+CHUNK_S = 0.1
 COLUMNS = (
     "server", "WER", "right", "empty", "p50 s", "p95 s", "8: p50 s", "8: p95 s", "PSS MB", "CPU s",
 )  # fmt: skip
@@ -66,8 +70,33 @@ class Server:
 
         Raises ServerError.
         """
-        within_s = len(samples) / SAMPLE_RATE + ANSWER_S
-        return await request_text(self.host, self.port, samples, within_s, real_time=True)
+        try:
+            async with asyncio.timeout(len(samples) / SAMPLE_RATE + ANSWER_S):
+                return await self._converse(samples)
+        except (OSError, EOFError, ProtocolError) as error:
+            where = f"the speech-to-text server {self.host}:{self.port}"
+            raise ServerError(f"{where}: {one_line(error)}; check that it runs") from None
+
+    async def _converse(self, samples: Samples) -> tuple[str, float]:
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        try:
+            writer.write(pack(Event("transcribe", {"language": "en"})))
+            writer.write(pack(Event("audio-start", FORMAT)))
+            begun_s, size = time.monotonic(), int(CHUNK_S * SAMPLE_RATE)
+            for at in range(0, len(samples), size):
+                sound = samples[at : at + size].astype("<i2").tobytes()
+                writer.write(pack(Event("audio-chunk", FORMAT, sound)))
+                await writer.drain()
+                await asyncio.sleep(begun_s + (at + size) / SAMPLE_RATE - time.monotonic())
+            writer.write(pack(Event("audio-stop")))
+            await writer.drain()
+            ended_s = time.monotonic()
+            while (event := await read_event(reader)).type != "transcript":
+                if event.type == "error":
+                    raise ProtocolError(f"it reports {event.data.get('text')}")
+            return str(event.data.get("text", "")).strip(), time.monotonic() - ended_s
+        finally:
+            writer.close()
 
 
 def main() -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 from rigs.nats import NatsServer
 from rigs.wyoming import free_port
 
+from appliance.cli.fleet.provisioning import CONFIG, FleetServer
 from appliance.config import FleetSettings
-from appliance.fleet.provisioning import CONFIG, FleetServer
 
 
 def served(folder: Path, port: int, host: str = "127.0.0.1") -> NatsServer:

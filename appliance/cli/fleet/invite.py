@@ -20,7 +20,7 @@ from appliance.errors import ConfigError, StoreError
 from appliance.system import require_writable, shorten, write_whole
 
 if TYPE_CHECKING:
-    from appliance.fleet import FleetServer
+    from appliance.cli.fleet.provisioning import FleetServer
 
 SERVER_UNIT = "nats-server.service"
 DROP_IN = Path("/etc/systemd/system/nats-server.service.d/roomscribe.conf")
@@ -57,7 +57,7 @@ PrivateDevices=yes
 
 def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe fleet invite`. Raises RoomscribeError."""
-    from appliance.fleet import FleetServer, find_nats_server
+    from appliance.cli.fleet.provisioning import FleetServer, find_nats_server
 
     file = options.config or DEFAULT_PATH
     require_writable(file, "run this with sudo")
@@ -116,7 +116,7 @@ def _join_itself(
 
 def _change_server(options: argparse.Namespace, before: FleetServer | None) -> FleetServer:
     """Return the server with the changes of the command line. Raises ConfigError."""
-    from appliance.fleet import FleetServer
+    from appliance.cli.fleet.provisioning import FleetServer
 
     names = _read_hosts(options.name) if options.name else before.names if before else _own_names()
     if not names:
@@ -131,7 +131,7 @@ def _change_server(options: argparse.Namespace, before: FleetServer | None) -> F
 
 def _read_hosts(texts: Iterable[str]) -> tuple[str, ...]:
     """Return host names and addresses, each once. Raises ConfigError."""
-    from appliance.fleet import is_host
+    from appliance.cli.fleet.provisioning import is_host
 
     hosts = tuple(dict.fromkeys(host.strip() for host in texts))
     for host in hosts:
@@ -145,7 +145,7 @@ def _read_hosts(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _own_names() -> tuple[str, ...]:
     """Return name and address under which other machines may reach this one."""
-    from appliance.fleet import is_host
+    from appliance.cli.fleet.provisioning import is_host
     from appliance.wyoming import own_address
 
     host = socket.gethostname().partition(".")[0]
@@ -154,7 +154,13 @@ def _own_names() -> tuple[str, ...]:
 
 def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) -> str:
     """Have nats-server run with its files; return what was done. Raises StoreError."""
-    from appliance.fleet import CONFIG, MEMORY_MB, find_nats_server, make_folder, unwritable
+    from appliance.cli.fleet.provisioning import (
+        CONFIG,
+        MEMORY_MB,
+        find_nats_server,
+        make_folder,
+        unwritable,
+    )
 
     if not has_systemd(file):
         if anew:

@@ -32,7 +32,7 @@ from appliance.errors import ConfigError, DaemonError, ServerError
 from appliance.system import require_writable, write_whole
 
 if TYPE_CHECKING:
-    from appliance.fleet import Code
+    from appliance.cli.fleet.provisioning import Code
 
 FOLDER = "fleet"
 """Folder beside the configuration with the files of the server, and of a node."""
@@ -64,7 +64,7 @@ def _read_code(options: argparse.Namespace) -> Code:
 
     Raises ConfigError.
     """
-    from appliance.fleet import Code
+    from appliance.cli.fleet.provisioning import Code
 
     if options.code is not None:
         return Code.read(options.code)
@@ -80,7 +80,7 @@ def join(
 
     Raises RoomscribeError.
     """
-    from appliance.fleet import make_folder, unwritable
+    from appliance.cli.fleet.provisioning import make_folder, unwritable
 
     folder = file.absolute().parent / FOLDER
     secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"

@@ -16,10 +16,10 @@ from rigs.needs import needs_fleet
 from rigs.waiting import until
 from rigs.wyoming import free_port
 
+from appliance.cli.fleet.provisioning import CONFIG, KEY, NODES, STATE, Code, FleetServer, is_host
 from appliance.errors import ConfigError, ServerError, StoreError
 from appliance.fleet.link import explain_failure
 from appliance.fleet.probe import Probe
-from appliance.fleet.provisioning import CONFIG, KEY, NODES, STATE, Code, FleetServer, is_host
 from appliance.system import write_whole
 
 pytestmark = needs_fleet

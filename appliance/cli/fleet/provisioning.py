@@ -26,7 +26,7 @@ from pathlib import Path
 
 from appliance.config import is_address, is_loopback
 from appliance.errors import ConfigError, StoreError
-from appliance.fleet.messages import STREAM, WORKERS, Subjects
+from appliance.fleet import messages
 from appliance.system import replacing, shorten, write_whole
 
 STATE, CONFIG, NODES = "server.json", "nats.conf", "nodes.conf"
@@ -214,7 +214,7 @@ jetstream {{
   max_file_store: 0
 }}
 accounts {{
-  {STREAM} {{
+  {messages.STREAM} {{
     jetstream {{ max_file: 0, max_streams: 1, max_consumers: 64 }}
     include "{NODES}"
   }}
@@ -236,26 +236,29 @@ def unwritable(path: Path, error: OSError) -> StoreError:
 
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:
     """Return the subjects that a node may publish to, and those that it may read."""
-    own, everybody = Subjects(node), Subjects("*")
+    own, everybody = messages.Subjects(node), messages.Subjects("*")
     if role == "satellite":
-        return [WORKERS, own.window], [f"{own.inbox}.>", own.answer]
+        return [messages.WORKERS, own.window], [f"{own.inbox}.>", own.answer]
     publish = [
-        WORKERS,
+        messages.WORKERS,
         everybody.answer,
         f"{everybody.inbox}.>",
-        f"$JS.API.STREAM.INFO.{STREAM}",
-        f"$JS.API.CONSUMER.INFO.{STREAM}.*",
+        f"$JS.API.STREAM.INFO.{messages.STREAM}",
+        f"$JS.API.CONSUMER.INFO.{messages.STREAM}.*",
         "$JS.API.INFO",
         "$JS.API.STREAM.NAMES",
-        *(f"$JS.API.STREAM.{what}.{STREAM}" for what in ("CREATE", "UPDATE", "DELETE")),
-        *(f"$JS.API.CONSUMER.{what}.{STREAM}.>" for what in ("CREATE", "DELETE", "MSG.NEXT")),
-        f"$JS.API.CONSUMER.DURABLE.CREATE.{STREAM}.*",
-        f"$JS.API.CONSUMER.CREATE.{STREAM}",
-        f"$JS.API.CONSUMER.NAMES.{STREAM}",
-        f"$JS.API.CONSUMER.LIST.{STREAM}",
-        f"$JS.ACK.{STREAM}.>",
+        *(f"$JS.API.STREAM.{what}.{messages.STREAM}" for what in ("CREATE", "UPDATE", "DELETE")),
+        *(
+            f"$JS.API.CONSUMER.{what}.{messages.STREAM}.>"
+            for what in ("CREATE", "DELETE", "MSG.NEXT")
+        ),
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{messages.STREAM}.*",
+        f"$JS.API.CONSUMER.CREATE.{messages.STREAM}",
+        f"$JS.API.CONSUMER.NAMES.{messages.STREAM}",
+        f"$JS.API.CONSUMER.LIST.{messages.STREAM}",
+        f"$JS.ACK.{messages.STREAM}.>",
     ]
-    return publish, [f"{own.inbox}.>", WORKERS]
+    return publish, [f"{own.inbox}.>", messages.WORKERS]
 
 
 def find_nats_server() -> str:
