@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -69,7 +70,8 @@ def main() -> int:
         sections = [f"Commit {seen['commit']}, {seen['processor']}, {seen['date']}."]
         for name, text in measured(options, model):
             print(f"\n{text}\n", flush=True)
-            sections.append(f"Whisper {model}: {NAMES[name]}\n\n{text}")
+            narrow = re.sub(r"--+", "---", re.sub(r" *\| *", "|", text))
+            sections.append(f"Whisper {model}: {NAMES[name]}\n\n{narrow}")
         if options.write:
             page, marks = PAGE.read_text(encoding="utf-8"), [each.format(model) for each in MARKS]
             write_whole(PAGE, put(page, "\n\n".join(sections), *marks), 0o644)

@@ -257,6 +257,7 @@ def test_the_sound_tells_a_report_from_an_order(
         ("turn off the fan", "Turn off the fan in the attic.", NO_REPORT, False),
         ("turn off the fan", "Torn off the fan.", NO_REPORT, True),
         ("unlock the door", "Unlock a door.", NO_REPORT, True),
+        ("unlock the door", "Unlock the door.", 0.1, False),
         ("unlock the door", "Unlock the floor.", NO_REPORT, False),
         ("open the safe", "Open the safe.", NO_REPORT, True),
         ("open the safe", "Open the save.", NO_REPORT, False),
@@ -276,7 +277,7 @@ def test_only_what_was_said_acts_and_a_lock_only_word_for_word(
     found._report_odds = lambda sentence: report  # type: ignore[method-assign]
     phrase = found.find(heard)
     assert (phrase is not None and phrase.confidence >= EXPECTED_FROM) is sure
-    assert found.is_guarded is (text in ("Unlock the floor.", "Open the save."))
+    assert found.is_guarded is (not sure and sentence in ("unlock the door", "open the safe"))
 
 
 GUARDED = """

@@ -43,7 +43,7 @@ from appliance.cli.doctor.outcome import (
 from appliance.cli.doctor.report import write_report
 from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
-from appliance.errors import ConfigError, RoomscribeError
+from appliance.errors import RoomscribeError, StoreError
 from appliance.lab import SHIPPED, Child, ChildDiedError
 from appliance.system import one_line, writing
 
@@ -95,7 +95,7 @@ def run(
                 findings = print_findings(around, checks)
                 write_report(file, as_json(findings), options.config, around.settings)
         except OSError as error:
-            raise ConfigError(
+            raise StoreError(
                 f"{options.report} cannot be written: {error.strerror}; choose another file"
             ) from error
         print(f"wrote {options.report}; look through it before you share it")

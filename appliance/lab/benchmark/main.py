@@ -83,9 +83,9 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
             f"benchmark --chart: expected no --{chosen[0]}, which has no rows to draw"
         )
     tables = {}
-    for name, found in benchmark_tables(options, settings, chosen or ["rows"]):
-        print(as_page(name, found), flush=True)
-        tables[name] = found
+    for name, lines in benchmark_tables(options, settings, chosen or ["rows"]):
+        print(as_page(name, lines), flush=True)
+        tables[name] = lines
     if options.json:
         packages = {name: known for name in PACKAGES if (known := _version(name))}
         content = {"schema": SCHEMA, "threads": options.threads, "packages": packages}

@@ -34,6 +34,18 @@ def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="only these rows, by their keys in the table; a wrong one names them all",
     )
+    _add_tables(parser)
+    parser.add_argument(
+        "--threads", type=_count, default=1, metavar="N", help="CPU threads (default 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument(
+        "--chart", type=Path, metavar="FILE.svg", help="draw encoder and decoder of each row there"
+    )
+
+
+def _add_tables(parser: argparse.ArgumentParser) -> None:
+    """Tables apart, in place of the rows."""
     parser.add_argument(
         "--cache",
         action="store_true",
@@ -51,13 +63,6 @@ def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare penalties for repetition, bonuses for end-of-text and the presets made of "
         "them, also on sentences that are really said twice",
-    )
-    parser.add_argument(
-        "--threads", type=_count, default=1, metavar="N", help="CPU threads (default 1)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    parser.add_argument(
-        "--chart", type=Path, metavar="FILE.svg", help="draw encoder and decoder of each row there"
     )
 
 
