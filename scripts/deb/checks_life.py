@@ -44,7 +44,7 @@ def keeps_what_waits(box: Container) -> str:
     talking.wait(30)
     box.wait("its transcript", lambda: len(box.heard()) > before, 40)
     box.wait("the daemon", lambda: listens(box), 30)
-    expect("the process before left" in box.journal("-n 60"), box.journal("-n 60"))
+    expect("windows left over" in box.journal("-n 60"), box.journal("-n 60"))
     expect(not box.run(f"{waits} 2>/dev/null || true").strip(), "its sound is still there")
     folders = "/run/roomscribe /run/roomscribe/spool"
     modes = box.run(f"stat -c '%a %U' {folders}; stat -f -c %T /run/roomscribe").split()
