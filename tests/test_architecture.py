@@ -386,11 +386,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (42_650, "lines"),
-    "appliance without convert, lab and cli": (29_930, "lines"),
-    "tests": (45_960, "lines"),
-    "scripts": (10_710, "lines"),
-    "documentation": (38_930, "words"),
+    "appliance": (44_650, "lines"),
+    "appliance without convert, lab and cli": (31_070, "lines"),
+    "tests": (46_400, "lines"),
+    "scripts": (11_130, "lines"),
+    "documentation": (41_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""

@@ -229,7 +229,7 @@ class Backlog(Listener):
         self._behind = self._dropping = False
         if self._waiting:
             health.count("recovered", len(self._waiting))
-            log.info("%d windows are left over from the previous run", len(self._waiting))
+            log.info("windows left over from the previous run: %d", len(self._waiting))
         self._report_delay()
 
     def __len__(self) -> int:

@@ -91,9 +91,9 @@ class SteppedDecoder:
     def __init__(self, inner: Decoder, network: StepNetwork) -> None:
         self._inner, self._network = inner, network
 
-    def decode(self, states: States, duration_s: float, *, language: str = "") -> Decoded:
+    def decode(self, states: States, duration_s: float, **languages: str) -> Decoded:
         """See Decoder."""
-        return self._inner.decode(states, duration_s, self._network, language)
+        return self._inner.decode(states, duration_s, self._network, **languages)
 
 
 @contextmanager
