@@ -386,9 +386,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_650, "lines"),
-    "appliance without convert, lab and cli": (31_070, "lines"),
-    "tests": (46_400, "lines"),
+    "appliance": (44_670, "lines"),
+    "appliance without convert, lab and cli": (31_090, "lines"),
+    "tests": (46_420, "lines"),
     "scripts": (11_130, "lines"),
     "documentation": (41_000, "words"),
 }

@@ -30,7 +30,7 @@ from appliance.infer.sentences import (
     spoken,
 )
 from appliance.infer.tokenizer import Tokenizer
-from appliance.infer.wording import Wording, compare, past
+from appliance.infer.wording import Wording, compare, compare_letters, past
 from appliance.model import Bundle
 from appliance.records import EXPECTED_FROM, Name, Phrase, Tier
 
@@ -61,9 +61,15 @@ taken to end behind it."""
 NO_REPORT, REPORT = -4.0, 4.0
 """Least and largest log-odds of a report."""
 GUARDED_FROM, DOUBTED = 0.95, 0.5
-"""A guarded sentence of less confidence, whose words differ from the text, or of which a report is
-as likely by the sound, gets at most DOUBTED. Of 37 reports to locks and garage doors by nine
-synthetic voices, 4 are then heard as the order, in place of 8, and of 27 orders 3 do not act."""
+"""A guarded sentence of less confidence, or whose words differ from the text, gets at most DOUBTED;
+so does one that opens something if a report is as likely by the sound. Of 26 reports ("opened",
+"unlocked") by nine synthetic voices 1 is then heard as the order, in place of 4, and of 12 orders 2
+do not act."""
+SECURING = frozenset({"lock", "close", "shut"})
+"""Orders that a report does not turn into harm."""
+ALIKE = 0.5
+"""Share of letters that text and sentence must have in common. Of people's commands the least is
+0.8; "thank you" for "Right." has 0.15."""
 
 Tokens = tuple[int, ...]
 Items = frozenset[tuple[State, Tokens]]
@@ -235,7 +241,10 @@ class Phrases:
                     confidence = self._confidence(evidence)
                 self.evidence = evidence
             name = str(slots.pop(""))
-            doubted = any(wording) or confidence < GUARDED_FROM or evidence.report > 0
+            if compare_letters(*map(self._without_address, (heard.text, words))) < ALIKE:
+                confidence = min(confidence, DOUBTED)
+            opens = SECURING.isdisjoint(words.split()) and evidence.report > 0
+            doubted = any(wording) or confidence < GUARDED_FROM or opens
             if doubted and not self._network.guarded.isdisjoint((name, *map(str, slots.values()))):
                 confidence = min(confidence, DOUBTED)
                 self.is_guarded |= not found and confidence >= FLOOR
@@ -261,9 +270,7 @@ class Phrases:
         After "I", because at a beginning the model expects an order, whatever is said. One more
         word tells all that the sound has.
         """
-        address, words = self._network.address.split(), sentence.split()
-        if words[: len(address)] == address:
-            del words[: len(address)]
+        words = self._without_address(sentence).split()
         somebody, behind, scores = "I" if self._cased else "i", words[1:2], []
         for verb in (words[0], past(words[0])):
             try:
@@ -274,6 +281,11 @@ class Phrases:
             odds = self._decoder.odds((*self._decoder.prompt, *tokens[:-1]), len(tokens) - 1)
             scores.append(sum(odds.at(at, (token,))[0] for at, token in enumerate(tokens[1:])))
         return min(max(scores[1] - scores[0], NO_REPORT), REPORT)
+
+    def _without_address(self, text: str) -> str:
+        """A text without the address phrase in front, if something follows that."""
+        address = self._network.address
+        return text.removeprefix(f"{address} ") if address else text
 
     def holds(self, text: str) -> bool:
         """True if a text is one of the sentences, but for case and punctuation."""

@@ -78,6 +78,13 @@ def compare(text: str, sentence: str) -> Wording:
     return Wording(*map(min, (added, missing, changed, float(sense)), MOST))
 
 
+def compare_letters(text: str, sentence: str) -> float:
+    """Return the share of letters, 0..1, that a text and a sentence have in common, in their
+    order; numbers count as digits."""
+    heard, wanted = ("".join(_words(one)) for one in (text, sentence))
+    return SequenceMatcher(None, heard, wanted, autojunk=False).ratio()
+
+
 def past(verb: str) -> str:
     """Return the English past form of a verb; of other words something that nobody says."""
     if verb in IRREGULAR:

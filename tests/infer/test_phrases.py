@@ -256,6 +256,7 @@ def test_the_sound_tells_a_report_from_an_order(
         ("turn off the fan", "Do not turn off the fan.", NO_REPORT, False),
         ("turn off the fan", "Turn off the fan in the attic.", NO_REPORT, False),
         ("turn off the fan", "Torn off the fan.", NO_REPORT, True),
+        ("turn off the fan", "Right.", NO_REPORT, False),
         ("unlock the door", "Unlock a door.", NO_REPORT, True),
         ("unlock the door", "Unlock the door.", 0.1, False),
         ("unlock the door", "Unlock the floor.", NO_REPORT, False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.infer.sentences import plain
-from appliance.infer.wording import MOST, compare, past
+from appliance.infer.wording import MOST, compare, compare_letters, past
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,9 @@ def test_a_verb_has_a_past_form(verb: str, form: str) -> None:
     assert past(verb) == form
     assert past("wake") == "woke"
     assert past("open") == "opened"
+
+
+def test_letters_tell_a_misheard_sentence_from_another_one() -> None:
+    assert compare_letters("resound", "resume") > 0.6
+    assert compare_letters("forty five", "45") == 1.0
+    assert compare_letters("right", "thank you") < 0.2
