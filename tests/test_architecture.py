@@ -386,8 +386,8 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_670, "lines"),
-    "appliance without convert, lab and cli": (31_090, "lines"),
+    "appliance": (44_680, "lines"),
+    "appliance without convert, lab and cli": (31_100, "lines"),
     "tests": (46_420, "lines"),
     "scripts": (11_130, "lines"),
     "documentation": (41_000, "words"),

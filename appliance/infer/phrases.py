@@ -243,14 +243,21 @@ class Phrases:
             name = str(slots.pop(""))
             if compare_letters(*map(self._without_address, (heard.text, words))) < ALIKE:
                 confidence = min(confidence, DOUBTED)
-            opens = SECURING.isdisjoint(words.split()) and evidence.report > 0
-            doubted = any(wording) or confidence < GUARDED_FROM or opens
-            if doubted and not self._network.guarded.isdisjoint((name, *map(str, slots.values()))):
+            if not self._network.guarded.isdisjoint((name, *map(str, slots.values()))) and (
+                any(wording) or self._may_be_report(words, evidence)
+            ):
                 confidence = min(confidence, DOUBTED)
                 self.is_guarded |= not found and confidence >= FLOOR
             found.append(Phrase(words, name, slots, confidence))
         self.candidates = tuple(found)
         return found[0] if found and found[0].confidence >= FLOOR else None
+
+    def _may_be_report(self, words: str, evidence: Evidence) -> bool:
+        """True if a guarded order is less sure than GUARDED_FROM, or if it opens something and a
+        report is as likely."""
+        if SECURING.isdisjoint(words.split()):
+            return evidence.report > 0 or self._confidence(evidence) < GUARDED_FROM
+        return self._confidence(evidence._replace(report=NO_REPORT)) < GUARDED_FROM
 
     def _confidence(self, evidence: Evidence) -> float:
         """The probability that a sentence was said, and not something else."""
