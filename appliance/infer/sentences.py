@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -205,7 +206,7 @@ def parse_phrases(text: str) -> dict[str, Any]:
     if len(text.encode()) > FILE_AT_MOST:
         raise ConfigError(f"expected at most {FILE_AT_MOST >> 20} MB of sentences, found more")
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(unicodedata.normalize("NFC", text))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"expected TOML, found: {error}") from None
 
@@ -463,8 +464,9 @@ class _Template:
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case without punctuation, with single spaces between words."""
-    text = text.lower()
+    """Return a text in lower case without punctuation, with single spaces between words, composed:
+    a Mac writes an umlaut as two characters."""
+    text = unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'")
     for word, mark in MARKS.items():
         text = text.replace(mark, f" {word} ")
     kept = "".join(letter if letter.isalnum() or letter in "'-" else " " for letter in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,11 @@ def test_a_slot_is_in_the_network_once() -> None:
     assert len(many.edges) - len(one.edges) == 8 * 2
     assert many.parse(["say", "5", "say", "five"] * 4 + ["say", "999"]) == {"": "a", "n": 999}
     assert many.with_digits("say five hundred five say five") == "say 505 say 5"
+
+
+def test_letters_and_apostrophes_may_be_written_in_either_way() -> None:
+    decomposed = unicodedata.normalize("NFD", "licht in der küche")
+    found = build_network(parse_phrases(f'[phrases]\nlight = ["{decomposed}"]'), "", None)
+    assert found.parse(plain("Licht in der Küche.").split()) == {"": "light"}
+    assert plain(decomposed) == "licht in der küche"
+    assert plain("Let\u2019s go!") == "let's go"
