@@ -389,7 +389,7 @@ MOST = {
     "appliance": (44_680, "lines"),
     "appliance without convert, lab and cli": (31_100, "lines"),
     "tests": (46_420, "lines"),
-    "scripts": (11_130, "lines"),
+    "scripts": (11_140, "lines"),
     "documentation": (41_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from rigs.home_websocket import Hub
+
+from appliance.infer.opening import SENTENCES_FILE
 
 ASSIST_PHRASE = "turn"
 """Sentences that begin with it are handed to Assist. Nobody in the recordings addresses a computer;
@@ -38,6 +42,9 @@ WORDS = len(ENTITIES) + len(AREAS) + len(FLOORS)
 def home() -> Hub:
     """Return a stand-in for Home Assistant that exposes these 50 names."""
     hub = Hub()
+    names = " ".join((*(name for _, name in ENTITIES), *AREAS, *FLOORS))
+    known = set(_words(f"{SENTENCES_FILE.read_text(encoding='utf-8')} {names}"))
+    hub.knows = lambda text: known.issuperset(_words(text))
     hub.shown = {f"{kind}.{identifier(name)}": name for kind, name in ENTITIES}
     hub.exposed = dict.fromkeys(hub.shown, True)
     hub.entries = {
@@ -50,6 +57,10 @@ def home() -> Hub:
     ]
     hub.floors = [{"floor_id": identifier(name), "name": name, "aliases": []} for name in FLOORS]
     return hub
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
 
 
 def identifier(name: str) -> str:

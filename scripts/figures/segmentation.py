@@ -66,7 +66,7 @@ def streams() -> Iterator[list[Frame]]:
     mixes = [[noise(rng, 3.5, 3), sound, noise(rng, 1.5, 3)] for sound in sounds]
     for _ in NOISE:
         chosen = (sounds[number] for number in rng.choice(len(sounds), 25, replace=False))
-        pauses = (noise(rng, rng.choice([0.3, 0.5, 0.8, 2.0]), 10) for _ in range(25))
+        pauses = (noise(rng, float(rng.choice([0.3, 0.5, 0.8, 2.0])), 10) for _ in range(25))
         mixes.append([part for pair in zip(chosen, pauses, strict=True) for part in pair])
     for mix, rms in zip(mixes, (*[0] * len(sounds), *NOISE), strict=True):
         sound = np.concatenate(mix).astype(np.int32)

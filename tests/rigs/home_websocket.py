@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
@@ -72,6 +73,8 @@ class Hub:
         """What its own agent makes of a sentence, as `async_debug_recognize` gives it."""
         self.understood_of: dict[str, dict[str, Any] | None] = {}
         """The same for single texts, in place of `understood`."""
+        self.knows: Callable[[str], bool] = lambda _: True
+        """Whether its own agent understands a text at all."""
         self.silent: set[str] = set()
         """Commands that get no answer."""
         self.late: set[str] = set()
@@ -234,7 +237,7 @@ class Hub:
             },
             "conversation/agent/homeassistant/debug": {
                 "results": [
-                    self.understood_of.get(text, self.understood)
+                    self.understood_of.get(text, self.understood if self.knows(text) else None)
                     for text in asked.get("sentences", ())
                 ]
             },
