@@ -97,11 +97,6 @@ class Health:
         with self._lock:
             return dict(self._counters)
 
-    def troubles(self) -> dict[str, str]:
-        """Return a copy of what is wrong now, by stage, in plain words."""
-        with self._lock:
-            return dict(self._troubles)
-
     def snapshot(self) -> Snapshot:
         """Return troubles, encoder and model as they belong together."""
         with self._lock:

@@ -153,6 +153,8 @@ class Transcripts(Listener):
 def text_to_act_on(window: Window, result: Transcription) -> str:
     """Return the words to act on of another program's window: those of the expected sentence where
     that is sure enough, by the microphone's rule; else its text."""
+    if result.phrase is None:
+        return result.text
     one = compose(window, result, result.model, 0.0)
     return one.text if why_not_act(one) else acting_text(one)
 

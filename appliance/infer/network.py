@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,14 @@ class Step:
     """(w, K), softmax of the logits."""
     left_out: NDArray[np.float32]
     """(s, vocabulary - K), the logits of the other tokens, for the s started ones."""
+
+    @classmethod
+    def of(cls, joined: NDArray[np.float32], bundle: Bundle, started: Sequence[int]) -> Self:
+        """Return the step of a network whose logits (w, vocabulary) are in the tokens' order."""
+        logits = joined[:, bundle.kept]
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        odds /= odds.sum(axis=-1, keepdims=True)
+        return cls(logits, odds, joined[list(started)][:, bundle.left_out])
 
 
 class StepNetwork(Protocol):

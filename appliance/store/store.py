@@ -224,10 +224,11 @@ class Store:
             steps, last = self._database.write("delete transcripts", forget_some)
             count += steps
             time.sleep(_PAUSE_S)
-        begin = count > 0
-        while begin or steps:
-            merge = partial(tables.merge_search, begin=begin)
-            begin, steps = False, self._database.write("delete transcripts", merge)
+        begin = True
+        while count and self._database.write(
+            "delete transcripts", partial(tables.merge_search, begin=begin)
+        ):
+            begin = False
             time.sleep(_PAUSE_S)
         self._forget_deleted()
         gone = self._database.vacuum(_DELETE_WAIT_S, rewrite=count > 0)

@@ -140,13 +140,13 @@ def test_being_behind_is_a_trouble_until_it_has_caught_up(
     rig = Rig(None)
     caplog.clear()
     rig.push(5)
-    assert rig.health.troubles() == {}
+    assert rig.health.snapshot().troubles == {}
     rig.push(3)
-    assert "more than 30 s of speech wait" in rig.health.troubles()["backlog"]
+    assert "more than 30 s of speech wait" in rig.health.snapshot().troubles["backlog"]
     rig.takes(6)
-    assert rig.health.troubles()
+    assert rig.health.snapshot().troubles
     rig.takes(1)
-    assert rig.health.troubles() == {}
+    assert rig.health.snapshot().troubles == {}
     assert len(caplog.records) == 2, "once when it falls behind, once when it has caught up"
 
 

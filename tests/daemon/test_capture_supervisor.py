@@ -42,7 +42,7 @@ class Hearing(Listener):
             last = supervisor._recorder.pid
             print("frame", frame.start_s, time.monotonic(), last, flush=True)
 def trouble():
-    print("trouble", time.monotonic(), health.troubles(), flush=True)
+    print("trouble", time.monotonic(), health.snapshot().troubles, flush=True)
 
 health = Health(trouble)
 settings = CaptureSettings(device=sys.argv[1], silence_s=float(sys.argv[2]))

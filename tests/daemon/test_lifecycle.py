@@ -58,7 +58,7 @@ class SilentPipeline:
     def state(self) -> ApplianceState:
         return ApplianceState(
             status="running",
-            reasons=tuple(self.health.troubles().values()),
+            reasons=tuple(self.health.snapshot().troubles.values()),
             encoder="hailo8",
             model="tiny",
             model_title="Whisper tiny",

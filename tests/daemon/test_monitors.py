@@ -31,19 +31,19 @@ def test_that_nothing_acts_is_a_problem_until_something_does(
     for _ in range(UNSURE_SENTENCES - 1):
         monitor.on_transcript(unsure)
     monitor.on_transcript(replace(unsure, source="wyoming"))
-    assert not health.troubles()
+    assert not health.snapshot().troubles
     monitor.on_transcript(unsure)
-    (why,) = health.troubles().values()
+    (why,) = health.snapshot().troubles.values()
     assert why.startswith("nothing acts on what you say: none of 20 sentences and more was sure")
     assert "set assist.phrase and say it first, list what you say in [phrases] file" in why
     monitor.on_transcript(replace(transcript("turn on"), confidence=1.0))
     for _ in range(UNSURE_SENTENCES):
         monitor.on_transcript(unsure)
-    assert not health.troubles(), "something acted today"
+    assert not health.snapshot().troubles, "something acted today"
     tomorrow_s = time.monotonic() + UNSURE_S + 1
     monkeypatch.setattr(time, "monotonic", lambda: tomorrow_s)
     monitor.on_transcript(unsure)
-    assert health.troubles()
+    assert health.snapshot().troubles
 
 
 def test_speech_that_stays_too_quiet_is_a_problem_until_it_is_louder() -> None:
@@ -54,9 +54,9 @@ def test_speech_that_stays_too_quiet_is_a_problem_until_it_is_louder() -> None:
     for _ in range(QUIET_SENTENCES - 1):
         monitor.on_transcription(quiet, HEARD)
     monitor.on_transcription(quiet, replace(HEARD, text=""))
-    assert not health.troubles(), "that was no speech"
+    assert not health.snapshot().troubles, "that was no speech"
     monitor.on_transcription(quiet, HEARD)
-    (why,) = health.troubles().values()
+    (why,) = health.snapshot().troubles.values()
     assert why.startswith("speech is too quiet, -70 dBFS in the last 5 sentences; below -65 dBFS")
     monitor.on_transcription(replace(quiet, samples=samples * 10), HEARD)
-    assert not health.troubles()
+    assert not health.snapshot().troubles

@@ -391,12 +391,12 @@ def test_a_missing_microphone_is_no_trouble_while_muted(
     microphones.broken = True
     listener = Listening(tmp_path, microphones)
     try:
-        until(listener.health.troubles)
+        until(lambda: listener.health.snapshot().troubles)
         listener.mute.set(True)
         until(lambda: listener.supervisor.muted)
-        assert listener.health.troubles() == {}
+        assert listener.health.snapshot().troubles == {}
         listener.mute.set(False)
-        until(listener.health.troubles)
+        until(lambda: listener.health.snapshot().troubles)
     finally:
         listener.stop()
 

@@ -161,10 +161,10 @@ def test_a_full_folder_is_a_trouble_that_passes(memory: Path) -> None:
 
     with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), health, write) as spool:
         assert not spool.put(a_window())
-        assert "No space left" in health.troubles()["spool"]
+        assert "No space left" in health.snapshot().troubles["spool"]
         full = False
         assert spool.put(a_window())
-        assert health.troubles() == {}
+        assert health.snapshot().troubles == {}
 
 
 def as_values(window: Window) -> dict[str, Any]:

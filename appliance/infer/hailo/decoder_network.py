@@ -102,7 +102,6 @@ class NpuDecoder:
         self.capacity = 0
         """Tokens in the sequence that each step computes, prompt included."""
         self._binding, self._files, self._within_ms = binding, files, within_ms
-        self._kept, self._left_out = files.bundle.kept, files.bundle.left_out
         self._tokens: list[int] = []
         self._parts: tuple[str, ...] = ()
         """Names of the outputs in the order of the vocabulary."""
@@ -129,11 +128,7 @@ class NpuDecoder:
         parts = [self.model.outputs[name].reshape(self.capacity, -1) for name in self._parts]
         joined = np.concatenate([part[rows] for part in parts], axis=-1)
         self.model.check_finite(joined)
-        logits = np.take(joined, self._kept, axis=-1)
-        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        odds /= odds.sum(axis=-1, keepdims=True)
-        left_out = joined[list(started)][:, self._left_out]
-        return Step(logits, odds, left_out)
+        return Step.of(joined, self._files.bundle, started)
 
     def _check(self, inputs: Shapes, outputs: Shapes) -> None:
         """Raise NpuError unless the edges are those of this model's decoder, in a known order."""

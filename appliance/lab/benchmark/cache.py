@@ -64,10 +64,7 @@ class FixedNetwork:
         self._tokens += tokens
         feeds = self._feeds | {"token_embeddings": embed(self._tables, self._tokens)[None]}
         joined = np.concatenate([part[0][rows] for part in self._session.run(feeds)], axis=-1)
-        logits = joined[:, self._bundle.kept]
-        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        odds /= odds.sum(axis=-1, keepdims=True)
-        return Step(logits, odds, joined[list(started)][:, self._bundle.left_out])
+        return Step.of(joined, self._bundle, started)
 
 
 @dataclass(frozen=True, slots=True)
