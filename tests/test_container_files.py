@@ -122,7 +122,7 @@ def test_the_apps_configuration_keeps_to_home_assistants_rules() -> None:
     assert faults(found) == []
 
 
-def test_every_option_has_a_default_or_may_be_missing_and_a_name_in_each_language() -> None:
+def test_every_option_has_a_default_and_a_name_in_each_language() -> None:
     found = read(APP / "config.yaml")
     options, schema = found["options"], found["schema"]
     optional = {name for name, kind in schema.items() if str(kind).endswith("?")}

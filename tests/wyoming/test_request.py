@@ -201,9 +201,7 @@ def test_speech_that_goes_on_discards_the_speculative_text() -> None:
     assert text == HEARD.text
 
 
-def test_texts_of_several_windows_are_joined_with_a_space_or_without_as_their_script_has_it() -> (
-    None
-):
+def test_texts_of_windows_are_joined_as_their_script_has_it() -> None:
     sound = np.concatenate([sound_of(LIGHT.file, 0.3, 0.8) for _ in range(2)])
     text, _ = heard(FakeTranscriber(), sound.tobytes())
     assert text == f"{HEARD.text} {HEARD.text}"

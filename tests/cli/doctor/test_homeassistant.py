@@ -95,7 +95,7 @@ def test_a_refused_token_and_a_wrong_address_fail_without_printing_the_token(
     assert "homeassistant.url" in found.fix
 
 
-def test_the_token_is_found_where_systemd_has_it_and_hidden_where_it_is_not_ours(
+def test_the_token_is_found_at_systemd_and_hidden_if_it_is_not_ours(
     tmp_path: Path,
 ) -> None:
     plain, encrypted = tmp_path / "plain", tmp_path / "encrypted"
