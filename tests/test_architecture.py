@@ -77,7 +77,6 @@ OWNERS = {
     "faster_whisper": ("lab/benchmark/measure.py",),
     "jiwer": ("lab/words.py",),
     "whisper_normalizer": ("lab/words.py",),
-    "pyxrt": ("lab/xrt.py",),
     "sqlite3": ("store/",),
     "paho": ("mqtt/client.py",),
     "nats": ("fleet/",),
