@@ -113,18 +113,6 @@ def _add_add(new: Add) -> None:
         "for that chip; FILE uses your own",
     )
     sub.add_argument(
-        "--npu-decoder",
-        action="store_true",
-        help="with --hef CHIP: also download Hailo's decoder, for [decoder] backend = hailo; only "
-        "for comparisons: it is about ten times slower than the CPU",
-    )
-    sub.add_argument(
-        "--decoder-hef",
-        type=Path,
-        metavar="FILE",
-        help="with --hef: a decoder that you compiled yourself (`model export`)",
-    )
-    sub.add_argument(
         "--language", default="", help="language of the speech, as a code or an English name "
         "(default: the checkpoint's, else en)",
     )  # fmt: skip
@@ -214,8 +202,6 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         language=options.language,
         hef=options.hef,
         chip_present=find_chip() if options.hef == AUTO else None,
-        npu_decoder=options.npu_decoder,
-        decoder_hef=options.decoder_hef,
     )
     _build_with_bar(request)
     _choose_new(request.bundle_name, options, settings)
@@ -497,15 +483,10 @@ def _verify(name: str | Path) -> float:
 
     Raises ModelError.
     """
-    from appliance.infer import DecoderFiles
-    from appliance.model import DECODER_HEF
-
     begun = time.perf_counter()
     with _open(str(name)) as transcriber:
         load_s = time.perf_counter() - begun
         transcriber.warm_up()
-        if DECODER_HEF in transcriber.bundle.files:
-            DecoderFiles(transcriber.bundle)
     return load_s
 
 
