@@ -30,7 +30,7 @@ def texts(folder: Path) -> Iterator[tuple[str, str]]:
 
 def write_address(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/address on a checkout."""
-    command = [ROOT / "scripts/address", url, folder]
+    command = [str(ROOT / "scripts/address"), url, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
