@@ -23,13 +23,10 @@ from rigs.terminal import Terminal
 from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import free_port
 
-from appliance.cli.doctor import fleet as doctor
-from appliance.cli.doctor.main import look
-from appliance.cli.doctor.outcome import Surroundings
 from appliance.cli.fleet import invite
 from appliance.cli.fleet.provisioning import PATHS, STATE
 from appliance.cli.main import main
-from appliance.config import DEFAULT_PATH, load
+from appliance.config import DEFAULT_PATH
 
 pytestmark = needs_fleet
 
@@ -111,7 +108,7 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         assert "does not know this user or password" in errors(shut)[0]
 
 
-def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> None:
+def test_a_worker_that_runs_is_seen(tmp_path: Path) -> None:
     with house(tmp_path) as (attic, server):
         (code,) = invited(attic, server, "kitchen")
         kitchen = box(tmp_path / "kitchen")
@@ -126,8 +123,6 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
         (tmp_path / "run").mkdir()
         with daemon(worker, environment=runtime):
             until(lambda: not roomscribe("fleet", "status", "--config", kitchen).returncode)
-            around = Surroundings(load(kitchen))
-            assert [look(one, around).status for one in doctor.CHECKS] == ["ok"]
             own = roomscribe("fleet", "status", "--config", worker, environment=runtime)
             assert "attic                tiny.en, " in own.stdout
             (code,) = invited(worker, server, "attic")
@@ -136,10 +131,7 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
             )
             assert "written, and the daemon reads it" in again.stdout, again.stderr
             assert "password" not in log_of(worker)
-        refused = [one for one in server.log().splitlines() if "Violation" in one]
-        # the worker needs no more than it may; the doctor tried
-        assert not [one for one in refused if 'User "attic"' in one]
-        assert [one for one in refused if 'User "kitchen"' in one]
+        assert "Violation" not in server.log(), "nobody needs more than it may"
 
 
 def test_a_machine_of_a_fleet_becomes_no_second_server(tmp_path: Path) -> None:
