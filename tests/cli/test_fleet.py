@@ -14,19 +14,17 @@ from pathlib import Path
 import pytest
 from rigs import bare
 from rigs.checkout import ROOT
-from rigs.command import ANOTHER_USER, OBEYING_MODES, errors, roomscribe, start
+from rigs.command import OBEYING_MODES, errors, roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
 from rigs.engine import served
 from rigs.nats import NatsServer
-from rigs.needs import needs_fleet, needs_root
+from rigs.needs import needs_fleet
 from rigs.terminal import Terminal
 from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import free_port
 
-from appliance.cli.fleet import invite
 from appliance.cli.fleet.provisioning import PATHS, STATE
 from appliance.cli.main import main
-from appliance.config import DEFAULT_PATH
 
 pytestmark = needs_fleet
 
@@ -280,20 +278,3 @@ def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
         done = roomscribe("fleet", *typed, "--config", config, wrapper=OBEYING_MODES)
         assert done.returncode == 78
         assert "run this with sudo" in errors(done)[0]
-
-
-@needs_root("running as another user")
-def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> None:
-    secret = tmp_path / "credential"
-    secret.touch(mode=0o600)
-    config = write_config(tmp_path, fleet={"role": "satellite", "credential": str(secret)})
-    done = roomscribe("fleet", "status", "--config", config, wrapper=ANOTHER_USER)
-    assert (done.returncode, done.stdout) == (78, "")
-    assert errors(done)[0].endswith("only the daemon may read it; run this with sudo")
-
-
-def test_a_server_of_somebody_elses_is_not_taken_over() -> None:
-    assert invite.DEFAULT_LINE.fullmatch("host: 127.0.0.1")
-    assert invite.DEFAULT_LINE.fullmatch("port: 4222")
-    assert not invite.DEFAULT_LINE.fullmatch("jetstream { store_dir: /data }")
-    assert Path("/etc/roomscribe/roomscribe.toml") == DEFAULT_PATH
