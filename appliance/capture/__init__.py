@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from appliance.capture.microphone import Microphone, Source, list_microphones, open_source
     from appliance.capture.recorder import EndError, Recorder
     from appliance.capture.recording import Recording
-    from appliance.capture.segmenter import Segmenter
+    from appliance.capture.segmenter import JoiningSegmenter, Segmenter
     from appliance.capture.utterance import split_sound
     from appliance.capture.voice import VoiceDetector
 
