@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import socket
 import sys
 import time
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from evening_run.processes import stat_fields
+from evening_run.processes import cpu_s, usage
 
 from appliance.config import Settings
 from appliance.errors import RoomscribeError, ServerError
@@ -41,7 +40,6 @@ CHUNK_S = 0.1
 COLUMNS = (
     "server", "WER", "right", "empty", "p50 s", "p95 s", "8: p50 s", "8: p95 s", "PSS MB", "CPU s",
 )  # fmt: skip
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -55,8 +53,8 @@ class Server:
     """From the end of the sound to the text, one recording at a time."""
     crowded_s: list[float] = field(default_factory=list)
     """The same of eight at once."""
-    pids: tuple[int, ...] = ()
-    """Its process and the children of that, on this machine."""
+    pid: int = 0
+    """Its process, on this machine; 0: it is elsewhere, or another user's."""
     cpu_s: float = 0.0
 
     @classmethod
@@ -133,15 +131,15 @@ async def _measure(servers: Sequence[Server], recordings: Sequence[Recorded]) ->
     sounds = [np.concatenate((recorded.samples, silence)) for recorded in recordings]
     for server in servers:
         await server.transcribe(sounds[0])  # loads what it loads for the first one
-        server.pids = _processes(server)
-        server.cpu_s = -_cpu_s(server.pids)
+        server.pid = _find_process(server)
+        server.cpu_s = -cpu_s(server.pid)
     for sound in sounds:
         for server in servers:
             text, wait_s = await server.transcribe(sound)
             server.texts.append(text)
             server.waits_s.append(wait_s)
     for server in servers:
-        server.cpu_s += _cpu_s(server.pids)
+        server.cpu_s += cpu_s(server.pid)
         for at in range(0, len(sounds) - AT_ONCE + 1, AT_ONCE)[:CROWDS]:
             found = await asyncio.gather(*map(server.transcribe, sounds[at : at + AT_ONCE]))
             server.crowded_s += [wait_s for _, wait_s in found]
@@ -155,19 +153,20 @@ def _row(server: Server, recordings: Sequence[Recorded]) -> list[str]:
         for waits_s in (server.waits_s, server.crowded_s)
         for share in (50, 95)
     ]
-    memory_mb = sum(map(_pss_mb, server.pids))
-    local = [f"{memory_mb:.0f}", f"{server.cpu_s:.1f}"] if server.pids else ["-", "-"]
+    local = ["-", "-"]
+    if server.pid:
+        local = [f"{usage(server.pid).pss_mb:.0f}", f"{server.cpu_s:.1f}"]
     right, empty = f"{counts.right} of {counts.recordings}", str(server.texts.count(""))
     name = f"{server.host}:{server.port}"
     return [name, f"{counts.wer:.1f} %", right, empty, *times, *local]
 
 
-def _processes(server: Server) -> tuple[int, ...]:
-    """Return who listens on the server's port of this machine, and its children; none if it is
-    another machine, or another user's process."""
+def _find_process(server: Server) -> int:
+    """Return who listens on the server's port of this machine; 0 if it is another machine, or
+    another user's process."""
     with suppress(OSError):
         if not socket.gethostbyname(server.host).startswith("127."):
-            return ()
+            return 0
     listening = [
         f"socket:[{cells[9]}]"
         for file in ("/proc/net/tcp", "/proc/net/tcp6")
@@ -178,30 +177,8 @@ def _processes(server: Server) -> tuple[int, ...]:
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             if str(link.readlink()) in listening:
-                return _family(int(link.parts[2]))
-    return ()
-
-
-def _family(pid: int) -> tuple[int, ...]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
-    return (pid, *(each for child in children for each in _family(int(child))))
-
-
-def _cpu_s(pids: Sequence[int]) -> float:
-    """Return the processor time of processes so far."""
-    total = 0.0
-    for pid in pids:
-        with suppress(OSError):
-            total += sum(map(int, stat_fields(pid)[11:13])) / TICKS
-    return total
-
-
-def _pss_mb(pid: int) -> float:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024 / 1e6
-    return 0.0
+                return int(link.parts[2])
+    return 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import onnx
@@ -20,7 +19,6 @@ from rigs.records import differences
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ModelError
-from appliance.infer.decoder import Decoder
 from appliance.infer.gates import compression_ratio
 from appliance.infer.opening import open_transcriber
 from appliance.infer.request import Pending, Request
@@ -175,7 +173,7 @@ def test_full_scale_noise_and_endless_repetition_end_within_the_limit(bundle_fol
     endless = open_transcriber(
         settings(bundle_folder), bundle=never_ending(load_bundle(bundle_folder))
     )
-    decoder = cast(Decoder, endless.decoder)
+    decoder = endless.decoder
     rng = np.random.Generator(np.random.PCG64(3))
     noise = np.where(rng.random(10 * SAMPLE_RATE) < 0.5, -32768, 32767).astype(np.int16)
     for samples in (noise, noise[:SAMPLE_RATE], noise[:1], noise * 0):
