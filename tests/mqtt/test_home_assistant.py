@@ -20,6 +20,7 @@ from rigs.needs import module, needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
+from appliance import HOMEPAGE
 from appliance.config import HomeAssistantSettings, MqttSettings, WebSettings, page_url
 from appliance.mqtt import events, home_assistant
 from appliance.mqtt.client import ReceivedMessage
