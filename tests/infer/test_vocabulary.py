@@ -304,13 +304,6 @@ def test_words_are_taken_over_between_two_windows() -> None:
         assert transcriber.transcribe(window).text == before
 
 
-@needs_model
-def test_the_npu_decoder_has_no_words() -> None:
-    settings = replace(QUICK, decoder=DecoderSettings(backend="hailo"))
-    with pytest.raises(ConfigError, match=r"\[vocabulary\] words: expected \[decoder\] backend"):
-        open_transcriber(replace(settings, vocabulary=VocabularySettings(words=("Anna",))))
-
-
 @pytest.fixture(scope="module", params=["none", "int8"])
 def any_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("words")

@@ -20,6 +20,7 @@ from rigs.needs import module, needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
+from appliance import HOMEPAGE
 from appliance.config import HomeAssistantSettings, MqttSettings, WebSettings, page_url
 from appliance.mqtt import events, home_assistant
 from appliance.mqtt.client import ReceivedMessage
@@ -58,7 +59,7 @@ def say_all(store: Store, publisher: Publisher, *texts: str) -> list[str]:
 
 def test_the_discovery_message_is_the_golden_one() -> None:
     assert home_assistant.discovery_message("roomscribe/kitchen/", PI) == json.loads(
-        EXPECTED.read_text("utf-8")
+        EXPECTED.read_text("utf-8").replace("HOMEPAGE", HOMEPAGE)
     )
 
 

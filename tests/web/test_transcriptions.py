@@ -162,7 +162,7 @@ def test_a_long_sound_of_another_rate_is_cut_and_its_parts_are_joined(
     api: Api, tmp_path: Path
 ) -> None:
     parts = [soundfile.read(SPEECH / f"{name}.flac", dtype="float32")[0] for name in ("00", "02")]
-    pause = np.zeros(32_000, np.float32)
+    pause = np.zeros(160_000, np.float32)
     sound = np.concatenate([parts[0], pause, parts[1], pause]).repeat(3)
     soundfile.write(tmp_path / "long.wav", np.stack([sound, sound], axis=1), 48_000)
     status, answer = api.curl(f"file=@{tmp_path / 'long.wav'}", "response_format=verbose_json")
