@@ -64,14 +64,14 @@ def run(around: Surroundings, folder: Path | None) -> Outcome:
     the model's window. Raises NpuError, ModelError, AudioError, and ConfigError for an empty
     folder."""
     from appliance.infer import device, open_npu, open_transcriber
-    from appliance.model import HEF_FILE, load_bundle
+    from appliance.model import load_bundle
 
     around.doing("loading the model")
     bundle = load_bundle(around.settings.model.bundle)
     transcriber = open_transcriber(on_cpu(around.settings), bundle=bundle)
     spoken = _spoken(folder)
     around.doing("opening the NPU")
-    npu = open_npu(bundle, bundle.folder / HEF_FILE, share=around.settings.encoder.share)
+    npu = open_npu(bundle, share=around.settings.encoder.share)
     binding, identity = npu.binding, npu.identity
     before = device.read(binding, identity.device_id)
     found: list[Compared] = []

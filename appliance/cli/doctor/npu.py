@@ -8,6 +8,7 @@ only run against a simulator, never on a real Hailo.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,7 @@ def owner(around: Surroundings) -> Outcome:
     names = ", ".join(map(str, others))
     if around.settings.encoder.share:
         return ok(f"shared with {names}")
-    if around.daemon and {holder.pid for holder in others} == {around.daemon.pid}:
+    if around.daemon and {_parent(holder.pid) for holder in others} == {around.daemon.pid}:
         return ok(f"used by {around.daemon}")
     return failed(
         f"in use by {names}",
@@ -191,6 +192,14 @@ def _absent(around: Surroundings) -> str:
     from appliance.infer import diagnosis
 
     return _unwanted(around) or ("" if diagnosis.nodes() else ABSENT)
+
+
+def _parent(pid: int) -> int:
+    """Return the id of a process's parent (proc(5), stat); 0 if it has ended."""
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    return 0
 
 
 def _owners() -> list[Holder]:
