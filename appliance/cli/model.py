@@ -159,17 +159,9 @@ def _add_pack(new: Add) -> None:
         description="Writes the encoder's weights, a blob a layer with a JSON index, for kernels "
         "that load weights themselves, and reports what the number format costs.",
     )
-    sub.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a checkpoint; with --check, a pack"
-    )
+    sub.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint's folder")
     sub.add_argument("--dtype", choices=("bf16", "fp16", "int8"), default="bf16")
     sub.add_argument("--out", type=Path, metavar="FOLDER", help="default: NAME-DTYPE")
-    sub.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing: verify the layout and checksums of a pack, and if pyxrt is "
-        "installed, place it in buffers of the AMD NPU and read it back",
-    )
     sub.set_defaults(command=pack)
 
 
@@ -448,12 +440,8 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
 def pack(options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe model pack`."""
     from appliance.convert import load_checkpoint
-    from appliance.lab import check_pack, write_pack
+    from appliance.lab import write_pack
 
-    if options.check:
-        for line in check_pack(options.folder):
-            print(line)
-        return 0
     out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)
     worst = max(report["tensors"], key=lambda tensor: tensor["relative_rms_error"])

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.infer")
 
 DOUBTFUL = -0.25
-"""Mean log-probability below which a greedy text is doubtful. Half of them are; a search of the
+"""Mean log-probability below which a greedy text is doubtful, as is one without an end, however
+sure: it may be a loop. Half of them are; a search of the
 others changed no count of errors (docs/figures.md)."""
 
 
@@ -245,7 +246,8 @@ class Transcriber(AnyTranscriber):
 
     def _search_better(self, best: _Candidate, pending: Pending) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""
-        if not self._search or best.decoded.avg_logprob >= DOUBTFUL:
+        doubtful = best.decoded.avg_logprob < DOUBTFUL or not best.decoded.ended
+        if not (self._search and doubtful):
             return best
         decoded = self._search(
             best.decoded,

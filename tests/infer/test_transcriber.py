@@ -23,7 +23,7 @@ from appliance.infer.gates import compression_ratio
 from appliance.infer.opening import open_transcriber
 from appliance.infer.request import Pending, Request
 from appliance.infer.transcriber import DOUBTFUL, Transcriber
-from appliance.model.bundle import load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Transcription, Window
 
 
@@ -79,15 +79,32 @@ def test_a_sure_text_and_a_beam_of_one_are_not_searched(
     greedy = transcriber.transcribe(window(1.0))
     alone = open_transcriber(settings(bundle_folder, beam_size=1))
     assert alone.transcribe(window(1.0), search=True).tokens == greedy.tokens
+    sure = open_transcriber(settings(bundle_folder), bundle=ending(transcriber))
+    greedy = sure.transcribe(window(1.0))
     monkeypatch.setattr("appliance.infer.transcriber.DOUBTFUL", greedy.avg_logprob)
-    assert transcriber.transcribe(window(1.0), search=True).tokens == greedy.tokens
+    assert sure.transcribe(window(1.0), search=True).tokens == greedy.tokens
 
 
-def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:
-    plain = open_transcriber(settings(bundle_folder))
-    common = plain.transcribe(window(1.0)).tokens[3]
-    ending = replace(plain.bundle, tokens=replace(plain.bundle.tokens, end_of_text=common))
-    for bundle, ended in ((plain.bundle, False), (ending, True)):
+def test_a_text_without_an_end_is_searched_again_however_sure(
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = transcriber.transcribe(window(1.0))
+    monkeypatch.setattr("appliance.infer.transcriber.DOUBTFUL", greedy.avg_logprob)
+    assert not greedy.ended
+    assert transcriber.transcribe(window(1.0), search=True).tokens != greedy.tokens
+
+
+def ending(transcriber: Transcriber) -> Bundle:
+    """Its bundle, whose texts end with a token that is common in others."""
+    bundle = transcriber.bundle
+    common = transcriber.transcribe(window(1.0)).tokens[3]
+    return replace(bundle, tokens=replace(bundle.tokens, end_of_text=common))
+
+
+def test_a_decode_stopped_by_the_limit_is_marked(
+    bundle_folder: Path, transcriber: Transcriber
+) -> None:
+    for bundle, ended in ((transcriber.bundle, False), (ending(transcriber), True)):
         result = open_transcriber(settings(bundle_folder), bundle=bundle).transcribe(window(1.0))
         assert result.ended == ended and ("token_limit" in result.flags) == (not ended)
 
