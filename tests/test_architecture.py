@@ -399,9 +399,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 MOST = {
     "appliance": (44_680, "lines"),
-    "appliance without convert, lab and cli": (31_500, "lines"),
-    "tests": (44_400, "lines"),
-    "scripts": (10_900, "lines"),
+    "appliance without convert, lab and cli": (31_600, "lines"),
+    "tests": (44_500, "lines"),
+    "scripts": (10_600, "lines"),
     "documentation": (41_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in

@@ -105,14 +105,7 @@ def build(
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
         house = _make_house(core, home) if settings.mqtt.enabled else None
-        played, source = PlayedSound(), factories.source
-        speaker = _make_speaker(core, played) if settings.speaker.enabled else None
-        if speaker and source is open_source and not settings.capture.reference:
-            source = partial(open_source, played=played)
-        supervisor = CaptureSupervisor(
-            settings.capture, core.health, core.mute, core.frames, core.bus, source=source
-        )
-        opened.callback(supervisor.close)
+        speaker, supervisor = _make_sound(core, factories.source, opened)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
         report = Reporter(core, supervisor, home, house, wyoming, fleet)
@@ -136,8 +129,7 @@ def build(
         opened.callback(controls.close)
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
-            expectations, playback, core.backlog, supervisor, publisher, controls,
-            speaker,
+            expectations, playback, core.backlog, supervisor, publisher, controls, speaker,
             house or home,  # the house hands sentences over once a room is chosen
         )  # fmt: skip
         return Parts(
@@ -168,6 +160,22 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
         settings, node, factories.idle_s, bus, health, mute, media, spoken, store, transcriber,
         transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
+
+
+def _make_sound(
+    core: Core, source: Opener, opened: contextlib.ExitStack
+) -> tuple[Loudspeaker | None, CaptureSupervisor]:
+    """Return the loudspeaker, if there is one, and what reads the microphone: it hears what the
+    loudspeaker plays, unless it has a reference."""
+    settings, played = core.settings, PlayedSound()
+    speaker = _make_speaker(core, played) if settings.speaker.enabled else None
+    if speaker and source is open_source and not settings.capture.reference:
+        source = partial(open_source, played=played)
+    supervisor = CaptureSupervisor(
+        settings.capture, core.health, core.mute, core.frames, core.bus, source=source
+    )
+    opened.callback(supervisor.close)
+    return speaker, supervisor
 
 
 def _make_home(core: Core) -> HomeAssistantClient | None:
