@@ -101,6 +101,7 @@ def build(
         expectations, reload = Expectations(), threading.Event()
         # workers are the whole home's, and a window waits for the answer that they owe us
         submit = core.backlog.submit if not transcribed_elsewhere(settings) else lambda *_: None
+        core.transcripts.submit = submit
         partials = Partials(submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
