@@ -20,7 +20,7 @@ from rigs.waiting import holds, until
 
 from appliance.house import arbiter
 from appliance.house.arbiter import Decision
-from appliance.house.claims import Claim
+from appliance.house.claims import Claim, Saying
 from appliance.house.house import MOST_MESSAGES, House
 from appliance.house.messages import encode
 
@@ -178,7 +178,8 @@ def test_without_the_broker_each_room_acts_and_says_so(
 def test_who_is_not_online_speaks_for_another_or_sends_too_much_is_not_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house, counted = House("kitchen"), list[object]()
+    sayings, counted = list[tuple[str, float]](), list[object]()
+    house = House("kitchen", note=lambda *saying: sayings.append(saying))
     monkeypatch.setattr(house._arbiter, "receive", lambda message, _: counted.append(message))
 
     def claim(node: str, topic: str = "") -> None:
@@ -193,9 +194,15 @@ def test_who_is_not_online_speaks_for_another_or_sends_too_much_is_not_heard(
     claim("hall", "roomscribe/bath/claim")
     claim("kitchen", "roomscribe/bath/claim")
     assert counted == []
+    saying = encode(Saying("hall", "Turned on the fan.", 3.0), 1.0)
+    assert house.take("roomscribe/hall/claim", saying, retained=False, now_s=2.0)
+    assert counted == []
+    ((text, until_s),) = sayings
+    assert text == "Turned on the fan."
+    assert until_s == pytest.approx(4.0)
     for _ in range(2 * MOST_MESSAGES):
         claim("hall")
-    assert len(counted) == MOST_MESSAGES
+    assert len(counted) == MOST_MESSAGES - 1
 
 
 @needs_broker
