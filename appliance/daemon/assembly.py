@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import Hooks, WyomingServer, advertise
+from appliance.wyoming import TOKEN, Hooks, WyomingServer, advertise, offer_to_supervisor
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -106,14 +107,7 @@ def build(
         house = _make_house(core, home) if settings.mqtt.enabled else None
         if house:
             core.spoken.share = house.say
-        played, source = PlayedSound(), factories.source
-        speaker = _make_speaker(core, played) if settings.speaker.enabled else None
-        if speaker and source is open_source and not settings.capture.reference:
-            source, core.spoken.is_heard = partial(open_source, played=played), played.is_heard
-        supervisor = CaptureSupervisor(
-            settings.capture, core.health, core.mute, core.frames, core.bus, source=source
-        )
-        opened.callback(supervisor.close)
+        speaker, supervisor = _make_sound(core, factories.source, opened)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
         report = Reporter(core, supervisor, home, house, wyoming, fleet)
@@ -138,8 +132,7 @@ def build(
         opened.callback(controls.close)
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
-            expectations, playback, core.backlog, supervisor, publisher, controls,
-            speaker,
+            expectations, playback, core.backlog, supervisor, publisher, controls, speaker,
             house or home,  # the house hands sentences over once a room is chosen
         )  # fmt: skip
         return Parts(
@@ -170,6 +163,22 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
         settings, node, factories.idle_s, bus, health, mute, media, spoken, store, transcriber,
         transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
+
+
+def _make_sound(
+    core: Core, source: Opener, opened: contextlib.ExitStack
+) -> tuple[Loudspeaker | None, CaptureSupervisor]:
+    """Return the loudspeaker, if there is one, and what reads the microphone: it hears what the
+    loudspeaker plays, unless it has a reference."""
+    settings, played = core.settings, PlayedSound()
+    speaker = _make_speaker(core, played) if settings.speaker.enabled else None
+    if speaker and source is open_source and not settings.capture.reference:
+        source, core.spoken.is_heard = partial(open_source, played=played), played.is_heard
+    supervisor = CaptureSupervisor(
+        settings.capture, core.health, core.mute, core.frames, core.bus, source=source
+    )
+    opened.callback(supervisor.close)
+    return speaker, supervisor
 
 
 def _make_home(core: Core) -> HomeAssistantClient | None:
@@ -293,7 +302,10 @@ def _make_wyoming(core: Core) -> WyomingServer:
             log.info("%s", trouble or "the Wyoming server is announced to the network")
 
     async def announce(port: int) -> None:
-        await advertise(f"roomscribe-{core.node}"[:63], port, report)
+        if TOKEN in os.environ:
+            await offer_to_supervisor(port, report)
+        else:
+            await advertise(f"roomscribe-{core.node}"[:63], port, report)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)
