@@ -27,7 +27,7 @@ EVERYWHERE = {"config", "errors", "process", "records", "system"}
 MAY_IMPORT = {
     "cli": {
         *{"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
-        *{"fleet", "homeassistant", "web", "wyoming", "convert"},
+        *{"fleet", "homeassistant", "speaker", "web", "wyoming", "convert"},
     },
     "control": set(),
     "daemon": {

@@ -36,7 +36,7 @@ from appliance.daemon.core import Core
 from appliance.daemon.correction_commands import CorrectionCommands
 from appliance.daemon.health import Health, report_backend
 from appliance.daemon.log_commands import LogCommands
-from appliance.daemon.microphone_commands import MicrophoneCommands
+from appliance.daemon.microphone_commands import MicrophoneCommands, SpeakerCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.monitors import ActingMonitor, LevelMonitor
 from appliance.daemon.mute import Mute
@@ -106,6 +106,8 @@ def build(
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
         house = _make_house(core, home) if settings.mqtt.enabled else None
+        if house:
+            core.spoken.share = house.say
         speaker, supervisor = _make_sound(core, factories.source, opened)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
@@ -123,6 +125,7 @@ def build(
             LogCommands(core.store, core.node, playback.poll), playback,
             _make_corrections(core, changes), MuteCommands(core.mute), changes, phrases,
             BrokerCommands(changes), ModelCommands(installer or ModelInstaller()),
+            SpeakerCommands(speaker),
         )  # fmt: skip
         controls = _make_controls(
             core, report, publisher, control=control, make_phrases=phrases.make, groups=groups
@@ -171,7 +174,7 @@ def _make_sound(
     settings, played = core.settings, PlayedSound()
     speaker = _make_speaker(core, played) if settings.speaker.enabled else None
     if speaker and source is open_source and not settings.capture.reference:
-        source = partial(open_source, played=played)
+        source, core.spoken.is_heard = partial(open_source, played=played), played.is_heard
     supervisor = CaptureSupervisor(
         settings.capture, core.health, core.mute, core.frames, core.bus, source=source
     )
@@ -219,6 +222,7 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
         assistant=home,
+        note=core.spoken.remember,
     )
 
 
