@@ -493,6 +493,8 @@ class ApplianceState:
     """Windows that wait for transcription."""
     uptime_s: float
     version: str
+    updated: tuple[str, datetime] | None = None
+    """The version before this one, and when this one first ran; None: there was no other."""
     muted: bool | None = False
     """True while the microphone is closed on request; None while it is closed because the mute file
     cannot be read, or while it is being opened."""

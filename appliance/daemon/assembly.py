@@ -44,7 +44,7 @@ from appliance.daemon.partials import Partials
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.pipeline import Parts
 from appliance.daemon.playback import Playback
-from appliance.daemon.report import Reporter
+from appliance.daemon.report import Reporter, note_version
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
@@ -111,7 +111,8 @@ def build(
         speaker, supervisor = _make_sound(core, factories.source, opened)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
-        report = Reporter(core, supervisor, home, house, wyoming, fleet)
+        updated = note_version(store_folder(settings.store))
+        report = Reporter(core, supervisor, home, house, wyoming, fleet, updated)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
         publisher = _make_publisher(
