@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PLACE_TABLE,
         POSITIONS_PER_SECOND,
         QUANTIZE,
+        SCREENED_FILE,
         SILENCE_FILE,
         SILENT_MEL,
         STEP_FILE,
