@@ -44,7 +44,8 @@ class TextForm:
 
 
 ANY_TEXT = TextForm("a text")
-ROOM, MICROPHONE, MODEL, WORDS = "Room", "Microphone", "Model", "Words"
+ROOM, MICROPHONE, SPEAKER = "Room", "Microphone", "Loudspeaker"
+MODEL, WORDS = "Model", "Words"
 LOG, MQTT = "Log", "MQTT and Home Assistant"
 HEARING, PAUSES, TEXTS, SYSTEM = "Detecting speech", "End of a sentence", "Text", "System"
 ADVANCED = (HEARING, PAUSES, TEXTS, SYSTEM)
@@ -267,6 +268,26 @@ class CaptureSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeakerSettings:
+    """[speaker]"""
+
+    enabled: bool = key(
+        False,
+        "Play answers, announcements and the ring of a timer on a loudspeaker.",
+        group=SPEAKER, label="Answer on a loudspeaker",
+    )  # fmt: skip
+    device: str = key(
+        "",
+        "Loudspeaker: part of its name in `roomscribe devices`, or pulse:SINK. Empty: the default "
+        "loudspeaker.",
+        group=SPEAKER, label="Loudspeaker",
+    )  # fmt: skip
+    volume: int = key(
+        80, "Volume.", unit="%", low=0, high=100, group=SPEAKER, label="Volume",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class VoiceSettings:
     """[voice]"""
 
@@ -357,15 +378,6 @@ class EncoderSettings:
 class DecoderSettings:
     """[decoder]"""
 
-    backend: str = key(
-        "cpu",
-        "Where the decoder runs. hailo is only for comparison: it computes the whole text again "
-        "for each token, takes about ten times as long as the CPU with its cache, cuts the text at "
-        "the HEF's length (24 to 64 tokens, prompt included) and keeps the encoder waiting. It "
-        "needs a model added with --npu-decoder and a Hailo, else the daemon does not start "
-        "(status 69).",
-        choices=("cpu", "hailo"),
-    )
     threads: int = key(
         2, "CPU threads of the decoder; 0: one per core.", low=0, high=64,
         group=SYSTEM, label="Processor threads for the decoder", blank=(0, "one per core"),
@@ -816,6 +828,7 @@ class Settings:
 
     appliance: ApplianceSettings = field(default_factory=ApplianceSettings)
     capture: CaptureSettings = field(default_factory=CaptureSettings)
+    speaker: SpeakerSettings = field(default_factory=SpeakerSettings)
     voice: VoiceSettings = field(default_factory=VoiceSettings)
     segmenter: SegmenterSettings = field(default_factory=SegmenterSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -840,8 +853,8 @@ DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 MOST_BYTES = 1 << 20
 """A longer file is no configuration."""
 OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
-REMOVED: frozenset[str] = frozenset()
-"""Keys (section.key) of released versions that this one does not have. They are ignored."""
+REMOVED = frozenset({"decoder.backend"})
+"""Keys (section.key) of earlier versions that this one does not have. They are ignored."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _MEANT = {"npu": "hailo"}

@@ -1,4 +1,5 @@
-"""Control of the recorder process, which reads the microphone: start, request, wait, kill."""
+"""Control of the recorder process, which reads the microphone or plays: start, request, wait,
+kill."""
 
 from __future__ import annotations
 
@@ -9,19 +10,17 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from signal import Signals
 from typing import Any, Self
 
-from appliance.capture.devices import Device, is_stream
-from appliance.capture.portaudio import SOUND, Inbox, Message
+from appliance.capture.devices import MICROPHONE, Device, is_stream
+from appliance.capture.portaudio import LENGTH, SOUND, Inbox, Message
 from appliance.errors import DeviceError
+from appliance.process import end_process, how_it_ended, start_process
 
 PIPE_BYTES = 1 << 20
 """30 s of 16 kHz mono: if the appliance is busy for longer, samples are lost."""
@@ -30,11 +29,6 @@ QUIET_S = 0.15
 work. The shortest utterance (`min_speech_ms`) takes longer together with the silence (`TAIL_MS`)
 after which its text is computed, so no text comes later for it."""
 REAP_S = 0.5
-ROOT = Path(__file__).resolve().parent.parent.parent
-PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from appliance.capture.portaudio import main; main()"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +77,14 @@ class Recorder:
     """A process, started when needed, that opens one device once. For one thread, but any thread
     may call `interrupt`: then every wait ends at once, until `resume`."""
 
-    def __init__(self, command: Sequence[str] = (), limits: RecorderLimits = LIMITS) -> None:
-        """`command` replaces the recorder's program."""
-        self._command, self._limits = command, limits
+    def __init__(
+        self,
+        command: Sequence[str] = (),
+        limits: RecorderLimits = LIMITS,
+        noun: str = MICROPHONE.noun,
+    ) -> None:
+        """`command` replaces the recorder's program; `noun`: what its device is called."""
+        self._command, self._limits, self._noun = command, limits, noun
         self._process: subprocess.Popen[bytes] | None = None
         self._inbox = Inbox()
         self._attempts = 0
@@ -111,23 +110,12 @@ class Recorder:
         if self._process and self._process.poll() is None:
             return
         self.kill()
-        command = self._command or (
-            # isolated: the environment reaches only the libraries; no bytecode is written
-            *(sys.executable, "-I", "-S", "-B", "-c", PROGRAM),
-            *(str(os.getpid()), json.dumps([str(ROOT), *sys.path])),
-        )
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-            )
+            self._process = start_process("appliance.capture.portaudio", command=self._command)
         except OSError as error:
             raise DeviceError(
-                f"the microphone's process does not start ({error.strerror}): free some memory, or "
-                "allow one more process; see `systemctl status roomscribe`"
+                f"the {self._noun}'s process does not start ({error.strerror}): free some memory, "
+                "or allow one more process; see `systemctl status roomscribe`"
             ) from error
         self._attempts, self._started = 0, False
         if self._process.stdout:
@@ -148,6 +136,28 @@ class Recorder:
         Raises DeviceError."""
         self.start()
         self._send(do="open", device=device, channel=0)
+
+    def play(self, device: str, rate_hz: int) -> Opened:
+        """Open the loudspeaker `device` for mono at `rate_hz`, if it can; `send` plays. Raises
+        DeviceError."""
+        if self._attempts >= self._limits.attempts:
+            self.kill()
+        return Opened(**self._request(do="play", device=device, rate_hz=rate_hz)["opened"])
+
+    def send(self, sound: bytes) -> None:
+        """Play int16 samples with interleaved channels, behind those before. Comes back at once
+        while little waits. No sound: that was all; the process answers once it has sounded."""
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(LENGTH.pack(len(sound)) + sound)
+
+    def next(self, within_s: float) -> Message | None:
+        """Return the next message; None if none came in time, or if interrupted. Raises EndError,
+        also if the device is lost."""
+        message = self._wait(within_s)
+        if message and message.kind != SOUND and "lost" in (found := json.loads(message.data)):
+            raise EndError(found["lost"])
+        return message
 
     def devices(self) -> list[Device]:
         """Return all microphones, perhaps none. Raises DeviceError."""
@@ -202,14 +212,8 @@ class Recorder:
         kernel ends later, when its system call returns."""
         process, self._process = self._process, None
         self._inbox = Inbox()
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe:
-                pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(REAP_S)
+        if process:
+            end_process(process, REAP_S)
 
     def __enter__(self) -> Self:
         return self
@@ -230,8 +234,8 @@ class Recorder:
                 answer = self._receive(open_s)
         except (StallError, EndError) as error:
             raise DeviceError(
-                f"microphone: PortAudio does not answer ({error}): start the sound server again, "
-                "or plug the microphone in again"
+                f"{self._noun}: PortAudio does not answer ({error}): start the sound server again, "
+                f"or plug the {self._noun} in again"
             ) from error
         if "error" in answer:
             self._attempts += 1
@@ -248,12 +252,21 @@ class Recorder:
         message = self._next(within_s)
         if message is None:
             self.kill()
-            raise DeviceError("the microphone is not opened: stopped")
+            raise DeviceError(f"the {self._noun} is not opened: stopped")
         answer: dict[str, Any] = json.loads(message.data)
         return answer
 
     def _next(self, within_s: float) -> Message | None:
         """Return the next message; None if interrupted. Raises StallError or EndError."""
+        deadline_s = time.monotonic() + within_s
+        message = self._wait(within_s)
+        if message is None and time.monotonic() >= deadline_s:
+            self.kill()
+            raise StallError(f"nothing for {within_s:g} s")
+        return message
+
+    def _wait(self, within_s: float) -> Message | None:
+        """Return the next message; None if interrupted, or if none came. Raises EndError."""
         deadline_s = time.monotonic() + within_s
         while (message := self._inbox.next()) is None:
             if self._process is None or self._process.stdout is None:
@@ -262,11 +275,8 @@ class Recorder:
             left_s = max(0.0, deadline_s - time.monotonic())
             wake = self._wake_receiver.fileno()
             ready = select.select([output.fileno(), wake], [], [], left_s)[0]
-            if wake in ready:
+            if wake in ready or not ready:
                 return None
-            if not ready:
-                self.kill()
-                raise StallError(f"nothing for {within_s:g} s")
             data = os.read(output.fileno(), 1 << 16)
             if not data:
                 raise EndError(self._end_reason())
@@ -277,7 +287,4 @@ class Recorder:
         """Reap the process and return how it ended."""
         process = self._process
         self.kill()
-        status = process.returncode if process else None
-        if status is None or status >= 0:
-            return f"the end of its process (exit status {status})"
-        return f"the end of its process by {Signals(-status).name}"
+        return how_it_ended(process.returncode if process else None)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from appliance.capture import Segmenter, VoiceDetector, open_source
+from appliance.capture import PlayedSound, Segmenter, VoiceDetector, open_source
 from appliance.config import (
     WYOMING_SOCKET,
     Reading,
@@ -56,8 +57,9 @@ from appliance.house import House
 from appliance.infer import AnyTranscriber, Phrases, Transcriber, transcribed_elsewhere
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
+from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import Hooks, WyomingServer, advertise
+from appliance.wyoming import TOKEN, Hooks, WyomingServer, advertise, offer_to_supervisor
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -103,10 +105,7 @@ def build(
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
         house = _make_house(core, home) if settings.mqtt.enabled else None
-        supervisor = CaptureSupervisor(
-            settings.capture, core.health, core.mute, core.frames, core.bus, source=factories.source
-        )
-        opened.callback(supervisor.close)
+        speaker, supervisor = _make_sound(core, factories.source, opened)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
         report = Reporter(core, supervisor, home, house, wyoming, fleet)
@@ -130,12 +129,12 @@ def build(
         opened.callback(controls.close)
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
-            expectations, playback, core.backlog, supervisor, publisher, controls,
+            expectations, playback, core.backlog, supervisor, publisher, controls, speaker,
             house or home,  # the house hands sentences over once a room is chosen
         )  # fmt: skip
         return Parts(
             core, works, partials, supervisor, report, controls, control, publisher, home, wyoming,
-            fleet, reload, opened.pop_all().close,
+            fleet, speaker, reload, opened.pop_all().close,
         )  # fmt: skip
 
 
@@ -150,17 +149,33 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     report_backend(health, transcriber)
     detector, window_s = VoiceDetector(settings.voice), transcriber.bundle.window_s
     segmenter = factories.segmenter(detector, settings.segmenter, window_s)
-    media = MediaPlayers()
-    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media)
+    media, spoken = MediaPlayers(), Spoken()
+    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
     in_process, is_stored = transcriber.in_process, transcripts.is_stored
     backlog = opened.enter_context(
         Backlog(settings, health, bus, in_process=in_process, is_stored=is_stored)
     )
     frames, states = StageQueue[Frame](FRAMES_WAITING), StageQueue[Work](STATES_WAITING)
     return Core(
-        settings, node, factories.idle_s, bus, health, mute, media, store, transcriber,
+        settings, node, factories.idle_s, bus, health, mute, media, spoken, store, transcriber,
         transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
+
+
+def _make_sound(
+    core: Core, source: Opener, opened: contextlib.ExitStack
+) -> tuple[Loudspeaker | None, CaptureSupervisor]:
+    """Return the loudspeaker, if there is one, and what reads the microphone: it hears what the
+    loudspeaker plays, unless it has a reference."""
+    settings, played = core.settings, PlayedSound()
+    speaker = _make_speaker(core, played) if settings.speaker.enabled else None
+    if speaker and source is open_source and not settings.capture.reference:
+        source = partial(open_source, played=played)
+    supervisor = CaptureSupervisor(
+        settings.capture, core.health, core.mute, core.frames, core.bus, source=source
+    )
+    opened.callback(supervisor.close)
+    return speaker, supervisor
 
 
 def _make_home(core: Core) -> HomeAssistantClient | None:
@@ -203,6 +218,13 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
         assistant=home,
+    )
+
+
+def _make_speaker(core: Core, played: PlayedSound) -> Loudspeaker:
+    """Return what plays sounds."""
+    return Loudspeaker(
+        core.settings.speaker, complain=partial(core.health.trouble, "speaker"), played=played
     )
 
 
@@ -276,7 +298,10 @@ def _make_wyoming(core: Core) -> WyomingServer:
             log.info("%s", trouble or "the Wyoming server is announced to the network")
 
     async def announce(port: int) -> None:
-        await advertise(f"roomscribe-{core.node}"[:63], port, report)
+        if TOKEN in os.environ:
+            await offer_to_supervisor(port, report)
+        else:
+            await advertise(f"roomscribe-{core.node}"[:63], port, report)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)

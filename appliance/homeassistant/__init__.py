@@ -11,6 +11,5 @@ if TYPE_CHECKING:
     from appliance.homeassistant.client import TOKEN_CREDENTIAL, Callbacks, HomeAssistantClient
     from appliance.homeassistant.media import MediaPlayers
     from appliance.homeassistant.names import NAMES_FILE
-    from appliance.homeassistant.probe import ProbeResult, probe_home
 
 __getattr__ = lazily(__name__, __file__)

@@ -33,7 +33,6 @@ from appliance.system import one_line
 from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read_event
 from appliance.wyoming.request import (
     LONGEST_FILE_S,
-    LONGEST_S,
     Hints,
     Hooks,
     RequestError,
@@ -384,7 +383,7 @@ class ClientConnection:
             replace(server.hooks, keep=None) if self.is_local else server.hooks,
             server.settings.segmenter,
             hints=self._hints,
-            longest_s=LONGEST_FILE_S if self.is_local else LONGEST_S,
+            is_file=self.is_local,
         )
         return self._request
 

@@ -83,11 +83,19 @@ class Simulator:
         self._write()
 
     @property
-    def inner(self) -> Any:
-        """The module that plays the C++ part: `violations`, `history`."""
-        from hailo_platform.pyhailort import _pyhailort
+    def violations(self) -> list[str]:
+        """What went wrong unnoticed, in any process."""
+        return self._noted("violations")
 
-        return _pyhailort
+    @property
+    def history(self) -> list[tuple[int, float]]:
+        """Of each job in any process: its status, and the seconds that the chip had it."""
+        lines = (line.split() for line in self._noted("history"))
+        return [(int(status), float(seconds)) for status, seconds in lines]
+
+    def _noted(self, name: str) -> list[str]:
+        file = self.folder / name
+        return file.read_text().splitlines() if file.exists() else []
 
     def _write(self) -> None:
         draft = self.folder / "control.draft"
@@ -113,15 +121,13 @@ since the compiler promises neither."""
 
 
 def with_decoder(bundle: Bundle, checkpoint: Path, length: int) -> Bundle:
-    """The same bundle, in whose folder there is now a decoder's HEF, with the tables."""
+    """The same bundle, with a decoder's HEF and its tables in its folder."""
     folder, read = bundle.folder, load_checkpoint(checkpoint)
     write_hailo_decoder(read, bundle.positions, length, folder / "hailo_decoder.onnx")
     write_decoder_hef(bundle, length)
     for name, table in zip(DECODER_TABLES, host_tables(read, length), strict=True):
         np.save(folder / name, table)
-        enlist(folder, folder / name)
-    enlist(folder, folder / "decoder.hef")
-    return load_bundle(folder)
+    return bundle
 
 
 DECODER_TABLES = ("token_embedding_weight.npy", "onnx_add_input.npy")
