@@ -44,7 +44,8 @@ class TextForm:
 
 
 ANY_TEXT = TextForm("a text")
-ROOM, MICROPHONE, MODEL, WORDS = "Room", "Microphone", "Model", "Words"
+ROOM, MICROPHONE, SPEAKER = "Room", "Microphone", "Loudspeaker"
+MODEL, WORDS = "Model", "Words"
 LOG, MQTT = "Log", "MQTT and Home Assistant"
 HEARING, PAUSES, TEXTS, SYSTEM = "Detecting speech", "End of a sentence", "Text", "System"
 ADVANCED = (HEARING, PAUSES, TEXTS, SYSTEM)
@@ -263,6 +264,26 @@ class CaptureSettings:
         "stream, as for the microphone. Written as a table: [capture.reference]. Empty: off.",
         form=TextForm("a table with the key device"),
         names=("device",),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerSettings:
+    """[speaker]"""
+
+    enabled: bool = key(
+        False,
+        "Play answers, announcements and the ring of a timer on a loudspeaker.",
+        group=SPEAKER, label="Answer on a loudspeaker",
+    )  # fmt: skip
+    device: str = key(
+        "",
+        "Loudspeaker: part of its name in `roomscribe devices`, or pulse:SINK. Empty: the default "
+        "loudspeaker.",
+        group=SPEAKER, label="Loudspeaker",
+    )  # fmt: skip
+    volume: int = key(
+        80, "Volume.", unit="%", low=0, high=100, group=SPEAKER, label="Volume",
     )  # fmt: skip
 
 
@@ -816,6 +837,7 @@ class Settings:
 
     appliance: ApplianceSettings = field(default_factory=ApplianceSettings)
     capture: CaptureSettings = field(default_factory=CaptureSettings)
+    speaker: SpeakerSettings = field(default_factory=SpeakerSettings)
     voice: VoiceSettings = field(default_factory=VoiceSettings)
     segmenter: SegmenterSettings = field(default_factory=SegmenterSettings)
     model: ModelSettings = field(default_factory=ModelSettings)

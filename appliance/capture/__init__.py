@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.capture.devices import is_stream, names_to_configure, public_name
+    from appliance.capture.devices import LOUDSPEAKER, is_stream, names_to_configure, public_name
     from appliance.capture.filters import Resampler
     from appliance.capture.frames import Framer
     from appliance.capture.loudness import (
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         quantile,
     )
     from appliance.capture.microphone import Microphone, Source, list_microphones, open_source
-    from appliance.capture.recorder import EndError, Recorder
+    from appliance.capture.portaudio import SOUND
+    from appliance.capture.recorder import EndError, Opened, Recorder, StallError
     from appliance.capture.recording import Recording
+    from appliance.capture.reference import PlayedSound
     from appliance.capture.segmenter import Segmenter
     from appliance.capture.utterance import split_sound
     from appliance.capture.voice import VoiceDetector

@@ -100,6 +100,11 @@ class Alignment:
         self._tries = self._strays = 0
         self._points.clear()
 
+    def move(self, shift: float) -> None:
+        """The reference has begun again there. The rate stays."""
+        self.shift = shift
+        self._points.clear()
+
     @property
     def search_length(self) -> int:
         """Samples that the next search needs."""

@@ -1,4 +1,4 @@
-"""Microphones by name: which the configuration means, and why one is missing."""
+"""Sound devices by name: which the configuration means, and why one is missing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,35 @@ if TYPE_CHECKING:
 CARD_SUFFIX = re.compile(r"\s*\((?:hw:\d+|(usb-[^,()]+)),(\d+)\)$")
 """PortAudio appends (hw:1,0) to the name of an ALSA card: numbers that change when you replug it.
 In the configuration, the USB port may stand in place of the card's number."""
-NODES = "dev/snd/pcmC*D*c"
 NO_MATCH = 5
 PULSE, PIPE = "pulse:", "pipe://"
 NETWORK = ("rtsp", "rtsps", "rtmp", "http", "https", "udp", "rtp", "srt")
 """Schemes of streams that ffmpeg reads."""
 
 
+class Role(NamedTuple):
+    """What a device is wanted for; no dataclass, which imports 0.8 MB into the recorder."""
+
+    noun: str
+    key: str
+    """Of the configuration."""
+    nodes: str
+    """Its kernel devices."""
+    kind: str
+    """PortAudio's word for it."""
+    missing: str
+
+
+MICROPHONE = Role(
+    "microphone", "capture.device", "dev/snd/pcmC*D*c", "input", "no microphone found"
+)
+LOUDSPEAKER = Role(
+    "loudspeaker", "speaker.device", "dev/snd/pcmC*D*p", "output", "no loudspeaker found"
+)
+
+
 class Device(NamedTuple):
-    """A microphone as PortAudio sees it; no dataclass, which imports 0.8 MB into the recorder."""
+    """A microphone or a loudspeaker as PortAudio sees it."""
 
     number: int
     name: str
@@ -84,7 +104,7 @@ def find_port(name: str, root: Path | None = None) -> str:
     return dict(cards).get(number[1], "") if number else ""
 
 
-def choose(devices: list[Device], wanted: str) -> Device:
+def choose(devices: list[Device], wanted: str, role: Role = MICROPHONE) -> Device:
     """Return the device of that name, or the only one with that in its name; raises DeviceError.
 
     The number of the card counts only if nothing else tells two apart.
@@ -95,7 +115,7 @@ def choose(devices: list[Device], wanted: str) -> Device:
         fix = "plug one in"
         if not os.environ.get("INVOCATION_ID"):
             fix += ", start the sound server, or add this user to the group audio"
-        raise DeviceError(f"no microphone found{named}: {fix}")
+        raise DeviceError(f"{role.missing}{named}: {fix}")
     if not wanted:
         return next((device for device in devices if device.default), devices[0])
     ranks = [_rank(wanted.casefold(), device) for device in devices]
@@ -107,18 +127,21 @@ def choose(devices: list[Device], wanted: str) -> Device:
         return matches[0]
     there = ", ".join(repr(device.name) for device in matches or devices)
     problem = (
-        f"several microphones have {wanted!r} in their names"
+        f"several {role.noun}s have {wanted!r} in their names"
         if matches
-        else f"no microphone has {wanted!r} in its name"
+        else f"no {role.noun} has {wanted!r} in its name"
     )
     raise DeviceError(
-        f"capture.device: {problem} ({there}): plug it in, or choose another one: see "
+        f"{role.key}: {problem} ({there}): plug it in, or choose another one: see "
         "`roomscribe devices`"
     )
 
 
 def why_missing(
-    wanted: str, root: Path | None = None, probe: Callable[[Path], None] | None = None
+    wanted: str,
+    root: Path | None = None,
+    probe: Callable[[Path], None] | None = None,
+    role: Role = MICROPHONE,
 ) -> str:
     """Return why a card of the kernel cannot be opened, with the fix; "" if it can.
 
@@ -129,7 +152,7 @@ def why_missing(
     root = root or Path("/")
     cards = _cards(root)
     short, whole = wanted.casefold().partition(":")[0], wanted.casefold()
-    for node in sorted(root.glob(NODES)):
+    for node in sorted(root.glob(role.nodes)):
         number = re.sub(r"\D.*", "", node.name.removeprefix("pcmC"))
         name = cards.get(number, f"card {number}")
         # PortAudio's name is the card's, a colon, and the device's
@@ -140,12 +163,12 @@ def why_missing(
         except OSError as error:
             if error.errno == errno.EBUSY:
                 return (
-                    f"microphone {name!r} is in use by another program: end that "
+                    f"{role.noun} {name!r} is in use by another program: end that "
                     f"(`sudo fuser -v {node}` names it)"
                 )
             if error.errno in (errno.EACCES, errno.EPERM):
                 return (
-                    f"microphone {name!r}: this user may not open {node} ({error.strerror}): "
+                    f"{role.noun} {name!r}: this user may not open {node} ({error.strerror}): "
                     "add the user to the group audio "
                     "(`sudo usermod -aG audio USER`) and start again"
                 )

@@ -69,15 +69,16 @@ class ReferenceBuffer:
         """Samples received, lost ones included."""
         self.audible_until = -BUFFER
         """Count at the end of the last block that was not silent."""
-        self.interruptions = 0
-        """How often the stream began again."""
+        self.interruptions = self.pauses = 0
+        """How often the stream began again, with another delay or with the same."""
 
-    def restart(self) -> None:
-        """The stream begins again, and its clock with it."""
+    def restart(self, *, resumed: bool = False) -> None:
+        """The stream begins again, and its clock with it; `resumed`: with the same delay."""
         self._clock = SampleClock()
         self._ring[:] = 0
         self.count, self.audible_until = 0, -BUFFER
-        self.interruptions += 1
+        self.interruptions += not resumed
+        self.pauses += resumed
 
     def push(self, samples: Samples, end_s: float, *, lost: bool = False) -> None:
         """Append samples (n,) int16 whose last one was played at `end_s`."""
@@ -129,7 +130,9 @@ class EchoCanceller:
         self._position = 0
         """Samples of the microphone up to the next frame."""
         self._end_s: float | None = None
-        self._interruptions = reference.interruptions
+        self._interruptions, self._pauses = reference.interruptions, reference.pauses
+        self._lag = 0.0
+        """Samples from where the clocks expect the reference to where it was."""
         self._past = _Past(int(max(SEARCH_S) * SAMPLE_RATE))
         self._aligned = _Past(FOLLOW_LENGTH)
         self._unchecked = 0
@@ -176,13 +179,14 @@ class EchoCanceller:
 
     def _process(self, frame: Frame) -> Frame:
         """Return the frame without the reference's sound."""
-        self._resume(frame)
         expected = self._reference.position_at(frame.start_s) - self._position
+        self._resume(frame, expected)
         shift = self._alignment.shift if self._alignment.locked else expected
         audible = self._is_audible(shift)
         result = frame
         if audible and self._alignment.locked:
-            self._delay_s = (expected - shift + LEAD) / SAMPLE_RATE
+            self._lag = shift - expected
+            self._delay_s = (LEAD - self._lag) / SAMPLE_RATE
             result = self._cancel(frame)
         else:
             self._processing = False
@@ -199,8 +203,12 @@ class EchoCanceller:
             self._align(expected)
         return result
 
-    def _resume(self, frame: Frame) -> None:
-        """Begin again if one of the streams was interrupted."""
+    def _resume(self, frame: Frame, expected: float) -> None:
+        """Begin again if one of the streams was interrupted. After a pause of the reference its
+        delay is the one before."""
+        if self._reference.pauses != self._pauses:
+            self._pauses = self._reference.pauses
+            self._alignment.move(expected + self._lag)
         gap_s = 0.0 if self._end_s is None else frame.start_s - self._end_s
         interrupted = self._reference.interruptions != self._interruptions
         if frame.after_gap or abs(gap_s) > LATE_S or interrupted:

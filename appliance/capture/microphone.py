@@ -27,7 +27,7 @@ from appliance.system import read_secret
 
 if TYPE_CHECKING:
     from appliance.capture.echo import EchoCanceller
-    from appliance.capture.reference import Reference
+    from appliance.capture.reference import PlayedSound, Reference
 
 DEVICE_CREDENTIAL = "roomscribe.capture-device"
 """Name of systemd's credential with a stream's address."""
@@ -96,8 +96,14 @@ class Microphone:
     One thread reads; any thread may call `stop` and look at the public fields.
     """
 
-    def __init__(self, settings: CaptureSettings, recorder: Recorder | None = None) -> None:
-        """Opens it, with `recorder` if there is one already; raises DeviceError."""
+    def __init__(
+        self,
+        settings: CaptureSettings,
+        recorder: Recorder | None = None,
+        played: PlayedSound | None = None,
+    ) -> None:
+        """Opens it, with `recorder` if there is one already; raises DeviceError. `played` is the
+        reference if the settings have none."""
         self._recorder = recorder or Recorder()
         device = read_device(settings)
         opened = self._recorder.open(device, settings.channel)
@@ -108,7 +114,7 @@ class Microphone:
         self._weights = np.eye(self._channels)[channel - 1].tolist() if channel else None
         self._is_stream = is_stream(device)
         self.name = opened.name
-        self._reference, self._canceller = _open_reference(settings)
+        self._reference, self._canceller = _open_reference(settings, played)
         self.description = stable_name(opened.name)
 
     @property
@@ -192,18 +198,21 @@ class Microphone:
             self._reference.close()
 
 
-def _open_reference(settings: CaptureSettings) -> tuple[Reference | None, EchoCanceller | None]:
-    """The reference that the settings name, and its canceller; imports neither without one.
+def _open_reference(
+    settings: CaptureSettings, played: PlayedSound | None
+) -> tuple[Reference | None, EchoCanceller | None]:
+    """The reference that the settings name, or what our own loudspeaker plays, and its canceller;
+    imports neither without one.
 
     Without libspeexdsp there is a reference with a problem, and no canceller.
     """
     device = settings.reference.get("device", "")
-    if not device:
+    if not device and played is None:
         return None, None
     from appliance.capture.echo import EchoCanceller
     from appliance.capture.reference import Reference
 
-    reference = Reference(device)
+    reference = Reference(device, None if device else played)
     try:
         return reference, EchoCanceller(reference.buffer)
     except DeviceError as error:
@@ -264,11 +273,14 @@ class Source(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def open_source(settings: CaptureSettings, recorder: Recorder) -> Source:
+def open_source(
+    settings: CaptureSettings, recorder: Recorder, played: PlayedSound | None = None
+) -> Source:
     """The configured source, opened; raises DeviceError or AudioError.
 
     `recorder` reads the microphone; it serves again after an error, or when that is closed.
+    `played`: what our own loudspeaker plays.
     """
     if settings.recording:
         return Recording(settings.recording, real_time=True)
-    return Microphone(settings, recorder)
+    return Microphone(settings, recorder, played)

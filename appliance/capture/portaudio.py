@@ -1,4 +1,5 @@
-"""The recorder process: writes blocks of samples from PortAudio to a pipe as messages.
+"""The recorder process: writes blocks of samples from PortAudio to a pipe as messages, or plays
+those from its standard input.
 
 Only this module uses PortAudio. It runs in its own process because a PortAudio call may hang
 forever or crash when a card vanishes or a sound server stalls. Then the process is killed, and a
@@ -7,8 +8,8 @@ new one has a fresh list of devices. It does not import numpy, and so starts in 
 It uses no callback: cffi cannot create one under MemoryDenyWriteExecute, and a callback stream ends
 silently when its device vanishes.
 
-Standard input: requests in JSON, one per line. Standard output: `Message`s, which the appliance
-reads with an `Inbox`.
+Standard input: requests in JSON, one per line; behind one to play, the sound in parts, each after
+its length (`LENGTH`). Standard output: `Message`s, which the appliance reads with an `Inbox`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,26 @@ import time
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from appliance.capture.devices import Device, choose, find_port, is_stream, why_missing
+from appliance.capture.devices import (
+    LOUDSPEAKER,
+    MICROPHONE,
+    Device,
+    Role,
+    choose,
+    find_port,
+    is_stream,
+    why_missing,
+)
 from appliance.capture.parent import end_with_parent
 from appliance.errors import DeviceError
 
 HEADER = struct.Struct("=BBId")
 """Kind, whether samples were lost before it, length of the data in bytes, end_s."""
+LENGTH = struct.Struct("=I")
+"""Bytes of a part of the sound to play; 0: that was all."""
 FIELDS, SOUND = 0, 1
-"""A JSON object; a block of int16 samples with interleaved channels, as the device records."""
+"""A JSON object; a block of int16 samples with interleaved channels, as the device records or has
+taken them to play."""
 FOLLOWS = bytes((SOUND, False))
 """How a block begins before which no samples were lost."""
 SPEECH_RATE_HZ = 16_000
@@ -40,6 +53,10 @@ BLOCK_S = 0.03
 """Length of one read."""
 LATENCY_S = 0.2
 """Requested of PortAudio: if a read is later than this, samples are lost."""
+PLAY_LATENCY_S = 0.1
+"""The same for playing, and so the most sound that is lost when the loudspeaker is stopped."""
+LATE_S = 0.1
+"""If sound to play comes later than this after the sound before it has ended, there was a gap."""
 FRESH_S = 0.3
 """Age up to which the list of devices is not read again."""
 SONAMES = {"portaudio": "libportaudio.so.2"}
@@ -137,10 +154,13 @@ class _Recorder:
     def answer(self, request: dict[str, Any]) -> None:
         """Execute a request; send an error as the answer."""
         try:
+            if request["do"] == "play":
+                self._play(**request)
+                return
             if is_stream(request.get("device", "")):
                 self._record_stream(request["device"], request["channel"])
             portaudio = self._load()
-            devices = _microphones(portaudio)
+            devices = _find_devices(portaudio, MICROPHONE)
             if request["do"] == "list":
                 self._send(devices=[device._asdict() for device in devices])
                 return
@@ -179,12 +199,7 @@ class _Recorder:
         self, portaudio: ModuleType, devices: list[Device], wanted: str, channel: int
     ) -> None:
         """Send blocks until the device is lost. Raises DeviceError if it cannot be opened."""
-        try:
-            device = choose(devices, wanted)
-        except DeviceError:
-            if cause := why_missing(wanted):
-                raise DeviceError(cause) from None
-            raise
+        device = _choose(devices, wanted, MICROPHONE)
         stream, rate_hz, channels = _open(portaudio, device, wanted, channel)
         block = round(rate_hz * BLOCK_S)
         try:
@@ -215,6 +230,37 @@ class _Recorder:
             self._send(lost=str(error))
             os._exit(0)
 
+    def _play(self, device: str, rate_hz: float, **_: object) -> None:
+        """Play the sound that follows; send each part back when the device has taken it, with the
+        time when it will have sounded. Raises DeviceError if the device cannot be opened."""
+        output: Any
+        if is_stream(device):
+            from appliance.capture.stream import PulseOutput
+
+            output, channels = PulseOutput(device, round(rate_hz)), 1
+            name, failure = device, DeviceError
+        else:
+            portaudio = self._load()
+            found = _choose(_find_devices(portaudio, LOUDSPEAKER), device, LOUDSPEAKER)
+            output, rate_hz, channels = _open_output(portaudio, found, device, rate_hz)
+            name, failure = found.name, portaudio.PortAudioError
+        end_s = 0.0
+        try:
+            output.start()
+            self._send(opened={"name": name, "rate_hz": rate_hz, "channels": channels})
+            while length := LENGTH.unpack(_read_input(LENGTH.size))[0]:
+                data, now_s = _read_input(length), time.monotonic()
+                output.write(data)
+                lost = 0.0 < end_s < now_s - LATE_S
+                end_s = max(end_s, now_s) + length / 2 / channels / rate_hz
+                self._write(Message(SOUND, data, end_s, lost))
+            output.stop()  # once all has sounded
+            output.close()
+            self._send(ended=True)
+        except failure as error:
+            self._send(lost=_reason(error))
+            os._exit(0)
+
     def _send(self, **fields: object) -> None:
         self._write(Message(FIELDS, json.dumps(fields).encode(), time.monotonic()))
 
@@ -234,21 +280,39 @@ def _die_with_parent() -> None:
         os._exit(0)
 
 
-def _microphones(portaudio: ModuleType) -> list[Device]:
-    default = portaudio.default.device[0]
+def _read_input(length: int) -> bytes:
+    """Return so many bytes of the standard input; ends the process with the parent."""
+    data = sys.stdin.buffer.read(length)
+    if len(data) < length:
+        os._exit(0)
+    return data
+
+
+def _choose(devices: list[Device], wanted: str, role: Role) -> Device:
+    """Return the wanted device. Raises DeviceError, with the kernel's reason if it has one."""
+    try:
+        return choose(devices, wanted, role)
+    except DeviceError:
+        if cause := why_missing(wanted, role=role):
+            raise DeviceError(cause) from None
+        raise
+
+
+def _find_devices(portaudio: ModuleType, role: Role) -> list[Device]:
+    default = portaudio.default.device[role is LOUDSPEAKER]
     with contextlib.suppress(portaudio.PortAudioError, ValueError):
-        default = portaudio.query_devices(kind="input")["index"]
+        default = portaudio.query_devices(kind=role.kind)["index"]
     return [
         Device(
             number=found["index"],
             name=found["name"],
-            channels=found["max_input_channels"],
+            channels=found[f"max_{role.kind}_channels"],
             rate_hz=found["default_samplerate"],
             default=found["index"] == default,
             port=find_port(found["name"]),
         )
         for found in portaudio.query_devices()
-        if found["max_input_channels"] > 0
+        if found[f"max_{role.kind}_channels"] > 0
     ]
 
 
@@ -268,27 +332,50 @@ def _open(
     counts = (device.channels,) if channel else (1, min(2, device.channels), device.channels)
     rates = (float(SPEECH_RATE_HZ), device.rate_hz)
     shapes = [(rate, channels) for rate in rates for channels in counts]
+    return _open_shape(portaudio, device, wanted, shapes, MICROPHONE)
+
+
+def _open_output(
+    portaudio: ModuleType, device: Device, wanted: str, rate_hz: float
+) -> tuple[Any, float, int]:
+    """Return an output stream, its rate and channels: `rate_hz` and mono if possible. Raises
+    DeviceError."""
+    counts = (1, min(2, device.channels), device.channels)
+    shapes = [(rate, channels) for rate in (rate_hz, device.rate_hz) for channels in counts]
+    return _open_shape(portaudio, device, wanted, shapes, LOUDSPEAKER)
+
+
+def _open_shape(
+    portaudio: ModuleType,
+    device: Device,
+    wanted: str,
+    shapes: list[tuple[float, int]],
+    role: Role,
+) -> tuple[Any, float, int]:
+    """Return a stream of the first rate and channels that open, and these. Raises DeviceError."""
+    plays = role is LOUDSPEAKER
     trouble: Exception | None = None
     for rate_hz, channels in dict.fromkeys(shapes):
         try:
-            stream = portaudio.RawInputStream(
+            stream = (portaudio.RawOutputStream if plays else portaudio.RawInputStream)(
                 device=device.number,
                 samplerate=rate_hz,
                 channels=channels,
                 dtype="int16",
                 blocksize=round(rate_hz * BLOCK_S),
-                latency=LATENCY_S,
+                latency=PLAY_LATENCY_S if plays else LATENCY_S,
             )
         except portaudio.PortAudioError as error:
             trouble = error
         else:
             return stream, rate_hz, channels
-    if cause := why_missing(wanted or device.name):
+    if cause := why_missing(wanted or device.name, role=role):
         raise DeviceError(cause)
     reason = _reason(trouble)
     is_busy = "busy" in reason.lower() or "unavailable" in reason.lower()
     raise DeviceError(
-        f"microphone {device.name!r} does not open at 16000 or {device.rate_hz:.0f} Hz ({reason}): "
+        f"{role.noun} {device.name!r} does not open at {shapes[0][0]:.0f} or {device.rate_hz:.0f} "
+        f"Hz ({reason}): "
         + ("end the program that is using it" if is_busy else "plug it in again")
         + ", or choose another one: `roomscribe devices`"
     )

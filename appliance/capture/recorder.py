@@ -1,4 +1,5 @@
-"""Control of the recorder process, which reads the microphone: start, request, wait, kill."""
+"""Control of the recorder process, which reads the microphone or plays: start, request, wait,
+kill."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, Self
 
-from appliance.capture.devices import Device, is_stream
-from appliance.capture.portaudio import SOUND, Inbox, Message
+from appliance.capture.devices import MICROPHONE, Device, is_stream
+from appliance.capture.portaudio import LENGTH, SOUND, Inbox, Message
 from appliance.errors import DeviceError
 
 PIPE_BYTES = 1 << 20
@@ -83,9 +84,14 @@ class Recorder:
     """A process, started when needed, that opens one device once. For one thread, but any thread
     may call `interrupt`: then every wait ends at once, until `resume`."""
 
-    def __init__(self, command: Sequence[str] = (), limits: RecorderLimits = LIMITS) -> None:
-        """`command` replaces the recorder's program."""
-        self._command, self._limits = command, limits
+    def __init__(
+        self,
+        command: Sequence[str] = (),
+        limits: RecorderLimits = LIMITS,
+        noun: str = MICROPHONE.noun,
+    ) -> None:
+        """`command` replaces the recorder's program; `noun`: what its device is called."""
+        self._command, self._limits, self._noun = command, limits, noun
         self._process: subprocess.Popen[bytes] | None = None
         self._inbox = Inbox()
         self._attempts = 0
@@ -126,8 +132,8 @@ class Recorder:
             )
         except OSError as error:
             raise DeviceError(
-                f"the microphone's process does not start ({error.strerror}): free some memory, or "
-                "allow one more process; see `systemctl status roomscribe`"
+                f"the {self._noun}'s process does not start ({error.strerror}): free some memory, "
+                "or allow one more process; see `systemctl status roomscribe`"
             ) from error
         self._attempts, self._started = 0, False
         if self._process.stdout:
@@ -148,6 +154,28 @@ class Recorder:
         Raises DeviceError."""
         self.start()
         self._send(do="open", device=device, channel=0)
+
+    def play(self, device: str, rate_hz: int) -> Opened:
+        """Open the loudspeaker `device` for mono at `rate_hz`, if it can; `send` plays. Raises
+        DeviceError."""
+        if self._attempts >= self._limits.attempts:
+            self.kill()
+        return Opened(**self._request(do="play", device=device, rate_hz=rate_hz)["opened"])
+
+    def send(self, sound: bytes) -> None:
+        """Play int16 samples with interleaved channels, behind those before. Comes back at once
+        while little waits. No sound: that was all; the process answers once it has sounded."""
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(LENGTH.pack(len(sound)) + sound)
+
+    def next(self, within_s: float) -> Message | None:
+        """Return the next message; None if none came in time, or if interrupted. Raises EndError,
+        also if the device is lost."""
+        message = self._wait(within_s)
+        if message and message.kind != SOUND and "lost" in (found := json.loads(message.data)):
+            raise EndError(found["lost"])
+        return message
 
     def devices(self) -> list[Device]:
         """Return all microphones, perhaps none. Raises DeviceError."""
@@ -230,8 +258,8 @@ class Recorder:
                 answer = self._receive(open_s)
         except (StallError, EndError) as error:
             raise DeviceError(
-                f"microphone: PortAudio does not answer ({error}): start the sound server again, "
-                "or plug the microphone in again"
+                f"{self._noun}: PortAudio does not answer ({error}): start the sound server again, "
+                f"or plug the {self._noun} in again"
             ) from error
         if "error" in answer:
             self._attempts += 1
@@ -248,12 +276,21 @@ class Recorder:
         message = self._next(within_s)
         if message is None:
             self.kill()
-            raise DeviceError("the microphone is not opened: stopped")
+            raise DeviceError(f"the {self._noun} is not opened: stopped")
         answer: dict[str, Any] = json.loads(message.data)
         return answer
 
     def _next(self, within_s: float) -> Message | None:
         """Return the next message; None if interrupted. Raises StallError or EndError."""
+        deadline_s = time.monotonic() + within_s
+        message = self._wait(within_s)
+        if message is None and time.monotonic() >= deadline_s:
+            self.kill()
+            raise StallError(f"nothing for {within_s:g} s")
+        return message
+
+    def _wait(self, within_s: float) -> Message | None:
+        """Return the next message; None if interrupted, or if none came. Raises EndError."""
         deadline_s = time.monotonic() + within_s
         while (message := self._inbox.next()) is None:
             if self._process is None or self._process.stdout is None:
@@ -262,11 +299,8 @@ class Recorder:
             left_s = max(0.0, deadline_s - time.monotonic())
             wake = self._wake_receiver.fileno()
             ready = select.select([output.fileno(), wake], [], [], left_s)[0]
-            if wake in ready:
+            if wake in ready or not ready:
                 return None
-            if not ready:
-                self.kill()
-                raise StallError(f"nothing for {within_s:g} s")
             data = os.read(output.fileno(), 1 << 16)
             if not data:
                 raise EndError(self._end_reason())

@@ -1,37 +1,73 @@
-"""The reference: what the loudspeakers play, read by a recorder of its own.
+"""The reference: what the loudspeakers play, read by a recorder of its own, or what our own
+loudspeaker plays, before it sounds.
 
 Nothing here waits: a reference that is missing or slow never delays the microphone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
 from appliance.capture.devices import is_stream, public_name
 from appliance.capture.echo import ReferenceBuffer
 from appliance.capture.filters import Resampler
-from appliance.capture.portaudio import SOUND, Message
+from appliance.capture.portaudio import FIELDS, SOUND, Message
 from appliance.capture.recorder import EndError, Recorder
 from appliance.errors import DeviceError
 
 REOPEN_S = 5.0
 """Seconds between two attempts to open it."""
+MOST_PLAYED = 500
+"""Blocks of our own loudspeaker that wait while the microphone is not read: 10 s."""
 STALLED_S = 15.0
 """A sound card that delivers nothing for this long is opened again."""
+
+
+class PlayedSound:
+    """What our own loudspeaker plays, in place of a recorder. One thread plays, one reads."""
+
+    def __init__(self) -> None:
+        self._messages = deque[Message](maxlen=MOST_PLAYED)
+
+    def begin(self, rate_hz: float, channels: int) -> None:
+        """Take in that the device was opened."""
+        opened = {"rate_hz": rate_hz, "channels": channels, "resumed": True}
+        self._messages.append(Message(FIELDS, json.dumps({"opened": opened}).encode(), 0.0))
+
+    def push(self, block: Message) -> None:
+        """Take in a block that the device has taken, with the time when it has sounded."""
+        self._messages.append(block)
+
+    def receive(self) -> Iterator[Message]:
+        """Yield what has come since the last call."""
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._messages.popleft()
+
+    def request_open(self, device: str) -> None:
+        """Do nothing: it is opened when there is something to play."""
+
+    def kill(self) -> None:
+        """Do nothing: it goes on without a listener."""
 
 
 class Reference:
     """Fills a buffer with the reference. One thread."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, played: PlayedSound | None = None) -> None:
+        """`played` replaces the device."""
         self.buffer = ReferenceBuffer()
         self.problem = ""
         """Why there is no reference; empty when all is well."""
         self._device = device
-        self._recorder = Recorder()
+        self._recorder = played or Recorder()
+        self._may_be_silent = bool(played) or is_stream(device)
         self._resampler: Resampler | None = None
         self._channels = 1
         self._next_s = self._newest_s = 0.0
@@ -49,7 +85,7 @@ class Reference:
             for message in self._recorder.receive():
                 self._newest_s = now_s
                 self._take(message)
-            if now_s > self._newest_s + STALLED_S and not is_stream(self._device):
+            if now_s > self._newest_s + STALLED_S and not self._may_be_silent:
                 raise EndError(f"nothing for {STALLED_S:g} s")
         except (DeviceError, EndError) as error:
             self._lose(str(error), now_s)
@@ -69,7 +105,7 @@ class Reference:
         if opened := answer.get("opened"):
             self._channels = opened["channels"]
             self._resampler = Resampler(opened["rate_hz"])
-            self.buffer.restart()
+            self.buffer.restart(resumed="resumed" in opened)
             self.problem = ""
         elif reason := answer.get("error") or answer.get("lost"):
             raise EndError(reason)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         lacking_runtime,
         transcribed_elsewhere,
     )
-    from appliance.infer.sentences import parse_phrases
+    from appliance.infer.sentences import parse_phrases, plain
     from appliance.infer.sessions import Session, onnxruntime
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.transcriber import AnyTranscriber, Encoded, Transcriber

@@ -1,0 +1,26 @@
+"""What the house says is told from what people say."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.speaker import Spoken
+
+
+@pytest.mark.parametrize(
+    ("heard", "own"),
+    [
+        ("Turned off the lights.", True),
+        ("Turn off the lights", True),
+        ("the light!", True),
+        ("Turn on the lights", False),
+        ("Turned off the kitchen lights", False),
+        ("Stop", False),
+        ("", False),
+    ],
+)
+def test_a_text_is_own_if_the_house_is_saying_it_or_a_part_of_it(heard: str, own: bool) -> None:
+    spoken = Spoken()
+    spoken.note("I turned off the lights.", until=100.0)
+    assert spoken.is_own(heard, at=104.9) == own
+    assert not spoken.is_own(heard, at=105.1)
