@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from appliance import build_version, system
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.core import Core
+from appliance.daemon.talk import Talk
 from appliance.fleet import FleetWorker, SatelliteTranscriber
 from appliance.homeassistant import HomeAssistantClient
 from appliance.house import House
@@ -27,6 +28,7 @@ class Reporter:
     house: House | None
     wyoming: WyomingServer | None
     fleet: FleetWorker | None
+    talk: Talk | None = None
 
     def state(self) -> ApplianceState:
         """Return how the appliance is, for the `state` topic. Any thread; does not wait."""
@@ -57,6 +59,7 @@ class Reporter:
             wyoming=wyoming.address or None
             if wyoming and self.core.settings.wyoming.enabled
             else "",
+            assist=self.talk.state if self.talk else {},
             rooms=self.house.rooms if self.house else (),
             fleet=self._fleet_state(),
             listens=self.supervisor.listens,

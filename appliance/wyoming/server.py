@@ -26,6 +26,7 @@ from appliance import HOMEPAGE, build_version
 from appliance.capture import VoiceDetector
 from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
+from appliance.records import SAMPLE_RATE
 from appliance.system import one_line
 from appliance.wyoming.port import (
     LINGER_S,
@@ -47,6 +48,7 @@ from appliance.wyoming.request import (
     SoundFormat,
     TranscriptionRequest,
 )
+from appliance.wyoming.satellite import Satellite
 
 log = logging.getLogger("roomscribe.wyoming")
 
@@ -94,12 +96,15 @@ class WyomingServer:
         hooks: Hooks,
         timeouts: Timeouts = TIMEOUTS,
         socket_path: Path | None = None,
+        *,
+        satellite: Satellite | None = None,
     ) -> None:
         """Open nothing yet; `run` listens and calls the hooks. At `socket_path` users of its group
-        connect; they say themselves where their sound ends, and nothing of it is stored."""
+        connect; they say themselves where their sound ends, and nothing of it is stored.
+        `satellite` is served at a port of its own."""
         self.settings, self.node, self.hooks, self.timeouts = settings, node, hooks, timeouts
-        self._socket_path = socket_path
-        self._ports = list(self._make_ports())
+        self._socket_path, self._satellite = socket_path, satellite
+        self.ports = list(self._make_ports())
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +120,7 @@ class WyomingServer:
     @property
     def address(self) -> str | None:
         """Where it transcribes for others; None while it does not. Any thread."""
-        found = (one.address for one in self._ports if one.key == "wyoming.port")
+        found = (one.address for one in self.ports if one.key == "wyoming.port")
         return next(found, None)
 
     def _make_ports(self) -> Iterator[Port]:
@@ -125,6 +130,12 @@ class WyomingServer:
             yield Port(
                 "speech to text", "wyoming.port", wyoming, wyoming.port, self._serve_client,
                 hooks.count, hooks.report, hooks.advertise, again_s,
+            )  # fmt: skip
+        if self._satellite:
+            yield Port(
+                "satellite", "wyoming.satellite_port", wyoming, wyoming.satellite_port,
+                self._serve_satellite, hooks.count, hooks.report_satellite,
+                hooks.advertise_satellite, again_s,
             )  # fmt: skip
 
     def run(self, heartbeat: Callable[[], None]) -> None:
@@ -158,15 +169,17 @@ class WyomingServer:
         local = await self._listen_locally()
         while not self._stopping.is_set():
             heartbeat()
-            for port in self._ports:
+            for port in self.ports:
                 await port.open_if_due()
+            if self._satellite:
+                self._satellite.poll()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(HEARTBEAT_S, self.timeouts.listen_again_s)):
                     await self._woken.wait()
         if local and self._socket_path:
             local.close()
             self._socket_path.unlink(missing_ok=True)
-        tasks = self._tasks.union(*(port.close() for port in self._ports))
+        tasks = self._tasks.union(*(port.close() for port in self.ports))
         for task in tasks:
             task.cancel()
         if tasks:
@@ -192,6 +205,18 @@ class WyomingServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         await self._serve_client(reader, writer, LOCAL, is_local=True)
+
+    async def _serve_satellite(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Address
+    ) -> None:
+        task = asyncio.current_task()
+        assert task
+        assert self._satellite
+        self._tasks.add(task)
+        try:
+            await self._satellite.serve(reader, writer, peer)
+        finally:
+            self._tasks.discard(task)
 
     async def _serve_client(
         self,
@@ -269,6 +294,8 @@ class ClientConnection:
         self._is_reading = False
         self._request: TranscriptionRequest | None = None
         self._detector: VoiceDetector | None = None
+        self._known_sound: bytes | None = None
+        """The sound so far, while it is one whose text is known."""
         self._begun = False
         """True while there is a request."""
         self._text_begun = False
@@ -351,6 +378,7 @@ class ClientConnection:
             hints=self._hints,
             longest_s=LONGEST_FILE_S if self.is_local else LONGEST_S,
         )
+        self._known_sound = b"" if form == SoundFormat(SAMPLE_RATE, 2, 1) else None
         return self._request
 
     def _read_hints(self, data: Mapping[str, Any]) -> Hints:
@@ -373,25 +401,34 @@ class ClientConnection:
         return list(dict.fromkeys([*own, *hooks.languages()]))
 
     async def _add_sound(self, event: Event) -> None:
-        """Add sound to the request; send the new parts of its text."""
+        """Add sound to the request; send the new parts of its text. Nothing is computed while it is
+        a sound whose text is known."""
         request = self._request or await self._begin(SoundFormat.parse(event.data))
         if "rate" in event.data and SoundFormat.parse(event.data) != request.form:
             raise RequestError("bad_sound", "expected sound of one format, found another in it")
+        sound = event.payload
+        if self._known_sound is not None:
+            self._known_sound += sound
+            if self._server.hooks.known.find(self._known_sound, 0.0) is not None:
+                return
+            sound, self._known_sound = self._known_sound, None
         async with _in_time(self._until_s - asyncio.get_running_loop().time()):
-            await request.push(event.payload)
+            await request.push(sound)
         if request.new_texts:
             await self._send(self._pack_new_texts(request))
 
     async def _answer(self) -> None:
         """Send the whole text as soon as it is complete; empty if nothing was said."""
-        request = self._request
-        if request:
+        request, known = self._request, self._server.hooks.known.find(self._known_sound or b"")
+        if request and known is None:
             async with _in_time(self._server.timeouts.request_s):
+                await request.push(self._known_sound or b"")
                 await request.stop()
                 self._release_detector()
                 await request.finish()
         self._server.hooks.count("wyoming_requests")
-        whole = {"text": request.text if request else "", "language": self._language(request)}
+        text = request.text if request else ""
+        whole = {"text": text if known is None else known, "language": self._language(request)}
         parts = self._pack_new_texts(request) if request else b""
         await self._send(parts + pack(Event("transcript", whole)) + pack(Event("transcript-stop")))
         self._end()
@@ -433,7 +470,7 @@ class ClientConnection:
         if self._request:
             self._request.close()
             self._hints = self._read_hints({})
-        self._request, self._text_begun = None, False
+        self._request, self._text_begun, self._known_sound = None, False, None
 
 
 def _read_names(data: Mapping[str, Any]) -> tuple[str, ...]:
