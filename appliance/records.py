@@ -288,6 +288,8 @@ class NoAct(enum.StrEnum):
     REPETITION = "repetition"
     MEDIA = "media"
     """A media player of the area plays, and the sentence lacks the address phrase."""
+    OWN_VOICE = "own_voice"
+    """A loudspeaker of the home says it, or has just said it."""
     LOW_CONFIDENCE = "low_confidence"
     GUARDED = "guarded"
     """It may be an order to a lock, door, alarm or valve, and is not sure enough for that."""

@@ -114,6 +114,7 @@ class Microphone:
         self._weights = np.eye(self._channels)[channel - 1].tolist() if channel else None
         self._is_stream = is_stream(device)
         self.name = opened.name
+        self._played = played
         self._reference, self._canceller = _open_reference(settings, played)
         self.description = stable_name(opened.name)
 
@@ -188,6 +189,8 @@ class Microphone:
         self._reference.poll()
         for frame in frames:
             yield from self._canceller.push(frame)
+        if self._played:
+            self._played.is_removed = self._canceller.state.active
 
     def __enter__(self) -> Self:
         return self

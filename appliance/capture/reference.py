@@ -34,6 +34,8 @@ class PlayedSound:
 
     def __init__(self) -> None:
         self._messages = deque[Message](maxlen=MOST_PLAYED)
+        self.is_removed = False
+        """True while it is removed from the microphone's sound."""
 
     def begin(self, rate_hz: float, channels: int) -> None:
         """Take in that the device was opened."""

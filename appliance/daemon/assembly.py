@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from appliance.capture import Segmenter, VoiceDetector, open_source
+from appliance.capture import PlayedSound, Segmenter, VoiceDetector, open_source
 from appliance.config import (
     WYOMING_SOCKET,
     Reading,
@@ -56,6 +56,7 @@ from appliance.house import House
 from appliance.infer import AnyTranscriber, Phrases, Transcriber, transcribed_elsewhere
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
+from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, remove_empty, runtime_folder
 from appliance.wyoming import Hooks, WyomingServer, advertise
 
@@ -103,8 +104,12 @@ def build(
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
         house = _make_house(core, home) if settings.mqtt.enabled else None
+        played, source = PlayedSound(), factories.source
+        speaker = _make_speaker(core, played) if settings.speaker.enabled else None
+        if speaker and source is open_source and not settings.capture.reference:
+            source = partial(open_source, played=played)
         supervisor = CaptureSupervisor(
-            settings.capture, core.health, core.mute, core.frames, core.bus, source=factories.source
+            settings.capture, core.health, core.mute, core.frames, core.bus, source=source
         )
         opened.callback(supervisor.close)
         wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
@@ -131,11 +136,12 @@ def build(
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
             expectations, playback, core.backlog, supervisor, publisher, controls,
+            speaker,
             house or home,  # the house hands sentences over once a room is chosen
         )  # fmt: skip
         return Parts(
             core, works, partials, supervisor, report, controls, control, publisher, home, wyoming,
-            fleet, reload, opened.pop_all().close,
+            fleet, speaker, reload, opened.pop_all().close,
         )  # fmt: skip
 
 
@@ -150,15 +156,15 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     report_backend(health, transcriber)
     detector, window_s = VoiceDetector(settings.voice), transcriber.bundle.window_s
     segmenter = factories.segmenter(detector, settings.segmenter, window_s)
-    media = MediaPlayers()
-    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media)
+    media, spoken = MediaPlayers(), Spoken()
+    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
     in_process, is_stored = transcriber.in_process, transcripts.is_stored
     backlog = opened.enter_context(
         Backlog(settings, health, bus, in_process=in_process, is_stored=is_stored)
     )
     frames, states = StageQueue[Frame](FRAMES_WAITING), StageQueue[Work](STATES_WAITING)
     return Core(
-        settings, node, factories.idle_s, bus, health, mute, media, store, transcriber,
+        settings, node, factories.idle_s, bus, health, mute, media, spoken, store, transcriber,
         transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
 
@@ -203,6 +209,13 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
         assistant=home,
+    )
+
+
+def _make_speaker(core: Core, played: PlayedSound) -> Loudspeaker:
+    """Return what plays sounds."""
+    return Loudspeaker(
+        core.settings.speaker, complain=partial(core.health.trouble, "speaker"), played=played
     )
 
 

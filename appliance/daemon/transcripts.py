@@ -22,8 +22,10 @@ from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.homeassistant import AddressPhrase, MediaPlayers
 from appliance.infer import AnyTranscriber, Gates
 from appliance.records import (
+    AssistReply,
     Discarded,
     Listener,
+    NoAct,
     Transcript,
     Transcription,
     Window,
@@ -31,10 +33,13 @@ from appliance.records import (
     utc_from_monotonic,
     why_not_act,
 )
+from appliance.speaker import Spoken
 from appliance.store import Store, Wanted
 
 log = logging.getLogger("roomscribe.daemon")
 
+REPLY_S = 10.0
+"""A media player has begun and ended an answer of Assist after this."""
 EXPIRE_EVERY_S = 3600.0
 """Seconds between two deletions of transcripts that are older than the retention."""
 
@@ -51,11 +56,13 @@ class Transcripts(Listener):
         bus: Listener,
         *,
         media: MediaPlayers,
+        spoken: Spoken,
     ) -> None:
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._bus = health, bus
         self._gates = Gates(transcriber.gates)
         self._address = AddressPhrase(settings.assist.phrase, media.play_since)
+        self._media, self._spoken, self._replies = media, spoken, Spoken()
         self._kept: deque[Transcript] = deque()
         """Of windows that other programs sent."""
         self._expire_s = 0.0
@@ -88,7 +95,12 @@ class Transcripts(Listener):
             return
         model = result.model or self._transcriber.bundle.name
         transcript = compose(window, result, model, lease.queue_ms)
-        self._append(self._address.mark(transcript))
+        if self._is_own(transcript, window.start_s):
+            result = replace(result, flags=(*result.flags, NoAct.OWN_VOICE.value))
+            transcript = replace(transcript, flags=(*transcript.flags, NoAct.OWN_VOICE.value))
+        else:
+            transcript = self._address.mark(transcript)
+        self._append(transcript)
         lease.finish()
         self._bus.on_stored(window, result)
 
@@ -119,6 +131,19 @@ class Transcripts(Listener):
         with suppress(StoreError):
             return self._store.count(Wanted(ids=(transcript_id,))) > 0
         return False
+
+    def on_reply(self, reply: AssistReply) -> None:
+        """Remember an answer of Assist, which a media player of the area may say. Any thread."""
+        self._replies.note(reply.speech, time.monotonic() + REPLY_S)
+
+    def _is_own(self, transcript: Transcript, start_s: float) -> bool:
+        """Return True if a loudspeaker of the home said this, by what is known to be said, or a
+        media player of the area that plays Assist's answer."""
+        sources = [self._spoken]
+        if self._media.play_since(transcript.start):
+            sources.append(self._replies)
+        texts = {transcript.text, acting_text(transcript)}
+        return any(source.is_own(text, start_s) for source in sources for text in texts)
 
     def on_idle(self) -> None:
         """Store what `keep` got and delete old transcripts, while nobody speaks."""

@@ -28,6 +28,7 @@ from appliance.capture import (
 )
 from appliance.config import SpeakerSettings
 from appliance.errors import DeviceError
+from appliance.records import Listener
 
 log = logging.getLogger("roomscribe.speaker")
 
@@ -129,7 +130,7 @@ class SpokenSound:
         return 2 * self.channels * self.rate_hz
 
 
-class Loudspeaker:
+class Loudspeaker(Listener):
     """Plays sounds. One thread calls `run`; any thread may call the other methods."""
 
     def __init__(
@@ -176,6 +177,10 @@ class Loudspeaker:
     def lower(self, lowered: bool) -> None:
         """Play softly while a person speaks, or loudly again."""
         self._lowered = lowered
+
+    def on_speech(self, speaking: bool) -> None:
+        """Play softly while somebody speaks, if our own voice does not count as that."""
+        self.lower(speaking and self._played is not None and self._played.is_removed)
 
     def run(self, heartbeat: Callable[[], None]) -> None:
         """Play until `stop`."""

@@ -116,6 +116,33 @@ def test_the_television_is_removed_whatever_the_delay(delay_s: float) -> None:
     assert np.allclose(np.diff(ends), 0.03)
 
 
+def test_after_a_pause_of_our_own_loudspeaker_its_first_sound_is_removed() -> None:
+    buffer, framer, length = ReferenceBuffer(), Framer(), 6 * SAMPLE_RATE
+    canceller = EchoCanceller(buffer)
+    played = television(12)
+    # the pause is longer than the buffer; the second sound comes from another clock's start
+    parts = [(0, played[:length]), (length + 12 * SAMPLE_RATE, played[length:])]
+    whole = np.zeros(parts[1][0] + length)
+    for start, sound in parts:
+        whole[start : start + length] = sound
+    samples = to_samples(in_room(whole, 0.15))
+    starts = {start: to_samples(sound) for start, sound in parts}
+    after = list[Frame]()
+    for at in range(0, len(samples), FRAME_SAMPLES):
+        if at in starts:
+            buffer.restart(resumed=True)
+        for start, sound in starts.items():
+            if start <= at < start + length:
+                part = sound[at - start : at - start + FRAME_SAMPLES]
+                buffer.push(part, BEGAN_S + (at + len(part)) / SAMPLE_RATE)
+        for frame in framer.push(samples[at : at + FRAME_SAMPLES], BEGAN_S + at / SAMPLE_RATE):
+            after += canceller.push(frame)
+    first = [one for one in after if 18.2 < one.start_s - BEGAN_S < 19.2]
+    heard = samples[int(18.2 * SAMPLE_RATE) : int(19.2 * SAMPLE_RATE)].astype(float)
+    left = np.concatenate([one.samples for one in first]).astype(float)
+    assert 10 * np.log10(np.mean(heard**2) / np.mean(left**2)) > 15
+
+
 @pytest.mark.parametrize("ppm", [100, -100])
 def test_clocks_that_are_100_ppm_apart_are_followed(ppm: int) -> None:
     played = television(22)

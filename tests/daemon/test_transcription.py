@@ -27,13 +27,16 @@ from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.request import Pending, Request
 from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.records import (
+    AssistReply,
     Discarded,
     Listener,
+    NoAct,
     Phrase,
     Samples,
     Transcript,
     Transcription,
     Window,
+    why_not_act,
 )
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -170,6 +173,24 @@ def test_what_is_discarded_is_counted_and_told_without_text(
     assert rig.listener.reasons == [reason]
     assert rig.health.counters() == {f"discarded_{reason}": 1}
     assert rig.texts() == []
+
+
+def test_what_a_loudspeaker_of_the_home_says_is_flagged_and_does_not_act(rig: Rig) -> None:
+    rig.core.spoken.note("I say: " + HEARD.text, time.monotonic() + 1.0)
+    rig.say()
+    own = rig.store.query()[0].transcript
+    assert own.flags == (NoAct.OWN_VOICE,)
+    assert why_not_act(own) is NoAct.OWN_VOICE
+
+
+def test_an_answer_of_assist_is_own_voice_while_a_media_player_plays(rig: Rig) -> None:
+    reply = AssistReply("id", "turn on", "action_done", HEARD.text)
+    rig.core.transcripts.on_reply(reply)
+    rig.say()
+    rig.core.media._playing = True
+    rig.say()
+    flags = [row.transcript.flags for row in rig.store.query()]
+    assert flags == [(), (NoAct.OWN_VOICE,)]
 
 
 def test_an_unsure_yes_is_kept_and_flagged(rig: Rig) -> None:
