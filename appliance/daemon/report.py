@@ -28,7 +28,7 @@ class Reporter:
     house: House | None
     wyoming: WyomingServer | None
     fleet: FleetWorker | None
-    talk: Talk | None = None
+    talk: Talk | None
 
     def state(self) -> ApplianceState:
         """Return how the appliance is, for the `state` topic. Any thread; does not wait."""

@@ -37,7 +37,7 @@ from appliance.records import (
     acting_text,
 )
 from appliance.speaker import Kind, Loudspeaker, SpokenSound, ring
-from appliance.wyoming import Answer, KnownTexts, Question, Satellite, SatelliteHooks
+from appliance.wyoming import HomeAnswer, KnownTexts, Question, SatelliteHooks, VoiceSatellite
 
 STOP = frozenset({"stop", "stopp", "halt", "aus"})
 STOPPED = STOP | {"the", "my", "timer", "alarm", "it", "now", "please", "bitte", "jetzt"}
@@ -46,6 +46,8 @@ STOP_SENTENCES = ["stop [the] [timer|alarm|it] [please]"]
 EXPECT_S = 60.0
 CONVERSATION_S = 15.0
 """After an answer that asks back, the next sentence needs no phrase for so long."""
+SAYS_S, LETTER_S = 3.0, 0.08
+"""An answer has ended after so long, and so much more for each of its letters."""
 KEPT_S, MOST_KEPT = 15.0, 4
 """How long, and how many, the sounds of sentences are kept to be handed over."""
 REFUSAL = (bytes(2 * SAMPLE_RATE // 4) + b"\1\0\377\377") * 2
@@ -74,9 +76,11 @@ class Talk(Listener):
             loudspeaker, core.health.count, self._pause, self._on_answer, self._on_sounded,
             self._on_ring,
         )  # fmt: skip
-        self.satellite = Satellite(satellite_name(core.node), settings.homeassistant.area, hooks)
+        self.satellite = VoiceSatellite(
+            satellite_name(core.node), settings.homeassistant.area, hooks
+        )
         self._kept = OrderedDict[str, tuple[float, bytes]]()
-        self._asked: dict[str, tuple[Transcript, str]] = {}
+        self._pending: dict[str, tuple[Transcript, str]] = {}
         self._ring: SpokenSound | None = None
         self._is_muted_there = self._goes_on = False
         self._invited_until_s = 0.0
@@ -108,11 +112,11 @@ class Talk(Listener):
         if refused:
             self._ask("", REFUSAL, REFUSAL_TEXT, "")
         else:
-            self._asked[transcript.id] = transcript, text
+            self._pending[transcript.id] = transcript, text
             begun = after_phrase(acting_text(transcript), self._phrase) is not None
             if sound and self._ask(transcript.id, sound, text, self._phrase if begun else ""):
                 return
-            self._asked.pop(transcript.id)
+            self._pending.pop(transcript.id)
             refused = RefusedText("no Home Assistant is connected to the satellite")
         self._core.bus.on_reply(refuse(transcript, text, refused, transcript.language))
 
@@ -141,8 +145,10 @@ class Talk(Listener):
                 self._kept.pop(name, None)
 
     def on_reply(self, reply: AssistReply) -> None:
-        """Note whether Home Assistant asks back."""
+        """Note what is about to be said, and whether Home Assistant asks back."""
         self._goes_on = reply.goes_on
+        until_s = time.monotonic() + SAYS_S + LETTER_S * len(reply.speech)
+        self._core.spoken.note(reply.speech, until_s)
 
     def on_mute(self) -> None:
         """Forget that Home Assistant has muted the room, if that is over."""
@@ -156,8 +162,8 @@ class Talk(Listener):
             self._core.mute.set(on, "Home Assistant")
             self._is_muted_there = on
 
-    def _on_answer(self, answer: Answer) -> None:
-        transcript, text = self._asked.pop(answer.id, (None, ""))
+    def _on_answer(self, answer: HomeAnswer) -> None:
+        transcript, text = self._pending.pop(answer.id, (None, ""))
         if transcript is None:
             return
         status = "failed" if answer.error else "answered"
@@ -167,8 +173,9 @@ class Talk(Listener):
         )  # fmt: skip
         self._core.bus.on_reply(reply)
 
-    def _on_sounded(self, _: Answer) -> None:
+    def _on_sounded(self, answer: HomeAnswer) -> None:
         """Listen without the phrase for a while, if the answer asks back."""
+        self._core.spoken.note(answer.text, time.monotonic())
         if self._goes_on:
             self._goes_on = False
             self._invited_until_s = time.monotonic() + CONVERSATION_S
@@ -192,7 +199,7 @@ class Talk(Listener):
         sure = any(one["phrase_confidence"] >= EXPECTED_FROM for one in heard["answers"])
         if sure:
             self.satellite.hush()
-        elif self._ring and heard["text"] is not None:
+        elif self.satellite.is_loud and heard["text"] is not None:
             try:
                 self._expect({"sentences": STOP_SENTENCES, "seconds": EXPECT_S}, self._expect_stop)
             except (RoomscribeError, ValueError):

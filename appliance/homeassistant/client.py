@@ -353,12 +353,12 @@ class HomeAssistantClient(Listener):
         """Have a text spoken by this room's satellite, if Home Assistant has it."""
         if not self._voice or not text:
             return
-        said = {"message": text, "preannounce": False}
+        data = {"message": text, "preannounce": False}
         async with self._speaking:
             try:
                 await link.send_command(
                     "call_service", domain="assist_satellite", service="announce",
-                    service_data=said, target={"entity_id": self._voice},
+                    service_data=data, target={"entity_id": self._voice},
                 )  # fmt: skip
             except (CommandError, HomeAssistantError) as error:  # it waits until all has sounded
                 log.info("%s", error)

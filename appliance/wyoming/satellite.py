@@ -55,11 +55,11 @@ class Question:
     id: str
     sound: bytes
     phrase: str
-    asked_s: float
+    begun_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HomeAnswer:
     """What became of a question; of an announcement, the id is "" and the text unknown."""
 
     id: str = ""
@@ -77,15 +77,15 @@ class SatelliteHooks:
     count: Callable[[str], None]
     pause: Callable[[bool], object]
     """Gets that Home Assistant mutes the room (True), or listens."""
-    on_answer: Callable[[Answer], object]
+    on_answer: Callable[[HomeAnswer], object]
     """Gets an answer once its text is known, or why there is none."""
-    on_sounded: Callable[[Answer], object]
+    on_sounded: Callable[[HomeAnswer], object]
     """Gets an answer, or an announcement, when its sound has ended."""
     on_ring: Callable[[bool], object]
     """Gets that a timer begins to ring, or that the ring ends."""
 
 
-class Satellite:
+class VoiceSatellite:
     """Serves Home Assistant in the Wyoming server's loop. `home`, `is_loud`, `ask` and `hush`: any
     thread."""
 
@@ -95,7 +95,7 @@ class Satellite:
         self._links = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting = deque[Question](maxlen=4)
-        self._asked: Question | None = None
+        self._current: Question | None = None
         """The sentence whose turn it is, until its answer has come whole."""
         self._is_answered = False
         self._timers, self._rang = Timers(), False
@@ -137,7 +137,7 @@ class Satellite:
         if self._timers.rings != self._rang:
             self._rang = not self._rang
             self.hooks.on_ring(self._rang)
-        if self._asked and time.monotonic() > self._asked.asked_s + ANSWER_S:
+        if self._current and time.monotonic() > self._current.begun_s + ANSWER_S:
             self.end_turn(f"no answer within {ANSWER_S:.0f} s")
         self._send_next()
 
@@ -182,35 +182,35 @@ class Satellite:
             log.info("%s: %s", link.peer, LEFT)
             self.end_turn(LEFT)
             while self._waiting:
-                self.hooks.on_answer(Answer(self._waiting.popleft().id, error=LEFT))
+                self.hooks.on_answer(HomeAnswer(self._waiting.popleft().id, error=LEFT))
 
     def _put(self, question: Question) -> None:
         if self._link:
             self._waiting.append(question)
             self._send_next()
         else:
-            self.hooks.on_answer(Answer(question.id, error=LEFT))
+            self.hooks.on_answer(HomeAnswer(question.id, error=LEFT))
 
     def _send_next(self) -> None:
         """Send the next sentence, if it is its turn."""
         now_s = time.monotonic()
         while self._link and self._waiting:
-            if self._asked and now_s < self._asked.asked_s + TURN_S:
+            if self._current and now_s < self._current.begun_s + TURN_S:
                 return
             self.end_turn("another sentence was said")
             question = self._waiting.popleft()
-            if now_s > question.asked_s + LATE_S:
-                self.hooks.on_answer(Answer(question.id, error="late"))
+            if now_s > question.begun_s + LATE_S:
+                self.hooks.on_answer(HomeAnswer(question.id, error="late"))
             else:
-                self._asked, self._is_answered = question, False
+                self._current, self._is_answered = question, False
                 self._link.send(pack_question(question))
 
-    def answer(self, text: str = "", language: str = "", error: str = "") -> Answer:
+    def answer(self, text: str = "", language: str = "", error: str = "") -> HomeAnswer:
         """Report what became of the sentence whose turn it is, once; return it."""
-        asked = self._asked
-        took_ms = 1000 * (time.monotonic() - asked.asked_s) if asked else None
-        found = Answer(asked.id if asked else "", text, language, error, took_ms)
-        if asked and not self._is_answered:
+        current = self._current
+        took_ms = 1000 * (time.monotonic() - current.begun_s) if current else None
+        found = HomeAnswer(current.id if current else "", text, language, error, took_ms)
+        if current and not self._is_answered:
             self._is_answered = True
             self.hooks.on_answer(found)
         return found
@@ -218,14 +218,14 @@ class Satellite:
     def end_turn(self, error: str) -> None:
         """End the turn of the sentence that was sent last; `error` is why it has no answer."""
         self.answer(error=error)
-        self._asked = None
+        self._current = None
 
     def take_timer(self, event: Event) -> None:
         """Take in what Home Assistant says of a timer."""
         self._timers.take(event)
         self.poll()
 
-    def begin_sound(self, link: _Link, event: Event, answer: Answer) -> SpokenSound | None:
+    def begin_sound(self, link: _Link, event: Event, answer: HomeAnswer) -> SpokenSound | None:
         """Return where a sound that is about to arrive goes; None if it cannot sound here."""
         rate, width, channels = (event.data.get(key) for key in ("rate", "width", "channels"))
         readable = isinstance(rate, int) and 4000 <= rate <= 192_000 and width == 2
@@ -235,15 +235,15 @@ class Satellite:
         kind = Kind.ANSWER if answer.id else Kind.ANNOUNCEMENT
 
         def done(_: Ending) -> None:
-            self._call(self._finish, link, begun, answer)
+            self._call(self.finish, link, begun, answer)
 
         begun = self.hooks.loudspeaker.begin(rate, channels, kind, done)
         self._sounds.add(begun)
         return begun
 
-    def _finish(self, link: _Link, sound: SpokenSound, answer: Answer) -> None:
-        """A sound has ended: all of it has sounded, it was stopped, or the loudspeaker failed."""
-        self._sounds.discard(sound)
+    def finish(self, link: _Link, sound: SpokenSound | None, answer: HomeAnswer) -> None:
+        """A sound has ended: all of it has sounded, it was stopped, or no loudspeaker plays it."""
+        self._sounds -= {sound}
         link.send(pack(Event("played")))
         self.hooks.on_sounded(answer)
 
@@ -253,7 +253,7 @@ class _Link:
 
     def __init__(
         self,
-        satellite: Satellite,
+        satellite: VoiceSatellite,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         peer: Address,
@@ -263,7 +263,7 @@ class _Link:
         self.is_paused = self._runs = self._ended = False
         self._pausing: asyncio.Task[None] | None = None
         self._sound: SpokenSound | None = None
-        self._answer = Answer()
+        self._answer = HomeAnswer()
         """Whose sound comes next."""
 
     def send(self, events: bytes) -> None:
@@ -273,7 +273,7 @@ class _Link:
             self._writer.write(events)
 
     async def run(self) -> None:
-        """Answer events until Home Assistant leaves. Raises what `next_event` raises."""
+        """HomeAnswer events until Home Assistant leaves. Raises what `next_event` raises."""
         while event := await next_event(self._reader, IDLE_S):
             self.heard_s = time.monotonic()
             if event.type == "describe":
@@ -317,11 +317,11 @@ class _Link:
         if self._sound:
             self._sound.end()
         else:
-            self.send(pack(Event("played")))
+            self._satellite.finish(self, None, self._answer)
         if self._answer.id:
             self._satellite.end_turn("")
             self._satellite.poll()
-        self._sound, self._answer = None, Answer()
+        self._sound, self._answer = None, HomeAnswer()
 
     async def _pause(self) -> None:
         """Mute the room, unless Home Assistant is only stopping."""

@@ -3,6 +3,8 @@
 It runs in one thread with its own asyncio loop, in which the satellite's port is served, too. The
 page of this machine connects over a UNIX socket. Each connection has its own limits, and an error
 on one connection ends only that one.
+
+Over 500 lines because a connection and the server's limits on all of them share one loop's state.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from appliance.wyoming.request import (
     SoundFormat,
     TranscriptionRequest,
 )
-from appliance.wyoming.satellite import Satellite
+from appliance.wyoming.satellite import VoiceSatellite
 
 log = logging.getLogger("roomscribe.wyoming")
 
@@ -97,7 +99,7 @@ class WyomingServer:
         timeouts: Timeouts = TIMEOUTS,
         socket_path: Path | None = None,
         *,
-        satellite: Satellite | None = None,
+        satellite: VoiceSatellite | None = None,
     ) -> None:
         """Open nothing yet; `run` listens and calls the hooks. At `socket_path` users of its group
         connect; they say themselves where their sound ends, and nothing of it is stored.

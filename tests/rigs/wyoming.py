@@ -30,7 +30,7 @@ from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.protocol import Event, Header, pack
 from appliance.wyoming.request import Hooks, KnownTexts
-from appliance.wyoming.satellite import Satellite
+from appliance.wyoming.satellite import VoiceSatellite
 from appliance.wyoming.server import Timeouts, WyomingServer
 
 RELEASES = ("1.5.4", "1.7.1", "1.10.2")
@@ -118,7 +118,7 @@ def running(
     languages: tuple[str, ...] = (),
     act_on: str = "",
     known: KnownTexts | None = None,
-    satellite: Satellite | None = None,
+    satellite: VoiceSatellite | None = None,
     **keys: Any,
 ) -> Iterator[Running]:
     """A server with these keys of [wyoming], on a free port of this machine. It knows `languages`

@@ -18,7 +18,7 @@ from rigs.waiting import until
 from rigs.wyoming import Running, Talk, running, sound_of
 
 from appliance.wyoming.request import KnownTexts
-from appliance.wyoming.satellite import Answer, Question, Satellite, SatelliteHooks
+from appliance.wyoming.satellite import HomeAnswer, Question, SatelliteHooks, VoiceSatellite
 
 TONE = (np.sin(np.arange(8000) * 0.3) * 9000).astype("<i2").tobytes()
 FORM: dict[str, Any] = {"rate": 22_050, "width": 2, "channels": 1}
@@ -27,11 +27,11 @@ SOUND = sound_of(sentences()[0].file)
 
 @dataclass
 class Room:
-    satellite: Satellite
+    satellite: VoiceSatellite
     house: Running
     player: Player | None
-    answers: list[Answer] = field(default_factory=list)
-    sounded: list[Answer] = field(default_factory=list)
+    answers: list[HomeAnswer] = field(default_factory=list)
+    sounded: list[HomeAnswer] = field(default_factory=list)
     pauses: list[bool] = field(default_factory=list)
     rings: list[bool] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ def room(folder: Path | None = None, known: KnownTexts | None = None) -> Iterato
     """A satellite on a free port; with `folder` a loudspeaker."""
     made: list[Room] = []
     pauses, rings = list[bool](), list[bool]()
-    answers, sounded = list[Answer](), list[Answer]()
+    answers, sounded = list[HomeAnswer](), list[HomeAnswer]()
 
     @contextmanager
     def loudspeaker() -> Iterator[Player | None]:
@@ -80,7 +80,7 @@ def room(folder: Path | None = None, known: KnownTexts | None = None) -> Iterato
             player.speaker if player else None, lambda _: None, pauses.append, answers.append,
             sounded.append, rings.append,
         )  # fmt: skip
-        satellite = Satellite("Roomscribe kitchen", "Kitchen", hooks)
+        satellite = VoiceSatellite("Roomscribe kitchen", "Kitchen", hooks)
         with running(known=known, satellite=satellite) as house:
             made.append(Room(satellite, house, player, answers, sounded, pauses, rings))
             yield made[0]

@@ -18,6 +18,9 @@ def home_assistant(around: Surroundings) -> Outcome:
     """Check that Home Assistant sends the names of the home, and that Assist takes sentences."""
     home, node = around.settings.homeassistant, node_name(around.settings)
     if not home.url:
+        wyoming, phrase = around.settings.wyoming, around.settings.assist.phrase
+        if wyoming.satellite and phrase:
+            return ok(f"sentences go to Assist as sound (satellite, port {wyoming.satellite_port})")
         return skipped("homeassistant.url is not set")
     from appliance.homeassistant import TOKEN_CREDENTIAL, probe_home
 
@@ -59,6 +62,6 @@ CHECKS = (
         home_assistant,
         "check homeassistant.url",
         within_s=60,
-        needs=("[homeassistant]", "[appliance]", "[assist]"),
+        needs=("[homeassistant]", "[appliance]", "[assist]", "[wyoming]"),
     ),
 )
