@@ -9,7 +9,7 @@ from functools import cache
 
 __version__ = "0.2.0"
 HOMEPAGE = "https://example.org/roomscribe"
-"""Where the project is found; stands for its address until it has a public one."""
+"""The project's address; a placeholder until scripts/address or a release writes it."""
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 """PyPI's onnxruntime for Linux has telemetry since 1.29: it keeps a device id and a queue of events

@@ -378,15 +378,6 @@ class EncoderSettings:
 class DecoderSettings:
     """[decoder]"""
 
-    backend: str = key(
-        "cpu",
-        "Where the decoder runs. hailo is only for comparison: it computes the whole text again "
-        "for each token, takes about ten times as long as the CPU with its cache, cuts the text at "
-        "the HEF's length (24 to 64 tokens, prompt included) and keeps the encoder waiting. It "
-        "needs a model added with --npu-decoder and a Hailo, else the daemon does not start "
-        "(status 69).",
-        choices=("cpu", "hailo"),
-    )
     threads: int = key(
         2, "CPU threads of the decoder; 0: one per core.", low=0, high=64,
         group=SYSTEM, label="Processor threads for the decoder", blank=(0, "one per core"),
@@ -871,8 +862,8 @@ DEFAULT_PATH = Path("/etc/roomscribe/roomscribe.toml")
 MOST_BYTES = 1 << 20
 """A longer file is no configuration."""
 OVERLAY_HEAD = "# Chosen over the control socket; `roomscribe setup` moves it into roomscribe.toml."
-REMOVED: frozenset[str] = frozenset()
-"""Keys (section.key) of released versions that this one does not have. They are ignored."""
+REMOVED = frozenset({"decoder.backend"})
+"""Keys (section.key) of earlier versions that this one does not have. They are ignored."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _MEANT = {"npu": "hailo"}

@@ -10,7 +10,7 @@
 # The invitation lets one machine join within a day, so this file deletes itself when it is done. Not tried on a real Pi.
 set -euo pipefail
 
-REPOSITORY=https://example.org/roomscribe
+REPOSITORY=ADDRESS
 PACKAGE=roomscribe-satellite        # or roomscribe, if this machine transcribes by itself
 INVITATION=                         # what `sudo roomscribe fleet invite NODE` printed on the server; empty: no fleet
 

@@ -79,7 +79,6 @@ OWNERS = {
     "faster_whisper": ("lab/benchmark/measure.py",),
     "jiwer": ("lab/words.py",),
     "whisper_normalizer": ("lab/words.py",),
-    "pyxrt": ("lab/xrt.py",),
     "sqlite3": ("store/",),
     "paho": ("mqtt/client.py",),
     "nats": ("fleet/",),
@@ -389,9 +388,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 MOST = {
     "appliance": (44_680, "lines"),
-    "appliance without convert, lab and cli": (31_100, "lines"),
-    "tests": (46_420, "lines"),
-    "scripts": (11_140, "lines"),
+    "appliance without convert, lab and cli": (31_600, "lines"),
+    "tests": (44_500, "lines"),
+    "scripts": (10_600, "lines"),
     "documentation": (41_000, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in

@@ -72,7 +72,6 @@ def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
         ('[mqtt]\nprefix = "homes//2"', "words of a-z, A-Z, 0-9, _ and - with / between them"),
         ('[mqtt]\nprefix = "$SYS"', "words of a-z, A-Z, 0-9, _ and - with / between them"),
         ('[encoder]\nbackend = "npu"', "found 'npu'; did you mean hailo?"),
-        ('[decoder]\nbackend = "NPU"', "found 'NPU'; did you mean hailo?"),
         ('[encoder]\nbackend = "Hailo8"', "found 'Hailo8'; did you mean hailo?"),
         ("[encoder]\nenabled = true", "unknown key enabled; known: backend, share, threads"),
         ('[mqtt]\nport = "1883"', "mqtt.port: expected a whole number, found '1883'"),
@@ -121,11 +120,18 @@ def test_a_wrong_value_is_named_with_what_was_expected(text: str, wanted: str) -
 
 def test_what_an_upgrade_leaves_in_the_file_is_named_and_ignored(tmp_path: Path) -> None:
     file = tmp_path / "house.toml"
-    file.write_text("[history]\n[mqtt]\nport = 1884\n[transcriber]\n", encoding="utf-8")
+    file.write_text(
+        '[history]\n[mqtt]\nport = 1884\n[transcriber]\n[decoder]\nbackend = "hailo"\n', "utf-8"
+    )
     reading = config.read(file)
     assert reading.sure().mqtt.port == 1884
     assert reading.ignored == tuple(
-        f"{file}: the section [{name}] is unknown and empty" for name in ("history", "transcriber")
+        f"{file}: {line}"
+        for line in (
+            "the section [history] is unknown and empty",
+            "the section [transcriber] is unknown and empty",
+            "decoder.backend has no effect in this version; delete it",
+        )
     )
     table = {"mqtt": {"hold": 1, "prot": 2}, "history": {"limit": 3}, "capture": {}}
     lines = config.take_leftovers(table, "x", frozenset({"mqtt.hold", "history.limit"}))

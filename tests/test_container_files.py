@@ -1,18 +1,23 @@
 """The Compose file and the Home Assistant app keep to the published formats, and to our settings.
 
 The rules are those of developers.home-assistant.io/docs/apps/configuration, of the supervisor that
-enforces them, and of the Compose specification (compose-spec.io), as of November 2026.
+enforces them (supervisor/apps/validate.py at commit 090ef31e of home-assistant/supervisor), and of
+the Compose specification (compose-spec.io), as of November 2026.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from generate.icons import decode, icons
 from rigs.checkout import ROOT
 from rigs.needs import module
 
@@ -22,6 +27,7 @@ from appliance.config import load, mistake
 
 yaml = module("yaml", "pyyaml")
 APP, COMPOSE = ROOT / "homeassistant/roomscribe", ROOT / "examples/compose"
+IMAGE = "ghcr.example.net/me/roomscribe-app"
 Rule = Callable[[Any], bool]
 IMAGE_USER = re.search(r"--uid (\d+)", (ROOT / "scripts/deb/image_install.sh").read_text("utf-8"))
 
@@ -63,9 +69,10 @@ ELEMENT = matches(
 )
 """What an option may be; ? marks one that may be missing."""
 FOLDERS = (
-    *("homeassistant_config", "addon_config", "app_config", "all_addon_configs"),
-    *("all_app_configs", "addons", "local_apps", "ssl", "backup", "share", "media", "data"),
+    *("homeassistant_config", "app_config", "all_app_configs", "local_apps"),
+    *("ssl", "backup", "share", "media", "data"),
 )
+"""Without those that the supervisor calls legacy."""
 PORT = matches(r"\d{1,5}(/(tcp|udp))?")
 KEYS: dict[str, Rule] = {
     "name": is_a(str),
@@ -73,6 +80,9 @@ KEYS: dict[str, Rule] = {
     "slug": matches(r"[-_.A-Za-z0-9]+"),
     "description": is_a(str),
     "url": matches(r"https?://\S+"),
+    "image": matches(r"([a-z0-9.-]+\.[a-z]{2,}/)?([a-z0-9][a-z0-9._-]*/)*[a-z0-9][a-z0-9._-]*"),
+    "homeassistant": matches(r"20\d\d\.\d+\.\d+"),
+    "discovery": is_list_of(is_a(str)),
     "arch": is_list_of(is_one_of("aarch64", "amd64")),
     "startup": is_one_of("initialize", "system", "services", "application", "once"),
     "boot": is_one_of("auto", "manual", "manual_only"),
@@ -116,10 +126,43 @@ def faults(found: Mapping[str, Any]) -> list[str]:
     return missing + [name for name, value in found.items() if not KEYS.get(name, bool)(value)]
 
 
-def test_the_apps_configuration_keeps_to_home_assistants_rules() -> None:
-    found = read(APP / "config.yaml")
-    assert set(found) <= KEYS.keys()
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one command makes for a forge."""
+    folder = tmp_path_factory.mktemp("apps")
+    arguments = ["--image", IMAGE, "--url", "https://voice.example.net", "--version", "0.3.0~rc1"]
+    subprocess.run([ROOT / "scripts/build-app", folder, *arguments], check=True)
+    return folder
+
+
+def test_the_repository_of_apps_keeps_to_home_assistants_rules(repository: Path) -> None:
+    found = read(repository / "repository.yaml")
+    assert found == {"name": "Roomscribe", "url": "https://voice.example.net"}
+    found = read(repository / "roomscribe/config.yaml")
+    assert set(found) == KEYS.keys()
     assert faults(found) == []
+    assert (found["image"], found["version"]) == (IMAGE, "0.3.0-rc1")
+    assert found["discovery"] == ["wyoming"] and found["options"]["wyoming"] is True
+    names = {file.name for file in (repository / "roomscribe").iterdir()}
+    assert {"CHANGELOG.md", "DOCS.md", "README.md", "icon.png", "logo.png"} <= names
+    assert "Dockerfile" not in names, "Home Assistant would build it"
+    changes = (repository / "roomscribe/CHANGELOG.md").read_text("utf-8")
+    assert changes.startswith(f"## {__version__}") and "](" not in changes
+
+
+def test_the_apps_pictures_are_those_that_the_program_draws() -> None:
+    for file, image in icons():
+        assert np.array_equal(decode(file.read_bytes()), image), file
+    shapes = [decode((APP / name).read_bytes()).shape for name in ("icon.png", "logo.png")]
+    assert shapes == [(128, 128, 4), (100, 250, 4)]
+
+
+@pytest.mark.parametrize("more", [(), ("--image", "a b"), ("--image", IMAGE), ("--nonsense", "x")])
+def test_wrong_arguments_of_the_apps_command_are_told(more: tuple[str, ...]) -> None:
+    command = [str(ROOT / "scripts/build-app"), *(more and ("/dev/null/x", *more))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("scripts/build-app FOLDER --image NAME --url URL")
 
 
 def test_every_option_has_a_default_or_may_be_missing_and_a_name_in_each_language() -> None:

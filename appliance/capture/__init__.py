@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from appliance.capture.recorder import EndError, Opened, Recorder, StallError
     from appliance.capture.recording import Recording
     from appliance.capture.reference import PlayedSound
-    from appliance.capture.segmenter import Segmenter
+    from appliance.capture.segmenter import JoiningSegmenter, Segmenter
     from appliance.capture.utterance import split_sound
     from appliance.capture.voice import VoiceDetector
 

@@ -7,7 +7,10 @@ longer than `window_s`: then the utterance is cut, and continues in the next win
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
+
+import numpy as np
 
 from appliance.capture.endpoint import Endpoint, NoiseFloor, loudest
 from appliance.capture.loudness import power_of
@@ -29,6 +32,11 @@ RESUMED_WITHIN_S = 0.8
 """Speech that starts within this after an utterance that was closed early continues it."""
 GAP_ENDS_S = 0.5
 """A longer gap in the sound ends the utterance; a shorter one is flagged."""
+KEPT_S = 4.0
+"""So long after it would be full, a window can still be joined to: an utterance is complete after a
+hang-over."""
+EDGE_S = 0.001
+"""Times of frames that differ by less are the same."""
 
 
 class ReferenceFilter:
@@ -227,3 +235,75 @@ class Segmenter:
         if isinstance(result, Window) and utterance.silence < self._lengths.hang_over:
             self._early = result
         return result
+
+
+class JoiningSegmenter(Segmenter):
+    """A segmenter for sound that is complete, such as a file: utterances that fit into one window,
+    with the pauses between them, become one. The model hears a sentence better in one piece, and
+    nobody waits for the first. One thread."""
+
+    joins = True
+    """Whether the next utterances are joined; False while somebody waits for each."""
+
+    def __init__(self, voice: VoiceDetector, settings: SegmenterSettings, window_s: float) -> None:
+        super().__init__(voice, settings, window_s)
+        self._held: Window | None = None
+        """The window that the next utterance may continue."""
+        self._sound = deque[Frame]()
+        """The newest frames: those of a window, and of the silence that ends it."""
+
+    def push(self, frame: Frame) -> list[Window | Discarded]:
+        """Take in the next frame; return what it completes."""
+        self._sound.append(frame)
+        begin_s = frame.end_s - self._lengths.longest / SAMPLE_RATE - KEPT_S
+        while self._sound[0].start_s < begin_s:
+            self._sound.popleft()
+        results = self._join(super().push(frame))
+        if self._held and (not self.joins or self._held.start_s < begin_s):
+            results += self._release()
+        return results
+
+    def flush(self, *, interrupted: bool = False) -> list[Window | Discarded]:
+        """Close the open utterance, if any, and return what is left."""
+        return [*self._join(super().flush(interrupted=interrupted)), *self._release()]
+
+    def _join(self, found: list[Window | Discarded]) -> list[Window | Discarded]:
+        """Return what is complete of a window that was held and of what follows it."""
+        results: list[Window | Discarded] = []
+        for one in found:
+            if isinstance(one, Discarded):
+                results.append(one)
+                continue
+            joined = self._joined(self._held, one) if self._held else None
+            if not joined:
+                results += self._release()
+            self._held = joined or one
+            if not (one.last and self.joins):
+                results += self._release()
+        return results
+
+    def _joined(self, first: Window, second: Window) -> Window | None:
+        """Return two utterances as one window; None if they do not fit."""
+        if not (second.index == 1 and second.last):
+            return None
+        end_s = first.start_s + first.duration_s
+        parts = [first.samples, second.samples]
+        parts[1:1] = [
+            frame.samples
+            for frame in self._sound
+            if end_s - EDGE_S < frame.start_s < second.start_s - EDGE_S
+        ]
+        samples = np.concatenate(parts)
+        if len(samples) > self._lengths.longest:
+            return None
+        return replace(
+            first,
+            samples=samples,
+            speech_end_s=second.speech_end_s,
+            voiced_s=first.voiced_s + second.voiced_s,
+            flags=tuple(dict.fromkeys(first.flags + second.flags)),
+        )
+
+    def _release(self) -> list[Window | Discarded]:
+        held, self._held = self._held, None
+        return [held] if held else []

@@ -346,15 +346,8 @@ def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--report",
         type=Path,
         metavar="FILE",
-        help="also write the findings, the machine's parts and, if there is an NPU, its comparison "
-        "with the CPU into FILE, for a bug report; names and addresses become placeholders",
-    )
-    sub.add_argument(
-        "--recordings",
-        type=Path,
-        metavar="FOLDER",
-        help="if there is an NPU: compare it with the CPU on the sound files in this folder (with "
-        "--report by default: 40 sentences of synthetic voices)",
+        help="also write the findings and the machine's parts into FILE, for a bug report; names "
+        "and addresses become placeholders",
     )
     sub.set_defaults(command=_doctor, lenient=True)
 

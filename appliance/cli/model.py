@@ -113,18 +113,6 @@ def _add_add(new: Add) -> None:
         "for that chip; FILE uses your own",
     )
     sub.add_argument(
-        "--npu-decoder",
-        action="store_true",
-        help="with --hef CHIP: also download Hailo's decoder, for [decoder] backend = hailo; only "
-        "for comparisons: it is about ten times slower than the CPU",
-    )
-    sub.add_argument(
-        "--decoder-hef",
-        type=Path,
-        metavar="FILE",
-        help="with --hef: a decoder that you compiled yourself (`model export`)",
-    )
-    sub.add_argument(
         "--language", default="", help="language of the speech, as a code or an English name "
         "(default: the checkpoint's, else en)",
     )  # fmt: skip
@@ -171,17 +159,9 @@ def _add_pack(new: Add) -> None:
         description="Writes the encoder's weights, a blob a layer with a JSON index, for kernels "
         "that load weights themselves, and reports what the number format costs.",
     )
-    sub.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a checkpoint; with --check, a pack"
-    )
+    sub.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint's folder")
     sub.add_argument("--dtype", choices=("bf16", "fp16", "int8"), default="bf16")
     sub.add_argument("--out", type=Path, metavar="FOLDER", help="default: NAME-DTYPE")
-    sub.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing: verify the layout and checksums of a pack, and if pyxrt is "
-        "installed, place it in buffers of the AMD NPU and read it back",
-    )
     sub.set_defaults(command=pack)
 
 
@@ -222,8 +202,6 @@ def add(options: argparse.Namespace, settings: Settings) -> int:
         language=options.language,
         hef=options.hef,
         chip_present=find_chip() if options.hef == AUTO else None,
-        npu_decoder=options.npu_decoder,
-        decoder_hef=options.decoder_hef,
     )
     _build_with_bar(request)
     _choose_new(request.bundle_name, options, settings)
@@ -462,12 +440,8 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
 def pack(options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe model pack`."""
     from appliance.convert import load_checkpoint
-    from appliance.lab import check_pack, write_pack
+    from appliance.lab import write_pack
 
-    if options.check:
-        for line in check_pack(options.folder):
-            print(line)
-        return 0
     out = options.out or Path(f"{options.folder.resolve().name}-{options.dtype}")
     report = write_pack(load_checkpoint(options.folder), out, options.dtype)
     worst = max(report["tensors"], key=lambda tensor: tensor["relative_rms_error"])
@@ -509,15 +483,10 @@ def _verify(name: str | Path) -> float:
 
     Raises ModelError.
     """
-    from appliance.infer import DecoderFiles
-    from appliance.model import DECODER_HEF
-
     begun = time.perf_counter()
     with _open(str(name)) as transcriber:
         load_s = time.perf_counter() - begun
         transcriber.warm_up()
-        if DECODER_HEF in transcriber.bundle.files:
-            DecoderFiles(transcriber.bundle)
     return load_s
 
 

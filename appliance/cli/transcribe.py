@@ -201,12 +201,12 @@ def _transcribed(
     words: bool,
 ) -> Iterator[tuple[Window | Discarded, Transcription | None, str | None]]:
     """Yield each window of a file, its transcription and, if it is discarded, the reason."""
-    from appliance.capture import Recording, Segmenter, VoiceDetector
+    from appliance.capture import JoiningSegmenter, Recording, VoiceDetector
     from appliance.infer import Gates
     from appliance.records import Discarded
 
     window_s = transcriber.bundle.window_s
-    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+    segmenter = JoiningSegmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
     gates = Gates(transcriber.gates)
 
     def windows() -> Iterator[Window | Discarded]:

@@ -5,32 +5,26 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from appliance.convert import hailo_store
 from appliance.convert.build import PARTS, Recipe, build_bundle, window_positions
-from appliance.convert.checkpoint import load_checkpoint, read_sizes, require_checkpoint
+from appliance.convert.checkpoint import read_sizes, require_checkpoint
 from appliance.convert.decoding import read_decoding
 from appliance.convert.download import Downloader
 from appliance.convert.known import NAMES
 from appliance.convert.progress import ProgressDisplay
-from appliance.convert.shapes import DECODER, EMBEDDING, WhisperConfig, checkpoint_name, parameters
+from appliance.convert.shapes import WhisperConfig, checkpoint_name, parameters
 from appliance.convert.sources import TOKEN, Check, Origin, obtain
 from appliance.errors import ConfigError, ModelError
 from appliance.model import (
     CHIP_NAMES,
-    DECODER_FILES,
-    DECODER_HEF,
     HEF_FILE,
     HEF_MAGIC,
     LONGEST_WINDOW_S,
-    PLACE_TABLE,
     POSITIONS_PER_SECOND,
-    TOKEN_TABLE,
     WINDOW_S,
     StagingFolder,
     enter_files,
@@ -62,10 +56,6 @@ class AddRequest:
     """auto, none, a chip, or a file."""
     chip_present: str | None = None
     """The Hailo in this machine."""
-    npu_decoder: bool = False
-    """Hailo's decoder, too."""
-    decoder_hef: Path | None = None
-    """The user's own decoder."""
 
     @property
     def chip(self) -> str | None:
@@ -159,7 +149,7 @@ def make_bundle(
     if origin.remark:
         say(origin.remark)
     _build(plan, origin, staging, progress, say)
-    _put_hefs(plan, origin, staging, progress, say)
+    _put_hef(plan, staging, progress, say)
 
 
 def make_plan(request: AddRequest) -> Plan:
@@ -169,12 +159,8 @@ def make_plan(request: AddRequest) -> Plan:
             f"--window: expected 0.04 to {LONGEST_WINDOW_S:g} seconds, found {request.window_s:g}"
         )
     hef, without = _published_hef(request)
-    if request.npu_decoder and not hef:
-        raise ConfigError("--npu-decoder: expected --hef with a chip for which Hailo publishes one")
-    if request.decoder_hef and (request.npu_decoder or not (hef or request.hef_file)):
-        raise ConfigError("--decoder-hef: expected an encoder with it (--hef), no --npu-decoder")
-    for file in filter(None, (request.hef_file, request.decoder_hef)):
-        _require_hef(file)
+    if request.hef_file:
+        _require_hef(request.hef_file)
     return Plan(request, hef, without)
 
 
@@ -228,29 +214,22 @@ def _build(
     build_bundle(origin.folder, staging.draft, recipe, written=lambda: progress.advance(part))
 
 
-def _put_hefs(
+def _put_hef(
     plan: Plan,
-    origin: Origin,
     staging: StagingFolder,
     progress: ProgressDisplay,
     say: Callable[[str], object],
 ) -> None:
-    """Put Hailo's or the user's networks for the chip into the draft."""
-    request, client = plan.request, Downloader(progress=progress)
+    """Put Hailo's or the user's encoder for the chip into the draft."""
     if plan.hef:
+        client = Downloader(progress=progress)
         file = hailo_store.fetch_encoder(plan.hef, staging.folder, client)
         say(f"fetched {plan.hef.address} (Hailo publishes no checksum)")
-        _put_files(staging, {HEF_FILE: file})
-        if request.npu_decoder:
-            say(f"fetching {plan.hef.decoder[0]}, for comparison only: the CPU decodes faster")
-            fetched = hailo_store.fetch_decoder(plan.hef, staging.folder, client)
-            _put_files(staging, dict(zip(DECODER_FILES, fetched, strict=True)))
-    elif request.hef_file:
-        _put_files(staging, {HEF_FILE: request.hef_file})
+        _put_file(staging, HEF_FILE, file)
+    elif plan.request.hef_file:
+        _put_file(staging, HEF_FILE, plan.request.hef_file)
     elif plan.without:
         say(f"without a HEF: {plan.without}")
-    if request.decoder_hef:
-        _put_own_decoder(request.decoder_hef, origin.folder, staging)
 
 
 def memory_needed(config: WhisperConfig, quantize: str) -> int:
@@ -313,20 +292,8 @@ def _require_hef(file: Path) -> None:
         )
 
 
-def _put_own_decoder(hef: Path, checkpoint: Path, staging: StagingFolder) -> None:
-    """Put the user's decoder, made from an export of this model and window, into the draft and its
-    manifest, with the host's tables for its input. Raises ModelError."""
-    weights = load_checkpoint(checkpoint).weights
+def _put_file(staging: StagingFolder, name: str, file: Path) -> None:
+    """Copy a file into the draft under this name, and enter it in its manifest."""
     with model_errors(staging.draft):
-        shutil.copyfile(hef, staging.draft / DECODER_HEF)
-        np.save(staging.draft / TOKEN_TABLE, weights[EMBEDDING])
-        np.save(staging.draft / PLACE_TABLE, weights[f"{DECODER}.embed_positions.weight"])
-        enter_files(staging.draft, DECODER_FILES)
-
-
-def _put_files(staging: StagingFolder, files: Mapping[str, Path]) -> None:
-    """Copy files into the draft under these names, and enter them in its manifest."""
-    with model_errors(staging.draft):
-        for name, file in files.items():
-            shutil.copyfile(file, staging.draft / name)
-        enter_files(staging.draft, tuple(files))
+        shutil.copyfile(file, staging.draft / name)
+        enter_files(staging.draft, [name])

@@ -19,20 +19,19 @@ from appliance.model import CHIP_NAMES, HEF_MAGIC, model_errors
 
 STORE = "https://hailo-csdata.s3.eu-west-2.amazonaws.com/resources"
 VARIABLE = "ROOMSCRIBE_HAILO_STORE"
-NPY_MAGIC = b"\x93NUMPY"
 LIMIT = 500_000_000
 """Bytes; far more than an encoder of Whisper base needs."""
 
 _PUBLISHED = {
-    ("hailo8", "tiny"): (10.0, "h8/tiny", "10s_15dB", "fixed-sequence-matmul-split"),
-    ("hailo8", "base"): (5.0, "h8/base", "5s", "fixed-sequence-matmul-split"),
-    ("hailo8l", "tiny"): (10.0, "h8l/tiny", "10s_15dB_h8l", "fixed-sequence-matmul-split_h8l"),
-    ("hailo8l", "base"): (5.0, "h8l/base", "5s_h8l", "fixed-sequence-matmul-split_h8l"),
-    ("hailo10h", "tiny"): (10.0, "h10h/tiny", "10s", "fixed-sequence"),
-    ("hailo10h", "tiny.en"): (10.0, "h10h/tiny_en", "10s", "fixed-sequence"),
-    ("hailo10h", "base"): (10.0, "h10h/base", "10s", "10s-out-seq-64"),
+    ("hailo8", "tiny"): (10.0, "h8/tiny", "10s_15dB"),
+    ("hailo8", "base"): (5.0, "h8/base", "5s"),
+    ("hailo8l", "tiny"): (10.0, "h8l/tiny", "10s_15dB_h8l"),
+    ("hailo8l", "base"): (5.0, "h8l/base", "5s_h8l"),
+    ("hailo10h", "tiny"): (10.0, "h10h/tiny", "10s"),
+    ("hailo10h", "tiny.en"): (10.0, "h10h/tiny_en", "10s"),
+    ("hailo10h", "base"): (10.0, "h10h/base", "10s"),
 }
-"""(chip, checkpoint): window in seconds, files' beginning, the encoder's and the decoder's end."""
+"""(chip, checkpoint): window in seconds, the file's beginning, the encoder's end."""
 
 
 _SIZES = {(384, 4, 51865): "tiny", (384, 4, 51864): "tiny.en", (512, 6, 51865): "base"}
@@ -41,15 +40,12 @@ _SIZES = {(384, 4, 51865): "tiny", (384, 4, 51864): "tiny.en", (512, 6, 51865): 
 
 @dataclass(frozen=True, slots=True)
 class HefSource:
-    """An encoder and a decoder that Hailo has compiled."""
+    """An encoder that Hailo has compiled."""
 
     chip: str
     window_s: float
     """Must equal the bundle's window."""
     address: str
-    """The encoder's."""
-    decoder: tuple[str, str, str]
-    """Addresses of the decoder's HEF, of the token embedding and of what is added to that, .npy."""
 
 
 def find_hef(
@@ -59,19 +55,9 @@ def find_hef(
     name = next((name for name, each in NAMES.items() if each == checkpoint), checkpoint)
     if (chip, name) not in _PUBLISHED:
         return None
-    window_s, begin, encoder, decoder = _PUBLISHED[chip, name]
+    window_s, begin, encoder = _PUBLISHED[chip, name]
     store = (environment.get(VARIABLE, "").strip() or STORE).rstrip("/")
-    tables = f"{store}/npy%20files/whisper/decoder_assets/{name}/decoder_tokenization"
-    return HefSource(
-        chip,
-        window_s,
-        f"{store}/whisper/{begin}-whisper-encoder-{encoder}.hef",
-        (
-            f"{store}/whisper/{begin}-whisper-decoder-{decoder}.hef",
-            f"{tables}/token_embedding_weight_{name}.npy",
-            f"{tables}/onnx_add_input_{name}.npy",
-        ),
-    )
+    return HefSource(chip, window_s, f"{store}/whisper/{begin}-whisper-encoder-{encoder}.hef")
 
 
 def name_of(config: WhisperConfig) -> str:
@@ -104,21 +90,7 @@ def explain_none(chip: str, checkpoint: str, window_s: float) -> str:
 def fetch_encoder(source: HefSource, folder: Path, client: Downloader) -> Path:
     """Fetch the encoder into `folder` and return it. Raises ModelError."""
     fix = "give a HEF of yours (--hef FILE), or none (--hef none)"
-    return _fetch(client, source.address, HEF_MAGIC, folder, fix)
-
-
-def fetch_decoder(source: HefSource, folder: Path, client: Downloader) -> list[Path]:
-    """Fetch the decoder's HEF and tables into `folder`, and return them. Raises ModelError."""
-    fix = "leave --npu-decoder out: the CPU decodes faster"
-    magics = (HEF_MAGIC, NPY_MAGIC, NPY_MAGIC)
-    return [
-        _fetch(client, address, magic, folder, fix)
-        for address, magic in zip(source.decoder, magics, strict=True)
-    ]
-
-
-def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: str) -> Path:
-    """Fetch a file of the store into `folder`. Raises ModelError; `fix`: how to do without it."""
+    address = source.address
     path = folder / address.rsplit("/", 1)[-1]
     try:
         client.fetch(RemoteFile(address, limit=LIMIT), path)
@@ -129,8 +101,8 @@ def _fetch(client: Downloader, address: str, magic: bytes, folder: Path, fix: st
             f"{error}; check the network and run the same command again, or: {fix}"
         ) from error
     with model_errors(path), path.open("rb") as stream:
-        if (begin := stream.read(len(magic))) == magic:
+        if (begin := stream.read(len(HEF_MAGIC))) == HEF_MAGIC:
             return path
     raise ModelError(
-        f"{address}: expected a file that begins with {magic!r}, found {begin!r}; {fix}"
+        f"{address}: expected a file that begins with {HEF_MAGIC!r}, found {begin!r}; {fix}"
     )

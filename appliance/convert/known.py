@@ -11,7 +11,7 @@ NAMES = {name: f"openai/whisper-{name}" for name in SIZES}
 
 WRONG_WORDS = {"tiny.en": 13.9, "base": 12.5}
 """Percent of 1,085 words in 98 recordings, most of them of people: INT8 on the CPU, windows of
-10 s. Others were not measured (`scripts/measure hailo --only words`)."""
+10 s. Others were not measured (`scripts/measure hailo`)."""
 
 
 class Pinned(NamedTuple):

@@ -149,16 +149,6 @@ def digest(files: Sequence[Path]) -> str:
     return hashlib.sha256("".join(f"{each}  {name}\n" for each, name in lines).encode()).hexdigest()
 
 
-def is_plain(name: object) -> bool:
-    """Whether `name` is that of a file in the same folder, and no way out of it."""
-    return (
-        isinstance(name, str)
-        and name not in {"", ".", ".."}
-        and name.isprintable()
-        and not set(name) & set('/\\:"')
-    )
-
-
 def shown(name: object) -> str:
     """A name from a file, fit for one line of a message."""
     return shorten(name, NAME_LENGTH)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,14 @@ from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import Hooks, KnownTexts, WyomingServer, advertise
+from appliance.wyoming import (
+    TOKEN,
+    Hooks,
+    KnownTexts,
+    WyomingServer,
+    advertise,
+    offer_to_supervisor,
+)
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -104,14 +112,7 @@ def build(
         partials = Partials(submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
-        played, source = PlayedSound(), factories.source
-        speaker = _make_speaker(core, played) if settings.speaker.enabled else None
-        if speaker and source is open_source and not settings.capture.reference:
-            source = partial(open_source, played=played)
-        supervisor = CaptureSupervisor(
-            settings.capture, core.health, core.mute, core.frames, core.bus, source=source
-        )
-        opened.callback(supervisor.close)
+        speaker, supervisor = _make_sound(core, factories.source, opened)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
         talk = Talk(core, home, speaker, phrases.expect) if settings.wyoming.satellite else None
@@ -122,7 +123,9 @@ def build(
         publisher = _make_publisher(
             core, factories.publisher, report, phrases, home=home, house=house
         )
-        playback = _make_playback(core)
+        playback = Playback(
+            core.store, enabled=settings.web.playback, is_muted=lambda: core.mute.on
+        )
         control = _open_control(core, opened)
         groups = (
             LogCommands(core.store, core.node, playback.poll), playback,
@@ -167,6 +170,22 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
         settings, node, factories.idle_s, bus, health, mute, media, spoken, store, transcriber,
         transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
+
+
+def _make_sound(
+    core: Core, source: Opener, opened: contextlib.ExitStack
+) -> tuple[Loudspeaker | None, CaptureSupervisor]:
+    """Return the loudspeaker, if there is one, and what reads the microphone: it hears what the
+    loudspeaker plays, unless it has a reference."""
+    settings, played = core.settings, PlayedSound()
+    speaker = _make_speaker(core, played) if settings.speaker.enabled else None
+    if speaker and source is open_source and not settings.capture.reference:
+        source = partial(open_source, played=played)
+    supervisor = CaptureSupervisor(
+        settings.capture, core.health, core.mute, core.frames, core.bus, source=source
+    )
+    opened.callback(supervisor.close)
+    return speaker, supervisor
 
 
 def _make_home(core: Core) -> HomeAssistantClient | None:
@@ -273,12 +292,6 @@ def _make_controls(
     )
 
 
-def _make_playback(core: Core) -> Playback:
-    """Return what plays a sentence on the page."""
-    enabled = core.settings.web.playback
-    return Playback(core.store, enabled=enabled, is_muted=lambda: core.mute.on)
-
-
 def _make_corrections(core: Core, changes: SettingCommands) -> CorrectionCommands:
     """Return the commands that correct transcripts."""
     model = core.transcriber
@@ -298,7 +311,10 @@ def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
             log.info("%s", trouble or "the Wyoming server is announced to the network")
 
     async def announce(port: int, more: str = "") -> None:
-        await advertise(f"roomscribe-{core.node}{more}"[:63], port, report)
+        if TOKEN not in os.environ:
+            await advertise(f"roomscribe-{core.node}{more}"[:63], port, report)
+        elif not more:
+            await offer_to_supervisor(port, report)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from queue import Full
 
@@ -24,6 +26,9 @@ REOPEN_PAUSE_S = 1.0
 """Seconds between two attempts to open a missing microphone; one costs about 10 ms of CPU."""
 REOPEN_AT_ONCE_S = 0.1
 """The same after a microphone that worked was lost, because it may be back at once."""
+UNSTEADY, UNSTEADY_S = 5, 120.0
+"""A microphone that was lost so often within so many seconds is unsteady until it holds for the
+rest of them: its sound is used, but one trouble and one line of the log stand for all losses."""
 REST_S = 1.0
 """The thread reports progress this often while muted."""
 
@@ -66,6 +71,7 @@ class CaptureSupervisor(Listener):
         self._begun = self._silenced = self._ended = False
         self._logged: set[str] = set()
         """Troubles that were logged since the last sound."""
+        self._losses: deque[float] = deque(maxlen=UNSTEADY)
         self._is_silent = self._muted
         """True after a time without sound: the next sound is logged."""
         if self._muted or not self.listens:
@@ -187,6 +193,8 @@ class CaptureSupervisor(Listener):
                     sound = True
         except DeviceError as error:
             if not (self._silenced or self._stopping.is_set()):
+                if sound:
+                    self._losses.append(time.monotonic())
                 # the trouble is set before the source is forgotten: no state has neither
                 self._trouble(str(error))
                 self._forget()
@@ -221,7 +229,7 @@ class CaptureSupervisor(Listener):
         """Set what is wrong with the sound, if anything."""
         if source.silence:
             self._trouble(source.silence)
-        else:
+        elif not self._is_unsteady():
             cleared = self._health.trouble("microphone", None)
             if self._is_silent:
                 self._is_silent = False
@@ -245,8 +253,18 @@ class CaptureSupervisor(Listener):
             self._health.trouble(kind, None)
         self._frames.mark(Sentinel.LOST)
 
+    def _is_unsteady(self) -> bool:
+        """True for a microphone that was lost too often lately."""
+        many = len(self._losses) == UNSTEADY
+        return many and time.monotonic() - self._losses[0] < UNSTEADY_S
+
     def _trouble(self, trouble: str) -> None:
         """Set the microphone's trouble, and log it once, however often it occurs."""
+        if self._is_unsteady():
+            trouble += (
+                f"; it was lost {UNSTEADY} times within {UNSTEADY_S / 60:.0f} minutes, "
+                "which is told once: check its cable, hub and power supply"
+            )
         self._is_silent = True
         self._health.trouble("microphone", trouble)
         if trouble not in self._logged:

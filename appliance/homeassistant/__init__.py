@@ -17,6 +17,5 @@ if TYPE_CHECKING:
     )
     from appliance.homeassistant.media import MediaPlayers
     from appliance.homeassistant.names import NAMES_FILE
-    from appliance.homeassistant.probe import ProbeResult, probe_home
 
 __getattr__ = lazily(__name__, __file__)

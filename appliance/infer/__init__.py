@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     from appliance.infer.encoder import Backend, CpuEncoder, Encoder
     from appliance.infer.gates import Gates, compression_ratio, is_loop, judge
     from appliance.infer.hailo import device, diagnosis
-    from appliance.infer.hailo.decoder import HailoDecoder, open_on_npu
-    from appliance.infer.hailo.decoder_network import DecoderFiles
     from appliance.infer.hailo.device import find_chip
     from appliance.infer.hailo.diagnosis import NpuError
-    from appliance.infer.hailo.npu import open_npu
+    from appliance.infer.hailo.npu import Npu, open_npu
     from appliance.infer.joining import is_unspaced
     from appliance.infer.languages import choose_languages
     from appliance.infer.mel import log_mel, window_mel

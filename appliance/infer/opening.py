@@ -21,7 +21,6 @@ from appliance.infer.transcriber import Transcriber
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoder
     from appliance.infer.encoder import Backend, Encoder
-    from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.sentences import WordNetwork
     from appliance.infer.tokenizer import Tokenizer
@@ -45,32 +44,24 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
     if lacking := lacking_runtime():
         raise ModelError(lacking)
     from appliance.infer.decoder import Decoder
-    from appliance.infer.hailo.decoder import open_on_npu, refuse_settings
     from appliance.infer.languages import choose_languages, language_tokens
     from appliance.infer.tokenizer import Tokenizer
     from appliance.model import load_bundle
 
     bundle = bundle or load_bundle(settings.model.bundle)
-    chosen, on_npu = settings.decoder, settings.decoder.backend == "hailo"
+    chosen = settings.decoder
     tokenizer = Tokenizer.open(bundle)
-    cpu = Decoder(bundle, chosen.threads)
+    decoder = Decoder(bundle, chosen.threads)
     languages, language = choose_languages(bundle, tokenizer, chosen.language, chosen.languages)
-    cpu.languages = languages
-    phrases, make_phrases, rescorer, search = None, None, None, None
-    encoder: Encoder
-    decoder: Decoder | HailoDecoder = cpu
-    if on_npu:
-        refuse_settings(settings, bundle, languages)
-        encoder, decoder = open_on_npu(bundle, settings.encoder, cpu)
-    else:
-        cpu.known_languages = language_tokens(bundle, tokenizer)
-        spoken = chosen.languages if chosen.language == "auto" and chosen.languages else (language,)
-        make_phrases = _PhraseMaker(settings, bundle, tokenizer, cpu, spoken)
-        phrases = make_phrases.configured()
-        rescorer = _open_rescorer(settings, bundle, tokenizer, cpu)
-        if chosen.beam_size > 1:
-            search = functools.partial(cpu.search, chosen.beam_size)
-        encoder = open_encoder(bundle, settings.encoder)
+    decoder.languages = languages
+    decoder.known_languages = language_tokens(bundle, tokenizer)
+    spoken = chosen.languages if chosen.language == "auto" and chosen.languages else (language,)
+    make_phrases = _PhraseMaker(settings, bundle, tokenizer, decoder, spoken)
+    phrases = make_phrases.configured()
+    rescorer = _open_rescorer(settings, bundle, tokenizer, decoder)
+    several = chosen.beam_size > 1
+    search = functools.partial(decoder.search, chosen.beam_size) if several else None
+    encoder = open_encoder(bundle, settings.encoder)
     gates = fill_gates(settings.gates, bundle)
     if languages:  # others read here which languages may be spoken, and which one if it is one
         single = "" if chosen.language == "auto" else language
@@ -84,7 +75,7 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
         language=language,
         corrections=Corrections(settings.vocabulary.replace),
         search=search,
-        attention=cpu.attention,
+        attention=decoder.attention,
         rescorer=rescorer,
         phrases=phrases,
         make_phrases=make_phrases,

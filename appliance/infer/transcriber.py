@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.config import GateSettings
-from appliance.errors import ConfigError
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio
 from appliance.infer.mel import window_mel
@@ -27,7 +26,6 @@ from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcr
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
     from appliance.infer.encoder import Backend, Encoder
-    from appliance.infer.hailo.decoder import HailoDecoder
     from appliance.infer.phrases import Phrases
     from appliance.infer.runtime import Model
     from appliance.infer.tokenizer import Tokenizer
@@ -37,7 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.infer")
 
 DOUBTFUL = -0.25
-"""Mean log-probability below which a greedy text is doubtful. Half of them are; a search of the
+"""Mean log-probability below which a greedy text is doubtful, as is one without an end, however
+sure: it may be a loop. Half of them are; a search of the
 others changed no count of errors (docs/figures.md)."""
 
 
@@ -133,17 +132,17 @@ class Transcriber(AnyTranscriber):
         self,
         bundle: Bundle,
         encoder: Encoder,
-        decoder: Decoder | HailoDecoder,
+        decoder: Decoder,
         tokenizer: Tokenizer,
         gates: GateSettings,
         *,
         language: str,
         corrections: Corrections,
+        make_phrases: Callable[..., Phrases],
         search: Callable[[Decoded, float, Callable[[], bool]], Decoded] | None = None,
         attention: Callable[[States, Sequence[int]], tuple[NDArray[np.float32], int]] | None = None,
         rescorer: Rescorer | None = None,
         phrases: Phrases | None = None,
-        make_phrases: Callable[..., Phrases] | None = None,
         address: str = "",
     ) -> None:
         """`language` is written if the decoder does not find out. `search` looks for a better text
@@ -231,15 +230,12 @@ class Transcriber(AnyTranscriber):
     def _hear_command(self, best: _Candidate) -> _Candidate:
         """Decode once more behind the address phrase if the text is the phrase alone, and there is
         speech for more: Whisper sometimes ends its text there."""
-        from appliance.infer.decoder import Decoder
         from appliance.infer.sentences import plain
 
         window, text = best.encoded.request.window, best.result.text
         alone = self._address and plain(text) == plain(self._address)
         speech_s = window.speech_end_s - window.start_s
         if not (alone and speech_s > ADDRESS_ALONE_S and self._tokenizer.cased):
-            return best
-        if not isinstance(self.decoder, Decoder):
             return best
         beginning = self._tokenizer.tokenize(f" {text.rstrip('.,!?')},")
         decoded = self.decoder.decode_behind(beginning, best.decoded, window.duration_s)
@@ -250,7 +246,8 @@ class Transcriber(AnyTranscriber):
 
     def _search_better(self, best: _Candidate, pending: Pending) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""
-        if not self._search or best.decoded.avg_logprob >= DOUBTFUL:
+        doubtful = best.decoded.avg_logprob < DOUBTFUL or not best.decoded.ended
+        if not (self._search and doubtful):
             return best
         decoded = self._search(
             best.decoded,
@@ -362,10 +359,8 @@ class Transcriber(AnyTranscriber):
         """Return expected sentences from the tables [phrases] and [slots], `alone`: without the
         built-in ones. Any thread.
 
-        Raises ConfigError, also if this model's decoder cannot use expected sentences.
+        Raises ConfigError.
         """
-        if self._make_phrases is None:
-            raise ConfigError("expected sentences need the decoder on the CPU ([decoder] backend)")
         made = self._make_phrases(table, alone=alone)
         made.set_names(self._home_names)
         return made

@@ -15,6 +15,5 @@ if TYPE_CHECKING:
     from appliance.lab.hailo.export import export_for_hailo
     from appliance.lab.packs import write_pack
     from appliance.lab.recordings import SHIPPED, listed_texts
-    from appliance.lab.xrt import check_pack
 
 __getattr__ = lazily(__name__, __file__)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from appliance.system import one_line
@@ -22,11 +17,7 @@ if TYPE_CHECKING:
 REAP_S = 2.0
 """A killed process that exists for longer hangs in the kernel, and is left alone."""
 PRINTED = 4096
-"""Bytes of a child's output that are kept, from its end."""
-PROGRAM = (
-    "import json, sys; descriptor = int(sys.argv.pop()); sys.path[:] = json.loads(sys.argv.pop()); "
-    "from appliance.lab.child import spawned; spawned(descriptor)"
-)
+"""Bytes of a child's output that are shown, from its end."""
 
 
 class ChildDiedError(Exception):
@@ -56,14 +47,11 @@ class Child:
     The child calls `work(connection, *arguments)`. What it sends on the connection (a
     multiprocessing.connection.Connection), and last what `work` returns, is received here in its
     order. The child has a session of its own, no standard input, the usual SIGINT and SIGTERM, and
-    what it prints comes here, too: `printed`. All of it is killed when the block ends.
+    what it prints is kept in memory. All of it is killed when the block ends.
 
-    start="spawn" begins with a fresh interpreter: `work` is a function of a module (not of the main
-    one, which is not imported there), its arguments are pickled, `environment` is set from its
-    beginning, so that the libraries which read it when they are loaded see it. start="fork" is
-    quick, and only for a process without threads and without libraries that have any. Two pipes and
-    no semaphores, which systemd's sandbox may forbid; and not multiprocessing's own way to spawn,
-    whose resource tracker, 13 MB, stays as long as the parent.
+    start="spawn" begins with a fresh interpreter: `work` is a function of a module, its arguments
+    are pickled, and the libraries that read `environment` when they are loaded see it. start="fork"
+    is quick, and only for a process without threads and without libraries that have any.
     """
 
     def __init__(
@@ -74,40 +62,27 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process. Raises OSError."""
-        from multiprocessing import Pipe
-        from multiprocessing.context import ForkProcess
+        from multiprocessing import get_context
 
-        order = pickle.dumps((work, arguments)) if start == "spawn" else b""
-        self._connection, theirs = Pipe()
-        self._output, output = Pipe(duplex=False)
-        self._printed, self._ended = b"", False
-        self._process: _Interpreter | ForkProcess
+        context = get_context(start)
+        self._connection, theirs = context.Pipe()
+        self._output, self._ended = os.memfd_create("output"), False
+        output = f"/proc/{os.getpid()}/fd/{self._output}"
+        order = theirs, output, work, arguments
+        # typeshed: the base of both contexts has no Process
+        self._process = context.Process(target=_run, args=order, daemon=True)  # type: ignore[attr-defined]
+        before = dict(os.environ)
+        os.environ.update(environment or {})
         try:
-            if start == "spawn":
-                self._process = _Interpreter(theirs, output, environment or {})
-            else:
-                ends = self._connection, self._output
-                self._process = ForkProcess(
-                    target=_fork,
-                    args=(ends, theirs, output, environment or {}, work, arguments),
-                    daemon=True,
-                )
-                self._process.start()
+            self._process.start()
         except BaseException:
             self._connection.close()
-            self._output.close()
+            os.close(self._output)
             raise
         finally:
             theirs.close()
-            output.close()
-        if order:
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self._connection.send_bytes(order)
-
-    @property
-    def printed(self) -> str:
-        """The end of its standard output and standard error."""
-        return self._printed.decode(errors="replace")
+            os.environ.clear()
+            os.environ.update(before)
 
     def receive(self, within_s: float) -> Any:
         """Return the child's next message; the last one is what its function returned.
@@ -115,45 +90,34 @@ class Child:
         Raises TimeoutError after `within_s`, ChildFailedError if the function raised, and
         ChildDiedError if the process ended.
         """
-        from multiprocessing.connection import wait
-
-        deadline_s = time.monotonic() + within_s
-        while True:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            open_ends = [end for end in (self._connection, self._output) if not end.closed]
-            ready = wait(open_ends, left_s)
-            if self._output in ready:
-                self._read_output()
-            if self._connection in ready:
-                try:
-                    message = self._connection.recv()
-                except (EOFError, ConnectionResetError):
-                    raise self._death() from None
-                if isinstance(message, _Failed):
-                    raise ChildFailedError(message)
-                return message
-            if not left_s:
-                raise TimeoutError(f"no answer after {within_s:g} s")
+        if not self._connection.poll(max(0.0, within_s)):
+            raise TimeoutError(f"no answer after {within_s:g} s")
+        try:
+            message = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._death() from None
+        if isinstance(message, _Failed):
+            raise ChildFailedError(message)
+        return message
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-        self._output.close()
         self._end(0.0)
+        os.close(self._output)
 
     def _end(self, wait_s: float) -> None:
         if self._ended:  # its number may be another's by now
             return
         self._ended = True
         self._process.join(wait_s)
-        if self._process.pid:
-            with suppress(OSError):  # it has a group of its own number once it has begun
-                os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(OSError):  # it has a group of its own number once it has begun
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join(REAP_S)
-        if self._process.is_alive():  # or this interpreter waits for a forked one at its own end
+        if self._process.is_alive():  # or this interpreter waits for it at its own end
             from multiprocessing.process import _children  # type: ignore[attr-defined]
 
             _children.discard(self._process)
@@ -161,86 +125,27 @@ class Child:
     def _death(self) -> ChildDiedError:
         self._end(REAP_S)
         status = self._process.exitcode
-        while not self._output.closed and self._output.poll(0):
-            self._read_output()
+        size = os.fstat(self._output).st_size
+        printed = os.pread(self._output, PRINTED, max(0, size - PRINTED)).decode(errors="replace")
         number = max(0, -(status or 0))
         how = f"signal {number}" if number else f"status {status}"
         with suppress(ValueError):  # not every real-time signal has a name, and 0 has none
             how = signal.Signals(number).name
-        return ChildDiedError(how, number, self.printed)
-
-    def _read_output(self) -> None:
-        data = os.read(self._output.fileno(), 1 << 16)
-        self._printed = (self._printed + data)[-PRINTED:]
-        if not data:
-            self._output.close()
+        return ChildDiedError(how, number, printed)
 
 
-class _Interpreter(subprocess.Popen[bytes]):
-    """A fresh interpreter that waits for its function, with the interface of ForkProcess."""
-
-    def __init__(
-        self, theirs: Connection, output: Connection, environment: Mapping[str, str]
-    ) -> None:
-        path = json.dumps([str(Path(__file__).resolve().parents[2]), *sys.path])
-        super().__init__(
-            (sys.executable, "-I", "-B", "-c", PROGRAM, path, str(theirs.fileno())),
-            stdin=subprocess.DEVNULL,
-            stdout=output.fileno(),
-            stderr=output.fileno(),
-            pass_fds=(theirs.fileno(),),
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-
-    @property
-    def exitcode(self) -> int | None:
-        """As Popen's returncode."""
-        return self.returncode
-
-    def is_alive(self) -> bool:
-        """Return False once it has ended."""
-        return self.poll() is None
-
-    def join(self, within_s: float) -> None:
-        """Wait for its end."""
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(within_s)
-
-
-def spawned(descriptor: int) -> None:
-    """Run the child in a fresh interpreter."""
-    from multiprocessing.connection import Connection
-
-    connection = Connection(descriptor)
-    _run(connection, lambda: pickle.loads(connection.recv_bytes()))
-
-
-def _fork(
-    inherited: Iterable[Connection],
-    connection: Connection,
-    output: Connection,
-    environment: Mapping[str, str],
-    *order: object,
+def _run(
+    connection: Connection, output: str, work: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
-    """Run the forked child."""
+    """Run the function in the child and send its result."""
     os.setsid()
-    for end in inherited:
-        end.close()
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    output.close()
-    os.environ.update(environment)
-    _run(connection, lambda: order)
-
-
-def _run(connection: Connection, order: Callable[[], Any]) -> None:
-    """Run the ordered function and send its result."""
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     try:
-        work, arguments = order()
         connection.send(work(connection, *arguments))
     except Exception as error:
         with suppress(OSError):  # the parent may have ended

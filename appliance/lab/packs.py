@@ -1,7 +1,7 @@
-"""Write and read packs: the encoder's weights as blobs for kernels that load them themselves.
+"""Write packs: the encoder's weights as blobs for kernels that load them, as an AMD XDNA's.
 
-An AMD XDNA's kernels through XRT buffers are one example (`xrt` beside this module). A pack is a
-folder with pack.json, which says where each weight lies, and a blob for each part of the encoder:
+A pack is a folder with pack.json, which says where each weight lies, and a blob for each part of
+the encoder:
 
     stem.bin               both convolutions
     positions.bin          the position embedding
@@ -19,9 +19,7 @@ packs all weights have the pack's type.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ from appliance.convert import (
     to_int8,
 )
 from appliance.errors import ModelError
-from appliance.model import drafted, read_json, write_json
+from appliance.model import drafted, write_json
 
 INDEX = "pack.json"
 ALIGNMENT = 64
@@ -57,7 +55,6 @@ LAYER = (
     *("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"),
 )
 """A layer's weights; Whisper's key projection has no bias."""
-FIX = "the pack is damaged: write it again with roomscribe model pack"
 
 Table = dict[str, Any]
 Floats = NDArray[np.float32]
@@ -94,20 +91,6 @@ def _place(shape: tuple[int, ...], dtype: str, offset: int) -> tuple[Table, int]
     return table, -(-(offset + size) // ALIGNMENT) * ALIGNMENT
 
 
-def _make_index(dtype: str, config: WhisperConfig, checkpoint: str, sums: list[str]) -> Table:
-    blobs = zip(lay_out(config, dtype), sums, strict=True)
-    return {
-        "format": "roomscribe pack",
-        "schema": 1,
-        "dtype": dtype,
-        "byte_order": "little",
-        "alignment": ALIGNMENT,
-        "checkpoint_sha256": checkpoint,
-        "config": asdict(config),
-        "blobs": [blob | {"sha256": found} for blob, found in blobs],
-    }
-
-
 def narrow(values: Floats, dtype: str) -> tuple[list[NDArray[Any]], Floats]:
     """Return the arrays to store for `values`, and the numbers that they stand for. Raises
     ModelError if one does not fit."""
@@ -126,14 +109,15 @@ def narrow(values: Floats, dtype: str) -> tuple[list[NDArray[Any]], Floats]:
 
 
 def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> Table:
-    """Write the pack folder `out`, whole or not at all; a pack that is there is replaced.
+    """Write the pack folder `out`, whole or not at all.
 
     Returns sizes in bytes, and each weight's errors: the largest, and the root mean square of all
     over that of the weight. Raises ModelError for a weight that does not fit the type, for a target
-    that is no pack, and where there is no room.
+    that exists, and where there is no room.
     """
     out = out.absolute()
-    _check_target(out)
+    if out.exists():
+        raise ModelError(f"{out}: expected nothing there, found something; move it away")
     blobs, sums, tensors = lay_out(checkpoint.config, dtype), list[str](), list[Table]()
     with drafted(out, "a pack") as draft:
         for blob in blobs:
@@ -154,75 +138,16 @@ def write_pack(checkpoint: Checkpoint, out: Path, dtype: str) -> Table:
                 tensors.append({"name": tensor["name"], "dtype": tensor["dtype"]} | errors)
             (draft / blob["file"]).write_bytes(data)
             sums.append(hashlib.sha256(data).hexdigest())
-        index = _make_index(dtype, checkpoint.config, checkpoint.sha256, sums)
+        index = {
+            "format": "roomscribe pack",
+            "schema": 1,
+            "dtype": dtype,
+            "byte_order": "little",
+            "alignment": ALIGNMENT,
+            "checkpoint_sha256": checkpoint.sha256,
+            "config": asdict(checkpoint.config),
+            "blobs": [blob | {"sha256": found} for blob, found in zip(blobs, sums, strict=True)],
+        }
         write_json(draft / INDEX, index, indent=1)
     size = sum(blob["size"] for blob in blobs)
     return {"folder": str(out), "dtype": dtype, "size": size, "tensors": tensors}
-
-
-def _check_target(out: Path) -> None:
-    """Raise ModelError if writing to `out` would take away anything but a pack."""
-    if not out.exists():
-        return
-    try:
-        names = {INDEX, *(blob["file"] for blob in _read_index(out)["blobs"])}
-        foreign = sorted(file.name for file in out.iterdir() if file.name not in names)
-    except (ModelError, OSError):
-        foreign = [out.name]
-    if foreign:
-        raise ModelError(
-            f"{out}: expected a pack to replace or nothing, found something else "
-            f"({foreign[0]}); move it away"
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pack:
-    """A verified pack folder."""
-
-    folder: Path
-    dtype: str
-    blobs: Mapping[str, NDArray[np.uint8]]
-    """Each blob by its file's name, a read-only map of the file."""
-
-    @property
-    def size(self) -> int:
-        """Of all blobs, bytes."""
-        return sum(len(blob) for blob in self.blobs.values())
-
-
-def read_pack(folder: Path) -> Pack:
-    """Return the pack in a folder, with every offset, size, shape and checksum verified.
-
-    Raises ModelError naming file, what was expected, what was found and what to do.
-    """
-    index, blobs = _read_index(folder), {}
-    for blob in index["blobs"]:
-        file = folder / blob["file"]
-        try:
-            data = blobs[file.name] = np.memmap(file, np.uint8, "r")
-        except (OSError, ValueError) as error:  # ValueError: empty
-            raise ModelError(f"{file}: expected a readable file, found: {error}; {FIX}") from error
-        if (found := hashlib.sha256(data.data).hexdigest()) != blob["sha256"]:
-            raise ModelError(f"{file}: expected the SHA-256 {blob['sha256']}, found {found}; {FIX}")
-    return Pack(folder, index["dtype"], blobs)
-
-
-def _read_index(folder: Path) -> Table:
-    """Return pack.json, if every value of it is as `write_pack` writes it for these sizes and this
-    type. Raises ModelError."""
-    file = folder / INDEX
-    found = read_json(file)
-    try:
-        config = WhisperConfig(**found["config"])
-        sums = [str(blob["sha256"]) for blob in found["blobs"]]
-        if config.encoder_layers + 3 != len(sums):
-            raise ValueError("sizes that do not fit")
-        index = _make_index(found["dtype"], config, str(found["checkpoint_sha256"]), sums)
-        if json.dumps(index) != json.dumps(found):
-            raise ValueError("values that do not fit")
-    except (LookupError, TypeError, ValueError, ArithmeticError):
-        raise ModelError(
-            f"{file}: expected the index of a pack as it was written, found a changed one; {FIX}"
-        ) from None
-    return index

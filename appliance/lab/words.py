@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from appliance.capture import Framer, Recording, Segmenter, VoiceDetector
+from appliance.capture import Framer, JoiningSegmenter, Recording, Segmenter, VoiceDetector
 from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.infer import Gates, Request, Transcriber, is_loop
@@ -111,7 +111,7 @@ class ProductRecogniser:
         encoder, tokens = "", 0
         encoder_s = decoder_s = 0.0
         begun_s = time.process_time()
-        for window in cut_windows(samples, settings, self._window_s):
+        for window in cut_windows(samples, settings, self._window_s, join=self._search):
             started_s = time.process_time()
             encoded = transcriber.begin(Request(window, search=self._search))
             encoded_s = time.process_time()
@@ -130,9 +130,13 @@ class ProductRecogniser:
         return Recognised(" ".join(texts), loops, discarded, *times, encoder, tokens)
 
 
-def cut_windows(samples: Samples, settings: Settings, window_s: float) -> list[Window]:
-    """Return the windows of at most `window_s` that the microphone's path makes of a sound."""
-    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
+def cut_windows(
+    samples: Samples, settings: Settings, window_s: float, *, join: bool = False
+) -> list[Window]:
+    """Return the windows of at most `window_s` that the microphone's path makes of a sound;
+    `join`: that a file's does."""
+    kind = JoiningSegmenter if join else Segmenter
+    segmenter = kind(VoiceDetector(settings.voice), settings.segmenter, window_s)
     framer = Framer()
     frames = [*framer.push(samples, 0.0), *framer.rest(len(samples) / SAMPLE_RATE)]
     found = [window for frame in frames for window in segmenter.push(frame)]

@@ -39,13 +39,6 @@ SILENCE_FILE = "silence.bin"
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, SILENCE_FILE, VOCABULARY_FILE)
 HEF_FILE, HEF_MAGIC = "encoder.hef", b"\x01HEF"
 CHIP_NAMES = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
-DECODER_FILES = DECODER_HEF, TOKEN_TABLE, PLACE_TABLE = (
-    "decoder.hef",
-    "token_embedding_weight.npy",
-    "onnx_add_input.npy",
-)
-"""Hailo's decoder: its HEF, and the two tables, named as in Hailo's store, from which the host
-makes the network's input."""
 QUANTIZE = ("none", "int8")
 """none: all weights are float32, and the graphs compute exactly what the checkpoint does. int8: the
 matrices and the token embedding have 8 bits, the other weights float16; activations float32."""

@@ -1,5 +1,5 @@
 """Announces the server to the network, so that Home Assistant finds it by itself (DNS-SD over
-multicast DNS, `_wyoming._tcp`).
+multicast DNS, `_wyoming._tcp`), or, in a Home Assistant app, to the supervisor.
 
 avahi-daemon gets the announcement over D-Bus. This needs no rights, works within the unit's
 sandbox, and ends with the process. A file in /etc/avahi/services would need root and would announce
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ CLOSE_WITHIN_S = 0.7
 """Longest wait for the end of the connection to D-Bus."""
 AGAIN_S = 10.0
 """Between two attempts."""
+TOKEN = "SUPERVISOR_TOKEN"
+"""Environment variable that a Home Assistant app has from the supervisor."""
+SUPERVISOR = ("supervisor", 80)
 
 
 class _NoAvahiError(Exception):
@@ -67,6 +72,39 @@ async def advertise(
             f"the Wyoming server is not announced: {why}, or type {own_address()}, port {port}, in "
             "Home Assistant"
         )
+        await asyncio.sleep(again_s)
+
+
+async def offer_to_supervisor(
+    port: int,
+    report: Callable[[str], None],
+    *,
+    supervisor: tuple[str, int] = SUPERVISOR,
+    again_s: float = AGAIN_S,
+) -> None:
+    """Tell Home Assistant's supervisor where this app's server listens; Home Assistant offers it.
+
+    A supervisor that refuses or does not answer is told again after `again_s`. `report` gets the
+    reason; "" once it has accepted. The request is that of supervisor/api/discovery.py.
+    """
+    config = {"uri": f"tcp://{socket.gethostname()}:{port}"}
+    body = json.dumps({"service": "wyoming", "config": config}).encode()
+    head = (
+        f"POST /discovery HTTP/1.0\r\nHost: {supervisor[0]}\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {os.environ.get(TOKEN, '')}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    while True:
+        why = "it did not answer"
+        with suppress(OSError, ValueError):
+            async with asyncio.timeout(WITHIN_S):
+                reader, writer = await asyncio.open_connection(*supervisor)
+                with closing(writer):
+                    writer.write(head.encode() + body)
+                    _, _, status = (await reader.readline()).decode("ascii").strip().partition(" ")
+                    why = "" if status.startswith("200") else f"it answered {status!r}"
+        report(why and f"Home Assistant's supervisor does not offer the Wyoming server: {why}")
+        if not why:
+            return
         await asyncio.sleep(again_s)
 
 

@@ -2,7 +2,8 @@
 
 The sound is resampled to 16 kHz mono, cut into windows by a segmenter of its own, and transcribed
 while more of it arrives. A window that is likely to be the last one (0.2 s of silence) is
-transcribed speculatively, so that its text is ready when the sound ends. The same gates apply.
+transcribed speculatively, so that its text is ready when the sound ends. In sound that was recorded
+before, utterances are joined instead (`JoiningSegmenter`). The same gates apply.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture import Framer, Resampler, Segmenter, VoiceDetector
+from appliance.capture import Framer, JoiningSegmenter, Resampler, VoiceDetector
 from appliance.config import GateSettings, SegmenterSettings
 from appliance.infer import Gates, Model, Pending, Request, Submit, is_unspaced
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
 
 LONGEST_S, LONGEST_FILE_S = 60.0, 3600.0
 """Longest sound of a request, and of one that the page sends."""
+RECORDED = 2.0
+"""Sound that arrives this many times as fast as it is spoken was recorded before: nobody waits for
+a part of its text. A satellite's own beginning is soon behind."""
 WAITING = 2
 """Windows of one request that wait at most; further sound waits in the network."""
 FRAMES_AT_ONCE = 8
@@ -194,12 +198,13 @@ class TranscriptionRequest:
         segmenter: SegmenterSettings,
         *,
         hints: Hints = NO_HINTS,
-        longest_s: float = LONGEST_S,
+        is_file: bool = False,
     ) -> None:
+        """`is_file`: for sound that the page sends."""
         self.form = form
         self._hooks, self._gates = hooks, Gates(hooks.gates)
-        self._hints, self._longest_s = hints, longest_s
-        self._segmenter = Segmenter(detector, segmenter, hooks.model().window_s)
+        self._hints, self._is_file = hints, is_file
+        self._segmenter = JoiningSegmenter(detector, segmenter, hooks.model().window_s)
         self._speculate = segmenter.speculate
         self._resampler, self._framer = Resampler(form.rate), Framer()
         self._rest = b""
@@ -222,9 +227,10 @@ class TranscriptionRequest:
         whole = len(sound) - len(sound) % size
         self._rest = sound[whole:]
         self._received += whole // size
-        if self._received > self._longest_s * self.form.rate:
+        longest_s = LONGEST_FILE_S if self._is_file else LONGEST_S
+        if self._received > longest_s * self.form.rate:
             raise RequestError(
-                "bad_sound", f"expected at most {self._longest_s:g} s of sound, found more"
+                "bad_sound", f"expected at most {longest_s:g} s of sound, found more"
             )
         await self._resample(self.form.read(sound[:whole]))
 
@@ -261,10 +267,12 @@ class TranscriptionRequest:
     async def _segment(self, frames: Iterator[Frame]) -> None:
         """Cut frames into windows and have them transcribed; let other requests take turns."""
         for number, frame in enumerate(frames, 1):
+            ahead_s, passed_s = frame.end_s - self._began_s, time.monotonic() - self._began_s
+            self._segmenter.joins = self._is_file or ahead_s > RECORDED * passed_s
             found = self._segmenter.push(frame)
             if found:
                 await self._transcribe(found)
-            elif self._speculate:
+            elif self._speculate and not self._segmenter.joins:
                 self._transcribe_ahead()
             if number % FRAMES_AT_ONCE == 0:
                 await self._give_way(frame.end_s)

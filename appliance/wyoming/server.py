@@ -43,7 +43,6 @@ from appliance.wyoming.port import (
 from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack
 from appliance.wyoming.request import (
     LONGEST_FILE_S,
-    LONGEST_S,
     Hints,
     Hooks,
     RequestError,
@@ -378,7 +377,7 @@ class ClientConnection:
             replace(server.hooks, keep=None) if self.is_local else server.hooks,
             server.settings.segmenter,
             hints=self._hints,
-            longest_s=LONGEST_FILE_S if self.is_local else LONGEST_S,
+            is_file=self.is_local,
         )
         self._known_sound = b"" if form == SoundFormat(SAMPLE_RATE, 2, 1) else None
         return self._request

@@ -54,21 +54,6 @@ def keeps_what_waits(box: Container) -> str:
     return ""
 
 
-def hears_streams(box: Container) -> str:
-    """A sound server's source, which a program reads, is a microphone in the unit's sandbox."""
-    client = "/etc/pulse/client.conf.d/test.conf"
-    box.run(f"cp -p {CONFIG} /root/kept")
-    box.run(f"echo 'default-server = unix:/run/fakemic/native' > {client}")
-    box.run(f"printf '[capture]\\ndevice = \"pulse:fakemic.monitor\"\\n' > {CONFIG}")
-    box.run("systemctl restart roomscribe")
-    box.wait("listening to the source", lambda: listens(box), 20)
-    time.sleep(2)
-    hears(box)
-    box.run(f"rm {client}; cp -p /root/kept {CONFIG}; systemctl restart roomscribe")
-    box.wait("listening again", lambda: listens(box), 20)
-    return ""
-
-
 def opens_its_port(box: Container) -> str:
     """With [wyoming] enabled the unit may listen on its port only, otherwise on none.
     (scripts/test-vm checks that the kernel enforces it, which it may not do in a container.)"""

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import difflib
 import http.client
-import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from rigs.supervisor import TOKEN, Supervisor
 
 WORK = Path("/mnt")
 USER = 10300
-PASSWORD, TOKEN = "sesame", "supervisors-token"
+PASSWORD = "sesame"
+BROKER = {
+    "host": "127.0.0.1", "port": 1883, "ssl": False, "username": "roomscribe",
+    "password": PASSWORD, "protocol": "3.1.1", "addon": "core_mosquitto",
+}  # fmt: skip
 INGRESS = "172.30.32.2"
 NODE = "kitchen"
 SPOKEN = "26.flac"
@@ -216,14 +221,8 @@ def check_container(image: str, microphone: Microphone, heard: Path) -> None:
     (settings / "roomscribe.toml").write_text(CONFIG)
     podman("secret", "create", "mqtt-password", "-", given=PASSWORD)
     run = (
-        *(
-            "run",
-            *STRICT,
-            "-v",
-            "state:/var/lib/roomscribe",
-            "-v",
-            f"{settings}:/etc/roomscribe:ro",
-        ),
+        *("run", *STRICT, "-v", "state:/var/lib/roomscribe"),
+        *("-v", f"{settings}:/etc/roomscribe:ro"),
         *("-v", "/mnt/sound:/sound", "--secret", f"mqtt-password,uid={USER},mode=0400"),
     )
     podman(*run, "-d", "--name", "room", image)
@@ -255,58 +254,33 @@ def check_container(image: str, microphone: Microphone, heard: Path) -> None:
     report("a wrong configuration ends it with status 78")
 
 
-class Supervisor(http.server.BaseHTTPRequestHandler):
-    """The supervisor's answer about the broker."""
-
-    def do_GET(self) -> None:
-        """Answer an app that has its token."""
-        right = self.path == "/services/mqtt" and self.headers["Authorization"] == f"Bearer {TOKEN}"
-        data: dict[str, Any] = {
-            "host": "127.0.0.1", "port": 1883, "ssl": False, "username": "roomscribe",
-            "password": PASSWORD, "protocol": "3.1.1", "addon": "core_mosquitto",
-        }  # fmt: skip
-        self.send_response(200 if right else 400)
-        self.end_headers()
-        self.wfile.write(json.dumps({"result": "ok", "data": data}).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
 def check_app(image: str, microphone: Microphone, heard: Path) -> None:
     """The image as Home Assistant's supervisor runs the app: as root, with /data and a token."""
-    server = http.server.HTTPServer(("127.0.0.1", 80), Supervisor)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = Supervisor(BROKER, port=80)
+    server.__enter__()
     subprocess.run(["ip", "address", "add", f"{INGRESS}/32", "dev", "lo"], check=True)
     data = WORK / "data"
     data.mkdir()
     options = {
         "node": NODE, "words": [], "home_names": True, "retention_days": 7, "log_level": "info",
+        "wyoming": True,
         "microphone": f"pipe:///sound/microphone?sampleformat={RATE_HZ}:16:1",
     }  # fmt: skip
     (data / "options.json").write_text(json.dumps(options))
     podman(
-        *(
-            "run",
-            "-d",
-            "--name",
-            "app",
-            "--user",
-            "0",
-            "--network",
-            "host",
-            "--cgroups",
-            "disabled",
-        ),
+        *("run", "-d", "--name", "app", "--network", "host", "--cgroups", "disabled"),
         *("--log-driver", "k8s-file", "--add-host", "supervisor:127.0.0.1"),
-        *("-e", f"SUPERVISOR_TOKEN={TOKEN}", "-e", "STATE_DIRECTORY=/data/roomscribe"),
-        *("-e", "ROOMSCRIBE_MODELS=/data/roomscribe/models", "-v", f"{data}:/data"),
-        *("-v", "/mnt/sound:/sound", image, "container", "run", "--home-assistant", "/data"),
-    )
+        *("-e", f"SUPERVISOR_TOKEN={TOKEN}", "-v", f"{data}:/data"),
+        *("-v", "/mnt/sound:/sound", image),
+    )  # fmt: skip
     hears("app", microphone, heard)
     owner = (data / "roomscribe/roomscribe.db").stat().st_uid
     expect(owner, USER, "the owner of the log")
     report("as a Home Assistant app it finds the broker and leaves root")
+    wait("the offer of the Wyoming server", lambda: server.told)
+    config = {"uri": f"tcp://{socket.gethostname()}:10300"}
+    expect(server.told[0], {"service": "wyoming", "config": config}, "the offer")
+    report("it tells the supervisor where its Wyoming server listens")
     user = {"X-Ingress-Path": "/api/hassio_ingress/x", "X-Remote-User-Id": "1", "Host": "house"}
     expect(status_of("/api/session", INGRESS, user), 200, "ingress")
     expect(status_of("/api/session", headers=user), 421, "another address")
@@ -323,8 +297,10 @@ def report(what: str) -> None:
 def main() -> int:
     """Run all checks; return the exit status."""
     begun_s = time.monotonic()
-    podman("load", "-i", "/mnt/image.oci.tar")
-    (image,) = podman("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines()
+    for file in sorted(WORK.glob("*.oci.tar")):
+        podman("load", "-i", str(file))
+        file.unlink()
+    app, image = sorted(podman("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines())
     found = json.loads(podman("image", "inspect", image))[0]
     print(f"test-image: {image}, {found['Architecture']}, {found['Size'] / 1e6:.0f} MB unpacked")
     parser = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", f"{WORK}/apparmor.txt"]
@@ -334,7 +310,7 @@ def main() -> int:
     with broker() as heard:
         try:
             check_container(image, microphone, heard)
-            check_app(image, microphone, heard)
+            check_app(app, microphone, heard)
         except CheckError as error:
             print(f"test-image: FAILED: {error}")
             for name in ("room", "app"):

@@ -1,4 +1,4 @@
-"""Draw the icons of the installed page as PNG: icon.svg at the sizes of the manifest.
+"""Draw the icons of the installed page and of the Home Assistant app as PNG, after icon.svg.
 
 PYTHONPATH=tests:scripts .venv/bin/python -m generate.icons
 """
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from rigs.checkout import ROOT
 
 FOLDER = ROOT / "appliance" / "web" / "page" / "app"
+APP = ROOT / "homeassistant" / "roomscribe"
+LOGO = (250, 100)
+"""Width and height of the app's logo."""
 SIDE, ROUND, HALF_STROKE = 32.0, 8.0, 1.5
 """Of icon.svg, in its units: the side of the square, its corners' radius, half a bar's width."""
 BARS = ((7.0, 14.0, 18.0), (12.5, 9.0, 23.0), (18.0, 12.0, 20.0), (23.5, 14.5, 17.5))
@@ -81,6 +84,10 @@ def icons() -> Iterator[tuple[Path, Image]]:
     yield FOLDER / "icon-192.png", draw(192)
     yield FOLDER / "icon-512.png", draw(512)
     yield FOLDER / "icon-maskable-512.png", draw(512, maskable=True)
+    yield APP / "icon.png", draw(128)
+    width, height = LOGO
+    side = (width - height) // 2
+    yield APP / "logo.png", np.pad(draw(height), ((0, 0), (side, side), (0, 0)))
 
 
 if __name__ == "__main__":

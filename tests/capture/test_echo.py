@@ -131,9 +131,9 @@ def test_after_a_pause_of_our_own_loudspeaker_its_first_sound_is_removed() -> No
     for at in range(0, len(samples), FRAME_SAMPLES):
         if at in starts:
             buffer.restart(resumed=True)
-        for start, sound in starts.items():
+        for start, known in starts.items():
             if start <= at < start + length:
-                part = sound[at - start : at - start + FRAME_SAMPLES]
+                part = known[at - start : at - start + FRAME_SAMPLES]
                 buffer.push(part, BEGAN_S + (at + len(part)) / SAMPLE_RATE)
         for frame in framer.push(samples[at : at + FRAME_SAMPLES], BEGAN_S + at / SAMPLE_RATE):
             after += canceller.push(frame)

@@ -13,7 +13,7 @@ from rigs.records import differences
 from appliance.capture import endpoint
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.loudness import is_clipped
-from appliance.capture.segmenter import Segmenter
+from appliance.capture.segmenter import JoiningSegmenter, Segmenter
 from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
@@ -53,9 +53,14 @@ def silence(frames: int) -> list[Samples]:
 class Room:
     """Feeds a segmenter and keeps what it gives."""
 
-    def __init__(self, window_s: float = 10.0, settings: SegmenterSettings | None = None) -> None:
+    def __init__(
+        self,
+        window_s: float = 10.0,
+        settings: SegmenterSettings | None = None,
+        kind: type[Segmenter] = Segmenter,
+    ) -> None:
         self.voice = FakeVoice()
-        self.segmenter = Segmenter(self.voice, settings or SegmenterSettings(), window_s)
+        self.segmenter = kind(self.voice, settings or SegmenterSettings(), window_s)
         self.found: list[Window | Discarded] = []
         self.now_s = 0.0
 
@@ -442,3 +447,43 @@ def test_speech_ends_where_only_the_loudspeakers_go_on() -> None:
     (window,) = heard_with_reference(lambda number: number >= 25)
     assert isinstance(window, Window)
     assert window.speech_end_s == pytest.approx(25 * FRAME_S, abs=0.01)
+
+
+def test_of_a_file_utterances_that_fit_are_one_window_with_their_pauses() -> None:
+    parts = silence(100), speech(60), silence(50), speech(30), silence(25), speech(20), silence(9)
+    apart, joined = Room().hear(*parts), Room(kind=JoiningSegmenter).hear(*parts)
+    assert joined.found == []
+    apart.found += apart.segmenter.flush()
+    joined.found += joined.segmenter.flush()
+    first, *_, last = apart.windows()
+    (window,) = joined.windows()
+    sound = np.concatenate([samples for part in parts for samples in part])
+    begin = round(window.start_s * SAMPLE_RATE)
+    assert np.array_equal(window.samples, sound[begin : begin + len(window.samples)])
+    assert (window.start_s, window.speech_end_s) == (first.start_s, last.speech_end_s)
+    assert window.duration_s == pytest.approx(last.start_s + last.duration_s - first.start_s)
+    assert window.voiced_s == pytest.approx(sum(one.voiced_s for one in apart.windows()))
+    assert (window.index, window.last) == (1, True)
+
+
+def test_of_a_file_what_does_not_fit_is_a_window_of_its_own() -> None:
+    parts = silence(30), speech(150), silence(50), speech(150), silence(50), speech(100)
+    room = Room(kind=JoiningSegmenter).hear(*parts, silence(30), speech(380), silence(40))
+    first, second, *cut = room.windows()
+    assert second.duration_s == pytest.approx(9.69)
+    assert first.start_s + first.duration_s < second.start_s < cut[0].start_s
+    assert [(one.index, one.last) for one in cut] == [(1, False)]
+    room.found = room.segmenter.flush()
+    (rest,) = room.windows()
+    assert (rest.utterance_id, rest.index, rest.last) == (cut[0].utterance_id, 2, True)
+
+
+def test_nothing_is_held_back_while_somebody_waits_for_it() -> None:
+    room = Room(kind=JoiningSegmenter).hear(speech(30), silence(30))
+    assert room.found == []
+    assert isinstance(room.segmenter, JoiningSegmenter)
+    room.segmenter.joins = False
+    room.hear(silence(1))
+    assert len(room.windows()) == 1
+    room.hear(speech(30), silence(20))
+    assert len(room.windows()) == 2

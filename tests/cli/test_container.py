@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import http.server
 import json
 import os
 import shutil
@@ -13,16 +12,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rigs.checkout import environment as environment_of
 from rigs.command import errors, is_gone, roomscribe, start
 from rigs.daemon import write_config
+from rigs.supervisor import TOKEN, Supervisor
 from rigs.waiting import PATIENCE_S, until
 
 from appliance.cli import container
@@ -31,7 +29,6 @@ from appliance.config import load
 from appliance.errors import ConfigError
 
 READY_S = 40.0
-TOKEN = "supervisors-token"
 
 
 def children(pid: int) -> dict[str, int]:
@@ -138,31 +135,14 @@ def test_a_container_without_a_daemon_is_not_healthy(tmp_path: Path) -> None:
     assert errors(done)[0].startswith("roomscribe: the daemon is not running")
 
 
-class _Supervisor(http.server.BaseHTTPRequestHandler):
-    """Home Assistant's supervisor, as an app sees it."""
-
-    broker: dict[str, Any] | None = None
-
-    def do_GET(self) -> None:
-        known = self.broker is not None and self.headers["Authorization"] == f"Bearer {TOKEN}"
-        self.send_response(200 if known and self.path == "/services/mqtt" else 400)
-        self.end_headers()
-        self.wfile.write(json.dumps({"result": "ok", "data": self.broker}).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     monkeypatch.setenv("SUPERVISOR_TOKEN", TOKEN)
-    with http.server.HTTPServer(("127.0.0.1", 0), _Supervisor) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with Supervisor() as server:
+        yield server
 
 
-def made(folder: Path, supervisor: str, options: object, own: str = "") -> Path:
+def made(folder: Path, supervisor: Supervisor, options: object, own: str = "") -> Path:
     """Return the configuration that is made from the options."""
     private = folder / "private"
     private.mkdir(exist_ok=True)
@@ -171,14 +151,14 @@ def made(folder: Path, supervisor: str, options: object, own: str = "") -> Path:
     )
     (folder / "own.toml").write_text(own, encoding="utf-8")
     state = folder / "state"
-    return write_app_config(folder, private, state, supervisor, folder / "own.toml")
+    return write_app_config(folder, private, state, supervisor.url, folder / "own.toml")
 
 
 def test_options_and_the_supervisors_broker_become_the_configuration(
-    tmp_path: Path, supervisor: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, supervisor: Supervisor
 ) -> None:
     broker = {"host": "core-mosquitto", "port": 1883, "ssl": False, "username": "addons"}
-    monkeypatch.setattr(_Supervisor, "broker", {**broker, "password": "secret", "protocol": "5"})
+    supervisor.broker = {**broker, "password": "secret", "protocol": "5"}
     options = {"node": "kitchen", "microphone": "pulse:", "words": ["Priscilla"], "area": ""}
     own = (
         '# mine\n[segmenter]\nearly_ms = 0\n[appliance]\nnode = "mine"\n[vocabulary]\nboost = 2.0\n'
@@ -191,7 +171,7 @@ def test_options_and_the_supervisors_broker_become_the_configuration(
     assert (found.mqtt.host, found.mqtt.username) == ("core-mosquitto", "addons")
     assert Path(found.mqtt.password_file).read_text() == "secret\n"
     assert (found.web.listen, found.web.ingress) == ("0.0.0.0", INGRESS)
-    assert found.homeassistant.url == f"{supervisor}/core"
+    assert found.homeassistant.url == f"{supervisor.url}/core"
     assert Path(found.homeassistant.token_file).read_text() == f"{TOKEN}\n"
     assert found.assist.phrase == "computer"
     for secret in file.parent.iterdir():
@@ -200,7 +180,7 @@ def test_options_and_the_supervisors_broker_become_the_configuration(
 
 
 def test_without_a_broker_the_app_still_keeps_its_log(
-    tmp_path: Path, supervisor: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = load(made(tmp_path, supervisor, {"home_names": False}))
     assert not found.mqtt.enabled
@@ -209,7 +189,7 @@ def test_without_a_broker_the_app_still_keeps_its_log(
 
 
 def test_a_broker_in_the_options_is_used_in_place_of_the_supervisors(
-    tmp_path: Path, supervisor: str
+    tmp_path: Path, supervisor: Supervisor
 ) -> None:
     own = {"mqtt_host": "nas.lan", "mqtt_port": 1884, "mqtt_username": "me", "mqtt_password": "p"}
     found = load(made(tmp_path, supervisor, own)).mqtt
@@ -226,7 +206,7 @@ def test_a_broker_in_the_options_is_used_in_place_of_the_supervisors(
     ],
 )
 def test_wrong_options_are_one_clear_line(
-    tmp_path: Path, supervisor: str, options: str, own: str, message: str
+    tmp_path: Path, supervisor: Supervisor, options: str, own: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         made(tmp_path, supervisor, options, own)

@@ -53,7 +53,7 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "container run": lambda _folder: ("--no-such-option",),
     "container check": lambda _folder: (),
     "benchmark": lambda folder: ("--checkpoint", folder / "nothing"),
-    "doctor": lambda folder: ("--recordings", folder / "nothing"),
+    "doctor": lambda folder: ("--report", folder / "nothing" / "report"),
 }
 """Every command with arguments that soon end it, well or not, in a folder with `talk.flac`."""
 ODD = os.fsdecode(b"k\xfcche")

@@ -14,22 +14,17 @@ from pathlib import Path
 import pytest
 from rigs import bare
 from rigs.checkout import ROOT
-from rigs.command import ANOTHER_USER, OBEYING_MODES, errors, roomscribe, start
+from rigs.command import OBEYING_MODES, errors, roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
 from rigs.engine import served
 from rigs.nats import NatsServer
-from rigs.needs import needs_fleet, needs_root
+from rigs.needs import needs_fleet
 from rigs.terminal import Terminal
 from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import free_port
 
-from appliance.cli.doctor import fleet as doctor
-from appliance.cli.doctor.main import look
-from appliance.cli.doctor.outcome import Surroundings
-from appliance.cli.fleet import invite
 from appliance.cli.fleet.provisioning import PATHS, STATE
 from appliance.cli.main import main
-from appliance.config import DEFAULT_PATH, load
 
 pytestmark = needs_fleet
 
@@ -111,7 +106,7 @@ def test_a_server_is_set_up_and_boxes_join_with_one_line_each(tmp_path: Path) ->
         assert "does not know this user or password" in errors(shut)[0]
 
 
-def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> None:
+def test_a_worker_that_runs_is_seen(tmp_path: Path) -> None:
     with house(tmp_path) as (attic, server):
         (code,) = invited(attic, server, "kitchen")
         kitchen = box(tmp_path / "kitchen")
@@ -126,8 +121,6 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
         (tmp_path / "run").mkdir()
         with daemon(worker, environment=runtime):
             until(lambda: not roomscribe("fleet", "status", "--config", kitchen).returncode)
-            around = Surroundings(load(kitchen))
-            assert [look(one, around).status for one in doctor.CHECKS] == ["ok"]
             own = roomscribe("fleet", "status", "--config", worker, environment=runtime)
             assert "attic                tiny.en, " in own.stdout
             (code,) = invited(worker, server, "attic")
@@ -136,10 +129,7 @@ def test_a_worker_that_runs_is_seen_and_all_checks_are_well(tmp_path: Path) -> N
             )
             assert "written, and the daemon reads it" in again.stdout, again.stderr
             assert "password" not in log_of(worker)
-        refused = [one for one in server.log().splitlines() if "Violation" in one]
-        # the worker needs no more than it may; the doctor tried
-        assert not [one for one in refused if 'User "attic"' in one]
-        assert [one for one in refused if 'User "kitchen"' in one]
+        assert "Violation" not in server.log(), "nobody needs more than it may"
 
 
 def test_a_machine_of_a_fleet_becomes_no_second_server(tmp_path: Path) -> None:
@@ -288,20 +278,3 @@ def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
         done = roomscribe("fleet", *typed, "--config", config, wrapper=OBEYING_MODES)
         assert done.returncode == 78
         assert "run this with sudo" in errors(done)[0]
-
-
-@needs_root("running as another user")
-def test_who_may_not_read_the_credential_is_told_to_use_sudo(tmp_path: Path) -> None:
-    secret = tmp_path / "credential"
-    secret.touch(mode=0o600)
-    config = write_config(tmp_path, fleet={"role": "satellite", "credential": str(secret)})
-    done = roomscribe("fleet", "status", "--config", config, wrapper=ANOTHER_USER)
-    assert (done.returncode, done.stdout) == (78, "")
-    assert errors(done)[0].endswith("only the daemon may read it; run this with sudo")
-
-
-def test_a_server_of_somebody_elses_is_not_taken_over() -> None:
-    assert invite.DEFAULT_LINE.fullmatch("host: 127.0.0.1")
-    assert invite.DEFAULT_LINE.fullmatch("port: 4222")
-    assert not invite.DEFAULT_LINE.fullmatch("jetstream { store_dir: /data }")
-    assert Path("/etc/roomscribe/roomscribe.toml") == DEFAULT_PATH

@@ -1,11 +1,7 @@
-"""`roomscribe model ...` as its user types it, against a hub on this machine.
-
-`roomscribe model add tiny --hef hailo8 --npu-decoder`, against a store on this machine.
-"""
+"""`roomscribe model ...` as its user types it, against a hub on this machine."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -19,24 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from rigs.checkout import ROOT, SPEECH
 from rigs.command import OBEYING_MODES, errors, roomscribe
 from rigs.ctranslate2_folder import write_ctranslate2
-from rigs.hailo_simulator.control import Simulator, write_decoder_hef
 from rigs.hailo_simulator.hef_files import write_hef
 from rigs.hub import Fault, LocalHub, local_hub
 from rigs.models import SMALL_SHAPE, random_weights, sized, write_checkpoint
 from rigs.needs import needs_root
 from rigs.waiting import PATIENCE_S
-
-from appliance.config import EncoderSettings
-from appliance.convert.checkpoint import load_checkpoint
-from appliance.infer.decoder import Decoder
-from appliance.infer.hailo.decoder import open_on_npu
-from appliance.infer.hailo.decoder_network import DecoderFiles
-from appliance.lab.hailo.graphs import write_hailo_decoder
-from appliance.model.bundle import load_bundle
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
 EDGES = ((1, 1000, 80), (1, 500, 16))
@@ -498,137 +484,3 @@ def test_a_checkpoint_of_transformers_5_becomes_a_model(desk: Desk) -> None:
                 if (name == "vocabulary.json")
                 else old.read_bytes() == new.read_bytes()
             )
-
-
-ADD = ("add", "tiny", "--hef", "hailo8", "--npu-decoder")
-LENGTH = 32
-H8 = "whisper/h8/tiny-whisper-"
-DECODER = f"{H8}decoder-fixed-sequence-matmul-split.hef"
-TABLES = "npy files/whisper/decoder_assets/tiny/decoder_tokenization"
-TOKENS, PLACES = (
-    f"{TABLES}/{name}_tiny.npy" for name in ("token_embedding_weight", "onnx_add_input")
-)
-
-
-def npy(table: NDArray[np.float32]) -> bytes:
-    file = io.BytesIO()
-    np.save(file, table)
-    return file.getvalue()
-
-
-@pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
-    """A models folder with the model "plain", and what a store has for it."""
-    folder, weights = tmp_path_factory.mktemp("stock"), random_weights(SMALL, 6)
-    checkpoint, models = (
-        write_checkpoint(folder / "whisper-home", SMALL, weights),
-        folder / "models",
-    )
-    done = roomscribe(
-        *("model", "add", checkpoint, "--name", "plain"),
-        environment={"ROOMSCRIBE_MODELS": str(models)},
-    )
-    assert done.returncode == 0, done.stderr
-    return models, {
-        f"{H8}encoder-10s_15dB.hef": write_hef(folder / "encoder.hef", *EDGES).read_bytes(),
-        DECODER: write_decoder_hef(load_bundle(models / "plain"), LENGTH).read_bytes(),
-        TOKENS: npy(weights["model.decoder.embed_tokens.weight"]),
-        PLACES: npy(weights["model.decoder.embed_positions.weight"][:LENGTH]),
-    }
-
-
-@pytest.fixture
-def stocked(desk: Desk, stock: tuple[Path, dict[str, bytes]]) -> Desk:
-    """A desk with the model "plain", whose store has both HEFs and the tables."""
-    models, published = stock
-    shutil.copytree(models, desk.models, symlinks=True)
-    desk.hub.hefs |= published
-    return desk
-
-
-def test_hailos_decoder_and_its_tables_are_fetched_verified_and_entered(stocked: Desk) -> None:
-    done = stocked.run(*ADD)
-    assert done.returncode == 0, done.stderr
-    assert "for comparison only: the CPU decodes faster" in done.stdout
-    bundle = load_bundle(stocked.models / "tiny")
-    manifest = json.loads((bundle.folder / "bundle.json").read_text())
-    for name, path in (
-        ("decoder.hef", DECODER), ("token_embedding_weight.npy", TOKENS),
-        ("onnx_add_input.npy", PLACES),
-    ):  # fmt: skip
-        content = (bundle.folder / name).read_bytes()
-        assert content == stocked.hub.hefs[path]
-        assert manifest["files"][name]["size"] == len(content)
-    assert DecoderFiles(bundle).most == LENGTH
-    assert stocked.run("verify", "tiny").returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("path", "content", "words"),
-    [
-        (DECODER, b"<html>", "found b'<htm'"),
-        (TOKENS, npy(np.zeros((139, 16), np.float32)), "expected shape (140, 16)"),
-        (TOKENS, npy(np.array([[None] * 16] * 140)), "expected a table of numbers"),
-        (TOKENS, b"PK\x03\x04" * 100, "begins with b'\\x93NUMPY'"),
-        (PLACES, None, "dropped it: leave --npu-decoder out"),
-    ],
-)
-def test_what_does_not_fit_installs_nothing_and_is_one_line(
-    stocked: Desk, path: str, content: bytes | None, words: str
-) -> None:
-    if content is None:
-        del stocked.hub.hefs[path]
-    else:
-        stocked.hub.hefs[path] = content
-    assert words in one_line(stocked.run(*ADD))
-    assert not (stocked.models / "tiny").exists()
-
-
-@pytest.fixture
-def own(desk: Desk, tmp_path: Path) -> tuple[str | Path, ...]:
-    """`model add` of a folder with an encoder's HEF; --decoder-hef and the user's file follow."""
-    encoder = write_hef(tmp_path / "mine.hef", *EDGES)
-    assert desk.run("add", desk.checkpoint, "--name", "plain").returncode == 0
-    write_decoder_hef(load_bundle(desk.models / "plain"), LENGTH).rename(tmp_path / "decoder.hef")
-    return ("add", desk.checkpoint, "--name", "mine", "--hef", encoder, "--decoder-hef")
-
-
-def test_a_decoder_that_the_user_compiled_writes_what_the_cpu_writes(
-    simulator: Simulator, desk: Desk, own: tuple[str | Path, ...], tmp_path: Path
-) -> None:
-    assert desk.run(*own, tmp_path / "decoder.hef").returncode == 0
-    bundle = load_bundle(desk.models / "mine")
-    write_hailo_decoder(
-        load_checkpoint(desk.checkpoint), bundle.positions, LENGTH,
-        bundle.folder / "hailo_decoder.onnx",
-    )  # fmt: skip
-    simulator.plug()
-    cpu = Decoder(bundle, 1)
-    encoder, npu = open_on_npu(bundle, EncoderSettings(threads=1), cpu)
-    states = np.random.default_rng(1).standard_normal((500, 16), np.float32)
-    found, wanted = npu.decode(states, 0.4).tokens, cpu.decode(states, 0.4).tokens
-    assert found == wanted[: LENGTH - len(bundle.prompt)] and len(found) > 20
-    assert encoder.npu and encoder.npu.fault is None
-    encoder.close()
-
-
-def test_a_decoder_that_is_no_hef_is_one_line(
-    desk: Desk, own: tuple[str | Path, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "other.hef").write_bytes(b"PK")
-    assert "other.hef: expected a HEF" in one_line(desk.run(*own, tmp_path / "other.hef"))
-    os.mkfifo(tmp_path / "pipe")
-    assert "pipe: expected a readable file, found: a pipe" in one_line(
-        desk.run(*own, tmp_path / "pipe")
-    )
-    assert "nowhere.hef" in one_line(desk.run(*own, tmp_path / "nowhere.hef"))
-    assert not (desk.models / "mine").exists()
-    for options in (("--decoder-hef", "other.hef"), ("--hef", "none", "--npu-decoder")):
-        line = one_line(desk.run("add", desk.checkpoint, *options))
-        assert "-decoder" in line and "expected" in line
-
-
-def test_a_command_without_the_option_fetches_none(stocked: Desk) -> None:
-    assert stocked.run("add", "tiny", "--hef", "hailo8").returncode == 0
-    assert not (stocked.models / "tiny" / "decoder.hef").exists()
-    assert stocked.hub.fetched(DECODER.rsplit("/", 1)[-1]) == []

@@ -66,17 +66,6 @@ def test_what_hailo_does_not_publish_is_none(chip: str, checkpoint: str) -> None
     assert find_hef(chip, checkpoint, {}) is None
 
 
-def test_decoders_come_with_their_tables() -> None:
-    found = find_hef("hailo10h", "tiny.en", {})
-    assert found is not None
-    tables = f"{STORE}/npy%20files/whisper/decoder_assets/tiny.en/decoder_tokenization"
-    assert found.decoder == (
-        f"{STORE}/whisper/h10h/tiny_en-whisper-decoder-fixed-sequence.hef",
-        f"{tables}/token_embedding_weight_tiny.en.npy",
-        f"{tables}/onnx_add_input_tiny.en.npy",
-    )
-
-
 def test_why_there_is_none_says_what_there_is() -> None:
     assert published("hailo8") == "tiny (10 s), base (5 s)"
     message = explain_none("hailo8", "base", 10.0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,16 @@ import soundfile
 from rigs.command import is_gone
 from rigs.microphone import SINK, PulseMicrophone
 from rigs.needs import needs_microphone
+from rigs.sources import FakeSource, silence
 from rigs.waiting import PATIENCE_S, until
+
+from appliance import records
+from appliance.config import CaptureSettings
+from appliance.daemon.capture_supervisor import UNSTEADY, CaptureSupervisor
+from appliance.daemon.health import Health
+from appliance.daemon.mute import Mute
+from appliance.daemon.stages import StageQueue
+from appliance.errors import DeviceError
 
 pytestmark = needs_microphone
 HEALS_WITHIN_S = PATIENCE_S
@@ -238,3 +248,32 @@ supervisor.listen(lambda: print("moved"))
     told = [line for line in lines if "jabra" in line]
     assert len(told) == 1
     assert "plug it in, or choose another" in told[0]
+
+
+def test_a_microphone_that_is_lost_again_and_again_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "roomscribe.daemon")
+    opened: list[FakeSource] = []
+
+    def breaking() -> Iterator[records.Frame]:
+        yield from islice(silence(), 3)
+        raise DeviceError("the microphone is lost")
+
+    def source(*_: object) -> FakeSource:
+        if len(opened) == 2 * UNSTEADY:
+            supervisor.stop()
+        opened.append(FakeSource(breaking()))
+        return opened[-1]
+
+    health, frames = Health(), StageQueue[records.Frame](1000)
+    supervisor = CaptureSupervisor(
+        CaptureSettings(), health, Mute(tmp_path), frames, records.Listener(), source=source
+    )
+    supervisor.listen(lambda: None)
+    told = [record.message for record in caplog.records]
+    assert sum("is lost" in line for line in told) == UNSTEADY
+    assert "lost 5 times within 2 minutes" in told[-1]
+    assert "lost 5 times" in str(health.snapshot().troubles["microphone"])
+    heard = [frames.next(0.0) for _ in range(frames.qsize())]
+    assert sum(isinstance(each, records.Frame) for each in heard) == 6 * UNSTEADY

@@ -49,7 +49,6 @@ class House:
 
     def __init__(self, settings: Settings, store: Store, said: list[Part]) -> None:
         self.account = Account()
-        self.account("", "", store)
         transcriber = WordTranscriber()
         core = make_core(settings, transcriber, store, self.account)
         self.bus, self.backlog = core.bus, core.backlog
@@ -159,3 +158,7 @@ def test_the_rule_holds_whoever_goes_on_when(
             told = house.account.told
             assert house.account.words == [f"w{word}" for word, _ in said if word]
             assert broken_rules(told) == []
+            ids = ["", *(one.utterance_id for one in house.account.transcripts)]
+            for number, one in enumerate(house.account.transcripts):
+                before = [name for name in ids[: number + 1] if name != one.utterance_id]
+                assert one.continues in ("", before[-1]), "only the utterance just before"

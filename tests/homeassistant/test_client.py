@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -313,26 +313,6 @@ def test_without_a_phrase_nothing_is_handed_over(hub: Hub, tmp_path: Path) -> No
         assert one.replies == []
         assert ("computer", Tier.ADDRESS) not in one.names[-1]
     assert hub.runs == []
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"flags": ("addressed", "low_confidence")},
-        {"flags": ()},
-        {"source": "wyoming"},
-        {"end": datetime.now(UTC) - timedelta(minutes=1)},
-    ],
-)
-def test_what_is_doubtful_is_not_handed_over(
-    hub: Hub, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    with living(hub, tmp_path) as one:
-        until(lambda: one.words()[1:])
-        one.say(**changes)
-        one.say("computer turn off the light")
-        assert one.reply().text == "turn off the light"
-    assert len(hub.runs) == 1
 
 
 def test_while_it_is_offline_a_sentence_fails_and_is_never_handed_over_later(

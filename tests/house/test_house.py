@@ -1,143 +1,162 @@
-"""Rooms on a real Mosquitto: who acts, what is published, and what the log knows afterwards."""
+"""Rooms that exchange messages: who acts, what is published, and what the log is told."""
 
 from __future__ import annotations
 
 import json
 import logging
-import signal
-import time
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from rigs.broker import Broker
 from rigs.checkout import ROOT
-from rigs.mqtt_client import Subscriber
-from rigs.needs import module, needs_broker
-from rigs.rooms import RealRoom
-from rigs.waiting import holds, until
+from rigs.needs import module
+from rigs.publishing import transcript
 
 from appliance.house import arbiter
 from appliance.house.arbiter import Decision
 from appliance.house.claims import Claim
 from appliance.house.house import MOST_MESSAGES, House
 from appliance.house.messages import encode
+from appliance.mqtt import events
+from appliance.records import HeardIn, OutgoingMessage, Transcript, new_id
+from appliance.store.tables import StoredTranscript
 
 jsonschema = module("jsonschema")
 
 SENTENCE = "computer turn on the light"
 
 
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
+class Room:
+    """A room that counts what it does; its own Assist takes what begins with "computer"."""
+
+    def __init__(self, node: str, prefix: str = "roomscribe") -> None:
+        self.node, self.muted = node, False
+        self.heard_in: list[HeardIn] = []
+        self.actions: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self.house = House(
+            node, prefix=prefix, report=self.heard_in.append, muted=lambda: self.muted,
+            assistant=self,
+        )  # fmt: skip
+
+    def find_command(self, transcript: Transcript) -> str:
+        return transcript.text.removeprefix("computer ")
+
+    def hand_over(self, _transcript: Transcript, text: str) -> None:
+        self.actions.append(text)
+
+    def reports(self, utterance: str, level_dbfs: float) -> None:
+        """The text of an utterance is in the log, and is published."""
+        end = datetime.now(UTC)
+        spoken = transcript(
+            SENTENCE, id=new_id(), utterance_id=utterance, start=end - timedelta(seconds=1.5),
+            end=end, level_dbfs=level_dbfs, confidence=0.9,
+        )  # fmt: skip
+        self.house.on_transcript(spoken)
+        stored = StoredTranscript(len(self.events) + 1, spoken, end, "boot", 0.0)
+        self.events.append(events.transcript(stored, self.node, end, False))
+        self.house.on_publish(spoken, self.events[-1])
 
 
-def claims(heard: Subscriber) -> list[dict[str, object]]:
-    return [
-        json.loads(message.payload)
-        for message in list(heard.messages)
-        if message.topic.endswith("/claim")
-    ]
+class Air:
+    """Takes the rooms' messages to all of them, as a broker does, and lets time pass."""
+
+    def __init__(self, *rooms: Room) -> None:
+        self.rooms, self.now_s = rooms, 1000.0
+        self.messages: list[OutgoingMessage] = []
+        for room in rooms:
+            room.house.connected(self.now_s)
+        for room in rooms:
+            self._pass_on(f"{room.house._prefix}/{room.node}/availability", b"online")
+        self.run(60.0)
+
+    def say(self, *heard: tuple[Room, float]) -> None:
+        """A sentence is said, which these rooms hear at such levels."""
+        begun = [(room, new_id(), level_dbfs) for room, level_dbfs in heard]
+        for room, utterance, _ in begun:
+            room.house.on_begin(utterance)
+        self.run(1.5)
+        for room, utterance, level_dbfs in begun:
+            room.reports(utterance, level_dbfs)
+
+    def run(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            for room in self.rooms:
+                for message in room.house.poll(self.now_s):
+                    self.messages.append(message)
+                    self._pass_on(message.topic, message.payload)
+            self.now_s += 0.02
+
+    def _pass_on(self, topic: str, payload: bytes) -> None:
+        for room in self.rooms:
+            if topic.startswith(f"{room.house._prefix}/"):
+                room.house.take(topic, payload, retained=False, now_s=self.now_s)
+
+    def published(self, name: str) -> Iterator[dict[str, Any]]:
+        """What came on topics of this name, each as its schema says."""
+        file = {"claim": "house-claim.json", "act": "act.json"}[name]
+        schema = json.loads((ROOT / "config" / "schemas" / file).read_bytes())
+        for message in self.messages:
+            if message.topic.endswith(f"/{name}"):
+                fields = json.loads(message.payload)
+                jsonschema.Draft202012Validator(schema).validate(fields)
+                yield fields
 
 
-def acts(heard: Subscriber, *nodes: str) -> list[dict[str, object]]:
-    return [json.loads(payload) for node in nodes for payload in heard.payloads("act", node)]
+def test_alone_a_room_acts_at_once_and_publishes_nothing_more() -> None:
+    air = Air(kitchen := Room("kitchen"))
+    air.say((kitchen, -30.0))
+    assert kitchen.actions == ["turn on the light"]
+    air.run(5.0)
+    assert "arbitrated" not in kitchen.events[0] and not air.messages
 
 
-@needs_broker
-def test_alone_a_room_acts_at_once_and_publishes_what_it_always_did(
-    tmp_path: Path, broker: Broker
-) -> None:
-    with Subscriber(broker.port) as heard, RealRoom("kitchen", tmp_path, broker.port) as kitchen:
-        until(lambda: heard.payloads("state"))
-        kitchen.end(kitchen.begin(), SENTENCE)
-        assert len(kitchen.assist.actions) == 1
-        until(heard.events)
-        assert "arbitrated" not in heard.events()[0]
-        assert not holds(lambda: claims(heard) or acts(heard, "kitchen"), 0.3)
-
-
-@needs_broker
-def test_of_two_rooms_the_one_that_heard_better_acts_and_both_logs_know(
-    tmp_path: Path,
-    broker: Broker,
+def test_of_two_rooms_the_one_that_heard_better_acts_and_both_know(
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arbiter, "DECIDE_S", 3.0)  # a busy machine delays one of the two claims
-    monkeypatch.setattr(arbiter, "TAKE_OVER_S", 3.0)
     caplog.set_level(logging.INFO, "roomscribe.house")
-    with (
-        Subscriber(broker.port) as heard,
-        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
-        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
-    ):
-        until(lambda: kitchen.house.rooms == ("hall",) and hall.house.rooms == ("kitchen",))
-        begun = [(room, room.begin()) for room in (kitchen, hall)]
-        until(lambda: len(claims(heard)) == 2)
-        end_s = time.monotonic()
-        ends = [
-            room.end(
-                utterance, SENTENCE, ago_s=time.monotonic() - end_s, report=False,
-                level_dbfs=-30.0 if room is hall else -45.0,
-            )
-            for room, utterance in begun
-        ]  # fmt: skip
-        for (room, _), spoken in zip(begun, ends, strict=True):
-            room.report(spoken)
-        until(lambda: hall.assist.actions and acts(heard, "hall"))
-        until(lambda: kitchen.heard_in and hall.heard_in)
-        assert not holds(lambda: kitchen.assist.actions or acts(heard, "kitchen"), 0.3)
-        (act,) = acts(heard, "hall")
-        published = {
-            node: json.loads(heard.payloads("transcript", node)[0]) for node in ("hall", "kitchen")
-        }
-        assert act["id"] == published["hall"]["id"]
-        assert act["heard_also"] == ["kitchen"]
-        assert [one["arbitrated"] for one in published.values()] == [True, True]
-        (better,) = hall.store.query()
-        (worse,) = kitchen.store.query()
-        assert better.transcript.heard_also == ("kitchen",)
-        assert worse.transcript.heard_better_by == "hall"
-        kinds = [(one["node"], one["kind"]) for one in claims(heard)]
-        assert next(kind for kind in kinds if kind[1] == "act") == ("hall", "act")
-        assert len(kinds) == len({*kinds}), "each room publishes each kind once"
-        sizes = [len(json.dumps(claim, separators=(",", ":"))) for claim in claims(heard)]
-        assert max(sizes) < 250
-        check(claims(heard), acts(heard, "hall"))
-    found = [one.getMessage() for one in caplog.records]
-    assert sum("other rooms are online" in one for one in found) == 2
+    air = Air(kitchen := Room("kitchen"), hall := Room("hall"))
+    assert (kitchen.house.rooms, hall.house.rooms) == (("hall",), ("kitchen",))
+    air.say((kitchen, -45.0), (hall, -30.0))
+    air.run(5.0)
+    assert (hall.actions, kitchen.actions) == (["turn on the light"], [])
+    (act,) = air.published("act")
+    assert (act["id"], act["heard_also"]) == (hall.events[0]["id"], ["kitchen"])
+    assert hall.events[0]["arbitrated"] and kitchen.events[0]["arbitrated"]
+    assert [one.heard_better_by for one in kitchen.heard_in] == ["hall"]
+    assert [one.heard_also for one in hall.heard_in] == [("kitchen",)]
+    kinds = [(one["node"], one["kind"]) for one in air.published("claim")]
+    assert len(kinds) == len({*kinds}), "each room publishes each kind once"
+    assert sum("other rooms are online" in one.getMessage() for one in caplog.records) == 2
 
 
-def check(claimed: list[dict[str, object]], acted: list[dict[str, object]]) -> None:
-    """Every message is as its schema says."""
-    folder = ROOT / "config" / "schemas"
-    for name, messages in (("house-claim", claimed), ("act", acted)):
-        schema = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for one in messages:
-            jsonschema.Draft202012Validator(schema).validate(one)
-            assert set(one) <= set(schema["properties"])
+def test_a_muted_room_neither_claims_nor_acts() -> None:
+    air = Air(kitchen := Room("kitchen"), hall := Room("hall"))
+    kitchen.muted = True
+    air.say((kitchen, -20.0), (hall, -50.0))
+    air.run(5.0)
+    assert (hall.actions, kitchen.actions) == (["turn on the light"], [])
+    assert not [one for one in air.published("claim") if one["node"] == "kitchen" and "id" in one]
 
 
-@needs_broker
-def test_a_muted_room_neither_claims_nor_acts(tmp_path: Path, broker: Broker) -> None:
-    with (
-        Subscriber(broker.port) as heard,
-        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
-        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
-    ):
-        until(lambda: kitchen.house.rooms and hall.house.rooms)
-        begun = [(room, room.begin()) for room in (kitchen, hall)]
-        kitchen.muted = True
-        for room, utterance in begun:
-            room.end(utterance, SENTENCE, level_dbfs=-20.0 if room is kitchen else -50.0)
-        until(lambda: hall.assist.actions)
-        assert not holds(lambda: kitchen.assist.actions, 0.3)
-        assert {one["node"] for one in claims(heard) if one["kind"] != "hearing"} >= {"hall"}
-        assert not [one for one in claims(heard) if one["node"] == "kitchen" and "id" in one]
+def test_without_the_broker_each_room_acts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    air = Air(kitchen := Room("kitchen"), Room("hall"))
+    kitchen.house.lost(air.now_s)
+    air.say((kitchen, -30.0))
+    air.run(1.0)
+    assert kitchen.actions == ["turn on the light"]
+    assert "acts without asking hall: no connection to the broker" in caplog.text
+
+
+def test_rooms_with_another_prefix_are_another_home() -> None:
+    rooms = [Room("kitchen", "homes/2"), Room("hall", "homes/2"), Room("bath")]
+    air = Air(*rooms)
+    assert [room.house.rooms for room in rooms] == [("hall",), ("kitchen",), ()]
+    air.say((rooms[0], -30.0))
+    air.run(5.0)
+    assert "homes/2/kitchen/act" in [message.topic for message in air.messages]
 
 
 def test_a_room_whose_sentences_another_takes_for_an_hour_says_so() -> None:
@@ -155,24 +174,6 @@ def test_a_room_whose_sentences_another_takes_for_an_hour_says_so() -> None:
     assert decide("bath", 9000.0) is None
     assert decide("hall", 9001.0) is None
     assert [decide("hall", 20_000.0 + count) is None for count in range(4)] == [True] * 3 + [False]
-
-
-@needs_broker
-def test_without_the_broker_each_room_acts_and_says_so(
-    tmp_path: Path, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        RealRoom("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
-        RealRoom("hall", tmp_path / "hall", broker.port) as hall,
-    ):
-        until(lambda: kitchen.house.rooms and hall.house.rooms)
-        broker.signal(
-            signal.SIGKILL
-        )  # one that ends in order may say first that the hall is offline
-        until(lambda: "kitchen" if not kitchen.publisher.status().connected else "")
-        kitchen.end(kitchen.begin(), SENTENCE)
-        until(lambda: kitchen.assist.actions)
-    assert "acts without asking hall: no connection to the broker" in caplog.text
 
 
 def test_who_is_not_online_speaks_for_another_or_sends_too_much_is_not_heard(
@@ -196,24 +197,3 @@ def test_who_is_not_online_speaks_for_another_or_sends_too_much_is_not_heard(
     for _ in range(2 * MOST_MESSAGES):
         claim("hall")
     assert len(counted) == MOST_MESSAGES
-
-
-@needs_broker
-def test_rooms_with_another_prefix_are_another_home_and_take_its_commands(
-    tmp_path: Path, broker: Broker
-) -> None:
-    home = partial(RealRoom, prefix="homes/2")
-    with (
-        Subscriber(broker.port, topics=("homes/#",)) as heard,
-        home("kitchen", tmp_path / "kitchen", broker.port) as kitchen,
-        home("hall", tmp_path / "hall", broker.port) as hall,
-        RealRoom("bath", tmp_path / "bath", broker.port) as stranger,
-    ):
-        until(lambda: kitchen.house.rooms == ("hall",) and hall.house.rooms == ("kitchen",))
-        assert stranger.house.rooms == ()
-        kitchen.end(kitchen.begin(), SENTENCE)
-        until(lambda: "homes/2/kitchen/act" in {one.topic for one in list(heard.messages)})
-        heard.publish("homes/2/kitchen/command/expect", b"[]")
-        until(lambda: any(one.topic == "homes/2/kitchen/response" for one in list(heard.messages)))
-        heard.publish("homes/2/kitchen/mute/set", b"ON")
-        until(lambda: kitchen.muted)

@@ -136,12 +136,9 @@ def test_a_language_that_the_model_lacks_is_refused_in_one_line(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_model_of_one_language_and_the_npu_decoder_say_so(two: Bundle, bundle: Bundle) -> None:
+def test_a_model_of_one_language_says_so(bundle: Bundle) -> None:
     with pytest.raises(ConfigError, match="expected a model of several languages, found random"):
         open_transcriber(Settings(decoder=DecoderSettings(language="auto")), bundle=bundle)
-    npu = DecoderSettings(language="auto", backend="hailo")
-    with pytest.raises(ConfigError, match=r"\[decoder\] language .*found hailo"):
-        open_transcriber(Settings(model=ModelSettings(bundle=str(two.folder)), decoder=npu))
 
 
 def encoded(states: NDArray[np.float32], room: str | None) -> Encoded:

@@ -15,7 +15,7 @@ from rigs.steps import logits_of
 from rigs.vocabularies import letters_of
 from rigs.word_errors import same_words
 
-from appliance.config import DecoderSettings, HomeAssistantSettings, PhrasesSettings, Settings
+from appliance.config import HomeAssistantSettings, PhrasesSettings, Settings
 from appliance.errors import ConfigError
 from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
@@ -381,13 +381,3 @@ def test_expected_sentences_can_be_left_out(tmp_path: Path) -> None:
         "remind me to buy sugar at midnight",
     )
     assert FLOOR <= phrase.confidence <= 1
-
-
-@needs_model
-def test_sentences_are_refused_where_the_decoder_cannot_compare_them(tmp_path: Path) -> None:
-    settings = Settings(
-        phrases=PhrasesSettings(file=str(written(tmp_path, '[phrases]\na = ["stop"]\n'))),
-        decoder=DecoderSettings(backend="hailo"),
-    )
-    with pytest.raises(ConfigError, match=r"\[phrases\] file: expected \[decoder\] backend = cpu"):
-        open_transcriber(settings)

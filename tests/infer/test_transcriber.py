@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import onnx
@@ -20,12 +19,11 @@ from rigs.records import differences
 from appliance.config import DecoderSettings, EncoderSettings, ModelSettings, Settings
 from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ModelError
-from appliance.infer.decoder import Decoder
 from appliance.infer.gates import compression_ratio
 from appliance.infer.opening import open_transcriber
 from appliance.infer.request import Pending, Request
 from appliance.infer.transcriber import DOUBTFUL, Transcriber
-from appliance.model.bundle import load_bundle
+from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import SAMPLE_RATE, Transcription, Window
 
 
@@ -81,15 +79,32 @@ def test_a_sure_text_and_a_beam_of_one_are_not_searched(
     greedy = transcriber.transcribe(window(1.0))
     alone = open_transcriber(settings(bundle_folder, beam_size=1))
     assert alone.transcribe(window(1.0), search=True).tokens == greedy.tokens
+    sure = open_transcriber(settings(bundle_folder), bundle=ending(transcriber))
+    greedy = sure.transcribe(window(1.0))
     monkeypatch.setattr("appliance.infer.transcriber.DOUBTFUL", greedy.avg_logprob)
-    assert transcriber.transcribe(window(1.0), search=True).tokens == greedy.tokens
+    assert sure.transcribe(window(1.0), search=True).tokens == greedy.tokens
 
 
-def test_a_decode_stopped_by_the_limit_is_marked(bundle_folder: Path) -> None:
-    plain = open_transcriber(settings(bundle_folder))
-    common = plain.transcribe(window(1.0)).tokens[3]
-    ending = replace(plain.bundle, tokens=replace(plain.bundle.tokens, end_of_text=common))
-    for bundle, ended in ((plain.bundle, False), (ending, True)):
+def test_a_text_without_an_end_is_searched_again_however_sure(
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = transcriber.transcribe(window(1.0))
+    monkeypatch.setattr("appliance.infer.transcriber.DOUBTFUL", greedy.avg_logprob)
+    assert not greedy.ended
+    assert transcriber.transcribe(window(1.0), search=True).tokens != greedy.tokens
+
+
+def ending(transcriber: Transcriber) -> Bundle:
+    """Its bundle, whose texts end with a token that is common in others."""
+    bundle = transcriber.bundle
+    common = transcriber.transcribe(window(1.0)).tokens[3]
+    return replace(bundle, tokens=replace(bundle.tokens, end_of_text=common))
+
+
+def test_a_decode_stopped_by_the_limit_is_marked(
+    bundle_folder: Path, transcriber: Transcriber
+) -> None:
+    for bundle, ended in ((transcriber.bundle, False), (ending(transcriber), True)):
         result = open_transcriber(settings(bundle_folder), bundle=bundle).transcribe(window(1.0))
         assert result.ended == ended and ("token_limit" in result.flags) == (not ended)
 
@@ -158,7 +173,7 @@ def test_full_scale_noise_and_endless_repetition_end_within_the_limit(bundle_fol
     endless = open_transcriber(
         settings(bundle_folder), bundle=never_ending(load_bundle(bundle_folder))
     )
-    decoder = cast(Decoder, endless.decoder)
+    decoder = endless.decoder
     rng = np.random.Generator(np.random.PCG64(3))
     noise = np.where(rng.random(10 * SAMPLE_RATE) < 0.5, -32768, 32767).astype(np.int16)
     for samples in (noise, noise[:SAMPLE_RATE], noise[:1], noise * 0):

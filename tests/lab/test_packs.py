@@ -1,10 +1,10 @@
-"""Packs: every number rounded right, every byte where the index says, damage told in one line."""
+"""Packs: every number rounded right, every byte where the index says."""
 
 from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rigs.models import ODD, random_weights, write_checkpoint
 from appliance.convert.checkpoint import Checkpoint, load_checkpoint
 from appliance.convert.shapes import expected_shapes
 from appliance.errors import ModelError
-from appliance.lab.packs import ALIGNMENT, DTYPES, LARGEST, narrow, read_pack, write_pack
+from appliance.lab.packs import ALIGNMENT, DTYPES, LARGEST, narrow, write_pack
 
 UPPER = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
 LOWER = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
@@ -38,7 +38,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture
 def pack(checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    """A pack, to be damaged."""
     write_pack(checkpoint, tmp_path / "pack", "bf16")
     return tmp_path / "pack"
 
@@ -100,9 +99,9 @@ def test_what_is_stored_is_what_was_written_to_the_precision_of_the_type(
     checkpoint: Checkpoint, tmp_path: Path, dtype: str
 ) -> None:
     report = write_pack(checkpoint, tmp_path / "pack", dtype)
-    pack, stored = read_pack(tmp_path / "pack"), stored_arrays(tmp_path / "pack")
+    stored = stored_arrays(tmp_path / "pack")
     assert {*stored} == encoder_names() == {each["name"] for each in report["tensors"]}
-    assert report["size"] == pack.size
+    assert report["size"] == sum(file.stat().st_size for file in (tmp_path / "pack").glob("*.bin"))
     for each in report["tensors"]:
         expected, [numbers, *scales] = checkpoint.weights[each["name"]], stored[each["name"]]
         found = numbers.astype(np.float32)
@@ -141,18 +140,11 @@ def test_arrays_are_aligned_and_gaps_are_zeros(pack: Path) -> None:
         assert not any(free)
 
 
-def test_a_pack_is_replaced_and_leaves_nothing_beside(checkpoint: Checkpoint, pack: Path) -> None:
-    write_pack(checkpoint, pack, "int8")
-    assert read_pack(pack).dtype == "int8"
-    assert [file.name for file in pack.parent.iterdir()] == ["pack"]
-
-
-@pytest.mark.parametrize("name", ["cat.jpg", "pack.json"])
-def test_what_is_no_pack_is_never_replaced(checkpoint: Checkpoint, pack: Path, name: str) -> None:
-    (pack / name).write_text('{"name": "my things"}')
-    with pytest.raises(ModelError, match="expected a pack to replace or nothing, found something"):
-        write_pack(checkpoint, pack, "bf16")
-    assert (pack / name).read_text() == '{"name": "my things"}'
+def test_what_is_there_is_never_replaced(checkpoint: Checkpoint, pack: Path) -> None:
+    before = {file.name: file.read_bytes() for file in pack.iterdir()}
+    with pytest.raises(ModelError, match="expected nothing there, found something; move it away"):
+        write_pack(checkpoint, pack, "int8")
+    assert {file.name: file.read_bytes() for file in pack.iterdir()} == before
 
 
 @contextmanager
@@ -166,94 +158,9 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_is_one_line_and_the_old_pack_stays(checkpoint: Checkpoint, pack: Path) -> None:
-    before = {file.name: file.read_bytes() for file in pack.iterdir()}
+def test_a_full_disk_is_one_line_and_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with files_of_at_most(10_000), pytest.raises(ModelError) as caught:
-        write_pack(checkpoint, pack, "int8")
-    assert str(caught.value).startswith(f"{pack}: a pack cannot be written: ")
+        write_pack(checkpoint, tmp_path / "pack", "int8")
+    assert str(caught.value).startswith(f"{tmp_path / 'pack'}: a pack cannot be written: ")
     assert "\n" not in str(caught.value)
-    assert {file.name: file.read_bytes() for file in pack.iterdir()} == before
-    assert [file.name for file in pack.parent.iterdir()] == ["pack"]
-
-
-def edit(pack: Path, *keys: str | int, value: object) -> None:
-    """Changes one value of pack.json; Ellipsis takes it away."""
-    index = json.loads((pack / "pack.json").read_text())
-    table = index
-    for key in keys[:-1]:
-        table = table[key]
-    if value is ...:
-        del table[keys[-1]]
-    else:
-        table[keys[-1]] = value
-    (pack / "pack.json").write_text(json.dumps(index))
-
-
-TENSOR = ("blobs", 2, "tensors", 3)
-
-
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        (("schema",), True),
-        (("dtype",), ["bf16"]),
-        (("dtype",), "int8"),
-        (("checkpoint_sha256",), ...),
-        (("config",), 3),
-        (("config", "d_model"), "48"),
-        (("config", "encoder_layers"), 4),
-        (("config", "more"), 1),
-        (("blobs",), "none"),
-        (("blobs", 1, "file"), "../../etc/passwd"),
-        (("blobs", 2, "tensors", 14), ...),
-        ((*TENSOR, "offset"), 4863),
-    ],
-)
-def test_every_wrong_value_of_the_index_is_refused_in_one_line(
-    pack: Path, keys: tuple[str | int, ...], value: object
-) -> None:
-    edit(pack, *keys, value=value)
-    with pytest.raises(ModelError) as caught:
-        read_pack(pack)
-    assert str(caught.value) == (
-        f"{pack / 'pack.json'}: expected the index of a pack as it was written, found a changed "
-        "one; the pack is damaged: write it again with roomscribe model pack"
-    )
-
-
-def test_a_folder_without_an_index_is_no_pack(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ModelError, match=r"pack\.json: expected a readable file, found: No"):
-            read_pack(folder)
-
-
-@pytest.mark.parametrize(
-    ("damage", "found"),
-    [
-        (None, "expected a readable file, found"),
-        (lambda data: b"", "expected a readable file, found"),
-        (lambda data: data[:-1], "expected the SHA-256 "),
-        (lambda data: data + b"\0", "expected the SHA-256 "),
-        (lambda data: data[:9] + b"x" + data[10:], "expected the SHA-256 "),
-    ],
-    ids=["missing", "empty", "short", "long", "changed"],
-)
-def test_every_kind_of_damage_to_a_blob_is_one_line(
-    pack: Path, damage: Callable[[bytes], bytes] | None, found: str
-) -> None:
-    file = pack / "layer_01.bin"
-    data = file.read_bytes()
-    file.unlink()
-    if damage:
-        file.write_bytes(damage(data))
-    with pytest.raises(ModelError) as caught:
-        read_pack(pack)
-    text = str(caught.value)
-    assert text.startswith(f"{file}: ") and found in text and "\n" not in text
-    assert text.endswith("write it again with roomscribe model pack")
-
-
-def test_a_pack_that_is_read_cannot_be_changed_by_accident(pack: Path) -> None:
-    opened = read_pack(pack)
-    with pytest.raises(ValueError, match="read-only"):
-        opened.blobs["stem.bin"][0] = 1
+    assert not [*tmp_path.iterdir()]

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from rigs.broker import Broker
@@ -22,7 +21,6 @@ from rigs.needs import module, needs_broker
 from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
-from appliance import HOMEPAGE
 from appliance.cli.doctor.mqtt import broker as check_broker
 from appliance.cli.doctor.outcome import Surroundings
 from appliance.config import ApplianceSettings, MqttSettings, Settings, StoreSettings
@@ -119,13 +117,8 @@ def test_a_blueprint_uses_every_input_and_no_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [SENTENCE, REPLY])
-def test_a_blueprint_can_be_imported_and_asks_for_what_discovery_asks_for(name: str) -> None:
-    head = blueprint(name)["blueprint"]
-    assert head["source_url"] == f"{HOMEPAGE}/config/home-assistant/{name}"
-    assert head["homeassistant"] == {"min_version": "2024.11.0"}
-    link = "https://my.home-assistant.io/redirect/blueprint_import/?blueprint_url="
-    page = (ROOT / "docs" / "home-assistant.md").read_text("utf-8")
-    assert link + quote(head["source_url"], safe="") in page
+def test_a_blueprint_asks_for_the_release_that_discovery_asks_for(name: str) -> None:
+    assert blueprint(name)["blueprint"]["homeassistant"] == {"min_version": "2024.11.0"}
 
 
 def test_the_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes() -> None:

@@ -43,16 +43,13 @@ class Ledger:
 class Guarantees(RuleBasedStateMachine):
     """The appliance and what it did."""
 
-    workers = 0
     home_assistant = False
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.ledger = Ledger()
-        self.house = House(
-            self.patch, remote=bool(self.workers), home_assistant=self.home_assistant
-        )
+        self.house = House(self.patch, home_assistant=self.home_assistant)
         self.house.broker.on_publish = self.on_publish
         self.speculation: str = ""
         self.resumed = False

@@ -61,14 +61,11 @@ class Writer(FakeTranscriber):
 
     silent = False
     """Whether the next text is empty."""
-    text: str | None = None
-    """A worker's text; None: its own."""
 
     def begin(
         self, request: Request, should_continue: Callable[[], bool] = lambda: True
     ) -> Encoded:
-        text = text_of(request.window.id) if self.text is None else self.text
-        self.answer = replace(HEARD, text="" if self.silent else text)
+        self.answer = replace(HEARD, text="" if self.silent else text_of(request.window.id))
         return super().begin(request)
 
 
@@ -97,9 +94,7 @@ class Appliance:
         settings = house.settings
         self.writer = Writer()
         self.store = Store.open_with_fallback(settings, lambda _: None)
-        core = make_core(
-            settings, self.writer, self.store, Journal(house), in_process=not house.remote
-        )
+        core = make_core(settings, self.writer, self.store, Journal(house))
         self.health, self.backlog, self.transcriber = core.health, core.backlog, make_works(core)
         self.publisher = Publisher(
             settings.mqtt,
@@ -116,17 +111,13 @@ class Appliance:
 class House:
     """The appliance and what outlives its process."""
 
-    def __init__(
-        self, patch: pytest.MonkeyPatch, *, remote: bool = False, home_assistant: bool = False
-    ) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, home_assistant: bool = False) -> None:
         memory = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         self.clock, self.broker, self.disk, self.files = Clock(), Broker(), Disk(), Files()
         self._install(patch)
         self._life = 0
         self._home_assistant = home_assistant
-        self.remote = remote
-        """Windows are transcribed elsewhere."""
         self.discarded: list[str] = []
         """Utterances that were reported as discarded."""
         self.reported: list[str] = []

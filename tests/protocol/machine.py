@@ -7,7 +7,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from protocol.fakes import NOBODY
-from protocol.local import LocalMachine
 from protocol.speech import SpeechMachine
 
 DELIVERED_WITHIN_S = 600.0
@@ -19,8 +18,8 @@ STATUS = "homeassistant/status"
 PAUSES_S = (0.1, 1.0, 3.0, 7.0, 40.0, 90.0, 301.0)
 
 
-class BrokerMachine(SpeechMachine):
-    """What the broker, the network and the subscriber do."""
+class DeliveryMachine(SpeechMachine):
+    """Microphone to subscriber: what the broker, the network and the subscriber do."""
 
     # rules: broker and network
 
@@ -182,10 +181,6 @@ class BrokerMachine(SpeechMachine):
 
     def _is_delivered(self) -> bool:
         return self.up and not any(self._left().values())
-
-
-class DeliveryMachine(LocalMachine, BrokerMachine):
-    """Microphone to subscriber, without workers."""
 
 
 class HomeAssistantMachine(DeliveryMachine):

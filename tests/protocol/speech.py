@@ -24,10 +24,6 @@ class SpeechMachine(Guarantees):
     def up(self) -> bool:
         return self.house.appliance is not None
 
-    def transcribe_leased(self) -> None:
-        """Have the leased window transcribed, after the last fault."""
-        raise NotImplementedError
-
     @property
     def leased(self) -> bool:
         return self.up and self.house.up.lease is not None
@@ -60,13 +56,60 @@ class SpeechMachine(Guarantees):
         self.ledger.early |= {one.id for one in self.house.up.backlog._doubtful}
         self.house.tick()
 
+    def transcribe_leased(self) -> None:
+        """Transcribe the leased window."""
+        self.house.transcribe()
+
+    @precondition(lambda self: self.up and not self.speculation and not self.resumed)
+    @precondition(lambda self: len(self.ledger.heard) < WINDOWS and self.hears)
+    @rule()
+    def speculate(self) -> None:
+        """A window may end here: it is spooled and transcribed ahead."""
+        house = self.house
+        self.speculation = self._new_id(len(self.ledger.heard) + 1)
+        house.up.backlog.speculate(house.window(self.speculation), house.up.transcriber.speculation)
+        if work := house.up.backlog.take_speculation():
+            house.up.writer.silent = False
+            house.up.transcriber.encode(work)
+            house.up.transcriber.decode(work)
+        house.tick()
+
+    @precondition(lambda self: self.up and self.speculation)
+    @rule()
+    def go_on_speaking(self) -> None:
+        """Speech resumes."""
+        self.house.up.backlog.withdraw_speculation()
+        self.speculation, self.resumed = "", True
+        self.house.tick()
+
+    @precondition(lambda self: self.leased)
+    @rule(speech=st.booleans())
+    def transcribe(self, speech: bool) -> None:
+        """The leased window gets its text, or none."""
+        lease = self.house.up.lease
+        assert lease is not None
+        ahead = lease.speculation is not None
+        self.house.transcribe(speech=speech)
+        self.house.tick()
+        if not (speech or ahead):
+            self.ledger.without_text.add(lease.window.id)
+
+    @precondition(lambda self: self.leased and not self.house.disk.refuses)
+    @rule(tear=st.none() | st.floats(0, 1))
+    def crash_while_storing(self, tear: float | None) -> None:
+        """The process dies within the commit, or right after it."""
+        self.house.transcribe(crash="committed" if tear is None else f"torn {tear}")
+        assert not self.up
+        self._after_crash()
+        self._start()
+
     # rules: faults of the process and the disk
 
     @rule()
     @precondition(lambda self: self.up)
     def crash(self) -> None:
         """The process is killed."""
-        if (lease := self.house.up.lease) and not self.house.remote:
+        if lease := self.house.up.lease:
             self.ledger.deaths[lease.window.id] += 1
         self.house.stop()
         self._after_crash()
@@ -89,12 +132,10 @@ class SpeechMachine(Guarantees):
         house, ledger = self.house, self.ledger
         loses = house.in_memory_only
         house.stop(power=True)
-        self.on_down()
         self.speculation, self.resumed = "", False
         kept = {*ledger.stored, *ledger.deleted, *ledger.without_text}
         ledger.cut |= {*ledger.heard} - kept
         house.start()
-        self.on_up()
         self._note_passed()
         if loses:
             self._count_losses()
@@ -138,21 +179,13 @@ class SpeechMachine(Guarantees):
         self.house.up.mute.set(False)
         self.house.tick()
 
-    def on_down(self) -> None:
-        """Called when the process is gone."""
-
-    def on_up(self) -> None:
-        """Called when the next process runs."""
-
     def _after_crash(self) -> None:
-        self.on_down()
         if self.speculation and self.speculation in self.house.spooled():
             self.ledger.heard.append(self.speculation)  # the next process takes it for a window
         self.speculation, self.resumed = "", False
 
     def _start(self) -> None:
         self.house.start()
-        self.on_up()
         self._note_passed()
 
     def _note_passed(self) -> None:
@@ -189,7 +222,7 @@ class SpeechMachine(Guarantees):
     def retention_after_a_jump(self, old: bool) -> None:
         """The clock jumps by a year, perhaps after a month, and the retention runs."""
         house = self.house
-        if old and self.may_hang():
+        if old:
             house.clock.advance(31 * 86_400.0)
         house.clock.wall_s += 400 * 86_400.0
         cursor = house.up.store._number("SELECT cursor FROM outbox")
@@ -200,10 +233,6 @@ class SpeechMachine(Guarantees):
         assert not lost, f"[retention] {lost} were deleted unpublished"
         self.ledger.expired |= gone
         house.tick()
-
-    def may_hang(self) -> bool:
-        """Return True if nothing has a deadline that a month would pass."""
-        return True
 
     def _alive(self) -> list[str]:
         return [one for _, one in self.house.rows()]

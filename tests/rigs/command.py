@@ -25,12 +25,6 @@ OPENING = ("run", "transcribe", "doctor")
 LINE_WITHIN_S = PATIENCE_S
 OBEYING_MODES = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """Prefix of a command that makes root obey the modes of files."""
-ANOTHER_USER = (
-    *("setpriv", "--reuid=65534", "--clear-groups"),
-    *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
-)
-"""Prefix of a command that makes root another user, for whom access(2) obeys the modes of files. It
-can open all files, so the interpreter and the checkout may be below root's private home."""
 
 
 def roomscribe(

@@ -28,14 +28,13 @@ def make_core(
     store: Store,
     *listeners: Listener,
     segmenter: Any = None,
-    in_process: bool = True,
 ) -> Core:
     """A core whose news `listeners` get, too."""
     bus = Bus()
     health = Health(bus.on_change)
     media, spoken = MediaPlayers(), Spoken()
     transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
-    backlog = Backlog(settings, health, bus, in_process=in_process, is_stored=transcripts.is_stored)
+    backlog = Backlog(settings, health, bus, in_process=True, is_stored=transcripts.is_stored)
     bus.add(transcripts, backlog, LevelMonitor(health), ActingMonitor(settings, health))
     bus.add(*listeners)
     return Core(

@@ -23,7 +23,7 @@ from appliance.infer.hailo.npu import NpuLimits, is_closing
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel
 
-PATIENT = NpuLimits(job_ms=30_000, first_job_ms=30_000, step_ms=30_000)
+PATIENT = NpuLimits(job_ms=30_000, first_job_ms=30_000)
 """For tests in which no job hangs: the simulated chip computes on this machine's processor."""
 
 

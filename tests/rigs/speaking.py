@@ -6,33 +6,14 @@ A word is a run of frames of one level; `w7` is the word of the seventh level.
 
 from __future__ import annotations
 
-import os
-import random
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rigs.sources import FakeSource
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.waiting import PATIENCE_S
-from rigs.windows import NO_FOLDER
 
 from appliance.capture.frames import FRAME_SAMPLES
-from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement, VoiceDetector
-from appliance.config import (
-    ApplianceSettings,
-    SegmenterSettings,
-    Settings,
-    SpoolSettings,
-    StoreSettings,
-)
-from appliance.daemon.assembly import Factories, build
-from appliance.daemon.pipeline import Pipeline
 from appliance.infer.request import Pending, Request
 from appliance.infer.transcriber import Encoded
 from appliance.records import (
@@ -44,16 +25,12 @@ from appliance.records import (
     Samples,
     Transcript,
     Transcription,
-    Window,
 )
-from appliance.store.store import Store
 
 FRAME_S = 0.03
 LOUD = 2000
 STEP = 16
 """From one word's level to the next one's."""
-FRAMES_AHEAD, WINDOWS_AHEAD = 100, 20
-"""Frames that may wait for the segmenter, and windows for the transcriber."""
 WHOLE = 10
 """A word is known when it has so many frames."""
 Part = tuple[int, int]
@@ -74,14 +51,6 @@ def words_of(samples: Samples) -> list[str]:
     edges = np.flatnonzero(np.diff(levels)) + 1
     runs = [run for run in np.split(levels, edges) if len(run) and run[0]]
     return [f"w{(run[0] - LOUD) // STEP}" if len(run) >= WHOLE else "uh" for run in runs]
-
-
-def talk(rng: random.Random, words: int, silences: tuple[int, int]) -> list[Part]:
-    """Words 1 to `words`, each with a silence of so many frames (least, most) after it."""
-    said = [(0, 30)]
-    for word in range(1, words + 1):
-        said += [(word, rng.randint(WHOLE + 2, 40)), (0, rng.randint(*silences))]
-    return [*said, (0, 40)]
 
 
 class LevelVoice(VoiceDetector):
@@ -105,38 +74,23 @@ def whole_sentence(result: Transcription) -> Transcription:
 
 
 class WordTranscriber(FakeTranscriber):
-    """Writes down the words of a window."""
+    """Writes down the words of a window; some texts are surely whole sentences, by their number."""
 
-    def __init__(
-        self,
-        window_s: float = 4.0,
-        *,
-        before_encode: Callable[[Window], object] = lambda _: None,
-        before_write: Callable[[], object] = lambda: None,
-        sure: bool = True,
-    ) -> None:
-        """`sure`: some texts are surely whole sentences, by the number of their words; else nothing
-        is known of any."""
+    def __init__(self) -> None:
         super().__init__()
-        self._sure = sure
-        self.bundle.window_s = window_s
-        self._before_encode, self._before_write = before_encode, before_write
+        self.bundle.window_s = 4.0
 
     def begin(
         self, request: Request, should_continue: Callable[[], bool] = lambda: True
     ) -> Encoded:
-        window = request.window
-        self._before_encode(window)
-        words = [
-            int(word.removeprefix("w").replace("uh", "0")) for word in words_of(window.samples)
-        ]
+        heard = words_of(request.window.samples)
+        words = [int(word.removeprefix("w").replace("uh", "0")) for word in heard]
         return replace(super().begin(request), states=np.array([words], np.float32))
 
     def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
-        self._before_write()
         words = [f"w{int(word)}" if word else "uh" for word in encoded.states[0]]
         result = replace(HEARD, text=" ".join(words), tokens=tuple(range(len(words))))
-        if self._sure and len(words) % 3 == 1:
+        if len(words) % 3 == 1:
             result = whole_sentence(result)
         if encoded.request.completeness and pending:
             pending.decide(result)
@@ -145,46 +99,19 @@ class WordTranscriber(FakeTranscriber):
 
 @dataclass
 class Account(Listener):
-    """What a pipeline tells, in the order in which it is told: stands in for the publisher."""
+    """What a pipeline tells, in the order in which it is told."""
 
     told: list[Partial | Transcript | Discarded] = field(default_factory=list)
     wants_partials: bool = True
 
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._seq = 0
-        self.store: Store | None = None
-
-    def __call__(self, _settings: object, _node: str, store: Store, *_: Any, **__: Any) -> Account:
-        """What `build` makes the publisher with."""
-        self.store = store
-        return self
-
-    def run(self, moved: Callable[[], None]) -> None:
-        while not self._stopped.wait(0.05):
-            moved()
-
-    def stop(self, _flush_s: float) -> None:
-        self._stopped.set()
-
     def on_transcript(self, transcript: Transcript) -> None:
-        assert self.store
-        with self._lock:
-            for row in self.store.read_after(self._seq, 1000):
-                self._seq = row.seq
-                self.told.append(row.transcript)
+        self.told.append(transcript)
 
     def on_discarded(self, discarded: Discarded) -> None:
-        with self._lock:
-            self.told.append(discarded)
+        self.told.append(discarded)
 
     def on_partial(self, partial: Partial) -> None:
-        with self._lock:
-            self.told.append(partial)
-
-    def reasons(self, **_: object) -> tuple[str, ...]:
-        return ()
+        self.told.append(partial)
 
     @property
     def transcripts(self) -> list[Transcript]:
@@ -231,51 +158,3 @@ def broken_rules(told: Sequence[Partial | Transcript | Discarded]) -> list[str]:
         revisions[one.utterance_id] = one.rev
         last[key] = one
     return broken
-
-
-def hear(
-    folder: Path,
-    sound: Iterable[Samples],
-    account: Account,
-    transcriber: Any,
-    *,
-    voice: Any = LevelVoice,
-    cutter: type[Segmenter] = Segmenter,
-    segmenter: SegmenterSettings | None = None,
-    before_each: Callable[[], object] = lambda: time.sleep(0.0005),
-    more: Callable[[Pipeline], object] = lambda _: None,
-) -> dict[str, int]:
-    """Runs a pipeline over a sound, far faster than it was spoken, until all is transcribed; its
-    counters. `before_each` is called before each frame; `more`, when the pipeline has begun."""
-    settings = Settings(
-        appliance=ApplianceSettings(node=f"speaking_{os.getpid()}"),
-        store=StoreSettings(path=str(folder)),
-        spool=SpoolSettings(path=NO_FOLDER),
-        segmenter=segmenter or SegmenterSettings(),
-    )
-    settings = replace(settings, capture=replace(settings.capture, recording="made up"))
-    begun_s = time.monotonic()
-    script = (Frame(samples, begun_s + FRAME_S * number) for number, samples in enumerate(sound))
-
-    def before_frame() -> None:
-        before_each()
-        # however busy the machine is, nothing is dropped because a stage is behind
-        core = pipeline.core
-        while core.frames.qsize() > FRAMES_AHEAD or len(core.backlog) > WINDOWS_AHEAD:
-            time.sleep(0.0005)
-
-    fakes: dict[str, Any] = {
-        "source": lambda *_: FakeSource(script, before_frame),
-        "segmenter": lambda _, *given: cutter(voice(), *given),
-        "transcriber": lambda *_: transcriber,
-        "publisher": account,
-    }
-    pipeline = Pipeline(build(settings, Factories(**fakes, idle_s=0.05)))
-    pipeline.start()
-    try:
-        more(pipeline)
-        assert pipeline.ended.wait(PATIENCE_S), "the sound does not come to its end"
-    finally:
-        pipeline.stop()
-    pipeline.check()
-    return pipeline.health.counters()

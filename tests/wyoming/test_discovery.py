@@ -1,7 +1,9 @@
-"""The server is announced by a real avahi-daemon on a bus of its own, as the network sees it."""
+"""The server is announced by a real avahi-daemon on a bus of its own, as the network sees it, and
+in an app by the supervisor."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import struct
@@ -12,11 +14,13 @@ from pathlib import Path
 
 import pytest
 from rigs.avahi import WITHIN_S, House, announcing, needs_avahi
+from rigs.supervisor import TOKEN, Supervisor
 from rigs.waiting import until
 
-from appliance.wyoming.discovery import own_address
+from appliance.wyoming.discovery import offer_to_supervisor, own_address
 
 MDNS = ("224.0.0.251", 5353)
+NO_OFFER = "Home Assistant's supervisor does not offer the Wyoming server"
 
 
 @pytest.fixture
@@ -95,3 +99,37 @@ def test_a_missing_library_is_not_taken_for_a_missing_avahi(
     with announcing("roomscribe-kitchen", 10300) as told:
         until(lambda: told, WITHIN_S)
     assert "python3-jeepney" in told[0] and "avahi-daemon" not in told[0]
+
+
+def offer(server: Supervisor, report: Callable[[str], None]) -> None:
+    address = ("127.0.0.1", server.port)
+    asyncio.run(offer_to_supervisor(10300, report, supervisor=address, again_s=0.01))
+
+
+def test_an_app_tells_the_supervisor_until_it_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUPERVISOR_TOKEN", TOKEN)
+    told: list[str] = []
+    with Supervisor() as server:
+        server.discovery = []
+
+        def report(trouble: str) -> None:
+            told.append(trouble)
+            server.discovery = ["wyoming"]
+
+        offer(server, report)
+    assert told == [f"{NO_OFFER}: it answered '403 Forbidden'", ""]
+    uri = f"tcp://{socket.gethostname()}:10300"
+    assert server.told == [{"service": "wyoming", "config": {"uri": uri}}]
+
+
+@pytest.mark.parametrize("why", ["it did not answer", "it answered '401 Unauthorized'"])
+def test_a_supervisor_that_is_no_help_is_reported(why: str) -> None:
+    def report(trouble: str) -> None:
+        raise EOFError(trouble)
+
+    with Supervisor() as server:
+        if "not answer" in why:
+            server.__exit__()
+        with pytest.raises(EOFError, match=f"{NO_OFFER}: {why}"):
+            offer(server, report)
+    assert server.told == []

@@ -19,13 +19,14 @@ from rigs.wyoming import Asked, Worker, sound_of
 
 from appliance.capture.filters import HighPass, Resampler
 from appliance.capture.frames import Framer
-from appliance.capture.segmenter import Segmenter
+from appliance.capture.segmenter import JoiningSegmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import Bundle
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Samples, Transcription, Window
+from appliance.wyoming import request
 from appliance.wyoming.request import (
     LONGEST_S,
     Hooks,
@@ -37,6 +38,8 @@ from appliance.wyoming.request import (
 PLAIN = SoundFormat(SAMPLE_RATE, 2, 1)
 MODEL: Any = SimpleNamespace(window_s=10.0)
 LIGHT, OTHER = sentences()[0], sentences()[1]
+SPOKEN = np.inf
+"""With this as `request.RECORDED` no sound was recorded before."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def heard(
     """The text, and every window that was asked for, of a whole request."""
     worker = Worker(transcriber)
 
-    async def request() -> str:
+    async def run() -> str:
         one = request_of(worker.submit, form)
         for at in range(0, len(sound), chunk):
             await one.push(sound[at : at + chunk])
@@ -79,15 +82,15 @@ def heard(
         return one.text
 
     try:
-        return asyncio.run(request()), worker.asked
+        return asyncio.run(run()), worker.asked
     finally:
         worker.stop()
 
 
 def windows_of(sound: Samples) -> list[Window]:
-    """What the microphone's own segmenter makes of it."""
+    """What a file's segmenter makes of it."""
     settings = Settings()
-    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, 10.0)
+    segmenter = JoiningSegmenter(VoiceDetector(settings.voice), settings.segmenter, 10.0)
     framer, scaled = Framer(), sound.astype(np.float32).reshape(-1, 1) / np.float32(FULL_SCALE)
     passed = Resampler(SAMPLE_RATE).push(scaled, last=True)
     found = [one for frame in framer.push(passed, 0.0) for one in segmenter.push(frame)]
@@ -105,7 +108,7 @@ def in_form(sound: Samples, form: SoundFormat) -> bytes:
     return octets.tobytes()
 
 
-def test_the_windows_are_the_microphones_sample_for_sample(
+def test_the_windows_are_a_files_sample_for_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(HighPass, "push", lambda _, sound: sound)  # it is switched between pieces
@@ -178,10 +181,13 @@ def test_what_the_gates_discard_is_no_text() -> None:
     assert (text, len(asked)) == ("", 1)
 
 
-def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
+def test_the_last_window_is_transcribed_while_the_sender_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request, "RECORDED", SPOKEN)
     worker = Worker(FakeTranscriber())
 
-    async def request() -> None:
+    async def run() -> None:
         one = request_of(worker.submit)
         await one.push(sound_of(LIGHT.file).tobytes())
         ahead = len(worker.asked)
@@ -189,11 +195,14 @@ def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
         await one.finish()
         assert (ahead, len(worker.asked)) == (1, 1)
 
-    asyncio.run(request())
+    asyncio.run(run())
     worker.stop()
 
 
-def test_speech_that_goes_on_discards_the_speculative_text() -> None:
+def test_speech_that_goes_on_discards_the_speculative_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request, "RECORDED", SPOKEN)
     sound = np.concatenate((sound_of(LIGHT.file, 0.3, 0.25), sound_of(OTHER.file, 0.2, 0.7)))
     text, asked = heard(FakeTranscriber(), sound.tobytes(), chunk=960)
     assert [one.wanted for one in asked] == [False] * (len(asked) - 1) + [True]
@@ -201,9 +210,10 @@ def test_speech_that_goes_on_discards_the_speculative_text() -> None:
     assert text == HEARD.text
 
 
-def test_texts_of_several_windows_are_joined_with_a_space_or_without_as_their_script_has_it() -> (
-    None
-):
+def test_texts_of_several_windows_are_joined_as_their_script_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request, "RECORDED", SPOKEN)
     sound = np.concatenate([sound_of(LIGHT.file, 0.3, 0.8) for _ in range(2)])
     text, _ = heard(FakeTranscriber(), sound.tobytes())
     assert text == f"{HEARD.text} {HEARD.text}"
@@ -235,7 +245,7 @@ def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
         assert queue_ms >= 0
         kept.append((window, result.text, time.monotonic()))
 
-    async def request() -> float:
+    async def run() -> float:
         one = request_of(worker.submit, keep=keep)
         begun_s = time.monotonic()
         await one.push(sound_of(LIGHT.file).tobytes())
@@ -243,7 +253,7 @@ def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
         await one.finish()
         return begun_s
 
-    begun_s = asyncio.run(request())
+    begun_s = asyncio.run(run())
     worker.stop()
     [(window, text, told_s)] = kept
     assert text == HEARD.text
@@ -251,15 +261,18 @@ def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
     assert window.speech_end_s - window.start_s > 1
 
 
-def test_nobody_waits_for_the_windows_of_a_request_that_is_over() -> None:
+def test_nobody_waits_for_the_windows_of_a_request_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request, "RECORDED", SPOKEN)
     worker = Worker(FakeTranscriber())
     worker.working.clear()
 
-    async def request() -> None:
+    async def run() -> None:
         one = request_of(worker.submit)
         await one.push(sound_of(LIGHT.file).tobytes())
         one.close()
 
-    asyncio.run(request())
+    asyncio.run(run())
     assert [one.wanted for one in worker.asked] == [False]
     worker.stop()

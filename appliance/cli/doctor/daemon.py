@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from appliance.config import DEFAULT_PATH, HomeAssistantSettings, MqttSettings, Settings
+from appliance.config import DEFAULT_PATH, MqttSettings, Settings
 from appliance.control import SOCKET_NAME, ControlClient
 from appliance.errors import DaemonError
 from appliance.mqtt import PASSWORD_CREDENTIAL
@@ -62,11 +62,7 @@ def beside_daemon(config: Path | None, settings: Settings) -> tuple[DaemonProces
     if not daemon and INSTALLED_STATE.exists():
         os.environ.setdefault("STATE_DIRECTORY", str(INSTALLED_STATE))
     if "CREDENTIALS_DIRECTORY" not in os.environ and (daemon is None or daemon.service):
-        settings = replace(
-            settings,
-            mqtt=with_credentials(settings.mqtt),
-            homeassistant=with_token(settings.homeassistant),
-        )
+        settings = replace(settings, mqtt=with_credentials(settings.mqtt))
     return daemon, settings
 
 
@@ -79,27 +75,11 @@ def with_credentials(
     """
     if not mqtt.username or mqtt.password_file:
         return mqtt
-    return replace(mqtt, password_file=_credential_file(PASSWORD_CREDENTIAL, plain, encrypted))
-
-
-def with_token(
-    home: HomeAssistantSettings, plain: Path = PLAIN, encrypted: Path = ENCRYPTED
-) -> HomeAssistantSettings:
-    """Return `home` with the token's file that systemd would give the service."""
-    if not home.url or home.token_file:
-        return home
-    from appliance.homeassistant import TOKEN_CREDENTIAL
-
-    return replace(home, token_file=_credential_file(TOKEN_CREDENTIAL, plain, encrypted))
-
-
-def _credential_file(name: str, plain: Path, encrypted: Path) -> str:
-    """Return the file that systemd would give the service; empty if this user may not read it."""
-    if os.access(plain / name, os.R_OK):
-        return str(plain / name)
-    if os.geteuid() == 0 and (encrypted / name).exists():
-        return _decrypt(encrypted / name)
-    return ""
+    if os.access(plain / PASSWORD_CREDENTIAL, os.R_OK):
+        return replace(mqtt, password_file=str(plain / PASSWORD_CREDENTIAL))
+    if os.geteuid() == 0 and (encrypted / PASSWORD_CREDENTIAL).exists():
+        return replace(mqtt, password_file=_decrypt(encrypted / PASSWORD_CREDENTIAL))
+    return mqtt
 
 
 def _decrypt(file: Path) -> str:

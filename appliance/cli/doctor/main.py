@@ -17,14 +17,11 @@ from typing import Any
 
 from appliance import build_version, config
 from appliance.cli.doctor import (
-    fleet,
-    homeassistant,
     machine,
     microphone,
     model,
     mqtt,
     npu,
-    page,
     storage,
 )
 from appliance.cli.doctor.daemon import beside_daemon
@@ -44,7 +41,7 @@ from appliance.cli.doctor.report import write_report
 from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
 from appliance.errors import RoomscribeError, StoreError
-from appliance.lab import SHIPPED, Child, ChildDiedError
+from appliance.lab import Child, ChildDiedError
 from appliance.system import one_line, writing
 
 SCHEMA = 1
@@ -66,9 +63,6 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "transcription": model.CHECKS,
     "NPU": npu.CHECKS,
     "log and broker": storage.CHECKS + mqtt.CHECKS,
-    "Home Assistant": homeassistant.CHECKS,
-    "page": page.CHECKS,
-    "fleet": fleet.CHECKS,
     "service": mqtt.SERVICE_CHECKS,
 }
 """All checks, in the order of the output."""
@@ -84,11 +78,7 @@ def run(
     The configuration is one of the checks. Where it is wrong, `settings` has the defaults, and
     checks that depend on them are skipped.
     """
-    if options.report and not options.recordings and SHIPPED.is_dir():
-        options.recordings = SHIPPED
-    around = surroundings(options.config, settings, options.recordings)
-    if options.recordings:
-        checks = {**checks, "NPU": (*npu.CHECKS, npu.RECORDINGS)}
+    around = surroundings(options.config, settings)
     if options.report:
         try:
             with writing(options.report) as file:
@@ -125,15 +115,13 @@ def print_findings(
     return findings
 
 
-def surroundings(
-    file: Path | None, settings: Settings, recordings: Path | None = None
-) -> Surroundings:
+def surroundings(file: Path | None, settings: Settings) -> Surroundings:
     """Return the input of the checks: the configuration with its mistakes, and the daemon."""
     daemon, settings = beside_daemon(file, settings)
     wrong = config.read(file).wrong
     if len(wrong) == len(fields(Settings)):  # the file is unreadable: most defaults will do
         wrong = PERSONAL_SECTIONS
-    return Surroundings(settings, file, daemon, recordings=recordings, wrong=wrong)
+    return Surroundings(settings, file, daemon, wrong=wrong)
 
 
 def examine(
@@ -263,7 +251,6 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
                 "fix": finding.outcome.fix,
                 "seconds": round(finding.seconds, 3),
             }
-            | ({"figures": finding.outcome.figures} if finding.outcome.figures else {})
             for finding in findings
         ],
     }

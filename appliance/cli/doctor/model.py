@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import numpy as np
 
 from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import Settings
-from appliance.records import SAMPLE_RATE, Frame, Transcription, Window
+from appliance.records import SAMPLE_RATE, Transcription, Window
 
 if TYPE_CHECKING:
     from appliance.model import Bundle
@@ -23,17 +22,12 @@ TEXT = "what is the weather like in chicago"
 """The test sentence and its text: a synthetic voice that OpenAI's tiny.en and base hear right."""
 
 
-def spoken_frames(file: Path = FILE) -> Iterator[Frame]:
-    """Return the test sentence, or another recording, as frames of 30 ms. Raises AudioError."""
+def spoken_window(longest_s: float) -> Window:
+    """Return the test sentence as one window of at most `longest_s`. Raises AudioError."""
     from appliance.capture import Recording
 
-    with Recording(str(file), real_time=False) as recording:
-        yield from recording.frames()
-
-
-def spoken_window(longest_s: float, file: Path = FILE) -> Window:
-    """Return the same as one window of at most `longest_s`. Raises AudioError."""
-    samples = np.concatenate([frame.samples for frame in spoken_frames(file)])
+    with Recording(str(FILE), real_time=False) as recording:
+        samples = np.concatenate([frame.samples for frame in recording.frames()])
     samples = samples[: int(longest_s * SAMPLE_RATE)]
     length_s = len(samples) / SAMPLE_RATE
     return Window("doctor", 1, True, samples, 0.0, length_s, length_s)

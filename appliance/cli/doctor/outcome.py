@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from appliance.cli.doctor.daemon import DaemonProcess
 from appliance.config import Settings
@@ -26,8 +25,6 @@ class Outcome:
     """One line; the reason if the check was skipped."""
     fix: str = ""
     """What to do; empty unless the check failed."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    """Measurements by name, for JSON; never texts that somebody spoke."""
 
 
 def ok(found: str) -> Outcome:
@@ -68,8 +65,6 @@ class Surroundings:
     """The daemon that runs with this configuration."""
     root: Path = Path("/")
     """Folder with /proc, /sys, /dev and /run."""
-    recordings: Path | None = None
-    """Folder of recordings for a comparison of NPU and CPU."""
     wrong: frozenset[str] = frozenset()
     """Sections of the configuration with a mistake; `settings` has their defaults."""
     doing: Callable[[str], None] = lambda _what: None

@@ -12,7 +12,10 @@ def show_status(_options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe fleet status`; return 1 without a worker. Raises RoomscribeError."""
     from appliance.fleet import Probe
 
-    _require_joined(settings)
+    if settings.fleet.role == "alone":
+        raise ConfigError(
+            "fleet.role: this machine is in no fleet. Run `sudo roomscribe fleet join`"
+        )
     node = node_name(settings)
     with Probe(settings.fleet, node) as probe:
         workers = probe.find_workers()
@@ -24,16 +27,3 @@ def show_status(_options: argparse.Namespace, settings: Settings) -> int:
     if not workers:
         print("  no worker: is a worker's daemon running? `roomscribe fleet status` there")
     return 0 if workers else 1
-
-
-def _require_joined(settings: Settings) -> None:
-    """Raise ConfigError without a fleet, and for a user who may not read the credential."""
-    from appliance.cli.doctor.daemon import is_hidden
-    from appliance.cli.doctor.fleet import CREDENTIAL
-
-    if settings.fleet.role == "alone":
-        raise ConfigError(
-            "fleet.role: this machine is in no fleet. Run `sudo roomscribe fleet join`"
-        )
-    if is_hidden(settings.fleet.credential, CREDENTIAL, None):
-        raise ConfigError("fleet.credential: only the daemon may read it; run this with sudo")

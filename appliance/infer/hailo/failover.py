@@ -39,17 +39,13 @@ class FailoverEncoder:
         open_npu: Callable[[], Npu],
         cpu: CpuEncoder | None,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        fallback: str = "the CPU encodes",
     ) -> None:
-        """Open nothing yet. `open_npu` raises NpuError or ModelError. Messages tell with
-        `fallback` what happens without the NPU."""
+        """Open nothing yet. `open_npu` raises NpuError or ModelError."""
         self.name = "cpu"
         """Device that encodes: cpu, hailo8, hailo8l or hailo10h."""
         self.trouble: str | None = None
         """Why the NPU is not in use, with the fix; None if it is, or if there never was one."""
         self._open_npu, self._cpu, self._clock = open_npu, cpu, clock
-        self._fallback = fallback
         self._npu: Npu | None = None
         self._task: BackgroundTask | None = None
         self._on_done: Callable[[Any], None] = self._use
@@ -76,18 +72,12 @@ class FailoverEncoder:
         if error:
             raise error
 
-    @property
-    def npu(self) -> Npu | None:
-        """The NPU in use; None without one. Any thread."""
-        return self._npu
-
     def encode(self, mel: Mel) -> States:
         """Return the states (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P.
 
         Raises DeviceError if the NPU fails and there is no encoder for the CPU.
         """
         self._collect()
-        self._drop_if_faulty()
         if self._npu:
             try:
                 states = self._npu.encode(mel)
@@ -108,7 +98,6 @@ class FailoverEncoder:
         Does not wait.
         """
         self._collect()
-        self._drop_if_faulty()
         if self._task:
             return
         if self._npu:
@@ -169,11 +158,6 @@ class FailoverEncoder:
         npu.close()
         raise NpuError("lost", "the chip opened after the encoder was closed")
 
-    def _drop_if_faulty(self) -> None:
-        """Drop the NPU if the decoder found a fault."""
-        if self._npu and self._npu.fault:
-            self._drop(self._npu, self._npu.fault)
-
     def _drop(self, npu: Npu, error: NpuError) -> None:
         """Stop using an NPU, without waiting until it is closed."""
         self._npu = None
@@ -191,7 +175,7 @@ class FailoverEncoder:
     def _fail(self, error: RoomscribeError) -> None:
         """Record why the NPU is out of use, and when to try again."""
         self.name, self._facts = "cpu", {}
-        self.trouble = f"{error}; until then {self._fallback}" if self._cpu else str(error)
+        self.trouble = f"{error}; until then the CPU encodes" if self._cpu else str(error)
         self._next_s = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._is_permanent = not isinstance(error, NpuError) or error.lasting

@@ -1,4 +1,4 @@
-"""A Hailo chip that runs the encoder and, if requested, the decoder: open, encode, close.
+"""A Hailo chip that runs the encoder: open, encode, close.
 
 Written against the published sources of HailoRT 4.19 to 5.2 (and what 5.4 changed), and tested on a
 simulator that refuses what they refuse; never run on a real chip.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from appliance.errors import RoomscribeError
-from appliance.infer.hailo.decoder_network import STEP_WITHIN_MS, DecoderFiles, NpuDecoder
 from appliance.infer.hailo.device import (
     RED,
     Identity,
@@ -50,7 +50,6 @@ class NpuLimits:
     """At most. HailoRT may wait twice as long; then the CPU gets the window after 2 s."""
     first_job_ms: int = 2000
     """For the first one, which also loads the network."""
-    step_ms: int = STEP_WITHIN_MS
 
 
 LIMITS = NpuLimits()
@@ -63,10 +62,9 @@ def open_npu(
     hef_file: Path,
     *,
     share: bool,
-    decoder: DecoderFiles | None = None,
     limits: NpuLimits = LIMITS,
 ) -> Npu:
-    """Open the chip with the encoder and, if given, the decoder. Tries once.
+    """Open the chip with the encoder. Tries once.
 
     Raises NpuError; the chip is free then, unless it hangs: see `is_closing`."""
     if is_closing():
@@ -76,7 +74,7 @@ def open_npu(
     readings = read(binding, identity.device_id)
     if readings.zone == RED:
         raise too_hot(readings)
-    return Npu(binding, identity, bundle, hef_file, decoder, share=share, limits=limits)
+    return Npu(binding, identity, bundle, hef_file, share=share, limits=limits)
 
 
 def is_closing(within_s: float = 0.0) -> bool:
@@ -88,8 +86,7 @@ def is_closing(within_s: float = 0.0) -> bool:
 
 
 class Npu:
-    """An open chip with the encoder. For one thread at a time; must not be forked. Another thread
-    may use its `decoder`: HailoRT's scheduler gives the chip to both in turn.
+    """An open chip with the encoder. For one thread at a time; must not be forked.
 
     Opening holds the interpreter's lock for some hundred ms (inferred): no sound is read meanwhile.
     """
@@ -100,28 +97,21 @@ class Npu:
         identity: Identity,
         bundle: Bundle,
         hef: Path,
-        decoder: DecoderFiles | None,
         *,
         share: bool,
         limits: NpuLimits,
     ) -> None:
-        """Open the chip, with `decoder` if given. Raises NpuError; the chip is free then."""
+        """Open the chip. Raises NpuError; the chip is free then."""
         self.binding, self.identity, self.hef, self._limits = binding, identity, hef, limits
-        self.decoder: NpuDecoder | None = None
-        self.fault: NpuError | None = None
-        """Error that the decoder's thread met; the encoder's thread drops the chip then."""
         self._mel = (1, bundle.frames, bundle.n_mels)
         self._states = (1, bundle.positions, bundle.d_model)
         self._device: Any = None
-        self._encoder: NpuModel | None = None
+        self._models: list[NpuModel] = []
+        """The encoder, and what else was loaded."""
         try:
             guarded(lambda: self._open(share), "opening the chip", binding)
-            self._encoder = NpuModel(binding, self._device, hef, self._check)
-            self._first_job(self._encoder, "encoding")
-            self._job_ms = self._time_jobs(self._encoder)
-            if decoder:
-                self.decoder = NpuDecoder(binding, self._device, decoder, limits.step_ms)
-                self._first_job(self.decoder.model, "decoding")
+            encoder = self.load(hef, self._check, "encoding")
+            self._job_ms = self._time_jobs(encoder)
         except RoomscribeError:
             self.close()
             raise
@@ -131,6 +121,18 @@ class Npu:
         """hailo8, hailo8l or hailo10h."""
         return self.identity.chip
 
+    def load(self, hef: Path, check: Callable[[Shapes, Shapes], None], doing: str) -> NpuModel:
+        """Return a network on this chip after its first job; see NpuModel for `check`. `doing`
+        names its later jobs. Raises NpuError."""
+        model = NpuModel(self.binding, self._device, hef, check)
+        self._models.append(model)
+        model.doing = "the first job"
+        model.run(self._limits.first_job_ms)
+        for values in model.outputs.values():
+            model.check_finite(values)
+        model.doing = doing
+        return model
+
     def encode(self, mel: Mel) -> States:
         """Return the states (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P.
 
@@ -138,9 +140,7 @@ class Npu:
         """
         if mel.shape != self._mel[1:]:
             raise ValueError(f"expected a mel of shape {self._mel[1:]}, found {mel.shape}")
-        encoder = self._encoder  # another thread may close the chip during a job
-        if encoder is None:
-            raise NpuError("lost", "the chip was closed")
+        encoder = self._models[0]
         (buffer,) = encoder.inputs.values()
         (encoded,) = encoder.outputs.values()
         buffer[0] = mel
@@ -155,11 +155,8 @@ class Npu:
         is_closing(within_s)
 
     def _close(self) -> None:
-        if self.decoder:
-            self.decoder.model.close()
-        encoder, self._encoder = self._encoder, None
-        if encoder:
-            encoder.close()
+        for model in reversed(self._models):
+            model.close()
         device, self._device = self._device, None
         if device is not None:
             quietly(device.release)
@@ -201,10 +198,3 @@ class Npu:
         limit_ms = round(min(max(limits.job_ms, PATIENCE * needed_ms), longest_ms))
         encoder.doing = f"encoding (the chip needs {needed_ms:.0f} ms and is given {limit_ms} ms)"
         return limit_ms
-
-    def _first_job(self, model: NpuModel, next_job: str) -> None:
-        model.doing = "the first job"
-        model.run(self._limits.first_job_ms)
-        for values in model.outputs.values():
-            model.check_finite(values)
-        model.doing = next_job

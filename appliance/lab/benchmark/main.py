@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,8 @@ def benchmark_tables(
             _tell(f"making the models of {name}")
             if name == "rows":
                 given = settings, options.threads, Path(scratch)
-                rows = make_rows(keys, options.checkpoint, *given)
+                made = make_rows(keys, options.checkpoint, *given)
+                rows = [replace(row, decoder=options.npu_decoder) for row in made]
                 yield name, list(_measure_all(rows, recordings, simulated))
                 continue
             columns, table = OTHERS[name]

@@ -26,6 +26,7 @@ from appliance.infer import (
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
 from appliance.lab.benchmark.steps import TimedNetwork
 from appliance.lab.child import Child, ChildDiedError, ChildFailedError
+from appliance.lab.hailo.decoder import open_on_npu
 from appliance.lab.words import (
     ProductRecogniser,
     Recognised,
@@ -156,7 +157,12 @@ def open_recogniser(row: Row) -> Iterator[Recogniser]:
         texts = BEAM_SIZE if row.beam else 1
         yield FasterWhisper(row.folder, row.settings.encoder.threads, language, texts)
         return
-    with open_transcriber(row.settings, bundle=load_bundle(row.folder)) as transcriber:
+    bundle = load_bundle(row.folder)
+    if row.key == "npu":
+        with open_on_npu(row.settings, bundle, row.decoder) as transcriber:
+            yield ProductRecogniser(transcriber, row.settings)
+        return
+    with open_transcriber(row.settings, bundle) as transcriber:
         yield ProductRecogniser(transcriber, row.settings, search=row.beam)
         encoder = transcriber.encoder
         encoder.poll(0.0)

@@ -34,6 +34,13 @@ def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="only these rows, by their keys in the table; a wrong one names them all",
     )
+    parser.add_argument(
+        "--npu-decoder",
+        type=Path,
+        metavar="FOLDER",
+        help="a decoder's HEF with its two tables (of `model export`, or Hailo's), for the row npu "
+        "(default: the folder of the model in use)",
+    )
     _add_tables(parser)
     parser.add_argument(
         "--threads", type=_count, default=1, metavar="N", help="CPU threads (default 1)"

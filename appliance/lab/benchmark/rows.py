@@ -13,7 +13,6 @@ from appliance.convert import Recipe, build_bundle
 from appliance.errors import ConfigError, DeviceError, RoomscribeError
 from appliance.infer import find_chip
 from appliance.model import (
-    DECODER_HEF,
     ENCODER_FILE,
     HEF_FILE,
     LONGEST_WINDOW_S,
@@ -52,6 +51,8 @@ class Row:
     settings: Settings = field(default_factory=Settings)
     absent: str = ""
     """Why it is left out."""
+    decoder: Path | None = None
+    """The full NPU's folder with a decoder's HEF; None: the bundle's."""
 
     @property
     def label(self) -> str:
@@ -86,14 +87,18 @@ def wanted_rows(given: str) -> tuple[str, ...]:
 
 
 def make_rows(
-    keys: Sequence[str], checkpoint: Path | None, settings: Settings, threads: int, scratch: Path
+    keys: Sequence[str],
+    checkpoint: Path | None,
+    settings: Settings,
+    threads: int,
+    scratch: Path,
 ) -> list[Row]:
     """Return the rows of these keys, their bundles written into `scratch`; rows that cannot be
     measured here say why. Raises ModelError for the checkpoint."""
     settings = replace(
         settings,
         encoder=replace(settings.encoder, backend="cpu", threads=threads),
-        decoder=replace(settings.decoder, backend="cpu", threads=threads),
+        decoder=replace(settings.decoder, threads=threads),
         phrases=replace(settings.phrases, file=""),  # the search is no part of Whisper
     )
     return [_make(key, checkpoint, settings, scratch) for key in keys]
@@ -151,14 +156,8 @@ def _hailo_row(key: str, settings: Settings) -> Row:
         bundle = load_bundle(settings.model.bundle)
     except (DeviceError, RoomscribeError) as error:
         return Row(key, absent=str(error))
-    needed = {HEF_FILE} if key == "hybrid" else {HEF_FILE, DECODER_HEF}
-    if missing := needed - set(bundle.files):
-        return Row(
-            key,
-            absent=f"the model in use, {bundle.name}, has no {' and no '.join(sorted(missing))}: "
-            "roomscribe model add tiny --npu-decoder",
-        )
+    if bundle.hef is None:
+        absent = f"the model in use, {bundle.name}, has no {HEF_FILE}: roomscribe model add tiny"
+        return Row(key, absent=absent)
     settings = replace(settings, encoder=replace(settings.encoder, backend="hailo"))
-    if key == "npu":
-        settings = replace(settings, decoder=replace(settings.decoder, backend="hailo"))
     return Row(key, bundle.folder, settings)

@@ -104,17 +104,17 @@ def open_plain(bundle: Bundle, positions: int) -> Iterator[Transcriber]:
     settings = replace(
         settings,
         encoder=replace(settings.encoder, backend="cpu", threads=1),
-        decoder=replace(settings.decoder, backend="cpu", threads=1),
+        decoder=replace(settings.decoder, threads=1),
         phrases=PhrasesSettings(file=""),
     )
     with open_transcriber(settings, bundle=bundle) as transcriber:
-        cast(Decoder, transcriber.decoder).positions = positions
+        transcriber.decoder.positions = positions
         yield transcriber
 
 
 def decode_through(transcriber: Transcriber, network: StepNetwork) -> None:
     """Let a transcriber decode with another network."""
-    stepped = SteppedDecoder(cast(Decoder, transcriber.decoder), network)
+    stepped = SteppedDecoder(transcriber.decoder, network)
     transcriber.decoder = cast(Decoder, stepped)
 
 

@@ -187,15 +187,15 @@ The decoder
   python {DECODER_SCRIPT} hailo8
 
   Only for those who want the whole model on the NPU, to compare. With both HEFs, of the same
-  window,
+  window, and DECODER's folder with the two tables of decoder_assets,
 
-  roomscribe model add FOLDER --window {sizes.window_s:g} --hef ENCODER --decoder-hef DECODER
+  roomscribe model add FOLDER --window {sizes.window_s:g} --hef ENCODER
+  roomscribe benchmark --rows hybrid,npu --npu-decoder FOLDER_OF_DECODER
 
-  installs them, and `[decoder] backend = "hailo"` in the configuration runs the decoder on the
-  chip; while the chip is lost, the CPU decodes. Each step computes all {sizes.length} tokens
-  again, the prompt among them, there is no cache, a text ends at its {sizes.length} tokens, and
-  the encoder waits for the chip meanwhile: public measurements found it slower than a decoder on
-  the CPU of a Raspberry Pi 5.
+  measure it beside the CPU's decoder. Each step computes all {sizes.length} tokens again, the
+  prompt among them, there is no cache, a text ends at its {sizes.length} tokens, and the encoder
+  waits for the chip meanwhile: public measurements found it slower than a decoder on the CPU of a
+  Raspberry Pi 5.
   - Its calibration set holds, for each window of the recordings, the encoder's states and the
     placed embeddings of the prompt and of the text that the model itself wrote, on the CPU.
   - The parser starts at {start}, and ends at

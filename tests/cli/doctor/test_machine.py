@@ -91,10 +91,9 @@ def test_little_memory_is_a_fault(tmp_path: Path, kilobytes: int, status: str) -
 
 
 def test_an_unsynchronised_clock_fails() -> None:
-    assert judge_clock(2_500, timesyncd=False).status == "ok"
-    assert judge_clock(16_000_000, timesyncd=False).status == "failed"
-    assert judge_clock(16_000_000, timesyncd=True).status == "ok"
-    assert judge_clock(None, timesyncd=False).status == "skipped"
+    assert judge_clock("yes").status == "ok"
+    assert judge_clock("no").status == "failed"
+    assert judge_clock("").status == "skipped"
 
 
 def pi(tmp_path: Path, bits: str) -> Outcome:

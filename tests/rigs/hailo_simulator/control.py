@@ -113,15 +113,13 @@ since the compiler promises neither."""
 
 
 def with_decoder(bundle: Bundle, checkpoint: Path, length: int) -> Bundle:
-    """The same bundle, in whose folder there is now a decoder's HEF, with the tables."""
+    """The same bundle, with a decoder's HEF and its tables in its folder."""
     folder, read = bundle.folder, load_checkpoint(checkpoint)
     write_hailo_decoder(read, bundle.positions, length, folder / "hailo_decoder.onnx")
     write_decoder_hef(bundle, length)
     for name, table in zip(DECODER_TABLES, host_tables(read, length), strict=True):
         np.save(folder / name, table)
-        enlist(folder, folder / name)
-    enlist(folder, folder / "decoder.hef")
-    return load_bundle(folder)
+    return bundle
 
 
 DECODER_TABLES = ("token_embedding_weight.npy", "onnx_add_input.npy")

@@ -1,60 +1,61 @@
-"""The decoder's network on the NPU: its HEF, the host's tables for it, and its steps.
+"""Whisper's decoder on the Hailo, beside the encoder: only to compare it with the CPU's.
 
-Such a HEF has no KV cache: each step recomputes a sequence of fixed length. Its inputs are, sorted
-by name, encoder states and embedded tokens, which the host computes from two tables; its outputs
-are parts of the logits in an order that HailoRT reads from the HEF. Names and layout follow Hailo's
+Such a HEF has no KV cache: each step recomputes a sequence of fixed length, about ten times what
+the CPU's decoder takes, and the text is no longer than the sequence. Its inputs are, sorted by
+name, encoder states and embedded tokens, which the host computes from two tables; its outputs are
+parts of the logits in an order that HailoRT reads from the HEF. Names and layout follow Hailo's
 examples for its published HEFs; none of those files was opened here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.config import Settings
 from appliance.errors import ModelError
-from appliance.infer.hailo.device import NpuModel, Shapes
-from appliance.infer.hailo.diagnosis import NpuError
-from appliance.infer.network import Step
-from appliance.model import DECODER_FILES, DECODER_HEF, PLACE_TABLE, TOKEN_TABLE, Bundle
-from appliance.records import States
+from appliance.infer import (
+    Encoder,
+    Npu,
+    NpuError,
+    Step,
+    StepNetwork,
+    Transcriber,
+    open_npu,
+    open_transcriber,
+)
+from appliance.lab.benchmark.steps import decode_through
+from appliance.model import Bundle
+from appliance.records import Mel, States
 
 PAD = 0
 """Token behind the last one, as in Hailo's calibration sets; no token attends to later ones."""
 STEP_WITHIN_MS = 400
 """Others have measured 50 to 70 ms for a step; it may have to wait for an encode first."""
+FIX = "name their folder with --npu-decoder (docs/hailo.md says where to get them)"
 
 
 class DecoderFiles:
-    """A bundle's files for a decoder on the NPU: its HEF, and the tables."""
+    """A decoder's HEF, and the tables from which the host makes the network's input. Their names
+    are those of Hailo's store and of `roomscribe model export`."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Open the tables. Raises ModelError."""
-        self.bundle = bundle
-        for name in DECODER_FILES:
-            if name not in bundle.files:
-                raise ModelError(
-                    f"{bundle.folder}: [decoder] backend = hailo needs {name}, which is missing; "
-                    f"roomscribe model add {bundle.name} --hef hailo8 --npu-decoder, or "
-                    "backend = cpu, which is faster"
-                )
-        self._embedding = _table(bundle.folder / TOKEN_TABLE)
-        positions = _table(bundle.folder / PLACE_TABLE)
+    def __init__(self, bundle: Bundle, folder: Path) -> None:
+        """Open the files below `folder` for the model of `bundle`. Raises ModelError."""
+        self.bundle, self.hef = bundle, _find(folder, "*decoder*.hef")
+        tokens = _find(folder, "token_embedding_weight*.npy")
+        places = _find(folder, "onnx_add_input*.npy")
+        self._embedding, positions = _table(tokens), _table(places)
         self._positions = np.array(positions.reshape(-1, positions.shape[-1]), np.float32)
         wanted = (bundle.vocabulary_size, bundle.d_model)
         if self._embedding.shape != wanted:
-            raise _fault(bundle, TOKEN_TABLE, f"shape {wanted}", f"{self._embedding.shape}")
+            raise _misfit(bundle, tokens, f"shape {wanted}", self._embedding)
         if self._positions.shape[1] != bundle.d_model:
-            rows = f"rows of {bundle.d_model} numbers"
-            raise _fault(bundle, PLACE_TABLE, rows, f"{positions.shape}")
-
-    @property
-    def hef(self) -> Path:
-        """The decoder's network."""
-        return self.bundle.folder / DECODER_HEF
+            raise _misfit(bundle, places, f"rows of {bundle.d_model} numbers", positions)
 
     @property
     def most(self) -> int:
@@ -69,43 +70,47 @@ class DecoderFiles:
         return embedded + self._positions[:length]
 
 
+def _find(folder: Path, pattern: str) -> Path:
+    """Return the only file below `folder` with such a name. Raises ModelError."""
+    found = sorted(folder.rglob(pattern))
+    if len(found) != 1:
+        raise ModelError(f"{folder}: expected one {pattern}, found {len(found)}; {FIX}")
+    return found[0]
+
+
 def _table(file: Path) -> NDArray[np.floating]:
     """Return the memory-mapped numbers of a .npy file. Raises ModelError."""
     try:
         table: NDArray[np.floating] = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError) as error:
         found = " ".join(str(error).split())
-        raise ModelError(
-            f"{file}: expected a table of numbers (.npy), found: {found}; install the model again"
-        ) from error
+        raise ModelError(f"{file}: expected a table of numbers (.npy), found: {found}") from error
     if table.dtype.kind != "f" or table.ndim < 2:
         raise ModelError(
             f"{file}: expected a table of floating-point numbers, found {table.dtype} of shape "
-            f"{table.shape}; install the model again"
+            f"{table.shape}"
         )
     return table
 
 
-def _fault(bundle: Bundle, name: str, expected: str, found: str) -> ModelError:
+def _misfit(bundle: Bundle, file: Path, expected: str, table: NDArray[np.floating]) -> ModelError:
     return ModelError(
-        f"{bundle.folder / name}: expected {expected} for model {bundle.name}, found {found}; "
-        f"roomscribe model add {bundle.name} --hef hailo8 --npu-decoder, "
-        "or [decoder] backend = cpu"
+        f"{file}: expected {expected} for model {bundle.name}, found shape {table.shape}; {FIX}"
     )
 
 
-class NpuDecoder:
+class NpuDecoder(StepNetwork):
     """The decoder's network on an open chip. One thread; one window at a time."""
 
-    def __init__(self, binding: Any, device: Any, files: DecoderFiles, within_ms: int) -> None:
-        """Load it onto `device`, an open VDevice; a step may take `within_ms`. Raises NpuError."""
+    def __init__(self, npu: Npu, files: DecoderFiles, within_ms: int = STEP_WITHIN_MS) -> None:
+        """Load it beside the encoder; a step may take `within_ms`. Raises NpuError."""
         self.capacity = 0
         """Tokens in the sequence that each step computes, prompt included."""
-        self._binding, self._files, self._within_ms = binding, files, within_ms
+        self._binding, self._files, self._within_ms = npu.binding, files, within_ms
         self._tokens: list[int] = []
         self._parts: tuple[str, ...] = ()
         """Names of the outputs in the order of the vocabulary."""
-        self.model = NpuModel(binding, device, files.hef, self._check)
+        self.model = npu.load(files.hef, self._check, "decoding")
         states, embedded = sorted(self.model.inputs)
         bundle = files.bundle
         self._states = self.model.inputs[states].reshape(bundle.positions, bundle.d_model)
@@ -113,7 +118,7 @@ class NpuDecoder:
 
     def begin(self, states: States, positions: int) -> None:
         """Begin a window: states (P, d_model) float32. `positions` is ignored: the HEF's number is
-        fixed."""
+        fixed, without silence behind."""
         self._states[:] = states
         self._tokens.clear()
 
@@ -130,7 +135,9 @@ class NpuDecoder:
         self.model.check_finite(joined)
         return Step.of(joined, self._files.bundle, started)
 
-    def _check(self, inputs: Shapes, outputs: Shapes) -> None:
+    def _check(
+        self, inputs: dict[str, tuple[int, ...]], outputs: dict[str, tuple[int, ...]]
+    ) -> None:
         """Raise NpuError unless the edges are those of this model's decoder, in a known order."""
         bundle, most = self._files.bundle, min(self._files.most, self._files.bundle.max_tokens)
         rows = [_rows(inputs[name]) for name in sorted(inputs)]
@@ -151,8 +158,7 @@ class NpuDecoder:
                 f"{self._files.hef}: expected inputs (1, {bundle.positions}, {bundle.d_model}) and "
                 f"(L, 1, {bundle.d_model}), L from {len(bundle.prompt) + 1} to {most}, and outputs "
                 f"of L rows, {bundle.vocabulary_size} columns in all, found {found}, in the order "
-                f"{', '.join(self._parts)}; it is not this model's decoder; set [decoder] backend "
-                "= cpu",
+                f"{', '.join(self._parts)}; it is not this model's decoder",
             )
 
 
@@ -161,3 +167,50 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) != 3 or 1 not in shape[:2]:
         return 0, 0
     return shape[0] * shape[1], shape[2]
+
+
+class _ChipEncoder(Encoder):
+    """The encoder of an open chip for a transcriber; nothing takes its place if it fails."""
+
+    def __init__(self, npu: Npu) -> None:
+        self._npu = npu
+
+    @property
+    def name(self) -> str:
+        """See Encoder."""
+        return self._npu.chip
+
+    def encode(self, mel: Mel) -> States:
+        """See Encoder. Raises NpuError."""
+        return self._npu.encode(mel)
+
+    def close(self) -> None:
+        """Free the chip."""
+        self._npu.close()
+
+
+@contextmanager
+def open_on_npu(
+    settings: Settings, bundle: Bundle, folder: Path | None = None
+) -> Iterator[Transcriber]:
+    """Yield a transcriber whose encoder and decoder are both on the Hailo, with the decoder below
+    `folder` (None: in the bundle's folder). What looks into the KV cache is off: words of the home,
+    beams, the address phrase, another language than the bundle's.
+
+    Raises ModelError, and NpuError as soon as the chip fails.
+    """
+    if bundle.hef is None:
+        raise ModelError(f"{bundle.folder}: has no HEF: roomscribe model add NAME --hef hailo8")
+    files = DecoderFiles(bundle, folder or bundle.folder)
+    plain = replace(
+        settings,
+        vocabulary=replace(settings.vocabulary, boost=0.0),
+        encoder=replace(settings.encoder, backend="cpu"),
+        decoder=replace(settings.decoder, beam_size=1, language="", languages=()),
+        assist=replace(settings.assist, phrase=""),
+    )
+    with open_transcriber(plain, bundle) as transcriber:
+        npu = open_npu(bundle, bundle.hef, share=settings.encoder.share)
+        transcriber.encoder = _ChipEncoder(npu)
+        decode_through(transcriber, NpuDecoder(npu, files))
+        yield transcriber
