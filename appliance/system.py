@@ -257,7 +257,7 @@ class BackgroundTask(threading.Thread):
     Once the thread has ended, `outcome` is what the call returned, or `error` what it raised.
     """
 
-    def __init__(self, work: Callable[[], Any], name: str = "NPU") -> None:
+    def __init__(self, work: Callable[[], Any], name: str) -> None:
         """Start the thread."""
         super().__init__(name=name, daemon=True)
         self.outcome: Any = None

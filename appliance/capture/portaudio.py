@@ -19,7 +19,6 @@ import ctypes
 import importlib
 import json
 import os
-import signal
 import struct
 import sys
 import time
@@ -36,8 +35,8 @@ from appliance.capture.devices import (
     is_stream,
     why_missing,
 )
-from appliance.capture.parent import end_with_parent
 from appliance.errors import DeviceError
+from appliance.process import begin
 
 HEADER = struct.Struct("=BBId")
 """Kind, whether samples were lost before it, length of the data in bytes, end_s."""
@@ -111,11 +110,7 @@ class Inbox:
 
 def main() -> NoReturn:
     """Answer requests until the parent ends or a signal comes; never clean up."""
-    _die_with_parent()
-    output = os.dup(1)
-    for descriptor in (1, 2):  # ALSA prints much about missing devices
-        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-    recorder = _Recorder(output)
+    recorder = _Recorder(begin())
     with contextlib.suppress(BrokenPipeError):
         for request in sys.stdin.buffer:
             recorder.answer(json.loads(request))
@@ -268,16 +263,6 @@ class _Recorder:
         left = message.pack()
         while left:
             left = left[os.write(self._output, left) :]
-
-
-def _die_with_parent() -> None:
-    """Ignore the signals that stop the parent, and end when the parent ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    parent = int(sys.argv[1])
-    end_with_parent()
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def _read_input(length: int) -> bytes:

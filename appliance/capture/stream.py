@@ -20,8 +20,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from appliance.capture.devices import NETWORK, PIPE, PULSE, public_name
-from appliance.capture.parent import end_with_parent
 from appliance.errors import DeviceError
+from appliance.process import end_with_parent
 
 RATE_HZ = 16_000
 FIRST_S = 8.0
