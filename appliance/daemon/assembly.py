@@ -115,7 +115,7 @@ def build(
         speaker, supervisor = _make_sound(core, factories.source, opened)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
-        talk = Talk(core, home, speaker, phrases.expect) if settings.wyoming.satellite else None
+        talk = Talk(core, home, speaker) if settings.wyoming.satellite else None
         house = _make_house(core, talk or home) if settings.mqtt.enabled else None
         wyoming = _make_wyoming(core, talk)
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
@@ -331,7 +331,7 @@ def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
         is_room_busy=lambda: core.backlog.is_room_busy,
         languages=lambda: core.transcriber.known_languages,
         text_to_act_on=text_to_act_on,
-        known=talk.known if talk else KnownTexts(),
+        known=talk.satellite.known if talk else KnownTexts(),
         report_satellite=partial(health.trouble, "satellite"),
         advertise_satellite=partial(announce, more="-satellite")
         if settings.wyoming.announced

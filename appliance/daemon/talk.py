@@ -8,14 +8,8 @@ is this machine's, answers with the text that is known already. Never both.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
-from appliance.config import Settings
 from appliance.daemon.core import Core
-from appliance.errors import RoomscribeError
 from appliance.homeassistant import (
     HomeAssistantClient,
     RefusedText,
@@ -25,9 +19,8 @@ from appliance.homeassistant import (
     satellite_name,
     why_not_listed,
 )
-from appliance.infer import parse_phrases, plain
+from appliance.infer import plain
 from appliance.records import (
-    EXPECTED_FROM,
     HEARD_HERE,
     SAMPLE_RATE,
     AssistReply,
@@ -36,21 +29,19 @@ from appliance.records import (
     Window,
     acting_text,
 )
-from appliance.speaker import Kind, Loudspeaker, SpokenSound, ring
-from appliance.wyoming import HomeAnswer, KnownTexts, Question, SatelliteHooks, VoiceSatellite
+from appliance.speaker import Loudspeaker
+from appliance.wyoming import Question, VoiceSatellite
 
 STOP = frozenset({"stop", "stopp", "halt", "aus"})
 STOPPED = STOP | {"the", "my", "timer", "alarm", "it", "now", "please", "bitte", "jetzt"}
 """Words of a sentence that stops what rings or sounds; one of STOP is the first."""
-STOP_SENTENCES = ["stop [the] [timer|alarm|it] [please]"]
-EXPECT_S = 60.0
 CONVERSATION_S = 15.0
 """After an answer that asks back, the next sentence needs no phrase for so long."""
 SAYS_S, LETTER_S = 3.0, 0.08
 """An answer has ended after so long, and so much more for each of its letters."""
 KEPT_S, MOST_KEPT = 15.0, 4
 """How long, and how many, the sounds of sentences are kept to be handed over."""
-REFUSAL = (bytes(2 * SAMPLE_RATE // 4) + b"\1\0\377\377") * 2
+REFUSAL = (bytes(SAMPLE_RATE // 2) + b"\1\0\377\377") * 2
 REFUSAL_TEXT = "?"
 """In place of a refused sentence: no agent can do anything with it, so it says that it does not
 understand, in the pipeline's language. No other speech to text finds words in the sound."""
@@ -60,28 +51,20 @@ class Talk(Listener):
     """Hands sentences over, for the house (`house.Assistant`); any thread."""
 
     def __init__(
-        self,
-        core: Core,
-        home: HomeAssistantClient | None,
-        loudspeaker: Loudspeaker | None,
-        expect: Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], object]], None],
+        self, core: Core, home: HomeAssistantClient | None, loudspeaker: Loudspeaker | None
     ) -> None:
-        """`home` takes texts, if there is a token. `expect` expects sentences for a while."""
+        """`home` takes texts, if there is a token."""
         settings = core.settings
-        self._core, self._home, self._loudspeaker, self._expect = core, home, loudspeaker, expect
+        self._core, self._home = core, home
         self._phrase, self._is_alone = settings.assist.phrase, not settings.mqtt.enabled
-        self._places = known_places(settings)
-        self.known = KnownTexts()
-        hooks = SatelliteHooks(
-            loudspeaker, core.health.count, self._pause, self._on_answer, self._on_sounded,
-            self._on_ring,
-        )  # fmt: skip
+        places = (settings.homeassistant.area, *settings.vocabulary.words)
+        self._places = {place.casefold() for place in places}
         self.satellite = VoiceSatellite(
-            satellite_name(core.node), settings.homeassistant.area, hooks
-        )
-        self._kept = OrderedDict[str, tuple[float, bytes]]()
-        self._pending: dict[str, tuple[Transcript, str]] = {}
-        self._ring: SpokenSound | None = None
+            satellite_name(core.node), settings.homeassistant.area, loudspeaker=loudspeaker,
+            pause=self._pause, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
+            count=core.health.count,
+        )  # fmt: skip
+        self._kept: dict[str, tuple[float, bytes]] = {}
         self._is_muted_there = self._goes_on = False
         self._invited_until_s = 0.0
 
@@ -110,19 +93,14 @@ class Talk(Listener):
         _, sound = self._kept.pop(transcript.id, (0.0, b""))
         refused = why_not_listed(transcript, self._places)
         if refused:
-            self._ask("", REFUSAL, REFUSAL_TEXT, "")
+            self.satellite.ask(Question("", REFUSAL_TEXT, REFUSAL, ""))
         else:
-            self._pending[transcript.id] = transcript, text
             begun = after_phrase(acting_text(transcript), self._phrase) is not None
-            if sound and self._ask(transcript.id, sound, text, self._phrase if begun else ""):
+            phrase = self._phrase if begun else ""
+            if sound and self.satellite.ask(Question(transcript.id, text, sound, phrase)):
                 return
-            self._pending.pop(transcript.id)
             refused = RefusedText("no Home Assistant is connected to the satellite")
         self._core.bus.on_reply(refuse(transcript, text, refused, transcript.language))
-
-    def _ask(self, name: str, sound: bytes, text: str, phrase: str) -> bool:
-        self.known.add(sound, text)
-        return self.satellite.ask(Question(name, sound, phrase, time.monotonic()))
 
     # news
 
@@ -130,8 +108,7 @@ class Talk(Listener):
         """Keep the sound of a sentence that may be handed over."""
         if self._phrase and not self._home and window.index == 1:
             self._kept[window.id] = time.monotonic(), window.samples.tobytes()
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+            self.on_idle()
 
     def on_transcript(self, transcript: Transcript) -> None:
         """Hand a command over if there is no house that does."""
@@ -140,8 +117,10 @@ class Talk(Listener):
 
     def on_idle(self) -> None:
         """Forget sounds that nobody has asked for."""
-        for name, (kept_s, _) in list(self._kept.items()):
-            if kept_s + KEPT_S < time.monotonic():
+        oldest_s = time.monotonic() - KEPT_S
+        kept = list(self._kept.items())
+        for name, (kept_s, _) in kept:
+            if kept_s < oldest_s or len(self._kept) > MOST_KEPT:
                 self._kept.pop(name, None)
 
     def on_reply(self, reply: AssistReply) -> None:
@@ -162,64 +141,17 @@ class Talk(Listener):
             self._core.mute.set(on, "Home Assistant")
             self._is_muted_there = on
 
-    def _on_answer(self, answer: HomeAnswer) -> None:
-        transcript, text = self._pending.pop(answer.id, (None, ""))
-        if transcript is None:
-            return
-        status = "failed" if answer.error else "answered"
-        reply = AssistReply(
-            answer.id, text, status, answer.text, answer.language, answer.error,
-            took_ms=answer.took_ms, goes_on=answer.text.rstrip().endswith("?"),
-        )  # fmt: skip
-        self._core.bus.on_reply(reply)
-
-    def _on_sounded(self, answer: HomeAnswer) -> None:
+    def _on_sounded(self, text: str) -> None:
         """Listen without the phrase for a while, if the answer asks back."""
-        self._core.spoken.note(answer.text, time.monotonic())
+        self._core.spoken.note(text, time.monotonic())
         if self._goes_on:
             self._goes_on = False
             self._invited_until_s = time.monotonic() + CONVERSATION_S
             self._core.transcripts.invite(CONVERSATION_S)
             self._core.bus.on_change()
 
-    def _on_ring(self, on: bool) -> None:
-        if self._ring:
-            self._ring.stop()
-            self._ring = None
-        if on and self._loudspeaker:
-            rate = 48_000
-            self._ring = self._loudspeaker.begin(rate, 1, Kind.RING, lambda _: None)
-            self._ring.write(ring(rate))
-            self._ring.end()
-        if on:
-            self._expect_stop({"answers": [], "text": ""})
-
-    def _expect_stop(self, heard: Mapping[str, Any]) -> None:
-        """Stop ringing if that was said; else expect it once more."""
-        sure = any(one["phrase_confidence"] >= EXPECTED_FROM for one in heard["answers"])
-        if sure:
-            self.satellite.hush()
-        elif self.satellite.is_loud and heard["text"] is not None:
-            try:
-                self._expect({"sentences": STOP_SENTENCES, "seconds": EXPECT_S}, self._expect_stop)
-            except (RoomscribeError, ValueError):
-                return  # the plain text stops it, too
-
 
 def is_stop(text: str) -> bool:
     """Return True for a sentence that stops what rings or sounds."""
     words = plain(text).split()
     return bool(words) and words[0] in STOP and STOPPED.issuperset(words)
-
-
-def known_places(settings: Settings) -> frozenset[str]:
-    """Return the places that the home has, as far as the configuration names them, casefolded."""
-    slots: Mapping[str, Any] = {}
-    try:
-        if settings.phrases.own_file:
-            slots = parse_phrases(Path(settings.phrases.own_file).read_text()).get("slots", {})
-    except (OSError, ValueError, RoomscribeError):
-        pass
-    own = (name for key in ("area", "floor") for name in slots.get(key, ()))
-    names = (settings.homeassistant.area, *settings.vocabulary.words, *own)
-    return frozenset(name.casefold() for name in names if name)

@@ -14,15 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from appliance import HOMEPAGE, build_version
-from appliance.records import SAMPLE_RATE
-from appliance.speaker import Ending, Kind, Loudspeaker, SpokenSound
+from appliance.records import SAMPLE_RATE, AssistReply
+from appliance.speaker import Ending, Kind, Loudspeaker, SpokenSound, ring
 from appliance.system import shorten
 from appliance.wyoming.port import Address, linger, next_event, pack_error, pong
 from appliance.wyoming.protocol import Event, ProtocolError, pack
+from appliance.wyoming.request import KnownTexts
 from appliance.wyoming.timers import Timers
 
 log = logging.getLogger("roomscribe.wyoming")
@@ -35,7 +36,7 @@ HEARD_S = 5.0
 PAUSE_S, WOKEN_S = 0.5, 0.1
 """Home Assistant says `pause-satellite` also when it stops, and is gone within PAUSE_S then. A mute
 ends the connection so fast only if an event of ours, up to WOKEN_S before, wakes it."""
-CHUNK = 2048
+CHUNK, RING_HZ = 2048, 48_000
 ANSWER_S = 30.0
 """Longest wait for an answer."""
 TURN_S, LATE_S = 5.0, 10.0
@@ -49,48 +50,40 @@ LEFT = "Home Assistant has left"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A sentence for Home Assistant: the transcript's id, its sound (16 kHz, int16, mono), and the
-    address phrase, which stands for a wake word ("" in a conversation)."""
+    """A sentence for Home Assistant."""
 
     id: str
+    """Of its transcript; "" for one that is refused, whose answer is not reported."""
+    text: str
     sound: bytes
+    """16 kHz, int16, mono."""
     phrase: str
-    begun_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class HomeAnswer:
-    """What became of a question; of an announcement, the id is "" and the text unknown."""
-
-    id: str = ""
-    text: str = ""
-    language: str = ""
-    error: str = ""
-    took_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SatelliteHooks:
-    """What the satellite uses of the appliance, by its own thread."""
-
-    loudspeaker: Loudspeaker | None
-    count: Callable[[str], None]
-    pause: Callable[[bool], object]
-    """Gets that Home Assistant mutes the room (True), or listens."""
-    on_answer: Callable[[HomeAnswer], object]
-    """Gets an answer once its text is known, or why there is none."""
-    on_sounded: Callable[[HomeAnswer], object]
-    """Gets an answer, or an announcement, when its sound has ended."""
-    on_ring: Callable[[bool], object]
-    """Gets that a timer begins to ring, or that the ring ends."""
+    """The address phrase, which stands for a wake word; "" in a conversation."""
+    begun_s: float = field(default_factory=time.monotonic)
 
 
 class VoiceSatellite:
     """Serves Home Assistant in the Wyoming server's loop. `home`, `is_loud`, `ask` and `hush`: any
     thread."""
 
-    def __init__(self, name: str, area: str, hooks: SatelliteHooks) -> None:
-        self.hooks, self.info = hooks, pack(Event("info", satellite_info(name, area)))
+    def __init__(
+        self,
+        name: str,
+        area: str,
+        *,
+        loudspeaker: Loudspeaker | None,
+        pause: Callable[[bool], object],
+        on_reply: Callable[[AssistReply], object],
+        on_sounded: Callable[[str], object],
+        count: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """The server's thread calls `pause` when Home Assistant mutes the room (True) or listens,
+        `on_reply` once the text of an answer is known, or why there is none, and `on_sounded` when
+        the sound of an answer has ended, or of an announcement, whose text is unknown ("")."""
+        self.info = pack(Event("info", satellite_info(name, area)))
+        self.known = KnownTexts()
+        self.pause, self._on_reply, self._on_sounded = pause, on_reply, on_sounded
+        self._loudspeaker, self._count = loudspeaker, count
         self._link: _Link | None = None
         self._links = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,7 +91,8 @@ class VoiceSatellite:
         self._current: Question | None = None
         """The sentence whose turn it is, until its answer has come whole."""
         self._is_answered = False
-        self._timers, self._rang = Timers(), False
+        self._timers = Timers()
+        self._ring: SpokenSound | None = None
         self._sounds = set[SpokenSound]()
 
     @property
@@ -113,6 +107,7 @@ class VoiceSatellite:
 
     def ask(self, question: Question) -> bool:
         """Send a sentence when its turn comes; return False if no Home Assistant is connected."""
+        self.known.add(question.sound, question.text)
         if self._link:
             self._call(self._put, question)
         return bool(self._link)
@@ -134,9 +129,13 @@ class VoiceSatellite:
     def poll(self) -> None:
         """Do what is due; call it about once a second."""
         self._timers.poll()
-        if self._timers.rings != self._rang:
-            self._rang = not self._rang
-            self.hooks.on_ring(self._rang)
+        if self._ring and not self._timers.rings:
+            self._ring.stop()
+            self._ring = None
+        elif self._timers.rings and self._loudspeaker and not self._ring:
+            self._ring = self._loudspeaker.begin(RING_HZ, 1, Kind.RING, lambda _: None)
+            self._ring.write(ring(RING_HZ))
+            self._ring.end()
         if self._current and time.monotonic() > self._current.begun_s + ANSWER_S:
             self.end_turn(f"no answer within {ANSWER_S:.0f} s")
         self._send_next()
@@ -155,7 +154,7 @@ class VoiceSatellite:
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # it has left
         except ProtocolError as error:
-            self.hooks.count("wyoming_failed")
+            self._count("wyoming_failed")
             log.warning("satellite: %s: %s", peer, error)
         finally:
             self._links -= 1
@@ -166,12 +165,12 @@ class VoiceSatellite:
         """Return True if a connection that says `run-satellite` is the one that counts now."""
         used = self._link
         if used and not used.is_paused and time.monotonic() < used.heard_s + HEARD_S:
-            self.hooks.count("wyoming_refused")
+            self._count("wyoming_refused")
             log.warning("refused %s: %s already uses this satellite", link.peer, used.peer)
             return False
         log.info("Home Assistant at %s uses this satellite", link.peer)
         self._link = link
-        self.hooks.pause(False)
+        self.pause(False)
         return True
 
     def _leave(self, link: _Link) -> None:
@@ -182,14 +181,14 @@ class VoiceSatellite:
             log.info("%s: %s", link.peer, LEFT)
             self.end_turn(LEFT)
             while self._waiting:
-                self.hooks.on_answer(HomeAnswer(self._waiting.popleft().id, error=LEFT))
+                self._reply(self._waiting.popleft(), error=LEFT)
 
     def _put(self, question: Question) -> None:
         if self._link:
             self._waiting.append(question)
             self._send_next()
         else:
-            self.hooks.on_answer(HomeAnswer(question.id, error=LEFT))
+            self._reply(question, error=LEFT)
 
     def _send_next(self) -> None:
         """Send the next sentence, if it is its turn."""
@@ -200,22 +199,31 @@ class VoiceSatellite:
             self.end_turn("another sentence was said")
             question = self._waiting.popleft()
             if now_s > question.begun_s + LATE_S:
-                self.hooks.on_answer(HomeAnswer(question.id, error="late"))
+                self._reply(question, error="late")
             else:
                 self._current, self._is_answered = question, False
                 self._link.send(pack_question(question))
 
-    def answer(self, text: str = "", language: str = "", error: str = "") -> HomeAnswer:
-        """Report what became of the sentence whose turn it is, once; return it."""
-        current = self._current
-        took_ms = 1000 * (time.monotonic() - current.begun_s) if current else None
-        found = HomeAnswer(current.id if current else "", text, language, error, took_ms)
-        if current and not self._is_answered:
+    def answer(self, speech: str = "", language: str = "", error: str = "") -> None:
+        """Report what became of the sentence whose turn it is, once."""
+        if self._current and not self._is_answered:
             self._is_answered = True
-            self.hooks.on_answer(found)
-        return found
+            self._reply(self._current, speech, language, error)
 
-    def end_turn(self, error: str) -> None:
+    def _reply(
+        self, question: Question, speech: str = "", language: str = "", error: str = ""
+    ) -> None:
+        if question.id:
+            status = "failed" if error else "answered"
+            took_ms = None if error else 1000 * (time.monotonic() - question.begun_s)
+            self._on_reply(
+                AssistReply(
+                    question.id, question.text, status, speech, language, error, took_ms=took_ms,
+                    goes_on=speech.rstrip().endswith("?"),
+                )
+            )  # fmt: skip
+
+    def end_turn(self, error: str = "") -> None:
         """End the turn of the sentence that was sent last; `error` is why it has no answer."""
         self.answer(error=error)
         self._current = None
@@ -225,27 +233,28 @@ class VoiceSatellite:
         self._timers.take(event)
         self.poll()
 
-    def begin_sound(self, link: _Link, event: Event, answer: HomeAnswer) -> SpokenSound | None:
-        """Return where a sound that is about to arrive goes; None if it cannot sound here."""
+    def begin_sound(self, link: _Link, event: Event, text: str | None) -> SpokenSound | None:
+        """Return where a sound that is about to arrive goes; None if it cannot sound here. `text`
+        is what it says; None for an announcement."""
         rate, width, channels = (event.data.get(key) for key in ("rate", "width", "channels"))
         readable = isinstance(rate, int) and 4000 <= rate <= 192_000 and width == 2
-        if not self.hooks.loudspeaker or not readable or channels not in (1, 2):
+        if not self._loudspeaker or not readable or channels not in (1, 2):
             return None
         assert isinstance(rate, int)
-        kind = Kind.ANSWER if answer.id else Kind.ANNOUNCEMENT
+        kind = Kind.ANNOUNCEMENT if text is None else Kind.ANSWER
 
         def done(_: Ending) -> None:
-            self._call(self.finish, link, begun, answer)
+            self._call(self.finish, link, begun, text)
 
-        begun = self.hooks.loudspeaker.begin(rate, channels, kind, done)
+        begun = self._loudspeaker.begin(rate, channels, kind, done)
         self._sounds.add(begun)
         return begun
 
-    def finish(self, link: _Link, sound: SpokenSound | None, answer: HomeAnswer) -> None:
+    def finish(self, link: _Link, sound: SpokenSound | None, text: str | None) -> None:
         """A sound has ended: all of it has sounded, it was stopped, or no loudspeaker plays it."""
         self._sounds -= {sound}
         link.send(pack(Event("played")))
-        self.hooks.on_sounded(answer)
+        self._on_sounded(text or "")
 
 
 class _Link:
@@ -263,8 +272,8 @@ class _Link:
         self.is_paused = self._runs = self._ended = False
         self._pausing: asyncio.Task[None] | None = None
         self._sound: SpokenSound | None = None
-        self._answer = HomeAnswer()
-        """Whose sound comes next."""
+        self._text: str | None = None
+        """Of the answer whose sound comes next."""
 
     def send(self, events: bytes) -> None:
         """Send events; they are lost if the connection has ended."""
@@ -299,12 +308,13 @@ class _Link:
                 voice = data.get("voice")
                 language = voice.get("language") if isinstance(voice, dict) else ""
                 text = str(data.get("text") or "").encode("utf-8", "replace").decode()
-                self._answer = satellite.answer(text[:SPEECH_AT_MOST], shorten(language or "", 20))
+                self._text = text[:SPEECH_AT_MOST]
+                satellite.answer(self._text, shorten(language or "", 20))
             case "error":
                 satellite.end_turn(shorten(data.get("code") or data.get("text") or "error", 200))
                 satellite.poll()
             case "audio-start":
-                self._sound = satellite.begin_sound(self, event, self._answer)
+                self._sound = satellite.begin_sound(self, event, self._text)
             case "audio-chunk" if self._sound:
                 self._sound.write(event.payload)
             case "audio-stop":
@@ -317,11 +327,11 @@ class _Link:
         if self._sound:
             self._sound.end()
         else:
-            self._satellite.finish(self, None, self._answer)
-        if self._answer.id:
-            self._satellite.end_turn("")
+            self._satellite.finish(self, None, self._text)
+        if self._text is not None:
+            self._satellite.end_turn()
             self._satellite.poll()
-        self._sound, self._answer = None, HomeAnswer()
+        self._sound = self._text = None
 
     async def _pause(self) -> None:
         """Mute the room, unless Home Assistant is only stopping."""
@@ -330,7 +340,7 @@ class _Link:
             await asyncio.sleep(PAUSE_S)
         if not self._ended or self._sent_s > paused_s - WOKEN_S:
             self.is_paused = True
-            self._satellite.hooks.pause(True)
+            self._satellite.pause(True)
 
     def end(self) -> None:
         """The connection has ended."""

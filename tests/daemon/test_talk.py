@@ -53,9 +53,7 @@ class Home:
 class Room:
     def __init__(self, core: Core, replies: Replies, home: Home | None) -> None:
         self.core, self.replies = core, replies
-        self.expected: list[dict[str, Any]] = []
-        expect = cast("Any", lambda request, _: self.expected.append(request))
-        self.talk = Talk(core, cast("Any", home), None, expect)
+        self.talk = Talk(core, cast("Any", home), None)
         core.bus.add(self.talk)
 
     def say(self, command: str, **slots: str) -> bytes:
@@ -84,7 +82,7 @@ def room(folder: Path, home: Home | None = None) -> Iterator[tuple[Room, Client]
     with Store.open(settings.store) as store:
         one = Room(make_core(settings, FakeTranscriber(), store, replies), replies, home)
         with (
-            running(satellite=one.talk.satellite, known=one.talk.known) as house,
+            running(satellite=one.talk.satellite, known=one.talk.satellite.known) as house,
             Client(house.satellite_port) as client,
         ):
             client.send("run-satellite")
@@ -103,7 +101,7 @@ def test_a_listed_sentence_goes_as_sound_with_its_text(
     with room(tmp_path) as (one, client):
         said = one.say("what time is it", **slots)
         assert sound(client.events("audio-stop")) == said
-        assert one.talk.known.find(said) == "what time is it"
+        assert one.talk.satellite.known.find(said) == "what time is it"
         client.send("synthesize", text="Ten past nine.", voice={"language": "en"})
         until(lambda: one.replies.all)
     [reply] = one.replies.all
@@ -125,7 +123,7 @@ def test_a_refusal_is_spoken_and_nothing_of_the_sentence_leaves(
     with room(tmp_path) as (one, client):
         one.say(command, **slots)
         assert sound(client.events("audio-stop")) == REFUSAL
-        assert one.talk.known.find(REFUSAL) == "?"
+        assert one.talk.satellite.known.find(REFUSAL) == "?"
     [reply] = one.replies.all
     assert (reply.status, reply.speech) == ("failed", spoken)
 
@@ -144,7 +142,7 @@ def test_a_ring_ends_when_somebody_says_stop(tmp_path: Path) -> None:
     with room(tmp_path) as (one, client):
         client.send("timer-started", id="a", total_seconds=0)
         client.send("timer-finished", id="a")
-        until(lambda: one.expected)
+        until(lambda: one.talk.satellite.is_loud)
         one.say("stop the timer", area="x")
         until(lambda: not one.talk.satellite.is_loud)
     assert not one.replies.all
@@ -169,8 +167,8 @@ def test_home_assistant_unmutes_only_what_it_has_muted(tmp_path: Path) -> None:
         until(lambda: one.core.mute.on)
         client.close()
         until(lambda: not one.talk.satellite.home)
-        one.talk.satellite.hooks.pause(False)
+        one.talk.satellite.pause(False)
         assert not one.core.mute.on
         one.core.mute.set(True, "the page")
-        one.talk.satellite.hooks.pause(False)
+        one.talk.satellite.pause(False)
         assert one.core.mute.on

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from rigs.loudspeaker import Player, playing
 from rigs.recordings import sentences
 from rigs.transcriber import HEARD
 from rigs.waiting import until
-from rigs.wyoming import Running, Talk, running, sound_of
+from rigs.wyoming import Talk, running, sound_of
 
+from appliance.records import AssistReply
 from appliance.wyoming.request import KnownTexts
-from appliance.wyoming.satellite import HomeAnswer, Question, SatelliteHooks, VoiceSatellite
+from appliance.wyoming.satellite import Question, VoiceSatellite
 
 TONE = (np.sin(np.arange(8000) * 0.3) * 9000).astype("<i2").tobytes()
 FORM: dict[str, Any] = {"rate": 22_050, "width": 2, "channels": 1}
@@ -27,21 +28,21 @@ SOUND = sound_of(sentences()[0].file)
 
 @dataclass
 class Room:
+    """A satellite on a free port."""
+
     satellite: VoiceSatellite
-    house: Running
     player: Player | None
-    answers: list[HomeAnswer] = field(default_factory=list)
-    sounded: list[HomeAnswer] = field(default_factory=list)
-    pauses: list[bool] = field(default_factory=list)
-    rings: list[bool] = field(default_factory=list)
+    answers: list[AssistReply]
+    sounded: list[str]
+    pauses: list[bool]
+    port: int = 0
 
     def ask(self, name: str = "1", phrase: str = "computer") -> bool:
-        question = Question(name, SOUND.tobytes(), phrase, time.monotonic())
-        return self.satellite.ask(question)
+        return self.satellite.ask(Question(name, "what time is it", SOUND.tobytes(), phrase))
 
     def home(self) -> Talk:
         """Home Assistant, connected."""
-        talk = Talk(self.house.satellite_port)
+        talk = Talk(self.port)
         talk.send("run-satellite")
         talk.send("ping")
         assert talk.events("pong")
@@ -61,33 +62,21 @@ def announce(talk: Talk, sound: bytes = TONE) -> None:
 
 
 @contextmanager
-def room(folder: Path | None = None, known: KnownTexts | None = None) -> Iterator[Room]:
-    """A satellite on a free port; with `folder` a loudspeaker."""
-    made: list[Room] = []
-    pauses, rings = list[bool](), list[bool]()
-    answers, sounded = list[HomeAnswer](), list[HomeAnswer]()
-
-    @contextmanager
-    def loudspeaker() -> Iterator[Player | None]:
-        if folder is None:
-            yield None
-            return
-        with playing(folder / "sound") as player:
-            yield player
-
-    with loudspeaker() as player:
-        hooks = SatelliteHooks(
-            player.speaker if player else None, lambda _: None, pauses.append, answers.append,
-            sounded.append, rings.append,
+def room(folder: Path | None = None) -> Iterator[Room]:
+    """With `folder`, it has a loudspeaker."""
+    answers, sounded, pauses = list[AssistReply](), list[str](), list[bool]()
+    with ExitStack() as stack:
+        player = stack.enter_context(playing(folder / "sound")) if folder else None
+        satellite = VoiceSatellite(
+            "Roomscribe kitchen", "Kitchen", loudspeaker=player.speaker if player else None,
+            pause=pauses.append, on_reply=answers.append, on_sounded=sounded.append,
         )  # fmt: skip
-        satellite = VoiceSatellite("Roomscribe kitchen", "Kitchen", hooks)
-        with running(known=known, satellite=satellite) as house:
-            made.append(Room(satellite, house, player, answers, sounded, pauses, rings))
-            yield made[0]
+        port = stack.enter_context(running(satellite=satellite)).satellite_port
+        yield Room(satellite, player, answers, sounded, pauses, port)
 
 
 def test_home_assistant_learns_of_a_satellite_with_a_room_and_no_wake_word() -> None:
-    with room() as one, Talk(one.house.satellite_port) as talk:
+    with room() as one, Talk(one.port) as talk:
         talk.send("describe")
         [event] = talk.events("info")
     satellite = event.data["satellite"]
@@ -111,8 +100,9 @@ def test_a_sentence_is_asked_at_once_and_its_answer_sounds(tmp_path: Path) -> No
     assert events[1].data["end_stage"] == "tts"
     assert b"".join(event.payload for event in events) == SOUND.tobytes()
     [found] = one.answers
-    assert (found.id, found.text, found.language, found.error) == ("1", "Ten past nine.", "en", "")
-    assert one.sounded == [found]
+    assert (found.id, found.text, found.status) == ("1", "what time is it", "answered")
+    assert (found.speech, found.language, found.error) == ("Ten past nine.", "en", "")
+    assert one.sounded == ["Ten past nine."]
 
 
 def test_two_sentences_take_turns() -> None:
@@ -124,7 +114,7 @@ def test_two_sentences_take_turns() -> None:
         assert [event.type for event in talk.events("audio-stop")][:2] == ["played", "run-pipeline"]
         answer(talk, "Two.")
         talk.events("played")
-    assert [found.text for found in one.answers] == ["One.", "Two."]
+    assert [found.speech for found in one.answers] == ["One.", "Two."]
 
 
 def test_a_pipeline_that_fails_and_a_home_that_leaves_are_reported() -> None:
@@ -170,21 +160,23 @@ def test_without_a_loudspeaker_a_sound_is_over_when_it_has_come() -> None:
         assert [event.type for event in talk.events("played")] == ["played"]
 
 
-def test_a_timer_rings_until_it_is_stopped() -> None:
-    with room() as one, one.home() as talk:
+def test_a_timer_rings_until_it_is_stopped(tmp_path: Path) -> None:
+    with room(tmp_path) as one, one.home() as talk:
         talk.send("timer-started", id="a", total_seconds=1)
         talk.send("timer-finished", id="a")
-        until(lambda: one.rings == [True])
+        until(lambda: one.player and one.player.sound)
         assert one.satellite.is_loud
         one.satellite.hush()
-        until(lambda: one.rings == [True, False])
+        until(lambda: not one.satellite.is_loud)
+        announce(talk)
+        assert talk.events("played")
 
 
 def test_a_second_home_assistant_is_refused_until_the_first_has_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with room() as one:
-        with one.home(), Talk(one.house.satellite_port) as second:
+        with one.home(), Talk(one.port) as second:
             second.send("describe")
             assert second.events("info")
             second.send("run-satellite")
