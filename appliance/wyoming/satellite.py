@@ -85,7 +85,7 @@ class VoiceSatellite:
         self.pause, self._on_reply, self._on_sounded = pause, on_reply, on_sounded
         self._loudspeaker, self._count = loudspeaker, count
         self._link: _Link | None = None
-        self._links = 0
+        self._links, self._refused = 0, set[Address]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting = deque[Question](maxlen=4)
         self._current: Question | None = None
@@ -109,7 +109,7 @@ class VoiceSatellite:
         """Send a sentence when its turn comes; return False if no Home Assistant is connected."""
         self.known.add(question.sound, question.text)
         if self._link:
-            self._call(self._put, question)
+            self._call(lambda: self._put(question))
         return bool(self._link)
 
     def hush(self) -> None:
@@ -119,10 +119,10 @@ class VoiceSatellite:
             sound.stop()
         self._call(self.poll)
 
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+    def _call(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has ended
             if self._loop:
-                self._loop.call_soon_threadsafe(function, *arguments)
+                self._loop.call_soon_threadsafe(function)
 
     # the loop
 
@@ -166,7 +166,9 @@ class VoiceSatellite:
         used = self._link
         if used and not used.is_paused and time.monotonic() < used.heard_s + HEARD_S:
             self._count("wyoming_refused")
-            log.warning("refused %s: %s already uses this satellite", link.peer, used.peer)
+            if link.peer not in self._refused:  # it tries again every few seconds
+                self._refused.add(link.peer)
+                log.warning("refused %s: %s already uses this satellite", link.peer, used.peer)
             return False
         log.info("Home Assistant at %s uses this satellite", link.peer)
         self._link = link
@@ -244,7 +246,8 @@ class VoiceSatellite:
         kind = Kind.ANNOUNCEMENT if text is None else Kind.ANSWER
 
         def done(_: Ending) -> None:
-            self._call(self.finish, link, begun, text)
+            # `begin` may call this before it returns
+            self._call(lambda: self.finish(link, begun, text))
 
         begun = self._loudspeaker.begin(rate, channels, kind, done)
         self._sounds.add(begun)
