@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "homeassistant": set(),
     "house": {"capture"},
     "speaker": {"capture", "infer"},
-    "wyoming": {"capture", "infer", "model"},
+    "wyoming": {"capture", "infer", "model", "speaker"},
     "store": set(),
     "capture": set(),
     "infer": {"model"},

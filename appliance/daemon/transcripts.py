@@ -126,6 +126,10 @@ class Transcripts(Listener):
         """The newest sentence of the microphone, while another one may continue it."""
         self._expire_s = 0.0
 
+    def invite(self, within_s: float) -> None:
+        """Take the next sentence as said to the home if it begins so soon. Any thread."""
+        self._address.invite(within_s)
+
     def preview(self, window: Window, result: Transcription) -> str:
         """Return the text that would be stored; empty if it would be discarded."""
         return self._gates.preview(window, result, lambda: self._text_before(window))

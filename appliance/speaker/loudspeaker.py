@@ -34,8 +34,8 @@ log = logging.getLogger("roomscribe.speaker")
 
 BLOCK_S, AHEAD_S = 0.02, 0.12
 """Length of a part that is sent to the process, and how much may wait there for the device."""
-QUEUE_S = 5.0
-"""Sound of an answer that may wait here: whoever sends more has to wait."""
+QUEUE_S = 300.0
+"""Sound of an answer that may wait here: Home Assistant sends a whole answer at once."""
 STARVED_S = 10.0
 """If no sound comes for this long, the sound has failed."""
 STALLED_S = 2.5
