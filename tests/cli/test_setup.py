@@ -328,7 +328,7 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
     assert not (tmp_path / "models" / "in-use").exists()
 
 
-def test_a_model_is_chosen_as_by_model_use_even_where_the_configuration_names_another(
+def test_setup_chooses_a_model_even_if_the_configuration_names_another(
     tmp_path: Path,
 ) -> None:
     config = write_config(tmp_path, model={"bundle": "tiny.en"})

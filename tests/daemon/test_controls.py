@@ -170,7 +170,7 @@ def test_what_is_learnt_is_added_to_the_settings_once(house: Appliance) -> None:
     assert house.reloads == 4, "a word that is known changes nothing"
 
 
-def test_words_are_offered_for_replacing_if_two_sentences_had_them_and_each_was_corrected(
+def test_words_that_were_corrected_in_two_sentences_are_offered_to_replace(
     tmp_path: Path,
 ) -> None:
     texts = (

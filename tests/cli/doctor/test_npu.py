@@ -72,7 +72,7 @@ def test_a_hailo_that_is_wanted_and_not_there_is_a_fault(
 @pytest.mark.parametrize(
     ("device", "package"), [("0x2864", "hailo-all"), ("0x45c4", "hailo-h10-all")]
 )
-def test_a_hailo_on_the_bus_without_a_driver_is_a_fault_with_its_own_package_as_fix(
+def test_a_hailo_without_a_driver_is_a_fault_whose_fix_is_its_package(
     simulator: Simulator, around: Surroundings, device: str, package: str
 ) -> None:
     vendor = simulator.folder / "sys/bus/pci/devices/0001:01:00.0/vendor"
@@ -114,7 +114,7 @@ def test_versions_that_differ_are_a_fault_with_both(
     assert found.found == "Python binding 4.23.0, driver 4.20.0"
 
 
-def test_the_library_of_another_chip_is_a_fault_and_nothing_upgrades_the_whole_system(
+def test_the_library_of_another_chip_is_a_fault_with_a_fix_of_its_own(
     simulator: Simulator, around: Surroundings
 ) -> None:
     simulator.plug()

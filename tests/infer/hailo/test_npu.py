@@ -170,7 +170,7 @@ def test_a_hailo_10h_is_shared_by_its_group_without_a_service(
     other.communicate()
 
 
-def test_the_limit_for_a_job_comes_from_the_first_ones_and_the_trouble_tells_their_time(
+def test_the_limit_for_a_job_comes_from_the_first_ones_and_is_reported(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     simulator.plug(latency_ms=120, close_s=0.1)
