@@ -290,6 +290,8 @@ class NoAct(enum.StrEnum):
     REPETITION = "repetition"
     MEDIA = "media"
     """A media player of the area plays, and the sentence lacks the address phrase."""
+    OWN_VOICE = "own_voice"
+    """A loudspeaker of the home says it, or has just said it."""
     LOW_CONFIDENCE = "low_confidence"
     GUARDED = "guarded"
     """It may be an order to a lock, door, alarm or valve, and is not sure enough for that."""
@@ -380,7 +382,8 @@ class AssistReply:
     text: str
     """The command, without the address phrase."""
     status: str
-    """action_done, query_answer or error, as the agent answered; failed without an answer."""
+    """action_done, query_answer or error, as the agent answered; answered if a satellite does not
+    tell which; failed without an answer."""
     speech: str = ""
     """The answer for the speaker."""
     language: str = ""
@@ -389,6 +392,8 @@ class AssistReply:
     conversation_id: str = ""
     took_ms: float | None = None
     """From the request to the answer; None without an answer."""
+    goes_on: bool = False
+    """True if Home Assistant asks back: the next sentence needs no phrase."""
 
 
 class Listener:
@@ -491,6 +496,8 @@ class ApplianceState:
     """Windows that wait for transcription."""
     uptime_s: float
     version: str
+    updated: tuple[str, datetime] | None = None
+    """The version before this one, and when this one first ran; None: there was no other."""
     muted: bool | None = False
     """True while the microphone is closed on request; None while it is closed because the mute file
     cannot be read, or while it is being opened."""
@@ -504,6 +511,8 @@ class ApplianceState:
     """Other rooms that are online on the same broker."""
     fleet: tuple[str, str] | None = None
     """Role in a fleet, and the connected server or ""; None without a fleet."""
+    assist: Mapping[str, str | bool | None] = field(default_factory=dict)
+    """Of the satellite, as `state` publishes it; empty without one."""
     wyoming: str | None = ""
     """Address and port of the Wyoming server; None while it cannot listen, empty if it is off."""
     echo: EchoState | None = None

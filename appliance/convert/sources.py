@@ -193,7 +193,7 @@ def _weights(repository: str, files: Files, folder: Path) -> list[str]:
     if shapes.WEIGHTS_FILE in files:
         return [shapes.WEIGHTS_FILE]
     if files.keys() >= set(ONNX):
-        return [*ONNX, *(f"{name}_data" for name in ONNX)]
+        return [*ONNX]
     return [MODEL_FILE]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from appliance.capture import Segmenter, VoiceDetector, open_source
+from appliance.capture import PlayedSound, Segmenter, VoiceDetector, open_source
 from appliance.config import (
     WYOMING_SOCKET,
     Reading,
@@ -36,7 +36,7 @@ from appliance.daemon.core import Core
 from appliance.daemon.correction_commands import CorrectionCommands
 from appliance.daemon.health import Health, report_backend
 from appliance.daemon.log_commands import LogCommands
-from appliance.daemon.microphone_commands import MicrophoneCommands
+from appliance.daemon.microphone_commands import MicrophoneCommands, SpeakerCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.monitors import ActingMonitor, LevelMonitor
 from appliance.daemon.mute import Mute
@@ -44,10 +44,11 @@ from appliance.daemon.partials import Partials
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.pipeline import Parts
 from appliance.daemon.playback import Playback
-from appliance.daemon.report import Reporter
+from appliance.daemon.report import Reporter, note_version
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
+from appliance.daemon.talk import Talk
 from appliance.daemon.transcription import WorkTranscriber, open_transcriber
 from appliance.daemon.transcripts import Transcripts, text_to_act_on
 from appliance.errors import StoreError
@@ -57,8 +58,16 @@ from appliance.house import House
 from appliance.infer import AnyTranscriber, Phrases, Transcriber, transcribed_elsewhere
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
+from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import TOKEN, Hooks, WyomingServer, advertise, offer_to_supervisor
+from appliance.wyoming import (
+    TOKEN,
+    Hooks,
+    KnownTexts,
+    WyomingServer,
+    advertise,
+    offer_to_supervisor,
+)
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -104,16 +113,17 @@ def build(
         partials = Partials(submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
-        house = _make_house(core, home) if settings.mqtt.enabled else None
-        supervisor = CaptureSupervisor(
-            settings.capture, core.health, core.mute, core.frames, core.bus, source=factories.source
-        )
-        opened.callback(supervisor.close)
-        wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
-        fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
-        report = Reporter(core, supervisor, home, house, wyoming, fleet)
+        speaker, supervisor = _make_sound(core, factories.source, opened)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
+        talk = Talk(core, home, speaker) if settings.wyoming.satellite else None
+        house = _make_house(core, talk or home) if settings.mqtt.enabled else None
+        if house:
+            core.spoken.share = house.say
+        wyoming = _make_wyoming(core, talk)
+        fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
+        updated = note_version(store_folder(settings.store))
+        report = Reporter(core, supervisor, home, house, wyoming, fleet, talk, updated)
         publisher = _make_publisher(
             core, factories.publisher, report, phrases, home=home, house=house
         )
@@ -125,6 +135,7 @@ def build(
             LogCommands(core.store, core.node, playback.poll), playback,
             _make_corrections(core, changes), MuteCommands(core.mute), changes, phrases,
             BrokerCommands(changes), ModelCommands(installer or ModelInstaller()),
+            SpeakerCommands(speaker),
         )  # fmt: skip
         controls = _make_controls(
             core, report, publisher, control=control, make_phrases=phrases.make, groups=groups
@@ -132,12 +143,13 @@ def build(
         opened.callback(controls.close)
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
-            expectations, playback, core.backlog, supervisor, publisher, controls,
-            house or home,  # the house hands sentences over once a room is chosen
+            expectations, playback, core.backlog, supervisor, publisher, controls, speaker,
+            house or talk or home,  # the house hands sentences over once a room is chosen
+            talk if house else None,
         )  # fmt: skip
         return Parts(
             core, works, partials, supervisor, report, controls, control, publisher, home, wyoming,
-            fleet, reload, opened.pop_all().close,
+            fleet, speaker, reload, opened.pop_all().close,
         )  # fmt: skip
 
 
@@ -152,17 +164,33 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     report_backend(health, transcriber)
     detector, window_s = VoiceDetector(settings.voice), transcriber.bundle.window_s
     segmenter = factories.segmenter(detector, settings.segmenter, window_s)
-    media = MediaPlayers()
-    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media)
+    media, spoken = MediaPlayers(), Spoken()
+    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
     in_process, is_stored = transcriber.in_process, transcripts.is_stored
     backlog = opened.enter_context(
         Backlog(settings, health, bus, in_process=in_process, is_stored=is_stored)
     )
     frames, states = StageQueue[Frame](FRAMES_WAITING), StageQueue[Work](STATES_WAITING)
     return Core(
-        settings, node, factories.idle_s, bus, health, mute, media, store, transcriber,
+        settings, node, factories.idle_s, bus, health, mute, media, spoken, store, transcriber,
         transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
+
+
+def _make_sound(
+    core: Core, source: Opener, opened: contextlib.ExitStack
+) -> tuple[Loudspeaker | None, CaptureSupervisor]:
+    """Return the loudspeaker, if there is one, and what reads the microphone: it hears what the
+    loudspeaker plays, unless it has a reference."""
+    settings, played = core.settings, PlayedSound()
+    speaker = _make_speaker(core, played) if settings.speaker.enabled else None
+    if speaker and source is open_source and not settings.capture.reference:
+        source, core.spoken.is_heard = partial(open_source, played=played), played.is_heard
+    supervisor = CaptureSupervisor(
+        settings.capture, core.health, core.mute, core.frames, core.bus, source=source
+    )
+    opened.callback(supervisor.close)
+    return speaker, supervisor
 
 
 def _make_home(core: Core) -> HomeAssistantClient | None:
@@ -186,7 +214,7 @@ def _make_home(core: Core) -> HomeAssistantClient | None:
     )
 
 
-def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
+def _make_house(core: Core, assistant: Talk | HomeAssistantClient | None) -> House:
     """Return what decides with other rooms which one acts on a sentence."""
 
     def report(heard: HeardIn) -> None:
@@ -204,7 +232,15 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
         complain=partial(core.health.trouble, "rooms"),
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
-        assistant=home,
+        assistant=assistant,
+        note=core.spoken.remember,
+    )
+
+
+def _make_speaker(core: Core, played: PlayedSound) -> Loudspeaker:
+    """Return what plays sounds."""
+    return Loudspeaker(
+        core.settings.speaker, complain=partial(core.health.trouble, "speaker"), played=played
     )
 
 
@@ -269,19 +305,22 @@ def _make_corrections(core: Core, changes: SettingCommands) -> CorrectionCommand
     return CorrectionCommands(core.store, core.node, changes, core.bus.on_correction, is_common)
 
 
-def _make_wyoming(core: Core) -> WyomingServer:
-    """Return the server that transcribes for other programs."""
+def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
+    """Return the server that transcribes for other programs, and serves the satellite, if any is
+    wanted."""
     settings, health = core.settings, core.health
+    if not (settings.wyoming.enabled or settings.web.api or talk):
+        return None
 
     def report(trouble: str) -> None:
         if health.notice("announcement", trouble):
             log.info("%s", trouble or "the Wyoming server is announced to the network")
 
-    async def announce(port: int) -> None:
-        if TOKEN in os.environ:
+    async def announce(port: int, more: str = "") -> None:
+        if TOKEN not in os.environ:
+            await advertise(f"roomscribe-{core.node}{more}"[:63], port, report)
+        elif not more:
             await offer_to_supervisor(port, report)
-        else:
-            await advertise(f"roomscribe-{core.node}"[:63], port, report)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)
@@ -298,9 +337,15 @@ def _make_wyoming(core: Core) -> WyomingServer:
         is_room_busy=lambda: core.backlog.is_room_busy,
         languages=lambda: core.transcriber.known_languages,
         text_to_act_on=text_to_act_on,
+        known=talk.satellite.known if talk else KnownTexts(),
+        report_satellite=partial(health.trouble, "satellite"),
+        advertise_satellite=partial(announce, more="-satellite")
+        if settings.wyoming.announced
+        else None,
     )
     path = runtime_folder(settings) / WYOMING_SOCKET if settings.web.api else None
-    return WyomingServer(settings, core.node, hooks, socket_path=path)
+    satellite = talk.satellite if talk else None
+    return WyomingServer(settings, core.node, hooks, socket_path=path, satellite=satellite)
 
 
 def _make_fleet(core: Core, opened: contextlib.ExitStack) -> FleetWorker:

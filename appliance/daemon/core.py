@@ -15,6 +15,7 @@ from appliance.daemon.transcripts import Transcripts
 from appliance.homeassistant import MediaPlayers
 from appliance.infer import AnyTranscriber
 from appliance.records import Frame
+from appliance.speaker import Spoken
 from appliance.store import Store
 
 
@@ -30,6 +31,7 @@ class Core:
     health: Health
     mute: Mute
     media: MediaPlayers
+    spoken: Spoken
     store: Store
     transcriber: AnyTranscriber
     transcripts: Transcripts

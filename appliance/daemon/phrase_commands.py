@@ -21,7 +21,7 @@ from appliance.daemon.setting_commands import SettingCommands, is_text
 from appliance.errors import ConfigError, StoreError
 from appliance.infer import AnyTranscriber, Phrases, Transcriber, parse_phrases, phrases_file
 from appliance.mqtt import events
-from appliance.records import Listener, Transcription, Window
+from appliance.records import Listener, NoAct, Transcription, Window
 from appliance.system import shorten, write_whole
 
 FILE_NAME = "phrases.toml"
@@ -73,7 +73,7 @@ class Expectations(Listener):
         """Answer with the text of a window that is stored, if it is the one that is awaited."""
         with self._lock:
             current = self._current
-            if current is None or not current.covers(window):
+            if current is None or not current.covers(window) or NoAct.OWN_VOICE in result.flags:
                 return
             self._current = None
         found = [events.phrase(one) for one in result.candidates]

@@ -32,6 +32,7 @@ from appliance.fleet import FleetWorker
 from appliance.homeassistant import HomeAssistantClient
 from appliance.mqtt import Publisher
 from appliance.records import ApplianceState, Discarded, Frame, Window
+from appliance.speaker import Loudspeaker
 from appliance.wyoming import WyomingServer
 
 log = logging.getLogger("roomscribe.daemon")
@@ -63,6 +64,7 @@ class Parts:
     home: HomeAssistantClient | None
     wyoming: WyomingServer | None
     fleet: FleetWorker | None
+    speaker: Loudspeaker | None
     reload: threading.Event
     """Set when the configuration is to be read again."""
     close: Callable[[], None]
@@ -135,6 +137,9 @@ class Pipeline:
         end_frames = functools.partial(self.core.frames.mark, Sentinel.END)
         yield make("segmenter", self._segment, stop=lambda _: end_frames(), timeout_s=1.0)
         yield make("capture", self._capture, timeout_s=1.0)
+        if speaker := parts.speaker:
+            run = self._until_stop(speaker.run)
+            yield make("loudspeaker", run, stop=lambda _: speaker.stop(), timeout_s=0.5)
         if wyoming := parts.wyoming:
             yield make("wyoming", self._until_stop(wyoming.run), timeout_s=1.0)
 

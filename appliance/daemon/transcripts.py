@@ -30,6 +30,7 @@ from appliance.records import (
     ADDRESSED,
     JOINED,
     SAMPLE_RATE,
+    AssistReply,
     Discarded,
     Listener,
     NoAct,
@@ -41,10 +42,13 @@ from appliance.records import (
     utc_from_monotonic,
     why_not_act,
 )
+from appliance.speaker import Spoken
 from appliance.store import Store, Wanted
 
 log = logging.getLogger("roomscribe.daemon")
 
+REPLY_S = 10.0
+"""A media player has begun and ended an answer of Assist after this."""
 EXPIRE_EVERY_S = 3600.0
 """Seconds between two deletions of transcripts that are older than the retention."""
 CONTINUES_S, PRE_ROLL_S = 2.0, 0.6
@@ -109,17 +113,22 @@ class Transcripts(Listener):
         bus: Listener,
         *,
         media: MediaPlayers,
+        spoken: Spoken,
     ) -> None:
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._bus = health, bus
         self._gates = Gates(transcriber.gates)
-        self._media = media
         self._address = AddressPhrase(settings.assist.phrase, media.play_since)
+        self._media, self._spoken, self._replies = media, spoken, Spoken()
         self._kept: deque[Transcript] = deque()
         """Of windows that other programs sent."""
         self._before: _Part | None = None
         """The newest sentence of the microphone, while another one may continue it."""
         self._expire_s = 0.0
+
+    def invite(self, within_s: float) -> None:
+        """Take the next sentence as said to the home if it begins so soon. Any thread."""
+        self._address.invite(within_s)
 
     def preview(self, window: Window, result: Transcription) -> str:
         """Return the text that would be stored; empty if it would be discarded."""
@@ -147,8 +156,13 @@ class Transcripts(Listener):
         transcript, before = compose(window, result, model, lease.queue_ms), self._before
         if before and before.is_continued_by(window):
             transcript = replace(transcript, continues=before.window.utterance_id)
-        part = self._before = _Part(window, self._address.mark(transcript))
-        self._append(part.transcript)
+        if self._is_own(transcript, window.start_s):
+            result = replace(result, flags=(*result.flags, NoAct.OWN_VOICE.value))
+            transcript = replace(transcript, flags=(*transcript.flags, NoAct.OWN_VOICE.value))
+        else:
+            transcript = self._address.mark(transcript)
+        part = self._before = _Part(window, transcript)
+        self._append(transcript)
         lease.finish()
         self._bus.on_stored(window, result)
         if before and (joined := before.join(part, self._transcriber.bundle.window_s)):
@@ -206,6 +220,19 @@ class Transcripts(Listener):
         with suppress(StoreError):
             return self._store.count(Wanted(ids=(transcript_id,))) > 0
         return False
+
+    def on_reply(self, reply: AssistReply) -> None:
+        """Remember an answer of Assist, which a media player of the area may say. Any thread."""
+        self._replies.note(reply.speech, time.monotonic() + REPLY_S)
+
+    def _is_own(self, transcript: Transcript, start_s: float) -> bool:
+        """Return True if a loudspeaker of the home said this, by what is known to be said, or a
+        media player of the area that plays Assist's answer."""
+        sources = [self._spoken]
+        if self._media.play_since(transcript.start):
+            sources.append(self._replies)
+        texts = {transcript.text, acting_text(transcript)}
+        return any(source.is_own(text, start_s) for source in sources for text in texts)
 
     def on_idle(self) -> None:
         """Store what `keep` got and delete old transcripts, while nobody speaks."""

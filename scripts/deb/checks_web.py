@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
 
-from deb.checks import SPOKEN, expect, is_alike, is_closed, listens
+from deb.checks import expect, is_closed, listens
 from deb.checks_user import MODELS
-from deb.container import SPEAK, Container
+from deb.container import Container
 
 CONFIG, STATE = "/etc/roomscribe/roomscribe.toml", "/var/lib/roomscribe"
 EXPOSED_AT_MOST, EXPOSED_MODELS_AT_MOST = 1.5, 1.3
-FIRST_WITHIN_S = 120.0
 SOCKET, SERVICE = "roomscribe-web.socket", "roomscribe-web.service"
 ENTER = """\
 import http.client, json, sys, time
@@ -49,45 +47,6 @@ while (found := command(head, "models"))["adding"] and time.monotonic() < until:
 print(json.dumps([found["failed"], [model["name"] for model in found["models"]]]))
 broker = {{"host": "127.0.0.1", "username": "ear", "password": "open sesame"}}
 print(json.dumps(command(head, "broker", **broker)))
-"""
-PERSON = f"""\
-{ENTER}
-import os, pty, re, select
-child, terminal = pty.fork()
-if not child:
-    os.environ.update(TERM="xterm", COLUMNS="120")
-    os.execvp("roomscribe", ["roomscribe", "setup", "--page"])
-shown, seen, head, answers, words, before = "", 0, None, 0, [], None
-ANSWERS = [
-    ("called? [", "Kitchen"), ("Enter, and speak", ""), ("or none [", ""),
-    ("Which model? [tiny.en]", ""), ("Write it? [yes]", ""),
-]
-until = time.monotonic() + 100
-begun = time.monotonic()
-while time.monotonic() < until and not words:
-    if select.select([terminal], [], [], 0.1)[0]:
-        try:
-            text = os.read(terminal, 65536).decode("utf-8", "replace")
-            shown += re.sub(r"\\x1b\\[[0-9;?]*[A-Za-z]", "", text)
-        except OSError:
-            break
-    # a microphone that the daemon has open needs no answer
-    if asked := [at for at, one in enumerate(ANSWERS) if one[0] in shown[seen:]]:
-        seen = len(shown)
-        os.write(terminal, (ANSWERS[asked[0]][1] + "\\n").encode())
-        del ANSWERS[: asked[0] + 1]
-        answers += 1
-    if head is None and (link := re.search(r"#link=(\\S+)\\s", shown)):
-        head = enter(link[1])
-    # what was said before the person is asked to say a sentence does not count
-    found = command(head, "history", limit=1) if head else None
-    if isinstance(found, dict) and "Say a sentence" in shown:
-        newest = found["transcripts"][0]["seq"] if found["transcripts"] else 0
-        before = newest if before is None else before
-        words = found["transcripts"] if newest > before else []
-took_s = time.monotonic() - begun
-print(shown[-3000:], file=sys.stderr)
-print(json.dumps([answers, took_s, words[0]["text"] if words else None]))
 """
 
 
@@ -188,30 +147,3 @@ def adds_a_model(box: Container) -> str:
     box.run("systemctl reload roomscribe")
     box.wait("listening again", lambda: listens(box), 20)
     return f"exposure {exposed}"
-
-
-def first_sentence(box: Container, deb: str) -> str:
-    """From `apt install` to the first sentence on the page with `setup` alone, in five answers.
-    The package's dependencies are installed already (`installs` measures them)."""
-    box.run("dpkg --purge roomscribe")  # apt knows of none that is gone and in no repository
-    box.run("apt-get install -y --no-download $(cat /root/later)", timeout_s=400)
-    box.run("systemctl start mosquitto fakemic")
-    (box.share / "person.py").write_text(PERSON, encoding="utf-8")
-    box.run(f"systemd-run -q -u room sh -c 'while {SPEAK} /share/speech/00.flac; do sleep 2; done'")
-    begun_s = time.monotonic()
-    box.run(f"apt-get install -y {deb}", timeout_s=400)
-    installed_s = time.monotonic() - begun_s
-    try:
-        output = box.run("python3 -I /share/person.py", timeout_s=150)
-    finally:
-        box.run("systemctl stop room", check=False)
-    took_s = time.monotonic() - begun_s
-    answers, setup_s, text = json.loads(output.splitlines()[0])
-    expect(text and is_alike(SPOKEN["00.flac"], text), f"on the page is {text!r}: {output}")
-    expect(answers <= 5, f"{answers} answers were asked for: {output}")
-    expect(took_s < FIRST_WITHIN_S, f"it took {took_s:.0f} s")
-    box.run("apt-get purge -y roomscribe roomscribe-model-tiny-en")
-    return (
-        f"{took_s:.0f} s: apt {installed_s:.0f} s, setup until the sentence {setup_s:.0f} s, "
-        f"{answers} answers"
-    )

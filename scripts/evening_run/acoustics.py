@@ -25,8 +25,6 @@ SOURCE_M = (0.0, 0.35, 0.4)
 JITTER_M = 0.04
 """Images are moved by so much at random: in an exact box they line up and sound like a sweep."""
 HIGH_PASS_HZ = 80.0
-DIRECT_S = 0.0025
-"""The response up to so long after its first sample counts as direct sound."""
 CORRECTIONS = 4
 STEP = SAMPLE_RATE // 100
 """10 ms."""

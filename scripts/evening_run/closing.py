@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any
 
 from evening_run.stand import Stand, Tally
@@ -23,23 +22,10 @@ def of_block(stand: Stand) -> Record:
     tally, stand.tally = stand.tally, Tally()
     return {
         "reload_s": tally.reload_s,
-        "restart_s": tally.restart_s,
         "wyoming_ms": tally.wyoming_ms,
         "wyoming_texts": tally.wyoming_texts,
         "trouble": tally.trouble,
     }
-
-
-def page_ms(stand: Stand, record: Record) -> list[int]:
-    """Return the milliseconds from the subscriber to the page, of each transcript it drew."""
-    wall_s = time.time() - time.monotonic()
-    shown = dict(stand.shown())
-    events = [one for item in record["items"] for one in item["heard"]]
-    return [
-        round(1000 * (shown[one["seq"]] - wall_s - one["arrival_s"]))
-        for one in events
-        if shown.get(one["seq"])
-    ]
 
 
 def closing(stand: Stand) -> Record:

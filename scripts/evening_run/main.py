@@ -1,22 +1,20 @@
 """Run an evening: the shipped appliance with everything switched on; print one table.
 
-    scripts/measure evening [--short | --long] [--groups a,b] [--seed N] [--work FOLDER] [--resume]
+    scripts/measure evening [--short] [--seed N] [--work FOLDER]
     scripts/measure evening --against COMMIT ...
-    scripts/measure evening --model FOLDER [--npu-latency-ms 31] ...
+    scripts/measure evening --model FOLDER ...
     scripts/measure evening --write ...
 
 A real daemon with the shipped configuration hears one continuous stream through PulseAudio: people
 and synthesisers who give commands, in rooms, beside kitchen noise and a television, people who read
 and talk, noise, music, silence. A page is open in a browser, a Wyoming client asks now and then, a
 stand-in for Home Assistant tells 50 names and counts what is handed to Assist. Meanwhile the
-configuration is reloaded 20 times, the broker restarts, and the daemon is killed once.
+configuration is reloaded 20 times.
 
 docs/figures.md says what each column means. --short takes 4 minutes and is what CI runs; verdict.py
 says when it fails. --against hears each block with another commit's appliance and the same model,
-too. --model takes another model than the built-in one. With --npu-latency-ms the simulator of the
-tests stands in for a Hailo: it computes the encoder's states on the CPU and takes at least so long
-for each window. --write puts the figures into README.md and docs/figures.md. Results are kept in
-FOLDER after each block; with --resume the evening goes on behind the last one.
+too. --model takes another model than the built-in one. --write puts the figures into README.md and
+docs/figures.md. Results are in FOLDER.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from evening_run.closing import closing, of_block, page_ms
+from evening_run.closing import closing, of_block
 from evening_run.play import Player
-from evening_run.programme import FAMILIES, LEVELS, SENTENCE, Block, gather, spoken
+from evening_run.programme import LEVELS, SENTENCE, Block, gather
 from evening_run.publish import write
-from evening_run.results import Checkpoint, about, git, merged, scored, summary
+from evening_run.results import about, git, merged, scored, summary
 from evening_run.schedule import lay_out
 from evening_run.score import actions_not_asked_for
-from evening_run.stand import Model, Stand
+from evening_run.stand import Stand
 from evening_run.table import as_text, columns, compared, compared_wholes, more
 from evening_run.verdict import faults
 from rigs import broker, microphone
@@ -67,17 +65,13 @@ def main() -> int:
         roots = {"here": ROOT}
         if options.against:
             roots["there"] = stack.enter_context(worktree(options.against))
-        try:
-            sides = [Side(name, root, options) for name, root in roots.items()]
-        except ValueError as error:
-            print(f"evening: {error}", file=sys.stderr)
-            return 64
+        sides = [Side(name, root, options) for name, root in roots.items()]
         try:
             hear(sides, blocks)
         except KeyboardInterrupt:
             sides[0].interrupted = True
         except RuntimeError as error:
-            print(f"evening: {error}; go on with --resume", file=sys.stderr)
+            print(f"evening: {error}", file=sys.stderr)
             return 1
     for side in sides:
         side.report()
@@ -92,8 +86,8 @@ def main() -> int:
 def prepare(options: argparse.Namespace) -> list[Block]:
     """Return what is heard in the evening that was chosen, and say how long it takes."""
     level = LEVELS[options.level]
-    sounds = gather(level, options.groups, options.seed)
-    blocks = lay_out(sounds, level, options.seed, spoken()[0])
+    sounds = gather(level, options.seed)
+    blocks = lay_out(sounds, level, options.seed)
     minutes = sum(block.length for block in blocks) / SAMPLE_RATE / 60
     count = sum(one.kind == SENTENCE for one in sounds)
     if not shutil.which("chromedriver"):
@@ -109,25 +103,18 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    level = parser.add_mutually_exclusive_group()
-    for name in ("short", "long"):
-        level.add_argument(f"--{name}", dest="level", action="store_const", const=name)
-    parser.add_argument(
-        "--groups", type=families, default=FAMILIES, help=f"some of {','.join(FAMILIES)}"
-    )
+    parser.add_argument("--short", dest="level", action="store_const", const="short")
     parser.add_argument("--seed", type=int, default=1, help="of order and pauses; default 1")
     parser.add_argument("--work", type=Path, default=WORK, metavar="FOLDER")
-    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--against", metavar="COMMIT")
     parser.add_argument("--model", type=Path, metavar="FOLDER")
-    parser.add_argument("--npu-latency-ms", type=float, metavar="MS")
     parser.add_argument("--write", action="store_true")
     parser.set_defaults(level="usual")
     options = parser.parse_args()
-    if options.write and (options.level == "short" or set(options.groups) != set(FAMILIES)):
-        parser.error("--write needs all groups, and the usual or the long evening")
-    if options.write and (options.model or options.npu_latency_ms is not None):
-        parser.error("--write needs the built-in model on the CPU")
+    if options.write and options.level == "short":
+        parser.error("--write needs the usual evening")
+    if options.write and options.model:
+        parser.error("--write needs the built-in model")
     if options.model and not (options.model / "bundle.json").is_file():
         parser.error(f"--model: expected a folder with bundle.json, found {options.model}")
     if options.against and not git(ROOT, "rev-parse", "--verify", f"{options.against}^{{commit}}"):
@@ -135,30 +122,16 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def families(text: str) -> tuple[str, ...]:
-    """The groups that were chosen. Raises what argparse shows."""
-    chosen = tuple(text.split(","))
-    if unknown := set(chosen) - set(FAMILIES):
-        raise argparse.ArgumentTypeError(
-            f"expected some of {','.join(FAMILIES)}, found {','.join(sorted(unknown))}"
-        )
-    return chosen
-
-
 class Side:
     """A checkout in an evening: its results so far, and its stand while it runs."""
 
     def __init__(self, name: str, root: Path, options: argparse.Namespace) -> None:
-        """Raise ValueError when it cannot be gone on with."""
         self.root, self.folder = root, options.work / name
-        model = (options.model or BUILT_IN).resolve()
-        self.model = Model(model, options.npu_latency_ms)
-        self.header = {
-            **about(root, model), "level": options.level, "seed": options.seed,
-            "groups": list(options.groups), "npu_latency_ms": options.npu_latency_ms,
-        }  # fmt: skip
-        chosen = {key: value for key, value in self.header.items() if key != "date"}
-        self.checkpoint = Checkpoint(options.work / f"{name}.jsonl", chosen, resume=options.resume)
+        self.model = (options.model or BUILT_IN).resolve()
+        chosen = {"level": options.level, "seed": options.seed}
+        self.header = about(root, self.model) | chosen
+        self.done: dict[int, Record] = {}
+        """The record of each block."""
         self.file = options.work / f"{name}.json"
         self.interrupted = False
         self.faults: list[str] = []
@@ -166,8 +139,7 @@ class Side:
     @property
     def evening(self) -> Record:
         """What was measured so far."""
-        done = self.checkpoint.done
-        return merged(self.header, [done[number] for number in sorted(done)])
+        return merged(self.header, [self.done[number] for number in sorted(self.done)])
 
     def report(self) -> None:
         """Print the figures and store them."""
@@ -193,36 +165,26 @@ def compare(*sides: Side) -> None:
 
 
 def hear(sides: Sequence[Side], blocks: Sequence[Block]) -> None:
-    """Play what is left of the evening to each side, block by block, in turn."""
-    waiting = [
-        (number, side)
-        for number in range(len(blocks))
-        for side in (sides if number % 2 else sides[::-1])
-        if number not in side.checkpoint.done
-    ]
-    if not waiting:
-        return
+    """Play the evening to each side, block by block, in turn."""
     sounds = sum(len(block.items) for block in blocks)
     with ExitStack() as stack:
         stands = {}
-        for side in {id(side): side for _, side in waiting}.values():
+        for side in sides:
             say(f"starting {side.header['commit']}")
             stand = Stand(side.root, side.folder, side.model, seed=side.header["seed"])
             stands[id(side)] = stack.enter_context(stand)
-        for number, side in waiting:
+        turns = [(n, side) for n in range(len(blocks)) for side in sides[:: 1 if n % 2 else -1]]
+        for number, side in turns:
             first = sum(len(block.items) for block in blocks[:number])
             player = Player(stands[id(side)], counting(side.header["commit"], first, sounds))
             record = player.play(blocks[number])
-            record |= of_block(stands[id(side)])
-            if player.interrupted:  # an unfinished block is shown, and heard again on --resume
-                side.checkpoint.done[number] = record
+            side.done[number] = record | of_block(stands[id(side)])
+            if player.interrupted:
                 side.interrupted = True
                 say("interrupted; what was measured so far:")
                 return
-            record["page_ms"] = page_ms(stands[id(side)], record)
-            if number == max(n for n, one in waiting if one is side):
-                record |= closing(stands[id(side)])
-            side.checkpoint.add(number, record)
+            if number == len(blocks) - 1:
+                side.done[number] |= closing(stands[id(side)])
 
 
 def counting(name: str, first: int, of: int) -> Callable[[str], None]:

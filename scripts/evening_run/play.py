@@ -88,10 +88,6 @@ class Player:
         elif step.what == "reload":
             self._measure_usage("reload")
             stand.reload()
-        elif step.what == "broker":
-            stand.restart_broker()
-        elif step.what == "kill":
-            stand.kill()
         else:
             self._measure_usage(step.what)
 
@@ -102,7 +98,6 @@ class Player:
         self.memory.append(
             {
                 "label": label,
-                "pid": stand.daemon.pid,
                 **asdict(stand.usage()),
                 "page_uss_mb": page.uss_mb if page else None,
             }
@@ -163,7 +158,7 @@ class Player:
         steps_s = [
             stream.moment_s(self._at(step.at))
             for step in block.steps
-            if step.what in ("reload", "broker", "kill") and self._is_over(step.at)
+            if step.what == "reload" and self._is_over(step.at)
         ]
         seconds = used_s = 0.0
         for before, behind in pairwise(loud):

@@ -22,7 +22,7 @@ from appliance.records import SAMPLE_RATE
 
 Samples = NDArray[np.int16]
 
-SENTENCE, TALK, NOISE, KILLED = "sentence", "talk", "noise", "killed"
+SENTENCE, TALK, NOISE = "sentence", "talk", "noise"
 ROOMS = tuple((rt60_s, metres) for rt60_s in (0.3, 0.6) for metres in (1, 3, 5))
 KITCHEN_DB = (20, 10, 5)
 TELEVISION_DB = 15.0
@@ -47,11 +47,11 @@ class Item:
 
     name: str
     family: str
-    """Of groups; `--groups` chooses by it."""
+    """Of groups; a level has a number of each."""
     group: str
     """The table's line."""
     kind: str
-    """sentence; talk that is meant for nobody; noise, music or silence; killed: the daemon dies."""
+    """sentence; talk that is meant for nobody; noise, music or silence."""
     text: str
     """What is said, word for word; "" where nobody knows or nobody speaks."""
     sound: Samples
@@ -89,9 +89,7 @@ USUAL = Level(
      "television": 8, "talk": 8, "noise": 8, "music": 2, "silence": 2},
     (2.0, 20.0), 20, 180.0,
 )  # fmt: skip
-LONG = Level({}, (2.0, 20.0), 20, 300.0, longest_s=70.0)
-LEVELS = {"short": SHORT, "usual": USUAL, "long": LONG}
-FAMILIES = tuple(SHORT.most)
+LEVELS = {"short": SHORT, "usual": USUAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class Step:
 
     at: int
     what: str
-    """reload, broker, kill, or wyoming."""
+    """start, reload, wyoming, or a look at the processes."""
     item: int = -1
 
 
@@ -260,7 +258,7 @@ def television(voices: Sequence[Item]) -> Callable[[int], Sound]:
     return part
 
 
-def gather(level: Level, families: Sequence[str], seed: int) -> list[Item]:
+def gather(level: Level, seed: int) -> list[Item]:
     """Return what is heard in an evening, in its order."""
     rng = random.Random(seed)
     people, synthetic = of_people(), spoken()
@@ -269,21 +267,17 @@ def gather(level: Level, families: Sequence[str], seed: int) -> list[Item]:
         pool.setdefault(one.group, []).append(one)
     clean = pool.get("commands") or synthetic
     readers = pool.get("reading") or synthetic
-    groups = [("rooms", each) for each in in_rooms(draw(rng, clean, level, "rooms"), level.rooms)]
+    groups = [*in_rooms(draw(rng, clean, level, "rooms"), level.rooms)]
     noise = np.random.default_rng(SEED)
     for ratio_db in level.kitchen_db:
         some = draw(rng, clean, level, "kitchen")
         group = f"kitchen, {ratio_db} dB"
-        groups.append(
-            ("kitchen", beside_noise(some, "kitchen", group, ratio_db, lambda n: kitchen(noise, n)))
-        )
+        groups.append(beside_noise(some, "kitchen", group, ratio_db, lambda n: kitchen(noise, n)))
     some = draw(rng, clean, level, "television")
     heard = television(rng.sample(readers, VOICES))
-    groups.append(
-        ("television", beside_noise(some, "television", "television", TELEVISION_DB, heard))
-    )
-    groups += [(family, draw(rng, each, level, family)) for family, each in pool.items()]
-    chosen = [one for family, each in groups if family in families for one in each]
+    groups.append(beside_noise(some, "television", "television", TELEVISION_DB, heard))
+    groups += [draw(rng, each, level, family) for family, each in pool.items()]
+    chosen = [one for each in groups for one in each]
     rng.shuffle(chosen)
     return chosen
 

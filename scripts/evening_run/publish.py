@@ -13,11 +13,11 @@ BEGIN, END = "<!-- evening: written by scripts/measure evening --write -->", "<!
 Record = dict[str, Any]
 
 
-def write(root: Path, evening: Record, note: str = "") -> None:
-    """Write the figures into both pages; `note` says what is to be known of them."""
+def write(root: Path, evening: Record) -> None:
+    """Write the figures into both pages."""
     for name, text in (
-        ("README.md", headline(evening, note)),
-        ("docs/figures.md", table(evening, note)),
+        ("README.md", headline(evening)),
+        ("docs/figures.md", table(evening)),
     ):
         page = root / name
         page.write_text(put(page.read_text(encoding="utf-8"), text), encoding="utf-8")
@@ -39,7 +39,7 @@ def about(evening: Record) -> str:
     )
 
 
-def headline(evening: Record, note: str) -> str:
+def headline(evening: Record) -> str:
     """Return the sentence of README."""
     rows, _ = scored(evening)
     lines = [
@@ -59,13 +59,13 @@ def headline(evening: Record, note: str) -> str:
     after = next((one for one in evening["memory"] if one["label"] == "end"), None)
     if after:
         lines.append(f"- memory of the appliance's own: {after['uss_mb']:.0f} MB")
-    return "\n".join([*lines, "", *filter(None, [note]), f"({about(evening)})"])
+    return "\n".join([*lines, "", f"({about(evening)})"])
 
 
-def table(evening: Record, note: str) -> str:
+def table(evening: Record) -> str:
     """Return the tables of docs/figures.md."""
     rows, whole = scored(evening)
     lines = ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in more(whole, evening)]
     title = f"`scripts/measure evening`: {about(evening)}."
-    return "\n\n".join([*filter(None, [note]), title, as_markdown(rows), "\n".join(lines)])
+    return "\n\n".join([title, as_markdown(rows), "\n".join(lines)])

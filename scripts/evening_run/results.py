@@ -1,4 +1,4 @@
-"""Results of an evening on the disk: a line per block while it runs, one JSON file at the end."""
+"""Results of an evening: those of its blocks together, and what was measured on what."""
 
 from __future__ import annotations
 
@@ -18,37 +18,9 @@ from rigs.checkout import BUILT_IN
 Record = dict[str, Any]
 LISTS = (
     "items", "stray", "memory", "repeated", "unsent", "unlogged", "page_errors", "log_errors",
-    "trouble", "reload_s", "restart_s", "wyoming_ms", "wyoming_texts", "page_ms", "encode_ms",
-    "decode_ms",
+    "trouble", "reload_s", "wyoming_ms", "wyoming_texts", "encode_ms", "decode_ms",
 )  # fmt: skip
 COUNTS = ("disorder", "partials", "broken_partials", "assist_astray", "page_behind")
-
-
-class Checkpoint:
-    """A file with a line for what was chosen, and one for each block that is done."""
-
-    def __init__(self, file: Path, header: Record, *, resume: bool) -> None:
-        """Raise ValueError when the evening to go on with was another one."""
-        self._file = file
-        self.done: dict[int, Record] = {}
-        if resume and file.exists():
-            first, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-            differing = [key for key in header if first.get(key) != header[key]]
-            if differing:
-                raise ValueError(
-                    f"{file} has an evening with another {', '.join(differing)}; run without "
-                    "--resume, or with what it was begun with"
-                )
-            self.done = {one["block"]: one for one in lines}
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(header) + "\n", encoding="utf-8")
-
-    def add(self, number: int, record: Record) -> None:
-        """Keep a block's record."""
-        self.done[number] = record = {"block": number, **record}
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
 
 
 def merged(header: Record, blocks: Sequence[Record]) -> Record:
@@ -59,14 +31,7 @@ def merged(header: Record, blocks: Sequence[Record]) -> Record:
     for key in COUNTS:
         evening[key] = sum(block.get(key, 0) for block in blocks)
     evening["quiet"] = [block["quiet"] for block in blocks]
-    evening["killed"] = [fate(one) for one in evening["items"] if one["kind"] == "killed"]
     return evening
-
-
-def fate(killed: Record) -> str:
-    """Return what became of a sentence in whose midst the daemon was killed."""
-    texts = [one["text"] + (" (late)" if one["late"] else "") for one in killed["heard"]]
-    return " + ".join(texts) or ", ".join(killed["discarded"]) or "lost"
 
 
 def scored(evening: Record) -> tuple[list[Row], Whole]:

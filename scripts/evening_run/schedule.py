@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-from evening_run.programme import KILLED, SENTENCE, Block, Item, Level, Step
+from evening_run.programme import SENTENCE, Block, Item, Level, Step
 
 from appliance.records import SAMPLE_RATE
 
-KILL, RELOADS, BROKER = 0.12, (0.25, 0.8), 0.9
-"""When in the evening, as a share of its sounds."""
+RELOADS = 0.25, 0.8
+"""When in the evening they begin and end, as a share of its sounds."""
 ANSWERED_S = 2.0
 """A step comes at least this long after a sound."""
 BACK_S = 4.0
@@ -25,8 +24,8 @@ WYOMING_EVERY = 5
 """At one sentence in so many a Wyoming client sends another one."""
 
 
-def lay_out(items: Sequence[Item], level: Level, seed: int, victim: Item) -> list[Block]:
-    """Return the evening's blocks. `victim` is the sentence in whose midst the daemon is killed."""
+def lay_out(items: Sequence[Item], level: Level, seed: int) -> list[Block]:
+    """Return the evening's blocks."""
     rng = random.Random(f"gaps {seed}")
     planned = plan(len(items), level.reloads)
     blocks = [Block(length=int(LEAD_S * SAMPLE_RATE))]
@@ -43,14 +42,14 @@ def lay_out(items: Sequence[Item], level: Level, seed: int, victim: Item) -> lis
                 at = block.places[-1] + item.begin
                 block.steps.append(Step(at, "wyoming", len(block.items) - 1))
         for what in planned.get(number, ()):
-            act(block, what, victim)
+            act(block, what)
     finish(blocks)
     return blocks
 
 
 def plan(count: int, reloads: int) -> dict[int, list[str]]:
     """Return what is done after which item, of so many."""
-    planned = [(0.0, "start"), (KILL, "kill"), (BROKER, "broker")]
+    planned = [(0.0, "start")]
     planned += [(float(at), "reload") for at in np.linspace(*RELOADS, reloads)]
     found: dict[int, list[str]] = {}
     for at, what in planned:
@@ -78,17 +77,11 @@ def tail(block: Block) -> int:
     return block.length - block.places[-1] - block.items[-1].end
 
 
-def act(block: Block, what: str, victim: Item) -> None:
-    """Add a step in the silence behind the last sound; a kill gets a sentence of its own."""
+def act(block: Block, what: str) -> None:
+    """Add a step in the silence behind the last sound."""
     rest = max(0, int(ANSWERED_S * SAMPLE_RATE) - tail(block))
-    if what == "kill":
-        block.length += rest
-        add(block, replace(victim, name=f"{victim.name}, killed", kind=KILLED, group=KILLED), 2.0)
-        middle = block.places[-1] + (victim.begin + victim.end) // 2
-        block.steps.append(Step(middle, what, len(block.items) - 1))
-    else:
-        block.steps.append(Step(block.length + rest, what))
-        block.length += rest
+    block.steps.append(Step(block.length + rest, what))
+    block.length += rest
     if what != "start":
         block.length += int(BACK_S * SAMPLE_RATE)
         block.cuts.append(block.length)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from evening_run.home import ASSIST_PHRASE
-from evening_run.programme import KILLED, NOISE, SENTENCE, TALK
+from evening_run.programme import NOISE, SENTENCE, TALK
 from rigs.word_errors import word_errors, words
 
 from appliance.records import EXPECTED_FROM
@@ -161,15 +161,15 @@ class Whole:
 
 def whole(records: Sequence[Record], strays: Sequence[Record], quiet: Sequence[Record]) -> Whole:
     """Return the figures of all sounds, of events that belong to none, and of silence."""
-    alive = [one for one in records if one["kind"] != KILLED and one["intact"]]
-    sentences = [one for one in alive if one["kind"] == SENTENCE]
-    noises = [one for one in alive if one["kind"] == NOISE]
-    actions, handed = of_talk(alive), handed_over(alive)
+    intact = [one for one in records if one["intact"]]
+    sentences = [one for one in intact if one["kind"] == SENTENCE]
+    noises = [one for one in intact if one["kind"] == NOISE]
+    actions, handed = of_talk(intact), handed_over(intact)
     between_s = sum(one["between_s"] for one in quiet)
     silence_s = sum(one["seconds"] for one in quiet)
     speech_s = sum(map(spoken_s, sentences))
     return Whole(
-        talk_h=talk_s(alive) / 3600,
+        talk_h=talk_s(intact) / 3600,
         phantoms=sum(bool(action(one)) for one in actions),
         handed_right=handed.count("right"),
         handed_wrong=handed.count("wrong"),
@@ -223,11 +223,7 @@ def actions_not_asked_for(records: Sequence[Record]) -> list[str]:
     for one in records:
         for event in (*one["heard"], *one["beside"]):
             done = action(event)
-            if (
-                one["kind"] != KILLED
-                and done
-                and (one["unrelated"] or not same_action(done, one["text"]))
-            ):
+            if done and (one["unrelated"] or not same_action(done, one["text"])):
                 found.append(
                     f"{'PHANTOM' if one['unrelated'] else 'WRONG'}: {' '.join(done)!r} "
                     f"({event['phrase_confidence']:.0%}) for {one['text'] or one['name']!r}, "

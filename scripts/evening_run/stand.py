@@ -27,7 +27,6 @@ from rigs.broker import Broker
 from rigs.browser import DESK, Browser, browser
 from rigs.command import start
 from rigs.daemon import log_of
-from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.home_websocket import TOKEN
 from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
@@ -35,36 +34,12 @@ from rigs.page import Page
 from rigs.waiting import holds
 from rigs.wyoming import AUDIO_16K, Talk, free_port
 
-from appliance.model import load_bundle
 from appliance.records import SAMPLE_RATE
 
 NODE = "kitchen"
 READY_WITHIN_S = 60.0
-DOWN_S = 1.0
-"""The broker is away for so long."""
 CHUNK = SAMPLE_RATE // 100
 """Samples that a Wyoming client sends at once, as Home Assistant does."""
-WATCH = """
-window.seen = [];
-new MutationObserver(() => {
-  const first = document.querySelector('.sentences li[data-seq]');
-  if (first && !seen.some(([seq]) => seq === first.dataset.seq)) {
-    const found = [first.dataset.seq, 0];
-    seen.push(found);
-    requestAnimationFrame(() => { found[1] = Date.now(); });
-  }
-}).observe(document.body, {subtree: true, childList: true});
-"""
-"""Notes when the browser draws which transcript."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model of an evening, and what encodes."""
-
-    folder: Path
-    npu_latency_ms: float | None = None
-    """A simulated Hailo encodes, and takes at least so long for each window; None: the CPU."""
 
 
 @dataclass
@@ -72,8 +47,6 @@ class Tally:
     """What happened beside the sentences."""
 
     reload_s: list[float] = field(default_factory=list)
-    restart_s: list[float] = field(default_factory=list)
-    """From kill -9 until it listens again."""
     wyoming_ms: list[float] = field(default_factory=list)
     wyoming_texts: list[tuple[str, str]] = field(default_factory=list)
     """What was said and what the client got."""
@@ -84,11 +57,11 @@ class Stand:
     """A running appliance of a checkout; use as `with Stand(root, folder) as stand:`."""
 
     def __init__(
-        self, root: Path, folder: Path, model: Model, *, seed: int, with_page: bool = True
+        self, root: Path, folder: Path, model: Path, *, seed: int, with_page: bool = True
     ) -> None:
         """`root` has the appliance's code; `folder` gets its log and its configuration."""
         self._root, self._folder, self._seed = root, folder, seed
-        self._model, self._chip = model, dict[str, str]()
+        self._model = model
         self._with_page = with_page and bool(shutil.which("chromedriver"))
         self._stack = ExitStack()
         self._keys: dict[str, dict[str, Any]] = {}
@@ -139,15 +112,9 @@ class Stand:
         token.write_text(TOKEN, encoding="utf-8")
         token.chmod(0o600)
         self.wyoming_port, web_port = free_port(), free_port()
-        model = self._model.folder
-        if self._model.npu_latency_ms is not None:
-            simulator = Simulator(self._run_folder / "chip")
-            simulator.plug(latency_ms=self._model.npu_latency_ms, remember=False)
-            self._chip = simulator.environment
-            model = with_hef(load_bundle(model), self._folder / "with-hef").folder
         self._keys = {
             "appliance": {"node": NODE},
-            "model": {"bundle": str(model)},
+            "model": {"bundle": str(self._model)},
             "store": {"retention_days": 30},
             "spool": {"path": str(self._run_folder / "spool")},
             "mqtt": {"host": "127.0.0.1", "port": self.broker.port, "partials": True},
@@ -158,8 +125,6 @@ class Stand:
                 "enabled": True, "listen": "127.0.0.1", "port": self.wyoming_port,
             },
         }  # fmt: skip
-        if self._chip:
-            self._keys["encoder"] = {"backend": "hailo"}
         self._write_config()
 
     def _write_config(self) -> None:
@@ -169,10 +134,8 @@ class Stand:
     def _start(self, command: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """A process of the checkout; its output goes to the log that `log_of` reads."""
         folders = [self._root, self._root / "tests", self._root / "scripts"]
-        folders += [Path(self._chip["PYTHONPATH"])] if self._chip else []
         given = {
             **environment,
-            **self._chip,
             "PYTHONPATH": ":".join(map(str, folders)),
             "RUNTIME_DIRECTORY": str(self._run_folder),
             "STATE_DIRECTORY": str(self._folder / "state"),
@@ -211,7 +174,6 @@ class Stand:
         self.page = page
         self.tab.resize(DESK)
         self.tab.enter(page)
-        self.tab.run(WATCH)
 
     def reload(self) -> None:
         """Changes a key and has the daemon read its configuration again; back when it listens."""
@@ -222,22 +184,6 @@ class Stand:
         self.daemon.send_signal(signal.SIGHUP)
         self._wait_until_ready(times + 1)
         self.tally.reload_s.append(round(time.monotonic() - begun_s, 2))
-
-    def kill(self) -> None:
-        """Kill the daemon and start it again, as systemd would; return when it listens."""
-        times, begun_s = self._ready_count(), time.monotonic()
-        self.daemon.kill()
-        self.daemon.wait(10)
-        self.daemon = self._start("run", self.microphone.environment)
-        self.clock.pid = self.daemon.pid
-        self._wait_until_ready(times + 1)
-        self.tally.restart_s.append(round(time.monotonic() - begun_s, 2))
-
-    def restart_broker(self) -> None:
-        """Stop the broker and start it again a second later."""
-        self.broker.stop()
-        time.sleep(DOWN_S)
-        self.broker.start()
 
     def ask(self, said: str, sound: Samples) -> None:
         """Has a Wyoming client send a sentence in real time, from now on."""
@@ -261,12 +207,6 @@ class Stand:
     def page_usage(self) -> Usage | None:
         """Return what the page's process has."""
         return usage(self.page.process.pid) if self.page else None
-
-    def shown(self) -> list[tuple[int, float]]:
-        """Return the numbers of the transcripts that the browser drew, and when (Unix time, s)."""
-        if not self.tab:
-            return []
-        return [(int(seq), at_ms / 1000) for seq, at_ms in self.tab.run("return window.seen || []")]
 
     def newest_shown(self) -> int:
         """Return the number of the newest transcript on the page; 0 without one."""
@@ -312,9 +252,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(10)
 
 
-def request(port: int, sound: Samples) -> tuple[float, str]:
+def request(port: int, sound: Samples, host: str = "127.0.0.1") -> tuple[float, str]:
     """Send a sentence in real time. Return the ms from audio-stop to the text, and the text."""
-    with Talk(port) as talk:
+    with Talk(port, host) as talk:
+        talk.send("transcribe", language="en")
         talk.send("audio-start", **AUDIO_16K)
         begun_s = time.monotonic()
         for number, at in enumerate(range(0, len(sound), CHUNK), 1):

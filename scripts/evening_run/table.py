@@ -74,11 +74,8 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
         ("... of speech", number(whole.cpu_speech, 3)),
     ]
     found += [(label, usage(one)) for label, one in looks(evening).items()]
-    for label, key in (
-        ("reload, s", "reload_s"),
-        ("listening again after kill -9, s", "restart_s"),
-    ):
-        found.append((f"{label} (median of {len(evening[key])})", number(median(evening[key]), 2)))
+    reloads = evening["reload_s"]
+    found.append((f"reload, s (median of {len(reloads)})", number(median(reloads), 2)))
     took = [number(median(evening[key])) for key in ("encode_ms", "decode_ms")]
     found.append(("encoder, decoder: ms a window (medians)", ", ".join(took)))
     wyoming = evening["wyoming_ms"]
@@ -86,8 +83,6 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
     found += [
         (f"Wyoming: audio-stop to text, ms (median of {len(wyoming)})", number(median(wyoming))),
         ("... texts that are right; requests that failed", f"{right}; {len(evening['trouble'])}"),
-        ("sentence in which the daemon was killed", "; ".join(evening["killed"]) or "-"),
-        ("from the subscriber to the page, ms (median)", number(median(evening["page_ms"]))),
         ("partial texts", str(evening["partials"])),
         ("sentences in which the rig stuttered, not counted", str(whole.disturbed)),
     ]
@@ -95,15 +90,11 @@ def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def looks(evening: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the processes had: at the start, before and after the reloads, at the end.
-
-    Before the reloads means before the first one of the process that had the last one.
-    """
+    """Return what the processes had: at the start, before and after the reloads, at the end."""
     memory = {one["label"]: one for one in evening["memory"]}
     reloads = [one for one in evening["memory"] if one["label"] == "reload"]
     if reloads:
-        last = memory.get("after reloads", reloads[-1])["pid"]
-        memory["before reloads"] = next(one for one in reloads if one["pid"] == last)
+        memory["before reloads"] = reloads[0]
     labels = ("start", "before reloads", "after reloads", "end")
     return {label: memory[label] for label in labels if label in memory}
 
@@ -140,35 +131,9 @@ def compared(names: Sequence[str], tables: Sequence[Sequence[Row]]) -> str:
     return columns(lines)
 
 
-def figures(whole: Whole, evening: dict[str, Any]) -> dict[str, float | None]:
-    """Return the figures of a whole evening that have a ratio."""
-    found: dict[str, float | None] = {}
-    for label, one in looks(evening).items():
-        found[f"{label}: USS, MB"] = one["uss_mb"]
-        found[f"{label}: threads"] = one["threads"]
-        found[f"{label}: descriptors"] = one["descriptors"]
-    hours = {"talk": whole.talk_h, "noise": whole.noise_h}
-    for name, count, kind in (
-        ("phantom actions an hour", whole.phantoms, "talk"),
-        ("false transcripts an hour", whole.false_texts, "noise"),
-    ):
-        found[name] = count / hours[kind] if hours[kind] else None
-    found["CPU seconds a second of silence"] = whole.cpu_silence
-    found["CPU seconds a second of speech"] = whole.cpu_speech
-    found["reload, s"] = median(evening["reload_s"])
-    found["listening again after kill -9, s"] = median(evening["restart_s"])
-    found["Wyoming: audio-stop to text, ms"] = median(evening["wyoming_ms"])
-    return found
-
-
 def compared_wholes(
     names: Sequence[str], wholes: Sequence[Whole], evenings: Sequence[dict[str, Any]]
 ) -> str:
-    """Return two whole evenings' figures side by side, and their ratios."""
-    first, second = map(figures, wholes, evenings)
-    lines = [["", *names, "ratio"]]
-    for name, before in first.items():
-        behind = second.get(name)
-        ratio = behind / before if before and behind is not None else None
-        lines.append([name, number(before, 3), number(behind, 3), number(ratio, 2)])
-    return columns(lines)
+    """Return two whole evenings' figures side by side."""
+    first, second = (dict(more(*each)) for each in zip(wholes, evenings, strict=True))
+    return columns([["", *names], *([name, first[name], second.get(name, "-")] for name in first)])

@@ -92,29 +92,21 @@ def of_memory(evening: dict[str, Any]) -> list[str]:
     places = [one for one in evening["memory"] if one["label"] != "start"]
     if places and places[-1]["uss_mb"] > MOST_MB:
         found.append(f"the daemon has {places[-1]['uss_mb']:.0f} MB, more than {MOST_MB:.0f}")
-    for before, behind in growths(places):
+    for behind in places[1:]:
+        if behind["label"] not in MEMORY_MB:
+            continue
         for key, most in (
             ("uss_mb", MEMORY_MB[behind["label"]]),
             ("threads", THREADS),
             ("descriptors", DESCRIPTORS),
         ):
-            grown = behind[key] - before[key]
+            grown = behind[key] - places[0][key]
             if grown > most:
                 found.append(
-                    f"{key} grew from {before[key]} to {behind[key]} from the first reload to: "
+                    f"{key} grew from {places[0][key]} to {behind[key]} from the first reload to: "
                     f"{behind['label']}"
                 )
     return found
-
-
-def growths(places: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the pairs to compare: each process's first look with those after the reloads."""
-    pairs = []
-    for behind in places:
-        first = next(one for one in places if one["pid"] == behind["pid"])
-        if behind["label"] in MEMORY_MB and first is not behind:
-            pairs.append((first, behind))
-    return pairs
 
 
 def of_delivery(evening: dict[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ it, shows `roomscribe log`, and stops everything. Exit status 0 only if all five
 four of five words are right; capitals, punctuation and the spelling of numbers do not count.
 
     scripts/demo --seed 7       the same five again
-    scripts/demo --measure      all sentences, and the CPU used while nobody speaks
 
 The sentences are drawn anew each time, from those of tests/speech without five. 08 and 11 have
 "cellar", which sounds like "seller" in English; 12 ("play the flat song by rosa"), 22 ("set the all
@@ -36,7 +35,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from evening_run.processes import stat_fields
+from evening_run.processes import usage
 from rigs import broker as rig_broker, microphone
 from rigs.command import start
 from rigs.daemon import write_config
@@ -50,7 +49,6 @@ DRAWN = 5
 LEFT_OUT = {"08.flac", "11.flac", "12.flac", "22.flac", "33.flac"}
 RIGHT_PERCENT = 80.0
 """Fewer words that are right are a failure."""
-IDLE_S = 30.0
 READY_WITHIN_S = 60.0
 ANSWER_WITHIN_S = 15.0
 PAUSE_S = 3.0
@@ -61,16 +59,12 @@ sentence before, and closes later."""
 def main() -> int:
     """Run the demonstration and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", action="store_true", help="all sentences, and the idle CPU")
     parser.add_argument("--seed", type=int, help="whole number that says which five are drawn")
-    options = parser.parse_args()
-    measure, seed = options.measure, options.seed
+    seed = parser.parse_args().seed
+    seed = random.randrange(1000) if seed is None else seed
     everything = [each for each in all_sentences() if each.file.name not in LEFT_OUT]
-    sentences = everything
-    if not measure:
-        seed = random.randrange(1000) if seed is None else seed
-        sentences = random.Random(seed).sample(everything, DRAWN)
-        say(f"{DRAWN} of {len(everything)} sentences, drawn with --seed {seed}")
+    sentences = random.Random(seed).sample(everything, DRAWN)
+    say(f"{DRAWN} of {len(everything)} sentences, drawn with --seed {seed}")
     say(f"the model is {load_bundle(BUILT_IN).description}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
@@ -102,14 +96,12 @@ def main() -> int:
             say(f"the daemon does not come up: {error}")
             return 1
         say(f"the daemon is up after {time.monotonic() - begun_s:.2f} s")
-        if measure and spoken:
-            say(f"CPU of one core while nobody speaks: {idle_percent(daemon.pid):.2f} %")
         came = listen(sentences, spoken, heard)
-        usage = resident_mb(daemon.pid)
+        memory_mb = usage(daemon.pid).pss_mb
         begun_s = time.monotonic()
         daemon.send_signal(signal.SIGTERM)
         status = daemon.wait(10)
-        say(f"the daemon used {usage:.0f} MB; stopped with status {status} "
+        say(f"the daemon used {memory_mb:.0f} MB; stopped with status {status} "
             f"after {time.monotonic() - begun_s:.2f} s")  # fmt: skip
         print("\n$ roomscribe log", flush=True)
         subprocess.run([*roomscribe(), "log", "--config", str(config)], check=True)
@@ -177,27 +169,6 @@ def joined(sentences: list[Sentence], folder: Path) -> Path:
     path = folder / "sentences.wav"
     soundfile.write(path, np.concatenate(parts), 16_000)
     return path
-
-
-def resident_mb(pid: int) -> float:
-    """Resident memory of a process, MB; nan when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return float("nan")
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
-
-
-def idle_percent(pid: int) -> float:
-    """Share of one core that a process uses over IDLE_S, percent."""
-
-    def used_s() -> float:
-        return sum(map(int, stat_fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
-
-    time.sleep(2)
-    before_s = used_s()
-    time.sleep(IDLE_S)
-    return 100 * (used_s() - before_s) / IDLE_S
 
 
 def report(sentences: list[Sentence], came: list[tuple[Sentence, Heard]], status: int) -> int:

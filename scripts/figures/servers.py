@@ -10,17 +10,17 @@ process that listens on the port, and of its children, if it runs on this machin
 from __future__ import annotations
 
 import argparse
-import asyncio
 import socket
 import sys
-import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from evening_run.processes import cpu_s, usage
+from evening_run.stand import request
 
 from appliance.config import Settings
 from appliance.errors import RoomscribeError, ServerError
@@ -28,15 +28,12 @@ from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recognised, Recorded, count_words, read_recordings
 from appliance.records import SAMPLE_RATE, Samples
 from appliance.system import one_line
-from appliance.wyoming.protocol import Event, ProtocolError, pack, read_event
+from appliance.wyoming.protocol import ProtocolError
 
 SILENCE_S = 0.7
 """Home Assistant ends a command after so much silence (assist_pipeline/vad.py)."""
 AT_ONCE, CROWDS = 8, 3
 """Recordings at once, and how often that is measured."""
-ANSWER_S = 120.0
-FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
-CHUNK_S = 0.1
 COLUMNS = (
     "server", "WER", "right", "empty", "p50 s", "p95 s", "8: p50 s", "8: p95 s", "PSS MB", "CPU s",
 )  # fmt: skip
@@ -63,38 +60,17 @@ class Server:
         host, _, port = address.rpartition(":")
         return cls(host, int(port))
 
-    async def transcribe(self, samples: Samples) -> tuple[str, float]:
+    def transcribe(self, samples: Samples) -> tuple[str, float]:
         """Send a sound as it was spoken; return its text and how long that took from its end.
 
         Raises ServerError.
         """
         try:
-            async with asyncio.timeout(len(samples) / SAMPLE_RATE + ANSWER_S):
-                return await self._converse(samples)
-        except (OSError, EOFError, ProtocolError) as error:
+            took_ms, text = request(self.port, samples, self.host)
+        except (OSError, IndexError, KeyError, ProtocolError) as error:
             where = f"the speech-to-text server {self.host}:{self.port}"
             raise ServerError(f"{where}: {one_line(error)}; check that it runs") from None
-
-    async def _converse(self, samples: Samples) -> tuple[str, float]:
-        reader, writer = await asyncio.open_connection(self.host, self.port)
-        try:
-            writer.write(pack(Event("transcribe", {"language": "en"})))
-            writer.write(pack(Event("audio-start", FORMAT)))
-            begun_s, size = time.monotonic(), int(CHUNK_S * SAMPLE_RATE)
-            for at in range(0, len(samples), size):
-                sound = samples[at : at + size].astype("<i2").tobytes()
-                writer.write(pack(Event("audio-chunk", FORMAT, sound)))
-                await writer.drain()
-                await asyncio.sleep(begun_s + (at + size) / SAMPLE_RATE - time.monotonic())
-            writer.write(pack(Event("audio-stop")))
-            await writer.drain()
-            ended_s = time.monotonic()
-            while (event := await read_event(reader)).type != "transcript":
-                if event.type == "error":
-                    raise ProtocolError(f"it reports {event.data.get('text')}")
-            return str(event.data.get("text", "")).strip(), time.monotonic() - ended_s
-        finally:
-            writer.close()
+        return text.strip(), took_ms / 1000
 
 
 def main() -> int:
@@ -119,30 +95,31 @@ def compare_servers(address: str, settings: Settings, recordings: Sequence[Recor
     """Return a table of our server, as `settings` have it, and of the one at HOST:PORT. Raises
     ServerError."""
     servers = Server("127.0.0.1", settings.wyoming.port), Server.at(address)
-    asyncio.run(_measure(servers, recordings))
+    _measure(servers, recordings)
     return "\n".join(
         f"| {' | '.join(cells)} |"
         for cells in (COLUMNS, ["---"] * len(COLUMNS), *(_row(one, recordings) for one in servers))
     )
 
 
-async def _measure(servers: Sequence[Server], recordings: Sequence[Recorded]) -> None:
+def _measure(servers: Sequence[Server], recordings: Sequence[Recorded]) -> None:
     silence = np.zeros(int(SILENCE_S * SAMPLE_RATE), np.int16)
     sounds = [np.concatenate((recorded.samples, silence)) for recorded in recordings]
     for server in servers:
-        await server.transcribe(sounds[0])  # loads what it loads for the first one
+        server.transcribe(sounds[0])  # loads what it loads for the first one
         server.pid = _find_process(server)
         server.cpu_s = -cpu_s(server.pid)
     for sound in sounds:
         for server in servers:
-            text, wait_s = await server.transcribe(sound)
+            text, wait_s = server.transcribe(sound)
             server.texts.append(text)
             server.waits_s.append(wait_s)
     for server in servers:
         server.cpu_s += cpu_s(server.pid)
-        for at in range(0, len(sounds) - AT_ONCE + 1, AT_ONCE)[:CROWDS]:
-            found = await asyncio.gather(*map(server.transcribe, sounds[at : at + AT_ONCE]))
-            server.crowded_s += [wait_s for _, wait_s in found]
+        with ThreadPoolExecutor(AT_ONCE) as crowd:
+            for at in range(0, len(sounds) - AT_ONCE + 1, AT_ONCE)[:CROWDS]:
+                found = crowd.map(server.transcribe, sounds[at : at + AT_ONCE])
+                server.crowded_s += [wait_s for _, wait_s in found]
 
 
 def _row(server: Server, recordings: Sequence[Recorded]) -> list[str]:

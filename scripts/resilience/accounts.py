@@ -6,6 +6,7 @@ read what a daemon left behind without touching it.
 
 from __future__ import annotations
 
+import difflib
 import shutil
 import sqlite3
 import struct
@@ -15,9 +16,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-MATCH, LOST, DOUBLED, WRONG = range(4)
-COST = {LOST: 2, DOUBLED: 2, WRONG: 3}
-"""A wrong text is dearer than one loss and cheaper than a loss and an intruder together."""
 NEAR = 50
 """A sentence lost here and found so many places away is out of order; beyond it is two faults."""
 _SPOOL_FRONT = struct.Struct("<6sBBII")
@@ -45,55 +43,25 @@ class Verdict:
 
 
 def compare(spoken: Sequence[Hashable], heard: Sequence[Hashable]) -> Verdict:
-    """The fewest faults that turn what was said into what was heard."""
-    begin = 0
-    while begin < min(len(spoken), len(heard)) and spoken[begin] == heard[begin]:
-        begin += 1
-    end = 0
-    while end < min(len(spoken), len(heard)) - begin and spoken[-1 - end] == heard[-1 - end]:
-        end += 1
-    steps = _align(spoken[begin : len(spoken) - end], heard[begin : len(heard) - end])
-    lost = [(place, what) for step, place, what in steps if step == LOST]
-    doubled = [(place, what) for step, place, what in steps if step == DOUBLED]
-    moved = 0
+    """Faults that turn what was said into what was heard; none if they are equal."""
+    lost: list[tuple[int, Hashable]] = []
+    doubled: list[tuple[int, Hashable]] = []
+    wrong = moved = 0
+    steps = difflib.SequenceMatcher(None, spoken, heard, autojunk=False).get_opcodes()
+    for kind, begin, end, other_begin, other_end in steps:
+        if kind == "equal":
+            continue
+        both = min(end - begin, other_end - other_begin)
+        wrong += both
+        lost += enumerate(spoken[begin + both : end], begin + both)
+        doubled += enumerate(heard[other_begin + both : other_end], begin + both)
     for place, what in list(lost):
         at = next((one for one in doubled if one[1] == what and abs(one[0] - place) < NEAR), None)
         if at:
             lost.remove((place, what))
             doubled.remove(at)
             moved += 1
-    return Verdict(len(lost), len(doubled), moved, sum(step == WRONG for step, _, _ in steps))
-
-
-def _align(
-    spoken: Sequence[Hashable], heard: Sequence[Hashable]
-) -> list[tuple[int, int, Hashable]]:
-    """The cheapest way from `said` to `heard`: step, place in what was said, sentence."""
-    ways = [bytearray([DOUBLED]) * (len(heard) + 1)]
-    above = [COST[DOUBLED] * count for count in range(len(heard) + 1)]
-    for i, one in enumerate(spoken, 1):
-        way, row = bytearray([LOST]) * (len(heard) + 1), [COST[LOST] * i]
-        for j, other in enumerate(heard, 1):
-            best, step = above[j - 1], MATCH
-            if one != other:
-                best, step = best + COST[WRONG], WRONG
-            if above[j] + COST[LOST] < best:
-                best, step = above[j] + COST[LOST], LOST
-            if row[j - 1] + COST[DOUBLED] < best:
-                best, step = row[j - 1] + COST[DOUBLED], DOUBLED
-            row.append(best)
-            way[j] = step
-        above = row
-        ways.append(way)
-    steps: list[tuple[int, int, Hashable]] = []
-    i, j = len(spoken), len(heard)
-    while i or j:
-        step = ways[i][j]
-        i -= step != DOUBLED
-        j -= step != LOST
-        if step != MATCH:
-            steps.append((step, i, heard[j] if step == DOUBLED else spoken[i]))
-    return steps[::-1]
+    return Verdict(len(lost), len(doubled), moved, wrong)
 
 
 def first_times(ids: Iterable[str]) -> list[str]:

@@ -183,20 +183,6 @@ def read_only(bench: Bench) -> None:
     bench.heals()
 
 
-def refused(bench: Bench) -> None:
-    """Files and folder become unchangeable under the running daemon, and changeable again."""
-    bench.start()
-    bench.say(2)
-    state = bench.place.state
-    # without -shm: a mapped page that cannot be written is SIGBUS, whatever a program does
-    names = [str(state), str(state / "roomscribe.db"), str(state / "roomscribe.db-wal")]
-    subprocess.run(["chattr", "+i", *names], check=True)
-    bench.say(3)
-    bench.reports_trouble()
-    subprocess.run(["chattr", "-i", *names], check=True)
-    bench.heals()
-
-
 def locked(bench: Bench) -> None:
     """Another process holds the database's write lock for a while."""
     bench.start()
@@ -268,7 +254,6 @@ def damaged_between(bench: Bench) -> None:
 CASES: dict[str, Callable[[Bench], None]] = {
     "full": full,
     "read-only at the start": read_only,
-    "refused": refused,
     f"locked {LOCKED_S:g} s": locked,
     "deleted": deleted,
     "damaged while running": damaged_running,

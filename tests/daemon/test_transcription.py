@@ -27,13 +27,16 @@ from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.request import Pending, Request
 from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.records import (
+    AssistReply,
     Discarded,
     Listener,
+    NoAct,
     Phrase,
     Samples,
     Transcript,
     Transcription,
     Window,
+    why_not_act,
 )
 from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
@@ -172,6 +175,24 @@ def test_what_is_discarded_is_counted_and_told_without_text(
     assert rig.texts() == []
 
 
+def test_what_a_loudspeaker_of_the_home_says_is_flagged_and_does_not_act(rig: Rig) -> None:
+    rig.core.spoken.note("I say: " + HEARD.text, time.monotonic() + 1.0)
+    rig.say()
+    own = rig.store.query()[0].transcript
+    assert own.flags == (NoAct.OWN_VOICE,)
+    assert why_not_act(own) is NoAct.OWN_VOICE
+
+
+def test_an_answer_of_assist_is_own_voice_while_a_media_player_plays(rig: Rig) -> None:
+    reply = AssistReply("id", "turn on", "action_done", HEARD.text)
+    rig.core.transcripts.on_reply(reply)
+    rig.say()
+    rig.core.media._playing = True
+    rig.say()
+    flags = [row.transcript.flags for row in rig.store.query()]
+    assert flags == [(), (NoAct.OWN_VOICE,)]
+
+
 def test_an_unsure_yes_is_kept_and_flagged(rig: Rig) -> None:
     rig.say(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3, confidence=0.2))
     assert rig.texts() == ["yes"]
@@ -203,7 +224,7 @@ def test_a_window_whose_text_nothing_stores_is_kept_for_the_next_start(
 
 
 @needs_memory
-def test_what_fails_in_a_row_is_kept_for_the_next_start_and_a_strange_window_is_not(
+def test_windows_that_fail_in_a_row_are_kept_and_a_strange_one_is_not(
     rig: Rig, memory: Path
 ) -> None:
     rig = Rig(rig.store, SpoolSettings(path=str(memory)))
@@ -335,7 +356,7 @@ def test_a_speculation_that_nobody_needs_is_freed_at_once(rig: Rig) -> None:
     assert freed() is None, "its states would wait for Python to look for cycles"
 
 
-def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_complete(
+def test_the_silence_of_a_speculation_is_known_before_its_text(
     rig: Rig,
 ) -> None:
     ahead = Ahead(rig)
@@ -353,7 +374,7 @@ def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_compl
     assert rig.texts() == [HEARD.text]
 
 
-def test_an_utterance_that_closes_before_its_text_is_complete_is_transcribed_once(
+def test_an_utterance_that_closes_before_its_text_is_transcribed_once(
     rig: Rig,
 ) -> None:
     ahead = Ahead(rig)

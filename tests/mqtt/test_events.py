@@ -157,7 +157,7 @@ def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize(("where", "told"), [("0.0.0.0:10300", "0.0.0.0:10300"), (None, None)])
-def test_the_state_says_where_the_speech_of_others_is_transcribed_if_it_is_to_be(
+def test_the_state_says_where_speech_of_other_programs_is_transcribed(
     where: str | None, told: str | None
 ) -> None:
     assert events.state(replace(STATE, wyoming=where), 0)["wyoming"] == told
@@ -249,7 +249,8 @@ def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
     ill = replace(ill, rooms=("hall",))
     muted = replace(STATE, status="muted", muted=True)
     camera = replace(STATE, echo=EchoState(21.0, 120))
-    for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT), camera):
+    updated = replace(STATE, updated=("0.1.0", MOMENT))
+    for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT), camera, updated):
         check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
     bare, full = (
         ApplianceStats({}, 1.0),

@@ -205,9 +205,6 @@ class Broker:
         """Pass the next message on twice; MQTT marks the second one as a duplicate."""
         self.inbox.insert(1, {**self.inbox[0], "duplicate": True})
 
-    def transcripts_on_wire(self) -> list[dict[str, Any]]:
-        return [one.event for one in self.wire if one.event]
-
     def tell(self, topic: str, payload: bytes) -> None:
         """Send a message to the appliance, if it is connected, behind the answers on their way."""
         while self.acks and self.link:

@@ -18,6 +18,7 @@ from appliance.daemon.transcription import WorkTranscriber
 from appliance.daemon.transcripts import Transcripts
 from appliance.homeassistant import MediaPlayers
 from appliance.records import Listener
+from appliance.speaker import Spoken
 from appliance.store.store import Store
 
 
@@ -31,14 +32,15 @@ def make_core(
     """A core whose news `listeners` get, too."""
     bus = Bus()
     health = Health(bus.on_change)
-    media = MediaPlayers()
-    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media)
+    media, spoken = MediaPlayers(), Spoken()
+    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
     backlog = Backlog(settings, health, bus, in_process=True, is_stored=transcripts.is_stored)
     bus.add(transcripts, backlog, LevelMonitor(health), ActingMonitor(settings, health))
     bus.add(*listeners)
     return Core(
         settings, "kitchen", 0.05, bus, health, Mute(store_folder(settings.store)), media,
-        store, transcriber, transcripts, segmenter, backlog, StageQueue(1000), StageQueue(1),
+        spoken, store, transcriber, transcripts, segmenter, backlog, StageQueue(1000),
+        StageQueue(1),
     )  # fmt: skip
 
 

@@ -29,17 +29,12 @@ class Style:
     """How an exporter writes."""
 
     linear: str = "folded"
-    """folded: x MatMul anonymous, at a node with the module's path; gemm: Gemm with the named
-    matrix; named: x MatMul the named matrix, turned; stored: x MatMul the named matrix, stored
-    turned."""
+    """folded: x MatMul anonymous, at a node with the module's path; named: x MatMul the named
+    matrix, turned; stored: x MatMul the named matrix, stored turned."""
     table: str = "anonymous"
-    """Of the encoder's positions: anonymous, named, or gone."""
+    """Of the encoder's positions: anonymous or named."""
     encoder_prefix: str = ""
     decoder_prefix: str = "model.decoder."
-    in_nodes: bool = False
-    """Weights in Constant nodes."""
-    merged: bool = False
-    """The decoder as decoder_model_merged.onnx: two branches that share their weights."""
 
 
 def write_export(
@@ -48,14 +43,13 @@ def write_export(
     """Writes the two files into `folder`, which may be there."""
     style = style or Style()
     folder.mkdir(parents=True, exist_ok=True)
-    decoder = "decoder_model_merged" if style.merged else "decoder_model"
-    for half, name in (("model.encoder.", "encoder_model"), ("model.decoder.", decoder)):
-        graph = Graph(style, style.merged and name == decoder)
+    for half, name in (("model.encoder.", "encoder_model"), ("model.decoder.", "decoder_model")):
+        graph = Graph(style)
         prefix = style.encoder_prefix if name == "encoder_model" else style.decoder_prefix
         for full in expected_shapes(config):
             if full.startswith(half):
                 graph.add(prefix, full.removeprefix(half), weights[full])
-        if name == decoder:
+        if name == "decoder_model":
             graph.add("", "proj_out.weight", weights.get("proj_out.weight", weights[TOKENS]))
         onnx.save(graph.model(), str(folder / f"{name}.onnx"))
     return folder
@@ -66,7 +60,6 @@ class Graph:
     """A graph of one node for each weight."""
 
     style: Style
-    merged: bool
     nodes: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
 
@@ -74,8 +67,6 @@ class Graph:
         """Adds a weight; `name` is without the network's half."""
         module, named = name.rpartition(".")[0], prefix + name
         if name == TABLE and not prefix.endswith("decoder."):
-            if self.style.table == "gone":
-                return
             named = "onnx::Add_241" if self.style.table == "anonymous" else named
         if module.endswith(("proj", "proj_out", "fc1", "fc2")) and array.ndim == 2:
             self._add_matrix(prefix + module, named, array)
@@ -91,16 +82,10 @@ class Graph:
             held = self._constant(named, array.T if kind == "stored" else array)
         if kind == "named":
             held = self._node("Transpose", module, [held], perm=[1, 0])
-        turned = {"transB": 1} if kind == "gemm" else {}
-        self._node("Gemm" if kind == "gemm" else "MatMul", module, ["x", held], **turned)
+        self._node("MatMul", module, ["x", held])
 
     def _constant(self, name: str, array: NDArray[np.float32]) -> str:
-        name += "_merged_0" if self.merged else ""
-        tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
-        if self.style.in_nodes:
-            self.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
-        else:
-            self.tensors.append(tensor)
+        self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
     def _node(self, operator: str, module: str, inputs: list[str], **attributes: Any) -> str:
@@ -116,11 +101,4 @@ class Graph:
         """The whole file."""
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
         graph = helper.make_graph(self.nodes, "main", [x], [], self.tensors)
-        if self.merged:
-            branches = {
-                f"{name}_branch": helper.make_graph(self.nodes, name, [], [])
-                for name in ("then", "else")
-            }
-            node = helper.make_node("If", ["x"], [], "if", **branches)
-            graph = helper.make_graph([node], "main", [x], [], self.tensors)
         return helper.make_model(graph, ir_version=8, producer_name="pytorch")

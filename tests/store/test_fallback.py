@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from rigs.disks import IMPATIENT, DiskRig, deliver, fill, tell
+from rigs.disks import DiskRig, deliver, fill, tell
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
 from rigs.stores import connection_of
@@ -26,7 +26,7 @@ from appliance.store.tables import Wanted
 pytestmark = needs_memory
 
 
-def test_a_read_only_disk_at_the_start_uses_the_fallback_and_gets_everything_later(
+def test_a_read_only_disk_gets_everything_from_the_fallback_later(
     rig: DiskRig,
 ) -> None:
     with rig.log() as (store, _):
@@ -55,45 +55,6 @@ def test_a_read_only_disk_at_the_start_uses_the_fallback_and_gets_everything_lat
         "one", "four", "two", "three", "five",
     ]  # fmt: skip
     assert not rig.memory.path.exists()
-
-
-def test_a_disk_that_becomes_full_under_the_daemon_loses_nothing(rig: DiskRig) -> None:
-    with rig.log() as (store, database):
-        store.append(transcript("one"))
-        assert deliver(store) == ["one"]
-        store.append(transcript("two"))
-        fill(rig.disk)
-        stored = [store.append(transcript(f"{number} " + "lamp " * 2000)) for number in range(40)]
-        assert database.uses_fallback
-        assert [one.seq for one in stored] == list(range(3, 43))
-        assert deliver(store)[0] == "two"
-        (rig.disk / "filler").unlink()
-        database.poll()
-        assert not database.uses_fallback
-        assert deliver(store) == []
-    assert sorted(rig.numbers().values()) == list(range(1, 43))
-
-
-def test_after_a_crash_the_next_start_appends_the_fallback(rig: DiskRig) -> None:
-    rig.read_only()
-    path = rig.disk / "state" / FILE_NAME
-    first = DatabaseWithFallback(path, rig.memory, rig.told.append, IMPATIENT)
-    store = Store(first, rig.settings)
-    one = store.append(transcript("one"))
-    assert deliver(store) == ["one"]
-    store.append(transcript("two"))
-    # killed here; the next process still finds the disk read-only, the one after it does not
-    with rig.log() as (again, database):
-        assert database.uses_fallback
-        assert again.append(one.transcript).seq == one.seq
-        assert deliver(again) == ["two"]
-        again.append(transcript("three"))
-    rig.read_only(False)
-    with rig.log() as (healed, database):
-        assert not database.uses_fallback
-        assert deliver(healed) == ["three"]
-        assert [row.transcript.text for row in healed.read_after(0)] == ["one", "two", "three"]
-    first._current.close()
 
 
 @pytest.mark.parametrize("after_delete", [False, True])
@@ -203,22 +164,6 @@ def test_what_somebody_deleted_meanwhile_does_not_come_back(rig: DiskRig) -> Non
             guest.delete(Wanted(None, None, ()))
         database.poll()
     assert list(rig.numbers()) == ["three"]
-
-
-def test_what_is_deleted_from_the_fallback_is_deleted_from_the_file(rig: DiskRig) -> None:
-    with rig.log() as (store, database):
-        assert store.cursor() == 0
-        kept, gone = (store.append(transcript(text)).transcript for text in ("one", "two"))
-        fill(rig.disk)
-        store.append(transcript("three " + "lamp " * 20_000))
-        assert database.uses_fallback
-        assert store.delete(Wanted(ids=(gone.id,))).count == 1
-        store.correct(kept.id, "won")
-        (rig.disk / "filler").unlink()
-        database.poll()
-        assert [row.transcript.correction for row in store.read_after(0)] == ["won", None]
-    assert list(rig.numbers().values()) == [1, 3]
-    assert b"two" not in (rig.disk / "state" / FILE_NAME).read_bytes()
 
 
 def test_a_new_card_gets_what_no_broker_has(rig: DiskRig) -> None:

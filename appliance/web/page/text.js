@@ -10,7 +10,7 @@ const REASONS = {
 const FLAGS = {
   low_confidence: "unsure", unsure_to_act: "too unsure to act", repetition: "repeats itself",
   cut_at_window: "cut off", clipped: "too loud", gap: "gap in the sound", interrupted: "interrupted",
-  token_limit: "cut off", media: "a media player plays",
+  token_limit: "cut off", media: "a media player plays", own_voice: "said by a loudspeaker",
   guarded: "not sure enough for a lock, door, alarm or valve",
 };
 const NO_ACT = {

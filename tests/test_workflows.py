@@ -1,0 +1,48 @@
+"""The workflows at the forge: what they use is pinned, and what they run is in the checkout."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from rigs.checkout import ROOT
+from rigs.needs import module
+
+yaml = module("yaml", "pyyaml")
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+RELEASE = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))
+
+
+def settings(**given: str) -> str:
+    """Return what a release says with these variables set."""
+    command = [str(ROOT / ".ci/publish"), "settings"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin", **given}
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: str(file.name))
+def test_actions_and_images_are_pinned_by_their_digest(file: object) -> None:
+    text = (ROOT / ".github/workflows" / str(file)).read_text("utf-8")
+    for action in re.findall(r"uses: (\S+)", text):
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action), action
+    for image in re.findall(r"(?:image: debian:|- )((?:trixie|bookworm)\S*)", text):
+        assert re.fullmatch(r"\w+@sha256:[0-9a-f]{64}", image), image
+
+
+def test_each_job_of_a_release_runs_a_part_that_runs_here_too() -> None:
+    parts = re.findall(r"^    (\w+)\)$", (ROOT / ".ci/publish").read_text("utf-8"), re.MULTILINE)
+    run = re.findall(r"\.ci/publish (\w+)", str(RELEASE["jobs"]))
+    assert sorted(run) == sorted(parts)
+    assert RELEASE["permissions"] == {}, "each job asks for what it needs"
+
+
+def test_a_part_without_its_settings_is_skipped_with_a_notice() -> None:
+    missing = settings()
+    assert re.findall(r"^(\w+)=no$", missing, re.MULTILINE) == ["release", "images", "app"]
+    assert "::notice::release is skipped: set SIGNING_KEY\n" in missing
+    found = settings(SIGNING_KEY="set", REPOSITORY_URL="https://voice.example.net")
+    assert found.startswith("release=yes\n") and "images=no" in found
