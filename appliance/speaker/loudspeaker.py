@@ -75,8 +75,7 @@ class SpokenSound:
     wake: Callable[[], None]
     """Tells the loudspeaker that there is something to do."""
     sound: bytearray = field(default_factory=bytearray)
-    played: int = 0
-    """Bytes of `sound` that were taken."""
+    """What is still to be played."""
     is_whole: bool = False
     is_stopped: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -85,8 +84,7 @@ class SpokenSound:
         """Add int16 samples with interleaved channels. Return False, and take none of them, while
         QUEUE_S of sound wait."""
         with self.lock:
-            waiting_s = (len(self.sound) - self.played) / self._bytes_per_s
-            if waiting_s > QUEUE_S:
+            if len(self.sound) > QUEUE_S * self.rate_hz * self._frame:
                 return False
             self.sound += pcm
         self.wake()
@@ -105,29 +103,24 @@ class SpokenSound:
 
     def take(self, duration_s: float) -> bytes:
         """Return the next samples, at most so many seconds; empty without any."""
-        frame = 2 * self.channels
-        size = frame * max(1, round(duration_s * self.rate_hz))
+        if self.kind is Kind.RING and not self.is_whole:
+            return b""
         with self.lock:
-            if self.kind is Kind.RING and self.is_whole and self.played >= len(self.sound):
-                self.played = 0
-            part = bytes(self.sound[self.played : self.played + size])
-            part = part[: len(part) // frame * frame]
-            self.played += len(part)
-            if self.kind is not Kind.RING:
-                del self.sound[: self.played]
-                self.played = 0
+            count = min(round(duration_s * self.rate_hz), len(self.sound) // self._frame)
+            part = bytes(self.sound[: count * self._frame])
+            del self.sound[: len(part)]
+            if self.kind is Kind.RING:  # what was played comes round again
+                self.sound += part
         return part
 
     @property
     def is_over(self) -> bool:
         """True if nothing is left and nothing more comes."""
-        frame = 2 * self.channels
-        over = self.is_whole and len(self.sound) - self.played < frame
-        return over and (self.kind is not Kind.RING or len(self.sound) < frame)
+        return self.is_whole and len(self.sound) < self._frame
 
     @property
-    def _bytes_per_s(self) -> int:
-        return 2 * self.channels * self.rate_hz
+    def _frame(self) -> int:
+        return 2 * self.channels
 
 
 class Loudspeaker(Listener):
@@ -258,24 +251,21 @@ class Loudspeaker(Listener):
         """Play a sound until it has ended or must leave. Raises DeviceError, EndError and
         StallError."""
         opened = self._open(sound.rate_hz)
-        shape = _Shaper(sound, opened)
+        shape, most = _Shaper(sound, opened), 2 * opened.channels * opened.rate_hz * AHEAD_S
         ahead, moved_s, ended = 0, time.monotonic(), False
         while not self._must_leave(sound):
             heartbeat()
             self._woken.clear()
-            if ahead < shape.count_bytes(AHEAD_S) and (part := sound.take(BLOCK_S)):
-                data = shape.push(part, self._gain * (LOWERED if self._lowered else 1.0))
-                if data:
+            is_last = not ended and sound.is_over
+            if is_last or (ahead < most and (part := sound.take(BLOCK_S))):
+                gain = self._gain * (LOWERED if self._lowered else 1.0)
+                if data := shape.push(b"" if is_last else part, gain, last=is_last):
                     self._recorder.send(data)
                     ahead += len(data)
-                moved_s = time.monotonic()
+                if is_last:
+                    self._recorder.send(b"")
+                ended, moved_s = is_last, time.monotonic()
                 continue
-            if not ended and sound.is_over:
-                if rest := shape.push(b"", self._gain, last=True):
-                    self._recorder.send(rest)
-                    ahead += len(rest)
-                self._recorder.send(b"")
-                ended = True
             limit_s = STALLED_S if ahead or ended else STARVED_S
             if time.monotonic() > moved_s + limit_s:
                 raise StallError(f"nothing for {limit_s:g} s")
@@ -329,23 +319,15 @@ class _Shaper:
     """Turns a sound into what its device takes."""
 
     def __init__(self, sound: SpokenSound, opened: Opened) -> None:
-        self._channels, self._outputs, self._rate_hz = (
-            sound.channels, opened.channels, opened.rate_hz,
-        )  # fmt: skip
-        same = opened.rate_hz == sound.rate_hz
-        self._stream = (
-            None if same else soxr.ResampleStream(sound.rate_hz, opened.rate_hz, 1, dtype="float32")
-        )
-
-    def count_bytes(self, duration_s: float) -> int:
-        """Return the device's bytes for so many seconds."""
-        return int(2 * self._outputs * self._rate_hz * duration_s)
+        self._channels, self._outputs = sound.channels, opened.channels
+        self._stream = None
+        if opened.rate_hz != sound.rate_hz:
+            self._stream = soxr.ResampleStream(sound.rate_hz, opened.rate_hz, 1, dtype="float32")
 
     def push(self, part: bytes, gain: float, *, last: bool = False) -> bytes:
         """Return the next samples for the device: the channels' mean, in all of its channels."""
         sound = np.frombuffer(part, "<i2").reshape(-1, self._channels)
-        mono = sound.mean(axis=1, dtype=np.float32) * np.float32(gain) if len(sound) else None
-        mono = np.zeros(0, np.float32) if mono is None else mono
+        mono = sound.mean(axis=1, dtype=np.float32) * np.float32(gain)
         if self._stream is not None:
             mono = self._stream.resample_chunk(mono, last=last)
         samples = np.rint(mono).clip(-32768, 32767).astype(np.int16)
