@@ -45,7 +45,7 @@ LOWERED = 0.2
 """Share of the amplitude while a person speaks (-14 dB)."""
 REOPEN_S = 5.0
 """Seconds between two attempts to open a loudspeaker that was lost."""
-IDLE_S = 1.0
+IDLE_S, PROBE_HZ = 1.0, 48_000
 
 
 class Kind(enum.IntEnum):
@@ -143,7 +143,8 @@ class Loudspeaker(Listener):
         self._lock, self._woken = threading.Lock(), threading.Event()
         self._sounds: list[SpokenSound] = []
         self._current: SpokenSound | None = None
-        self._problem = ""
+        self._problem: str | None = None
+        """Why there is no loudspeaker; None before the first attempt to open it."""
         self._reopen_s = 0.0
 
     @property
@@ -223,9 +224,12 @@ class Loudspeaker(Listener):
         """Wait for something to play, with a process ready; look for a lost loudspeaker."""
         with suppress(DeviceError):
             self._recorder.start()
-        if self._problem and time.monotonic() >= self._reopen_s:
-            with suppress(DeviceError, EndError):
-                self._open(48_000)
+        if self._problem != "" and time.monotonic() >= self._reopen_s:
+            try:
+                self._open(PROBE_HZ)
+            except DeviceError as error:
+                if not self._stopping:
+                    self._lose(str(error))
             self._recorder.kill()
         self._woken.wait(IDLE_S)
 
@@ -284,7 +288,7 @@ class Loudspeaker(Listener):
         """Open the device. Raises DeviceError."""
         opened = self._recorder.play(self._settings.device, rate_hz)
         if self._problem:
-            log.info("the loudspeaker %s is there", opened.name)
+            log.info("the loudspeaker %s is back", opened.name)
         self._problem = ""
         self._complain(None)
         if self._played:

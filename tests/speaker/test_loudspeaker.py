@@ -96,6 +96,12 @@ def test_without_a_device_a_sound_fails_with_a_problem(
         assert (player.problems[-1] or "").startswith(problem)
 
 
+def test_a_missing_device_is_known_before_the_first_sound(tmp_path: Path) -> None:
+    with playing(tmp_path / "sound", device="missing") as player:
+        until(lambda: player.problems == ["no loudspeaker found"])
+        assert not player.speaker.available
+
+
 def test_a_person_who_speaks_lowers_the_sound(tmp_path: Path) -> None:
     with playing(tmp_path / "sound") as player:
         player.speaker.lower(True)
