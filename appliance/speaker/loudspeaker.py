@@ -34,6 +34,8 @@ log = logging.getLogger("roomscribe.speaker")
 
 BLOCK_S, AHEAD_S = 0.02, 0.12
 """Length of a part that is sent to the process, and how much may wait there for the device."""
+AHEAD_BYTES = 32_000
+"""The same in bytes: its pipe takes 64 kB, and more would wait for a device that hangs."""
 QUEUE_S = 5.0
 """Sound of an answer that may wait here: whoever sends more has to wait."""
 STARVED_S = 10.0
@@ -255,7 +257,8 @@ class Loudspeaker(Listener):
         """Play a sound until it has ended or must leave. Raises DeviceError, EndError and
         StallError."""
         opened = self._open(sound.rate_hz)
-        shape, most = _Shaper(sound, opened), 2 * opened.channels * opened.rate_hz * AHEAD_S
+        shape = _Shaper(sound, opened)
+        most = min(2 * opened.channels * opened.rate_hz * AHEAD_S, AHEAD_BYTES)
         ahead, moved_s, ended = 0, time.monotonic(), False
         while not self._must_leave(sound):
             heartbeat()
