@@ -141,6 +141,8 @@ def state(
     rooms = {"rooms": list(appliance.rooms)} if appliance.rooms else {}
     role, server = appliance.fleet or ("", "")
     fleet = {"fleet": {"role": role, "server": server or None}} if role else {}
+    before, at = appliance.updated or ("", None)
+    updated = {"updated": {"from": before, "at": timestamp(at)}} if at else {}
     until = {"muted_until": timestamp(appliance.muted_until)} if appliance.muted_until else {}
     return {
         "status": "degraded" if degraded else appliance.status,
@@ -153,9 +155,11 @@ def state(
         "outbox_depth": outbox_depth,
         "version": appliance.version,
         "uptime_s": rounded(appliance.uptime_s),
+        **updated,
         **until,
         **_reference(appliance.echo),
         **wyoming,
+        **({"assist": dict(appliance.assist)} if appliance.assist else {}),
         **rooms,
         **fleet,
     }
@@ -222,6 +226,7 @@ def assist_reply(reply: AssistReply) -> dict[str, Any]:
         "error": reply.error or None,
         "conversation_id": reply.conversation_id or None,
         "took_ms": rounded(reply.took_ms),
+        "goes_on": reply.goes_on,
     }
 
 

@@ -36,8 +36,8 @@ BLOCK_S, AHEAD_S = 0.02, 0.12
 """Length of a part that is sent to the process, and how much may wait there for the device."""
 AHEAD_BYTES = 32_000
 """The same in bytes: its pipe takes 64 kB, and more would wait for a device that hangs."""
-QUEUE_S = 5.0
-"""Sound of an answer that may wait here: whoever sends more has to wait."""
+QUEUE_S = 300.0
+"""Sound of an answer that may wait here: Home Assistant sends a whole answer at once."""
 STARVED_S = 10.0
 """If no sound comes for this long, the sound has failed."""
 STALLED_S = 2.5
@@ -284,7 +284,7 @@ class Loudspeaker(Listener):
                     return
                 ahead -= len(message.data)
                 if self._played:
-                    self._played.push(message)
+                    self._played.push(message, speaks=sound.kind is not Kind.RING)
         self._recorder.kill()
 
     def _open(self, rate_hz: int) -> Opened:
