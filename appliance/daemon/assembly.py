@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import TOKEN, Hooks, WyomingServer, advertise, offer_to_supervisor
+from appliance.wyoming import Hooks, WyomingServer, advertise
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -299,10 +298,7 @@ def _make_wyoming(core: Core) -> WyomingServer:
             log.info("%s", trouble or "the Wyoming server is announced to the network")
 
     async def announce(port: int) -> None:
-        if TOKEN in os.environ:
-            await offer_to_supervisor(port, report)
-        else:
-            await advertise(f"roomscribe-{core.node}"[:63], port, report)
+        await advertise(f"roomscribe-{core.node}"[:63], port, report)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)
