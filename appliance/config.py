@@ -630,7 +630,8 @@ class AssistSettings:
     phrase: str = key(
         "",
         'Sentences that start with this phrase, such as "computer", are sent to Home Assistant\'s '
-        "Assist, which acts in this appliance's area. Needs homeassistant.url. Empty: none.",
+        "Assist, which acts in this appliance's area. Needs homeassistant.url or "
+        "wyoming.satellite. Empty: none.",
         form=TextForm(
             "one to four words of letters, such as computer",
             pattern=r"([^\W\d_]{2,20}( [^\W\d_]{2,20}){0,3})?",
@@ -768,6 +769,14 @@ class WyomingSettings:
         "Answer with an expected sentence in place of the text where it is sure enough to act on: "
         "Home Assistant acts on the answer. false: always the text.",
     )
+
+    satellite: bool = key(
+        False,
+        "Let Home Assistant add this room as a voice satellite: it gets the sentences that begin "
+        "with assist.phrase, and its answers, announcements and timers sound on this room's "
+        "loudspeaker ([speaker]). Needs no token.",
+    )
+    satellite_port: int = key(10700, "TCP port of the satellite.", low=1, high=65535)
 
     @property
     def announced(self) -> bool:
@@ -1170,10 +1179,12 @@ def contradictions(settings: Settings) -> Iterator[Mistake]:
     mqtt = settings.mqtt
     yield from _fleet_contradictions(settings)
     if settings.assist.phrase:
+        by_text = bool(settings.homeassistant.url)
+        heard = by_text or settings.wyoming.satellite
         for name, wanted, there in (
-            ("homeassistant.url", "Home Assistant's address", bool(settings.homeassistant.url)),
-            ("homeassistant.enabled", "true", settings.homeassistant.enabled),
-            ("mqtt.enabled", "true", mqtt.enabled),
+            ("homeassistant.url", "Home Assistant's address", heard),
+            ("homeassistant.enabled", "true", settings.homeassistant.enabled or not by_text),
+            ("mqtt.enabled", "true", mqtt.enabled or not by_text),
         ):
             if not there:
                 found = "false" if wanted == "true" else "none"

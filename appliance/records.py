@@ -45,6 +45,8 @@ HEARD_HERE = "microphone"
 
 ADDRESSED = "addressed"
 """Flag of a transcript that begins with the address phrase, or follows it."""
+JOINED = "joined"
+"""Flag of a transcript of two parts of a sentence, which have transcripts of their own."""
 ADDRESS_ALONE_S = 1.8
 """Longest speech of an address phrase alone, with the 0.6 s before it. "Computer" of six voices
 took 1.0 to 1.5 s; with a command behind it that was not written down, 2.0 s and more."""
@@ -380,7 +382,8 @@ class AssistReply:
     text: str
     """The command, without the address phrase."""
     status: str
-    """action_done, query_answer or error, as the agent answered; failed without an answer."""
+    """action_done, query_answer or error, as the agent answered; answered if a satellite does not
+    tell which; failed without an answer."""
     speech: str = ""
     """The answer for the speaker."""
     language: str = ""
@@ -389,6 +392,8 @@ class AssistReply:
     conversation_id: str = ""
     took_ms: float | None = None
     """From the request to the answer; None without an answer."""
+    goes_on: bool = False
+    """True if Home Assistant asks back: the next sentence needs no phrase."""
 
 
 class Listener:
@@ -506,6 +511,8 @@ class ApplianceState:
     """Other rooms that are online on the same broker."""
     fleet: tuple[str, str] | None = None
     """Role in a fleet, and the connected server or ""; None without a fleet."""
+    assist: Mapping[str, str | bool | None] = field(default_factory=dict)
+    """Of the satellite, as `state` publishes it; empty without one."""
     wyoming: str | None = ""
     """Address and port of the Wyoming server; None while it cannot listen, empty if it is off."""
     echo: EchoState | None = None

@@ -257,7 +257,7 @@ class BackgroundTask(threading.Thread):
     Once the thread has ended, `outcome` is what the call returned, or `error` what it raised.
     """
 
-    def __init__(self, work: Callable[[], Any], name: str = "NPU") -> None:
+    def __init__(self, work: Callable[[], Any], name: str) -> None:
         """Start the thread."""
         super().__init__(name=name, daemon=True)
         self.outcome: Any = None
@@ -348,6 +348,13 @@ def lacks_vnni(root: Path = Path("/"), architecture: str = platform.machine()) -
     if architecture.lower() not in ("x86_64", "amd64", "i386", "i686"):
         return False
     return not re.search(r"\bavx(512)?_vnni\b", _text(root / "proc/cpuinfo"))
+
+
+def multiplies_4_bits(root: Path = Path("/"), architecture: str = platform.machine()) -> bool:
+    """Return whether onnxruntime has products of 4-bit numbers for this processor: AVX2, or ARM's
+    dot product (not a Pi 4). Without, it computes float32's at each step."""
+    flag = "asimddp" if architecture.lower() in ("aarch64", "arm64") else "avx2"
+    return bool(re.search(rf"\b{flag}\b", _text(root / "proc/cpuinfo")))
 
 
 def soc_temperature_c(root: Path = Path("/")) -> float | None:

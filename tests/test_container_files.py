@@ -165,7 +165,7 @@ def test_wrong_arguments_of_the_apps_command_are_told(more: tuple[str, ...]) -> 
     assert done.stderr.startswith("scripts/build-app FOLDER --image NAME --url URL")
 
 
-def test_every_option_has_a_default_or_may_be_missing_and_a_name_in_each_language() -> None:
+def test_every_option_has_a_default_and_a_name_in_each_language() -> None:
     found = read(APP / "config.yaml")
     options, schema = found["options"], found["schema"]
     optional = {name for name, kind in schema.items() if str(kind).endswith("?")}

@@ -115,7 +115,7 @@ def test_nothing_that_the_sandbox_needs_was_taken_out(unit: dict[str, list[str]]
         ("[wyoming\nenabled = true", "\x00", []),
     ],
 )
-def test_the_unit_may_listen_on_the_ports_that_the_configuration_wants_and_no_other(
+def test_the_unit_may_listen_on_the_configured_ports_and_no_other(
     unit: dict[str, list[str]], tmp_path: Path, configuration: str, chosen: str, opened: list[str]
 ) -> None:
     assert unit["SocketBindDeny"] == ["1-65535"]

@@ -10,19 +10,17 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from signal import Signals
 from typing import Any, Self
 
-from appliance.capture.devices import MICROPHONE, Device, is_stream
+from appliance.capture.devices import MICROPHONE, Device, Role, is_stream
 from appliance.capture.portaudio import LENGTH, SOUND, Inbox, Message
 from appliance.errors import DeviceError
+from appliance.process import end_process, how_it_ended, start_process
 
 PIPE_BYTES = 1 << 20
 """30 s of 16 kHz mono: if the appliance is busy for longer, samples are lost."""
@@ -31,11 +29,6 @@ QUIET_S = 0.15
 work. The shortest utterance (`min_speech_ms`) takes longer together with the silence (`TAIL_MS`)
 after which its text is computed, so no text comes later for it."""
 REAP_S = 0.5
-ROOT = Path(__file__).resolve().parent.parent.parent
-PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from appliance.capture.portaudio import main; main()"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +110,8 @@ class Recorder:
         if self._process and self._process.poll() is None:
             return
         self.kill()
-        command = self._command or (
-            # isolated: the environment reaches only the libraries; no bytecode is written
-            *(sys.executable, "-I", "-S", "-B", "-c", PROGRAM),
-            *(str(os.getpid()), json.dumps([str(ROOT), *sys.path])),
-        )
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-            )
+            self._process = start_process("appliance.capture.portaudio", command=self._command)
         except OSError as error:
             raise DeviceError(
                 f"the {self._noun}'s process does not start ({error.strerror}): free some memory, "
@@ -177,9 +159,10 @@ class Recorder:
             raise EndError(found["lost"])
         return message
 
-    def devices(self) -> list[Device]:
-        """Return all microphones, perhaps none. Raises DeviceError."""
-        return [Device(**found) for found in self._request(do="list")["devices"]]
+    def devices(self, role: Role = MICROPHONE) -> list[Device]:
+        """Return all microphones or loudspeakers, perhaps none. Raises DeviceError."""
+        found = self._request(do="list", kind=role.kind)["devices"]
+        return [Device(**one) for one in found]
 
     def read(self) -> Message | None:
         """Return the blocks that have arrived as one, up to the next loss; wait for the first, or
@@ -230,14 +213,8 @@ class Recorder:
         kernel ends later, when its system call returns."""
         process, self._process = self._process, None
         self._inbox = Inbox()
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe:
-                pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(REAP_S)
+        if process:
+            end_process(process, REAP_S)
 
     def __enter__(self) -> Self:
         return self
@@ -311,7 +288,4 @@ class Recorder:
         """Reap the process and return how it ended."""
         process = self._process
         self.kill()
-        status = process.returncode if process else None
-        if status is None or status >= 0:
-            return f"the end of its process (exit status {status})"
-        return f"the end of its process by {Signals(-status).name}"
+        return how_it_ended(process.returncode if process else None)

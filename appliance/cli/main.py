@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,6 @@ from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreErro
 from appliance.lab import add_benchmark_arguments
 from appliance.system import legible, shorten
 
-CHIPS_THREAD = "NPU"
-"""Name of infer/hailo/npu's threads; one that still runs at the end waits for a chip that hangs."""
 RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm")
 """Libraries that the package roomscribe-satellite comes without."""
 EXTRAS = {
@@ -175,11 +172,7 @@ def run_process() -> int:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _renewed(sys.stdout, io.FileIO(1, "w", closefd=False))
     sys.stderr = _renewed(sys.stderr, _Lossy(2, "w", closefd=False))
-    status = main()
-    if any(thread.name == CHIPS_THREAD for thread in threading.enumerate()):
-        # the interpreter's end would unwind it through HailoRT's C++, which aborts (inferred)
-        os._exit(status)
-    return status
+    return main()
 
 
 def _renewed(stream: TextIO | None, file: io.FileIO) -> io.TextIOWrapper:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from appliance.daemon.core import Core
 from appliance.daemon.correction_commands import CorrectionCommands
 from appliance.daemon.health import Health, report_backend
 from appliance.daemon.log_commands import LogCommands
-from appliance.daemon.microphone_commands import MicrophoneCommands
+from appliance.daemon.microphone_commands import MicrophoneCommands, SpeakerCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.monitors import ActingMonitor, LevelMonitor
 from appliance.daemon.mute import Mute
@@ -47,6 +48,7 @@ from appliance.daemon.report import Reporter, note_version
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
+from appliance.daemon.talk import Talk
 from appliance.daemon.transcription import WorkTranscriber, open_transcriber
 from appliance.daemon.transcripts import Transcripts, text_to_act_on
 from appliance.errors import StoreError
@@ -58,7 +60,14 @@ from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, remove_empty, runtime_folder
-from appliance.wyoming import Hooks, WyomingServer, advertise
+from appliance.wyoming import (
+    TOKEN,
+    Hooks,
+    KnownTexts,
+    WyomingServer,
+    advertise,
+    offer_to_supervisor,
+)
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -100,17 +109,21 @@ def build(
         expectations, reload = Expectations(), threading.Event()
         # workers are the whole home's, and a window waits for the answer that they owe us
         submit = core.backlog.submit if not transcribed_elsewhere(settings) else lambda *_: None
+        core.transcripts.submit = submit
         partials = Partials(submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
-        house = _make_house(core, home) if settings.mqtt.enabled else None
         speaker, supervisor = _make_sound(core, factories.source, opened)
-        wyoming = _make_wyoming(core) if settings.wyoming.enabled or settings.web.api else None
-        fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
-        updated = note_version(store_folder(settings.store))
-        report = Reporter(core, supervisor, home, house, wyoming, fleet, updated)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
+        talk = Talk(core, home, speaker) if settings.wyoming.satellite else None
+        house = _make_house(core, talk or home) if settings.mqtt.enabled else None
+        if house:
+            core.spoken.share = house.say
+        wyoming = _make_wyoming(core, talk)
+        fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
+        updated = note_version(store_folder(settings.store))
+        report = Reporter(core, supervisor, home, house, wyoming, fleet, talk, updated)
         publisher = _make_publisher(
             core, factories.publisher, report, phrases, home=home, house=house
         )
@@ -122,6 +135,7 @@ def build(
             LogCommands(core.store, core.node, playback.poll), playback,
             _make_corrections(core, changes), MuteCommands(core.mute), changes, phrases,
             BrokerCommands(changes), ModelCommands(installer or ModelInstaller()),
+            SpeakerCommands(speaker),
         )  # fmt: skip
         controls = _make_controls(
             core, report, publisher, control=control, make_phrases=phrases.make, groups=groups
@@ -130,7 +144,8 @@ def build(
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
             expectations, playback, core.backlog, supervisor, publisher, controls, speaker,
-            house or home,  # the house hands sentences over once a room is chosen
+            house or talk or home,  # the house hands sentences over once a room is chosen
+            talk if house else None,
         )  # fmt: skip
         return Parts(
             core, works, partials, supervisor, report, controls, control, publisher, home, wyoming,
@@ -170,7 +185,7 @@ def _make_sound(
     settings, played = core.settings, PlayedSound()
     speaker = _make_speaker(core, played) if settings.speaker.enabled else None
     if speaker and source is open_source and not settings.capture.reference:
-        source = partial(open_source, played=played)
+        source, core.spoken.is_heard = partial(open_source, played=played), played.is_heard
     supervisor = CaptureSupervisor(
         settings.capture, core.health, core.mute, core.frames, core.bus, source=source
     )
@@ -199,7 +214,7 @@ def _make_home(core: Core) -> HomeAssistantClient | None:
     )
 
 
-def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
+def _make_house(core: Core, assistant: Talk | HomeAssistantClient | None) -> House:
     """Return what decides with other rooms which one acts on a sentence."""
 
     def report(heard: HeardIn) -> None:
@@ -217,7 +232,8 @@ def _make_house(core: Core, home: HomeAssistantClient | None) -> House:
         complain=partial(core.health.trouble, "rooms"),
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
-        assistant=home,
+        assistant=assistant,
+        note=core.spoken.remember,
     )
 
 
@@ -289,16 +305,22 @@ def _make_corrections(core: Core, changes: SettingCommands) -> CorrectionCommand
     return CorrectionCommands(core.store, core.node, changes, core.bus.on_correction, is_common)
 
 
-def _make_wyoming(core: Core) -> WyomingServer:
-    """Return the server that transcribes for other programs."""
+def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
+    """Return the server that transcribes for other programs, and serves the satellite, if any is
+    wanted."""
     settings, health = core.settings, core.health
+    if not (settings.wyoming.enabled or settings.web.api or talk):
+        return None
 
     def report(trouble: str) -> None:
         if health.notice("announcement", trouble):
             log.info("%s", trouble or "the Wyoming server is announced to the network")
 
-    async def announce(port: int) -> None:
-        await advertise(f"roomscribe-{core.node}"[:63], port, report)
+    async def announce(port: int, more: str = "") -> None:
+        if TOKEN not in os.environ:
+            await advertise(f"roomscribe-{core.node}{more}"[:63], port, report)
+        elif not more:
+            await offer_to_supervisor(port, report)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)
@@ -315,9 +337,15 @@ def _make_wyoming(core: Core) -> WyomingServer:
         is_room_busy=lambda: core.backlog.is_room_busy,
         languages=lambda: core.transcriber.known_languages,
         text_to_act_on=text_to_act_on,
+        known=talk.satellite.known if talk else KnownTexts(),
+        report_satellite=partial(health.trouble, "satellite"),
+        advertise_satellite=partial(announce, more="-satellite")
+        if settings.wyoming.announced
+        else None,
     )
     path = runtime_folder(settings) / WYOMING_SOCKET if settings.web.api else None
-    return WyomingServer(settings, core.node, hooks, socket_path=path)
+    satellite = talk.satellite if talk else None
+    return WyomingServer(settings, core.node, hooks, socket_path=path, satellite=satellite)
 
 
 def _make_fleet(core: Core, opened: contextlib.ExitStack) -> FleetWorker:

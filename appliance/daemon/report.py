@@ -13,6 +13,7 @@ from pathlib import Path
 from appliance import build_version, system
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.core import Core
+from appliance.daemon.talk import Talk
 from appliance.fleet import FleetWorker, SatelliteTranscriber
 from appliance.homeassistant import HomeAssistantClient
 from appliance.house import House
@@ -56,6 +57,7 @@ class Reporter:
     house: House | None
     wyoming: WyomingServer | None
     fleet: FleetWorker | None
+    talk: Talk | None
     updated: tuple[str, datetime] | None = None
 
     def state(self) -> ApplianceState:
@@ -88,6 +90,7 @@ class Reporter:
             wyoming=wyoming.address or None
             if wyoming and self.core.settings.wyoming.enabled
             else "",
+            assist=self.talk.state if self.talk else {},
             rooms=self.house.rooms if self.house else (),
             fleet=self._fleet_state(),
             listens=self.supervisor.listens,

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from appliance.records import (
     ADDRESS_ALONE_S,
@@ -40,6 +40,12 @@ class AddressPhrase:
         self._phrase, self._media_plays = phrase, media_plays
         self._called: datetime | None = None
         """When the phrase was said alone, if the next sentence may be its command."""
+        self._invited_until = datetime.min.replace(tzinfo=UTC)
+        """Until when a sentence may begin that needs no phrase."""
+
+    def invite(self, within_s: float) -> None:
+        """Take the next sentence, without the phrase, if it begins so soon. Any thread."""
+        self._invited_until = datetime.now(UTC) + timedelta(seconds=within_s)
 
     def mark(self, one: Transcript) -> Transcript:
         """Return the transcript, with the flag ADDRESSED if it is said to the home, or else
@@ -59,9 +65,14 @@ class AddressPhrase:
             else:
                 self._called = one.end
                 log.info("the phrase for Assist was said alone; the next sentence is its command")
-        elif not rests and not (called and -OVERLAP <= one.start - called <= COMMAND_WITHIN):
+        elif (
+            not rests
+            and one.start >= self._invited_until
+            and not (called and -OVERLAP <= one.start - called <= COMMAND_WITHIN)
+        ):
             plays = self._media_plays(one.start)
             return replace(one, flags=(*one.flags, NoAct.MEDIA.value)) if plays else one
+        self._invited_until = datetime.min.replace(tzinfo=UTC)
         return replace(one, flags=(*one.flags, ADDRESSED))
 
 

@@ -17,6 +17,7 @@ import enum
 import json
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ from appliance.records import (
     NoAct,
     Transcript,
     acting_text,
+    is_expected,
     why_not_act,
 )
 from appliance.system import shorten, write_whole
@@ -137,7 +139,7 @@ class SentIds:
 
 
 class Assist:
-    """Hands sentences over. The thread of asyncio, except for `find_command`."""
+    """Hands sentences over. The thread of asyncio."""
 
     def __init__(self, phrase: str, folder: Path, *, answer_s: float = ANSWER_S) -> None:
         """`folder` is in memory and outlives the process."""
@@ -145,18 +147,6 @@ class Assist:
         self._conversation, self._until_s = "", 0.0
         self.language = "en"
         """Of the preferred pipeline, as soon as that is known."""
-
-    def find_command(self, transcript: Transcript) -> str:
-        """Return the command in a transcript that is to be handed over; else "". Any thread."""
-        if ADDRESSED not in transcript.flags:
-            return ""
-        text = acting_text(transcript)
-        rest = after_phrase(text, self._phrase)
-        text = text if rest is None else rest
-        why = why_not_act(transcript, late=is_late(transcript)) if text else None
-        if why:
-            log.info("a sentence for Assist is not handed over: %s", why.value)
-        return "" if why else text
 
     async def run(
         self, link: WebsocketLink, device: str, transcript: Transcript, text: str
@@ -247,10 +237,39 @@ class Assist:
 
     def refuse(self, transcript: Transcript, text: str, why: RefusedText) -> AssistReply:
         """Return the reply in place of Home Assistant's. Any thread."""
-        speech, language = why.spoken(self.language)
-        return AssistReply(
-            transcript.id, text, "failed", speech=speech, language=language, error=why.why
-        )
+        return refuse(transcript, text, why, self.language)
+
+
+def refuse(transcript: Transcript, text: str, why: RefusedText, language: str) -> AssistReply:
+    """Return the reply in place of Home Assistant's, in `language` if that is known."""
+    speech, language = why.spoken(language)
+    return AssistReply(
+        transcript.id, text, "failed", speech=speech, language=language, error=why.why
+    )
+
+
+def find_command(transcript: Transcript, phrase: str) -> str:
+    """Return the command in a transcript that is to be handed over; else "". Any thread."""
+    if ADDRESSED not in transcript.flags:
+        return ""
+    text = acting_text(transcript)
+    rest = after_phrase(text, phrase)
+    text = text if rest is None else rest
+    why = why_not_act(transcript, late=is_late(transcript)) if text else None
+    if why:
+        log.info("a sentence for Assist is not handed over: %s", why.value)
+    return "" if why else text
+
+
+def why_not_listed(transcript: Transcript, places: Collection[str]) -> RefusedText | None:
+    """Return why a sentence is not handed over where nobody can ask Home Assistant what it
+    understands: it must be an expected sentence, and a place in it one of `places` (casefolded)."""
+    if transcript.phrase is None or not is_expected(transcript):
+        return NOT_UNDERSTOOD
+    slots = transcript.phrase.slots
+    found = [str(slots[key]) for key in ("area", "floor") if key in slots]
+    names = tuple(name for name in found if name.casefold() not in places)
+    return _no_such(names) if names else None
 
 
 async def preferred_pipeline(link: WebsocketLink) -> dict[str, Any]:
@@ -295,9 +314,13 @@ def why_not_matched(understood: dict[str, Any]) -> RefusedText | None:
     """Return what Home Assistant does not understand of a text; None if it understands all."""
     unknown = [str(one).strip() for one in as_table(understood.get("unmatched_slots")).values()]
     if names := tuple(filter(None, unknown)):
-        named = shorten(" and no ".join(f'"{one}"' for one in names), 200)
-        return RefusedText(f"Home Assistant has no {named}", RefusalKind.NO_SUCH_NAME, names)
+        return _no_such(names)
     return None if understood.get("match") is True else NOT_UNDERSTOOD
+
+
+def _no_such(names: tuple[str, ...]) -> RefusedText:
+    named = shorten(" and no ".join(f'"{one}"' for one in names), 200)
+    return RefusedText(f"Home Assistant has no {named}", RefusalKind.NO_SUCH_NAME, names)
 
 
 def is_late(transcript: Transcript) -> bool:
@@ -324,6 +347,7 @@ def _reply(transcript: Transcript, text: str, found: dict[str, Any], took_ms: fl
         error=shorten(code, 60) if kind == "error" and isinstance(code, str) else "",
         conversation_id=talking if isinstance(talking, str) and _is_id(talking) else "",
         took_ms=took_ms,
+        goes_on=found.get("continue_conversation") is True,
     )
 
 

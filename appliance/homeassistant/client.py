@@ -21,7 +21,7 @@ from typing import Any
 from appliance.config import HomeAssistantSettings, Settings
 from appliance.errors import ConfigError
 from appliance.homeassistant import names as naming
-from appliance.homeassistant.assist import Assist, RefusedText
+from appliance.homeassistant.assist import Assist, RefusedText, find_command
 from appliance.homeassistant.connection import (
     Address,
     CommandError,
@@ -142,8 +142,8 @@ class HomeAssistantClient(Listener):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = False
         self._waiting: deque[tuple[Transcript, str]] = deque()
-        self._device = ""
-        self._media = media
+        self._device = self._voice = ""
+        self._media, self._speaking = media, asyncio.Lock()
 
     # other threads
 
@@ -154,7 +154,7 @@ class HomeAssistantClient(Listener):
 
     def find_command(self, transcript: Transcript) -> str:
         """Return the command in a transcript that is meant for Assist; else "". Any thread."""
-        return self._assist.find_command(transcript) if self._assist else ""
+        return find_command(transcript, self._settings.assist.phrase) if self._assist else ""
 
     def hand_over(self, transcript: Transcript, text: str) -> None:
         """Hand a command to Assist; reply at once if that is impossible. Any thread."""
@@ -285,6 +285,8 @@ class HomeAssistantClient(Listener):
             try:
                 devices = await devices_of(link)
                 own = own_device(devices, self._node)
+                if self._settings.wyoming.satellite:
+                    own, self._voice = await _voice(link, devices, self._node) or (own, "")
                 self._device = as_text(own.get("id"))
                 area = as_text(own.get("area_id"))
                 if self._settings.assist.media:
@@ -338,6 +340,7 @@ class HomeAssistantClient(Listener):
                 why = ""
                 if reply:
                     self._callbacks.on_reply(reply)
+                    await self._say(link, reply.speech)
             else:
                 why = UNKNOWN_DEVICE
         except HomeAssistantError as error:
@@ -345,6 +348,42 @@ class HomeAssistantClient(Listener):
         finally:
             if why:
                 self._refuse(transcript, text, why)
+
+    async def _say(self, link: WebsocketLink, text: str) -> None:
+        """Have a text spoken by this room's satellite, if Home Assistant has it."""
+        if not self._voice or not text:
+            return
+        data = {"message": text, "preannounce": False}
+        async with self._speaking:
+            try:
+                await link.send_command(
+                    "call_service", domain="assist_satellite", service="announce",
+                    service_data=data, target={"entity_id": self._voice},
+                )  # fmt: skip
+            except (CommandError, HomeAssistantError) as error:  # it waits until all has sounded
+                log.info("%s", error)
+
+
+async def _voice(
+    link: WebsocketLink, devices: Sequence[dict[str, Any]], node: str
+) -> tuple[dict[str, Any], str] | None:
+    """Return this room's satellite in the device registry, and the entity that speaks; None without
+    it. Raises HomeAssistantError."""
+    for device in devices:
+        known = device.get("identifiers")
+        ours = isinstance(known, list) and any(one and one[0] == "wyoming" for one in known)
+        if ours and device.get("name") == satellite_name(node):
+            _, listed = await link.send_command("config/entity_registry/list_for_display")
+            for one in as_list(as_table(listed).get("entities")):
+                entity = as_text(one.get("ei"))
+                if one.get("di") == device.get("id") and entity.startswith("assist_satellite."):
+                    return device, entity
+    return None
+
+
+def satellite_name(node: str) -> str:
+    """Return what the satellite is called in Home Assistant."""
+    return f"Roomscribe {node}"
 
 
 async def _config(link: WebsocketLink) -> dict[str, Any]:

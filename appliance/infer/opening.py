@@ -178,8 +178,9 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
     """
     from appliance.infer.encoder import CpuEncoder
     from appliance.infer.hailo import diagnosis
+    from appliance.infer.hailo.client import NpuProcess
     from appliance.infer.hailo.failover import FailoverEncoder
-    from appliance.infer.hailo.npu import open_npu
+    from appliance.infer.hailo.shared import make_order
     from appliance.model import ENCODER_FILE, HEF_FILE
 
     hef = bundle.hef
@@ -194,8 +195,8 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
         return cpu
     if hef is None or settings.backend == "cpu":
         raise ModelError(f"{bundle.folder}: the model has no {ENCODER_FILE}; add it again")
-    file = hef
-    encoder = FailoverEncoder(lambda: open_npu(bundle, file, share=settings.share), cpu)
+    order = make_order(bundle, share=settings.share)
+    encoder = FailoverEncoder(lambda: NpuProcess(order), cpu)
     if must or cpu is None or diagnosis.nodes():
         try:
             encoder.open()

@@ -159,6 +159,7 @@ def state(
         **until,
         **_reference(appliance.echo),
         **wyoming,
+        **({"assist": dict(appliance.assist)} if appliance.assist else {}),
         **rooms,
         **fleet,
     }
@@ -225,6 +226,7 @@ def assist_reply(reply: AssistReply) -> dict[str, Any]:
         "error": reply.error or None,
         "conversation_id": reply.conversation_id or None,
         "took_ms": rounded(reply.took_ms),
+        "goes_on": reply.goes_on,
     }
 
 

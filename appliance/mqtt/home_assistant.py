@@ -147,7 +147,7 @@ def _assist(base: str) -> dict[str, Any]:
         "assist": {
             **_component(base, "event", "assist", "Assist", events.ASSIST_REPLY, qos=0),
             "icon": "mdi:home-assistant",
-            "event_types": ["action_done", "query_answer", "error", "failed"],
+            "event_types": ["action_done", "query_answer", "answered", "error", "failed"],
             "value_template": f"{{{{ {{'event_type': value_json.status{values}}} | tojson }}}}",
         }
     }

@@ -57,14 +57,11 @@ async def advertise(
     look_s: float = LOOK_EVERY_S,
     again_s: float = AGAIN_S,
 ) -> None:
-    """Announce `instance` (at most 63 bytes) at `port` until it is cancelled; in an app, to the
-    supervisor alone.
+    """Announce `instance` (at most 63 bytes) at `port` until it is cancelled.
 
     `report` gets the reason why the server is not announced, with the address to type; "" once it
     is announced.
     """
-    if TOKEN in os.environ:
-        return await offer_to_supervisor(port, report)
     has_jeepney = importlib.util.find_spec("jeepney") is not None
     while True:
         if has_jeepney:

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ ROOM_CHECK_S = 0.05
 """Between two checks whether somebody still speaks in the room."""
 RETRY_S = 0.05
 """Pause while too many windows of all requests wait."""
+KNOWN_S, KNOWN_SHARE = 15.0, 0.5
+"""For so long the satellite's sounds are known, and by so much of them."""
 RATES, WIDTHS, CHANNELS = (4000, 192_000), {1: "i1", 2: "<i2", 3: "<i4", 4: "<i4"}, 8
 """Accepted sound: Hz, bytes per sample and how they are read, most channels."""
 
@@ -66,6 +68,27 @@ class Hints:
 NO_HINTS = Hints()
 
 
+class KnownTexts:
+    """Texts of the sounds that the satellite has sent to Home Assistant, which often hands them to
+    this server: the same sound gets the same text at once. Any thread."""
+
+    def __init__(self) -> None:
+        self._known = deque[tuple[float, bytes, str]](maxlen=4)
+
+    def add(self, sound: bytes, text: str) -> None:
+        """Remember the text of a sound of 16 kHz, int16, mono."""
+        self._known.append((time.monotonic() + KNOWN_S, sound, text))
+
+    def find(self, sound: bytes, least_share: float = KNOWN_SHARE) -> str | None:
+        """Return the text of a known sound that begins with `sound`, which is at least so much of
+        it: Home Assistant may cut the end off. None without one."""
+        for until_s, one, text in reversed((*self._known,)):
+            fits = len(sound) >= least_share * len(one) and one.startswith(sound)
+            if fits and time.monotonic() < until_s:
+                return text
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """What the server uses of the appliance."""
@@ -88,6 +111,11 @@ class Hooks:
     """Returns the languages that a client may choose; none: those of the model."""
     text_to_act_on: Callable[[Window, Transcription], str] = lambda _, result: result.text
     """Returns what to act on in place of a text."""
+    known: KnownTexts = field(default_factory=KnownTexts)
+    """Texts of sounds that the satellite has sent."""
+    report_satellite: Callable[[str | None], object] = lambda _trouble: None
+    """As `report` and `advertise`, of the satellite's port."""
+    advertise_satellite: Callable[[int], Coroutine[None, None, None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The Wyoming server: transcribes the audio that clients such as Home Assistant send.
 
-It runs in one thread with its own asyncio loop. The protocol has neither passwords nor encryption,
-so `wyoming.allow` decides by address who may connect. The page of this machine connects over a UNIX
-socket. Each connection has its own limits, and an error on one connection ends only that one.
+It runs in one thread with its own asyncio loop, in which the satellite's port is served, too. The
+page of this machine connects over a UNIX socket. Each connection has its own limits, and an error
+on one connection ends only that one.
 
 Over 500 lines because a connection and the server's limits on all of them share one loop's state.
 """
@@ -10,7 +10,6 @@ Over 500 lines because a connection and the server's limits on all of them share
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import logging
 import math
@@ -18,10 +17,10 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,19 @@ from appliance import HOMEPAGE, build_version
 from appliance.capture import VoiceDetector
 from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
+from appliance.records import SAMPLE_RATE
 from appliance.system import one_line
-from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read_event
+from appliance.wyoming.port import (
+    LINGER_S,
+    Address,
+    Port,
+    linger,
+    next_event,
+    pack_error,
+    pong,
+    send,
+)
+from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack
 from appliance.wyoming.request import (
     LONGEST_FILE_S,
     Hints,
@@ -39,6 +49,7 @@ from appliance.wyoming.request import (
     SoundFormat,
     TranscriptionRequest,
 )
+from appliance.wyoming.satellite import VoiceSatellite
 
 log = logging.getLogger("roomscribe.wyoming")
 
@@ -52,15 +63,9 @@ CROWDED_EVERY_S = 60.0
 SEGMENTED_AT_ONCE = 5
 """A voice detector takes 2.5 MB; the sound of further requests waits in the network. Two files of
 the page may take an hour."""
-LINGER_S = 1.0
-"""Before a connection is closed, incoming data is read for this long: if it stayed unread, the
-kernel would reset the connection and drop our last answer."""
 HEARTBEAT_S = 1.0
 """Longest time between two heartbeats of the thread."""
-REPORTED_ADDRESSES = 64
-"""Refused addresses that are logged, each once."""
 
-Address = IPv4Address | IPv6Address
 LOCAL = ip_address("127.0.0.1")
 """Stands for who connects over the UNIX socket."""
 
@@ -92,28 +97,47 @@ class WyomingServer:
         hooks: Hooks,
         timeouts: Timeouts = TIMEOUTS,
         socket_path: Path | None = None,
+        *,
+        satellite: VoiceSatellite | None = None,
     ) -> None:
         """Open nothing yet; `run` listens and calls the hooks. At `socket_path` users of its group
-        connect; they say themselves where their sound ends, and nothing of it is stored."""
+        connect; they say themselves where their sound ends, and nothing of it is stored.
+        `satellite` is served at a port of its own."""
         self.settings, self.node, self.hooks, self.timeouts = settings, node, hooks, timeouts
-        self._socket_path = socket_path
-        self._allowed = [ip_network(one, strict=False) for one in settings.wyoming.allow]
+        self._socket_path, self._satellite = socket_path, satellite
+        self.ports = list(self._make_ports())
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.address: str | None = None
-        """Where it listens; None while it does not."""
         self._tasks: set[asyncio.Task[None]] = set()
         """All connections, also those that are refused or being closed."""
         self._open: dict[asyncio.Task[None], ClientConnection] = {}
         """Accepted connections, the oldest first."""
         self._crowded_s = -math.inf
         """When it was last logged that an idle connection was closed for another one."""
-        self._advertising: asyncio.Task[None] | None = None
         self._detectors = list[VoiceDetector]()
         self.requests = 0
         """Requests that send sound or wait for its text."""
-        self._reported: set[Address] = set()
-        """Refused addresses that were logged."""
+
+    @property
+    def address(self) -> str | None:
+        """Where it transcribes for others; None while it does not. Any thread."""
+        found = (one.address for one in self.ports if one.key == "wyoming.port")
+        return next(found, None)
+
+    def _make_ports(self) -> Iterator[Port]:
+        """Yield the ports that are configured, not open yet."""
+        wyoming, hooks, again_s = self.settings.wyoming, self.hooks, self.timeouts.listen_again_s
+        if wyoming.enabled:
+            yield Port(
+                "speech to text", "wyoming.port", wyoming, wyoming.port, self._serve_client,
+                hooks.count, hooks.report, hooks.advertise, again_s,
+            )  # fmt: skip
+        if self._satellite:
+            yield Port(
+                "satellite", "wyoming.satellite_port", wyoming, wyoming.satellite_port,
+                self._serve_satellite, hooks.count, hooks.report_satellite,
+                hooks.advertise_satellite, again_s,
+            )  # fmt: skip
 
     def run(self, heartbeat: Callable[[], None]) -> None:
         """Serve until `stop`; `heartbeat` is called at least every HEARTBEAT_S unless it hangs."""
@@ -144,22 +168,19 @@ class WyomingServer:
         self._free, self._woken = asyncio.Semaphore(SEGMENTED_AT_ONCE), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         local = await self._listen_locally()
-        server: asyncio.Server | None = None
-        try_s = 0.0 if self.settings.wyoming.enabled else math.inf
         while not self._stopping.is_set():
             heartbeat()
-            if server is None and time.monotonic() >= try_s:
-                server = await self._listen()
-                try_s = time.monotonic() + self.timeouts.listen_again_s
+            for port in self.ports:
+                await port.open_if_due()
+            if self._satellite:
+                self._satellite.poll()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(HEARTBEAT_S, self.timeouts.listen_again_s)):
                     await self._woken.wait()
-        for listening in filter(None, (server, local)):
-            listening.close()
-        self.address = None
         if local and self._socket_path:
+            local.close()
             self._socket_path.unlink(missing_ok=True)
-        tasks = {*self._tasks, *filter(None, [self._advertising])}
+        tasks = self._tasks.union(*(port.close() for port in self.ports))
         for task in tasks:
             task.cancel()
         if tasks:
@@ -179,56 +200,46 @@ class WyomingServer:
             listener.close()
             log.warning("%s: programs cannot send sound: %s", path, one_line(error))
             return None
-        return await asyncio.start_unix_server(self._on_connect, sock=listener, limit=LARGEST)
+        return await asyncio.start_unix_server(self._serve_local, sock=listener, limit=LARGEST)
 
-    async def _listen(self) -> asyncio.Server | None:
-        """Open the port; report why and return None if that fails."""
-        host, port = self.settings.wyoming.listen, self.settings.wyoming.port
+    async def _serve_local(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await self._serve_client(reader, writer, LOCAL, is_local=True)
+
+    async def _serve_satellite(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Address
+    ) -> None:
+        task = asyncio.current_task()
+        assert task
+        assert self._satellite
+        self._tasks.add(task)
         try:
-            opened = _open(host, port)
-            server = await asyncio.start_server(self._on_connect, sock=opened, limit=LARGEST)
-        except OSError as error:
-            why = {
-                errno.EADDRINUSE: "another program uses that port. Choose another wyoming.port",
-                errno.EADDRNOTAVAIL: "this machine has no such address. Check wyoming.listen",
-                errno.EPERM: "systemd forbids it. To open the port, run `sudo systemctl "
-                "daemon-reload && sudo systemctl restart roomscribe`",
-                errno.EACCES: "this user may not use that port. Choose a wyoming.port from 1024 on",
-            }.get(error.errno or 0, one_line(error))
-            self._report(f"nobody can connect to {host} port {port} for speech to text: {why}")
-            return None
-        port = opened.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._report(None)
-        log.info("speech to text (Wyoming) on %s", self.address)
-        if self.hooks.advertise:
-            self._advertising = asyncio.create_task(self.hooks.advertise(port))
-        return server
+            await self._satellite.serve(reader, writer, peer)
+        finally:
+            self._tasks.discard(task)
 
-    def _report(self, trouble: str | None) -> None:
-        if self.hooks.report(trouble) and trouble:
-            log.warning("%s", trouble)
-
-    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Address,
+        *,
+        is_local: bool = False,
+    ) -> None:
         """Handle one connection to its end. Raises nothing."""
         task = asyncio.current_task()
-        peer = _address(writer)
-        local = writer.get_extra_info("socket").family == socket.AF_UNIX
-        if local:
-            peer = LOCAL
-        if task is None or peer is None or not (local or self._is_allowed(peer)):
-            writer.transport.abort()
-            return
+        assert task
         self._tasks.add(task)
         try:
             if len(self._open) < CONNECTIONS or self._make_room():
-                connection = ClientConnection(self, reader, writer, peer, is_local=local)
+                connection = ClientConnection(self, reader, writer, peer, is_local=is_local)
                 self._open[task] = connection
                 await connection.serve()
             else:
                 self.hooks.count("wyoming_refused")
-                await _send(writer, CROWDED, self.timeouts.idle_s)
-            await _linger(reader, writer)
+                await send(writer, CROWDED, self.timeouts.idle_s)
+            await linger(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client has left, or the server stops
         except Exception as error:
@@ -265,16 +276,6 @@ class WyomingServer:
             )
         return True
 
-    def _is_allowed(self, peer: Address) -> bool:
-        """Return True for an allowed address; log any other one, once."""
-        if any(peer in network for network in self._allowed):
-            return True
-        self.hooks.count("wyoming_refused")
-        if peer not in self._reported and len(self._reported) < REPORTED_ADDRESSES:
-            self._reported.add(peer)
-            log.warning("refused %s, which is not in wyoming.allow", peer)
-        return False
-
 
 class ClientConnection:
     """One client's events and our answers. Owned by one task."""
@@ -294,6 +295,8 @@ class ClientConnection:
         self._is_reading = False
         self._request: TranscriptionRequest | None = None
         self._detector: VoiceDetector | None = None
+        self._known_sound: bytes | None = None
+        """The sound so far, while it is one whose text is known."""
         self._begun = False
         """True while there is a request."""
         self._text_begun = False
@@ -334,14 +337,7 @@ class ClientConnection:
         """Return the next event; None at the end. Raises ProtocolError."""
         self._is_reading = True
         try:
-            async with asyncio.timeout(self._server.timeouts.idle_s):
-                return await read_event(self._reader)
-        except asyncio.LimitOverrunError:
-            raise ProtocolError(f"expected a header of at most {LARGEST} bytes") from None
-        except asyncio.IncompleteReadError as error:
-            if error.partial:
-                raise
-            return None
+            return await next_event(self._reader, self._server.timeouts.idle_s)
         finally:
             self._is_reading = False
 
@@ -353,9 +349,7 @@ class ClientConnection:
                 found = info(server.node, server.hooks.model(), self._languages())
                 await self._send(pack(Event("info", found)))
             case "ping":
-                text = event.data.get("text")
-                text = text if isinstance(text, str) else None
-                await self._send(pack(Event("pong", {"text": text})))
+                await self._send(pong(event))
             case "transcribe":
                 self._end()
                 self._hints = self._read_hints(event.data)
@@ -385,6 +379,7 @@ class ClientConnection:
             hints=self._hints,
             is_file=self.is_local,
         )
+        self._known_sound = b"" if form == SoundFormat(SAMPLE_RATE, 2, 1) else None
         return self._request
 
     def _read_hints(self, data: Mapping[str, Any]) -> Hints:
@@ -407,25 +402,34 @@ class ClientConnection:
         return list(dict.fromkeys([*own, *hooks.languages()]))
 
     async def _add_sound(self, event: Event) -> None:
-        """Add sound to the request; send the new parts of its text."""
+        """Add sound to the request; send the new parts of its text. Nothing is computed while it is
+        a sound whose text is known."""
         request = self._request or await self._begin(SoundFormat.parse(event.data))
         if "rate" in event.data and SoundFormat.parse(event.data) != request.form:
             raise RequestError("bad_sound", "expected sound of one format, found another in it")
+        sound = event.payload
+        if self._known_sound is not None:
+            self._known_sound += sound
+            if self._server.hooks.known.find(self._known_sound, 0.0) is not None:
+                return
+            sound, self._known_sound = self._known_sound, None
         async with _in_time(self._until_s - asyncio.get_running_loop().time()):
-            await request.push(event.payload)
+            await request.push(sound)
         if request.new_texts:
             await self._send(self._pack_new_texts(request))
 
     async def _answer(self) -> None:
         """Send the whole text as soon as it is complete; empty if nothing was said."""
-        request = self._request
-        if request:
+        request, known = self._request, self._server.hooks.known.find(self._known_sound or b"")
+        if request and known is None:
             async with _in_time(self._server.timeouts.request_s):
+                await request.push(self._known_sound or b"")
                 await request.stop()
                 self._release_detector()
                 await request.finish()
         self._server.hooks.count("wyoming_requests")
-        whole = {"text": request.text if request else "", "language": self._language(request)}
+        text = request.text if request else ""
+        whole = {"text": text if known is None else known, "language": self._language(request)}
         parts = self._pack_new_texts(request) if request else b""
         await self._send(parts + pack(Event("transcript", whole)) + pack(Event("transcript-stop")))
         self._end()
@@ -445,13 +449,13 @@ class ClientConnection:
         return spoken or self._server.hooks.model().language or None
 
     async def _send(self, events: bytes) -> None:
-        await _send(self._writer, events, self._server.timeouts.idle_s)
+        await send(self._writer, events, self._server.timeouts.idle_s)
 
     async def _fail(self, code: str, text: str) -> None:
         """Send why there is no answer. The connection ends then, which is all that programs older
         than the event `error` understand."""
         self._server.hooks.count("wyoming_refused" if code == "busy" else "wyoming_failed")
-        await self._send(_error(code, text))
+        await self._send(pack_error(code, text))
 
     def _release_detector(self) -> None:
         if self._detector:
@@ -467,7 +471,7 @@ class ClientConnection:
         if self._request:
             self._request.close()
             self._hints = self._read_hints({})
-        self._request, self._text_begun = None, False
+        self._request, self._text_begun, self._known_sound = None, False, None
 
 
 def _read_names(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -516,41 +520,4 @@ async def _in_time(within_s: float) -> AsyncIterator[None]:
         raise RequestError("busy", "too many requests are waiting; try again") from None
 
 
-def _open(host: str, port: int) -> socket.socket:
-    """Return a listening socket; `::` includes IPv4. Raises OSError."""
-    if ":" not in host:
-        return socket.create_server((host, port), backlog=CONNECTIONS)
-    both = host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(
-        (host, port), family=socket.AF_INET6, backlog=CONNECTIONS, dualstack_ipv6=both
-    )
-
-
-def _address(writer: asyncio.StreamWriter) -> Address | None:
-    peer = writer.get_extra_info("peername")
-    if not peer:
-        return None
-    address = ip_address(peer[0].partition("%")[0])
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def _error(code: str, text: str) -> bytes:
-    return pack(Event("error", {"text": text, "code": code}))
-
-
-CROWDED = _error("busy", "too many connections; try again")
-
-
-async def _send(writer: asyncio.StreamWriter, events: bytes, within_s: float) -> None:
-    """Send events. Raises TimeoutError if the client does not read them in time."""
-    writer.write(events)
-    async with asyncio.timeout(within_s):
-        await writer.drain()
-
-
-async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Signal the end of our data, and read what is still on its way."""
-    writer.write_eof()
-    async with asyncio.timeout(LINGER_S):
-        while await reader.read(LARGEST):
-            pass
+CROWDED = pack_error("busy", "too many connections; try again")

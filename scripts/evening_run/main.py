@@ -1,6 +1,6 @@
 """Run an evening: the shipped appliance with everything switched on; print one table.
 
-    scripts/measure evening [--short | --long] [--seed N] [--work FOLDER]
+    scripts/measure evening [--short] [--seed N] [--work FOLDER]
     scripts/measure evening --against COMMIT ...
     scripts/measure evening --model FOLDER ...
     scripts/measure evening --write ...
@@ -103,9 +103,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    level = parser.add_mutually_exclusive_group()
-    for name in ("short", "long"):
-        level.add_argument(f"--{name}", dest="level", action="store_const", const=name)
+    parser.add_argument("--short", dest="level", action="store_const", const="short")
     parser.add_argument("--seed", type=int, default=1, help="of order and pauses; default 1")
     parser.add_argument("--work", type=Path, default=WORK, metavar="FOLDER")
     parser.add_argument("--against", metavar="COMMIT")
@@ -114,7 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.set_defaults(level="usual")
     options = parser.parse_args()
     if options.write and options.level == "short":
-        parser.error("--write needs the usual or the long evening")
+        parser.error("--write needs the usual evening")
     if options.write and options.model:
         parser.error("--write needs the built-in model")
     if options.model and not (options.model / "bundle.json").is_file():

@@ -89,8 +89,7 @@ USUAL = Level(
      "television": 8, "talk": 8, "noise": 8, "music": 2, "silence": 2},
     (2.0, 20.0), 20, 180.0,
 )  # fmt: skip
-LONG = Level({}, (2.0, 20.0), 20, 300.0, longest_s=70.0)
-LEVELS = {"short": SHORT, "usual": USUAL, "long": LONG}
+LEVELS = {"short": SHORT, "usual": USUAL}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+from evening_run.processes import usage
 from rigs import broker as rig_broker, microphone
 from rigs.command import start
 from rigs.daemon import write_config
@@ -96,11 +97,11 @@ def main() -> int:
             return 1
         say(f"the daemon is up after {time.monotonic() - begun_s:.2f} s")
         came = listen(sentences, spoken, heard)
-        usage = resident_mb(daemon.pid)
+        memory_mb = usage(daemon.pid).pss_mb
         begun_s = time.monotonic()
         daemon.send_signal(signal.SIGTERM)
         status = daemon.wait(10)
-        say(f"the daemon used {usage:.0f} MB; stopped with status {status} "
+        say(f"the daemon used {memory_mb:.0f} MB; stopped with status {status} "
             f"after {time.monotonic() - begun_s:.2f} s")  # fmt: skip
         print("\n$ roomscribe log", flush=True)
         subprocess.run([*roomscribe(), "log", "--config", str(config)], check=True)
@@ -168,15 +169,6 @@ def joined(sentences: list[Sentence], folder: Path) -> Path:
     path = folder / "sentences.wav"
     soundfile.write(path, np.concatenate(parts), 16_000)
     return path
-
-
-def resident_mb(pid: int) -> float:
-    """Resident memory of a process, MB; nan when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return float("nan")
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
 
 
 def report(sentences: list[Sentence], came: list[tuple[Sentence, Heard]], status: int) -> int:

@@ -357,22 +357,20 @@ def unmeasured(values: Mapping[str, float]) -> list[str]:
 
 
 def page_table(record: Record) -> str:
-    """Return the table of the last releases."""
-    shown = record["releases"][:3]
+    """Return the table of the last release."""
+    last = record["releases"][0]
     rows = [
-        ["", "limit", *(one["release"] for one in shown)],
-        ["---"] * (2 + len(shown)),
-        ["model", "", *(one["model"] for one in shown)],
-        ["commit, date", "", *(f"{one['commit']}, {one['date']}" for one in shown)],
+        ["", "limit", last["release"]],
+        ["---"] * 3,
+        ["model", "", last["model"]],
+        ["commit, date", "", f"{last['commit']}, {last['date']}"],
         *(
-            [text, shown_value(record["limits"], name), *(shown_value(v, name) for v in columns)]
-            for columns in [[one["values"] for one in shown]]
+            [text, *(shown_value(one, name) for one in (record["limits"], last["values"]))]
             for name, text in MEASURES.items()
         ),
     ]
-    processors = "; ".join(dict.fromkeys(one["processor"] for one in shown))
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*lines, "", f"Measured on: {processors}."])
+    return "\n".join([*lines, "", f"Measured on: {last['processor']}."])
 
 
 def shown_value(values: Mapping[str, float], name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from evening_run.publish import put
 from evening_run.results import about
 from rigs.checkout import ROOT
-from rigs.hailo import PATIENT
+from rigs.hailo import failover
 from rigs.hailo_simulator.control import Simulator, enlist, with_hef
 from rigs.recordings import SHARED_AUDIO
 from rigs.weights import find_weights
@@ -28,8 +28,6 @@ from appliance.config import EncoderSettings, Settings
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.checkpoint import load_checkpoint
 from appliance.convert.whisper import write_encoder
-from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.npu import open_npu
 from appliance.infer.opening import open_transcriber
 from appliance.lab.words import (
     ProductRecogniser,
@@ -38,7 +36,7 @@ from appliance.lab.words import (
     count_words,
     read_recordings,
 )
-from appliance.model.bundle import HEF_FILE, SILENCE_FILE, Bundle, load_bundle
+from appliance.model.bundle import SILENCE_FILE, Bundle, load_bundle
 from appliance.system import write_whole
 
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -120,16 +118,13 @@ def heard_words(
     """What is wrong of the recordings' words, through the microphone's windows and gates."""
     simulator.set(round_int8=False, noise_db=0.0)
     simulator.set(**ENCODERS[encoder])
-    file = bundle.folder / HEF_FILE
     settings = replace(
         Settings(), model=replace(Settings().model, bundle=str(bundle.folder)),
         encoder=EncoderSettings(backend="cpu"),
     )  # fmt: skip
     with open_transcriber(settings) as transcriber:
         if encoder != "CPU, INT8":  # which takes its time as the chip
-            transcriber.encoder = chip = FailoverEncoder(
-                lambda: open_npu(bundle, file, share=False, limits=PATIENT), None
-            )
+            transcriber.encoder = chip = failover(bundle, None)
             chip.open()
         recogniser = ProductRecogniser(transcriber)
         return count_words([recogniser.hear(one.samples) for one in recordings], recordings)

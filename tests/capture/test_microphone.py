@@ -221,7 +221,7 @@ def push(levels: Levels, sound: NDArray[np.int16], seconds: float) -> None:
 @pytest.mark.parametrize(
     "still", [ZEROS, STILL, DITHER, DITHER + 900], ids=["zeros", "an offset", "dither", "both"]
 )
-def test_samples_of_which_at_most_the_last_bit_changes_are_silence_until_the_first_sound(
+def test_samples_that_change_by_a_bit_are_silence_until_the_first_sound(
     still: NDArray[np.int16],
 ) -> None:
     levels = Levels(5.0)

@@ -181,7 +181,7 @@ def test_a_code_is_pasted_into_a_terminal_and_the_change_declined(tmp_path: Path
             assert (kitchen.read_text(encoding="utf-8") == before) == (answer == "no")
 
 
-def test_where_nothing_runs_a_model_a_box_is_a_satellite_and_takes_no_workers_code(
+def test_without_a_model_a_box_is_a_satellite_and_takes_no_workers_code(
     tmp_path: Path,
 ) -> None:
     attic = box(tmp_path / "attic", "attic")

@@ -281,7 +281,7 @@ def test_a_missing_microphone_is_waited_for_and_reported_once(tmp_path: Path) ->
 
 
 @needs_model
-def test_a_process_ends_without_waiting_for_a_chip_that_hangs_and_prints_everything() -> None:
+def test_a_process_waits_for_no_hanging_chip_and_prints_everything() -> None:
     program = (
         "import atexit, sys, time; from appliance.cli import main; "
         "from appliance.system import BackgroundTask; "

@@ -71,7 +71,7 @@ def refusal(client: ControlClient, command: str, **arguments: Any) -> dict[str, 
     return dict(caught.value.answer)
 
 
-def test_a_command_is_answered_under_its_id_and_what_is_none_is_refused_in_one_line(
+def test_a_command_is_answered_under_its_id_and_others_are_refused(
     server: ControlServer, path: Path
 ) -> None:
     with ControlClient([path]) as client:
@@ -89,7 +89,7 @@ def test_a_command_is_answered_under_its_id_and_what_is_none_is_refused_in_one_l
         assert client.call("echo") == {"got": {}}
 
 
-def test_a_fault_of_ours_in_a_command_ends_neither_the_server_nor_the_connection(
+def test_a_fault_in_a_command_ends_neither_server_nor_connection(
     server: ControlServer, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ControlClient([path]) as client:
@@ -275,9 +275,7 @@ def test_an_answer_may_come_later_and_the_connection_is_of_use_meanwhile(
         assert raw.line() == {"id": 1, "ok": True, "result": {"said": "now"}}
 
 
-def test_the_socket_is_for_user_and_group_and_one_that_was_left_behind_is_replaced(
-    path: Path, feed: Feed
-) -> None:
+def test_the_socket_is_for_user_and_group_and_replaces_an_old_one(path: Path, feed: Feed) -> None:
     left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     left.bind(str(path))
     left.close()

@@ -140,7 +140,7 @@ def test_without_generation_config_json_the_keys_of_config_json_count(folder: Pa
         (51_864, {"forced_decoder_ids": [[1, NO_TIMESTAMPS]]}, (START, NO_TIMESTAMPS)),
     ],
 )
-def test_a_small_vocabulary_is_english_only_unless_the_checkpoint_says_otherwise(
+def test_a_small_vocabulary_is_english_unless_the_checkpoint_says_more(
     folder: Path, size: int, generation: dict[str, Any] | None, prompt: tuple[int, ...]
 ) -> None:
     if generation is None:

@@ -186,7 +186,7 @@ def test_who_waits_for_a_window_is_woken_by_the_end() -> None:
 
 
 @needs_memory
-def test_a_window_that_failed_is_counted_and_goes_when_the_next_one_does_not_fail(
+def test_a_failed_window_is_counted_and_goes_when_the_next_succeeds(
     memory: Path,
 ) -> None:
     rig = Rig(memory)
@@ -201,7 +201,7 @@ def test_a_window_that_failed_is_counted_and_goes_when_the_next_one_does_not_fai
 
 
 @needs_memory
-def test_windows_that_fail_in_a_row_are_a_broken_device_and_left_to_the_next_start(
+def test_windows_that_fail_in_a_row_are_left_to_the_next_start(
     memory: Path,
 ) -> None:
     rig = Rig(memory)
@@ -216,7 +216,7 @@ def test_windows_that_fail_in_a_row_are_a_broken_device_and_left_to_the_next_sta
 
 
 @needs_memory
-def test_a_window_with_which_processes_die_is_tried_alone_then_after_another_one_then_set_aside(
+def test_a_deadly_window_is_tried_alone_then_after_another_then_set_aside(
     memory: Path,
 ) -> None:
     rig = Rig(memory)

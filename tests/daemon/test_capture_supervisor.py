@@ -128,7 +128,7 @@ def trouble(listener: Listener) -> str:
     return " ".join(listener.wait("trouble", HEALS_WITHIN_S)[1:]).strip("{}")
 
 
-def test_a_microphone_that_is_unplugged_is_said_to_be_lost_and_heard_when_it_is_back(
+def test_an_unplugged_microphone_is_reported_and_heard_when_it_is_back(
     rig: PulseMicrophone, listener: Listener
 ) -> None:
     rig.unplug()

@@ -232,7 +232,7 @@ def test_a_reload_reads_the_expected_sentences_again(tmp_path: Path, systemd: Sy
     assert "going on with the configuration that was read before" in log
 
 
-def test_a_reload_to_a_model_that_is_not_there_goes_on_with_the_old_configuration(
+def test_a_reload_to_a_missing_model_goes_on_with_the_old_configuration(
     tmp_path: Path, systemd: Systemd
 ) -> None:
     config = write_config(tmp_path)

@@ -191,7 +191,7 @@ def test_a_file_that_cannot_be_read_at_the_start_mutes_until_it_can(
 
 
 @pytest.mark.parametrize("position", [True, False])
-def test_who_turns_it_while_its_file_cannot_be_read_is_obeyed_and_then_written_down(
+def test_a_mute_while_its_file_cannot_be_read_is_obeyed_and_saved_later(
     tmp_path: Path, position: bool
 ) -> None:
     failing = True

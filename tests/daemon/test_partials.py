@@ -183,7 +183,7 @@ def test_nothing_is_told_of_what_ends_just_then(rig: Rig) -> None:
     assert rig.told == []
 
 
-def test_a_pass_is_given_up_when_there_is_a_speculation_and_when_the_window_ends(rig: Rig) -> None:
+def test_a_pass_is_given_up_for_a_speculation_and_at_the_windows_end(rig: Rig) -> None:
     rig.hear(EVERY_S)
     rig.guess()
     rig.answer("turn")

@@ -249,7 +249,7 @@ def test_whoever_waits_for_an_item_is_woken_by_a_mark() -> None:
     assert queue.next(30.0) is Sentinel.END
 
 
-def test_while_the_segmenter_stands_still_frames_are_dropped_and_counted_and_nobody_waits(
+def test_while_the_segmenter_stands_still_frames_are_dropped_and_counted(
     tmp_path: Path,
 ) -> None:
     gates = {name: Gate() for name in STAGES}
@@ -376,7 +376,7 @@ def test_a_speculation_that_cannot_be_encoded_hides_no_death_of_its_window(
     pipeline.stop()
 
 
-def test_the_speech_of_others_is_transcribed_and_stored_at_once_if_that_is_wanted(
+def test_speech_of_other_programs_is_transcribed_and_stored_if_wanted(
     tmp_path: Path,
 ) -> None:
     rig = Rig(tmp_path)

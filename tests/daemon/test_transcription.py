@@ -224,7 +224,7 @@ def test_a_window_whose_text_nothing_stores_is_kept_for_the_next_start(
 
 
 @needs_memory
-def test_what_fails_in_a_row_is_kept_for_the_next_start_and_a_strange_window_is_not(
+def test_windows_that_fail_in_a_row_are_kept_and_a_strange_one_is_not(
     rig: Rig, memory: Path
 ) -> None:
     rig = Rig(rig.store, SpoolSettings(path=str(memory)))
@@ -356,7 +356,7 @@ def test_a_speculation_that_nobody_needs_is_freed_at_once(rig: Rig) -> None:
     assert freed() is None, "its states would wait for Python to look for cycles"
 
 
-def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_complete(
+def test_the_silence_of_a_speculation_is_known_before_its_text(
     rig: Rig,
 ) -> None:
     ahead = Ahead(rig)
@@ -374,7 +374,7 @@ def test_the_silence_of_a_speculation_is_known_before_its_transcription_is_compl
     assert rig.texts() == [HEARD.text]
 
 
-def test_an_utterance_that_closes_before_its_text_is_complete_is_transcribed_once(
+def test_an_utterance_that_closes_before_its_text_is_transcribed_once(
     rig: Rig,
 ) -> None:
     ahead = Ahead(rig)

@@ -139,7 +139,7 @@ def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
             link.call(never(), 0.2)
 
 
-def test_a_stranger_in_the_servers_place_that_offers_no_tls_is_not_told_the_password(
+def test_a_server_without_tls_is_not_given_the_password(
     tmp_path: Path,
 ) -> None:
     heard: list[bytes] = []

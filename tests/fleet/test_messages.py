@@ -69,7 +69,7 @@ def test_an_answer_carries_all_that_a_satellite_makes_of_a_text() -> None:
     assert not differences(found.result, sent)
 
 
-def test_a_satellites_gates_are_its_own_or_else_what_the_workers_model_recommends() -> None:
+def test_a_satellites_gates_are_its_own_or_those_of_the_workers_model() -> None:
     gates = GateSettings(low_confidence=0.2)
     heard = replace(HEARD, recommended={"low_confidence": 0.9, "act_confidence": 0.4})
     assert resolve_gates(gates, heard).low_confidence == 0.2

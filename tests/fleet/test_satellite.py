@@ -137,7 +137,7 @@ def test_without_a_worker_the_own_model_writes_and_a_worker_when_one_is_back(
         assert (satellite.backend.trouble, satellite.backend.name) == (None, "fleet")
 
 
-def test_without_a_model_here_a_window_waits_and_is_sent_when_the_server_is_back(
+def test_without_a_model_a_window_waits_until_the_server_is_back(
     server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
 ) -> None:
     server.kill()
@@ -191,7 +191,7 @@ def test_a_worker_of_another_version_is_refused_by_name(
             satellites().begin(Request(a_window()))
 
 
-def test_a_window_that_a_worker_fails_with_is_a_failed_one_and_the_next_is_written(
+def test_a_window_that_a_worker_fails_with_does_not_stop_the_next(
     server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
 ) -> None:
     def say(window: Window) -> Transcription | Exception:
@@ -210,7 +210,7 @@ def test_a_window_that_a_worker_fails_with_is_a_failed_one_and_the_next_is_writt
         assert stats_of(with_model)["fleet_own_cpu"] == 1
 
 
-def test_an_answer_that_comes_too_late_is_taken_when_its_window_is_asked_for_again(
+def test_a_late_answer_counts_when_its_window_is_requested_again(
     server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
 ) -> None:
     with FakeWorker(server.url) as worker:
@@ -273,7 +273,7 @@ def test_more_than_may_wait_is_kept_by_the_satellite_and_no_windows_fault(
     assert stats_of(satellite)["fleet_sent"] == 1
 
 
-def test_when_the_only_worker_goes_in_mid_window_the_own_model_writes_before_the_patience_ends(
+def test_if_the_only_worker_goes_in_mid_window_the_own_model_transcribes(
     server: NatsServer, satellites: Callable[..., SatelliteTranscriber]
 ) -> None:
     with FakeWorker(server.url) as worker:

@@ -91,7 +91,7 @@ def test_only_one_sentence_that_begins_soon_belongs_to_the_phrase() -> None:
     assert addressed(longer, light) == [True, False]
 
 
-def test_a_sentence_of_a_satellite_is_not_said_to_the_home_and_leaves_the_phrase() -> None:
+def test_a_sentence_of_a_satellite_is_no_command_and_leaves_the_phrase() -> None:
     other = said("computer turn on the radio", source="wyoming")
     assert addressed(CALL, other, said("turn on the light", 2.0)) == [True, False, True]
     assert addressed(said("computer", source="wyoming"), said("stop", 2.0)) == [False, False]

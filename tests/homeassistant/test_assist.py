@@ -16,10 +16,10 @@ from appliance.homeassistant.assist import (
     FILE_NAME,
     LATE_S,
     REMEMBERED,
-    Assist,
     RefusalKind,
     RefusedText,
     SentIds,
+    find_command,
     why_not_matched,
 )
 from appliance.records import Phrase
@@ -44,14 +44,11 @@ NO_NAME, NO_SENSE = RefusalKind.NO_SUCH_NAME, RefusalKind.NOT_UNDERSTOOD
     ids=range(10),
 )
 def test_what_is_said_to_the_home_and_may_be_acted_on_is_handed_over(
-    tmp_path: Path, changes: dict[str, Any], wanted: str
+    changes: dict[str, Any], wanted: str
 ) -> None:
     end = datetime.now(UTC) + timedelta(seconds=changes.get("end", 0))
     plain = transcript("computer turn on the light", flags=("addressed",), end=end)
-    assert (
-        Assist("computer", tmp_path).find_command(replace(plain, **changes | {"end": end}))
-        == wanted
-    )
+    assert find_command(replace(plain, **changes | {"end": end}), "computer") == wanted
 
 
 @pytest.mark.parametrize(

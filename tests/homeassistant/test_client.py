@@ -345,7 +345,7 @@ def test_the_birth_of_home_assistant_ends_the_pause_between_two_tries(
         assert one.reply().status == "action_done"
 
 
-def test_a_connection_that_breaks_at_the_command_is_answered_and_not_tried_again(
+def test_a_connection_that_breaks_at_the_command_is_not_tried_again(
     hub: Hub, tmp_path: Path
 ) -> None:
     with living(hub, tmp_path) as one:

@@ -117,7 +117,7 @@ def test_a_room_that_still_hears_the_speech_may_be_slower_and_better() -> None:
     assert decided(arbiter) == [(False, "hall")]
 
 
-def test_a_text_that_nothing_may_act_on_waits_long_and_yields_even_after_its_act() -> None:
+def test_a_text_that_may_not_act_waits_long_and_yields_even_after_its_act() -> None:
     for comes_s in (104.0, 106.0):
         arbiter = connected()
         arbiter.receive(Hearing("hall", "utterance of hall", 100.0), 100.1)

@@ -133,7 +133,7 @@ def test_a_models_calibration_says_how_sure_a_sentence_is(
     assert phrase is None, "the sentence is less likely than anything that was said"
 
 
-def test_what_is_said_is_found_among_the_sentences_and_nothing_where_it_is_none_of_them(
+def test_what_is_said_is_found_among_the_sentences_if_it_is_one(
     tmp_path: Path, built_in: Bundle
 ) -> None:
     tokenizer, said = Tokenizer.open(built_in), [heard_right()[at] for at in (1, 2, 4)]

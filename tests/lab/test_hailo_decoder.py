@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.rows import make_rows
 from appliance.lab.hailo.decoder import DecoderFiles, NpuDecoder, open_on_npu
 from appliance.lab.words import Recorded
-from appliance.model.bundle import HEF_FILE, Bundle
+from appliance.model.bundle import Bundle
 from appliance.records import States, Window
 
 TOKEN_TABLE, PLACE_TABLE = DECODER_TABLES
@@ -37,7 +37,7 @@ LONG_S = 60.0
 @contextmanager
 def chip(bundle: Bundle) -> Iterator[Npu]:
     """The chip with the bundle's encoder."""
-    npu = open_npu(bundle, bundle.folder / HEF_FILE, share=False, limits=PATIENT)
+    npu = open_npu(bundle, share=False, limits=PATIENT)
     try:
         yield npu
     finally:
@@ -91,9 +91,9 @@ def test_every_step_is_one_job_and_a_text_ends_with_the_sequence(
     simulator.plug()
     bundle = never_ending(npu_bundle)
     with both(bundle) as (cpu, network):
-        states, before = states_of(bundle, 1), len(simulator.inner.history)
+        states, before = states_of(bundle, 1), len(simulator.history)
         found, wanted = cpu.decode(states, LONG_S, network), cpu.decode(states, LONG_S)
-        jobs = len(simulator.inner.history) - before
+        jobs = len(simulator.history) - before
     assert jobs == len(found.tokens) == LENGTHS["home"] - len(bundle.prompt) and not found.ended
     assert len(wanted.tokens) > jobs and wanted.tokens[:jobs] == found.tokens
 
@@ -109,22 +109,21 @@ def transposed(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def test_a_decoder_that_does_not_fit_is_refused_and_the_chip_is_free_again(
-    simulator: Simulator, copied: Bundle
+@pytest.mark.parametrize(
+    ("places", "hef", "words"),
+    [
+        (40, transposed, r"expected inputs .*found .*\(1, 128, 40\)"),
+        (40, lambda _: {"chip": "HAILO10H"}, "it is for another chip"),
+        (24, lambda _: {}, r"L from 5 to 24, .*\(40, 1, 128\)"),
+    ],
+)
+def test_a_decoder_that_does_not_fit_is_refused(
+    simulator: Simulator, copied: Bundle, places: int, hef: Callable[[Bundle], Any], words: str
 ) -> None:
     simulator.plug()
-    kept = []
-    for hef, words in (
-        (transposed(copied), r"expected inputs .*found .*\(1, 128, 40\)"),
-        ({"chip": "HAILO10H"}, "it is for another chip"),
-    ):
-        write_decoder_hef(copied, LENGTHS["home"], **hef)
-        with chip(copied) as npu, pytest.raises(DeviceError, match=words) as caught:
-            NpuDecoder(npu, DecoderFiles(copied, copied.folder))
-        kept.append(caught.value)  # a kept error must not keep the chip
-    np.save(copied.folder / PLACE_TABLE, np.zeros((24, 128), np.float32))
-    write_decoder_hef(copied, LENGTHS["home"])
-    with pytest.raises(DeviceError, match=r"L from 5 to 24, .*\(40, 1, 128\)"), both(copied):
+    np.save(copied.folder / PLACE_TABLE, np.zeros((places, 128), np.float32))
+    write_decoder_hef(copied, LENGTHS["home"], **hef(copied))
+    with pytest.raises(DeviceError, match=words), both(copied):
         pass
 
 
@@ -171,9 +170,9 @@ def test_the_benchmarks_row_has_both_on_the_chip(
     settings = replace(Settings(), model=replace(Settings().model, bundle=str(npu_bundle.folder)))
     window = Window("", 1, True, (np.arange(16000) % 700 * 40).astype(np.int16), 0.0, 1.0, 1.0)
     with open_on_npu(settings, npu_bundle) as transcriber:
-        before = len(simulator.inner.history)
+        before = len(simulator.history)
         text = transcriber.transcribe(window)
-        jobs = len(simulator.inner.history) - before
+        jobs = len(simulator.history) - before
     assert jobs == 1 + len(text.tokens) + text.ended and text.encoder == "hailo8"
     monkeypatch.setenv("PYTHONPATH", simulator.environment["PYTHONPATH"])
     [row] = make_rows(["npu"], None, settings, 1, tmp_path)

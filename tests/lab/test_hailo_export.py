@@ -122,7 +122,7 @@ def test_a_row_of_the_encoders_calibration_set_is_its_input_with_channels_last(
         assert np.abs(states[0] - expected[0]).max() < 1e-5
 
 
-def test_the_decoders_calibration_set_holds_what_the_checkpoint_itself_makes_of_the_recordings(
+def test_the_decoders_calibration_set_is_made_by_the_checkpoint_itself(
     exported: Report,
 ) -> None:
     assets = exported.folder / "decoder_assets"

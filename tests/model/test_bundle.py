@@ -102,7 +102,7 @@ def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
     assert confidence(0.0, -2000.0) == pytest.approx(0.0, abs=1e-300)
 
 
-def test_a_phrase_calibration_of_an_earlier_version_weighs_words_as_every_whisper_does(
+def test_an_earlier_phrase_calibration_weighs_words_as_every_whisper_does(
     folder: Path,
 ) -> None:
     edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0})
@@ -276,7 +276,7 @@ def test_a_bundle_is_found_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch
         ({"heads": 8}, "cross.onnx: running the graph failed"),
     ],
 )
-def test_a_manifest_that_does_not_fit_the_graphs_is_refused_before_the_first_window(
+def test_a_manifest_that_does_not_fit_the_graphs_is_refused_when_opened(
     folder: Path, change: dict[str, Any], wrong: str
 ) -> None:
     edit(folder, **change)

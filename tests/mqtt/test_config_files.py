@@ -166,7 +166,7 @@ def test_the_blueprint_insists_on_the_sentence_alone() -> None:
     assert not runs("do not turn on the light")
 
 
-def test_the_blueprint_runs_for_nothing_twice_and_for_nothing_that_may_not_be_acted_on() -> None:
+def test_the_blueprint_runs_once_and_only_for_what_may_be_acted_on() -> None:
     said = SENTENCES[0]
     assert runs(said, before=None)
     assert not runs(said, before="2")

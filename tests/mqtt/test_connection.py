@@ -178,7 +178,7 @@ UNSPECIFIED, QUOTA, PAYLOAD_INVALID, HANGS_UP = 128, 151, 153, 0
 
 @needs_broker
 @pytest.mark.parametrize("code", [UNSPECIFIED, PAYLOAD_INVALID, HANGS_UP, QUOTA])
-def test_a_transcript_that_is_refused_alone_comes_after_the_others_and_no_other_one(
+def test_a_transcript_that_is_refused_alone_comes_after_the_others(
     store: Store, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     delays = replace(SOON, outages_s=(0.1,), again_s=4.0)

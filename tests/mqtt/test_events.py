@@ -157,7 +157,7 @@ def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize(("where", "told"), [("0.0.0.0:10300", "0.0.0.0:10300"), (None, None)])
-def test_the_state_says_where_the_speech_of_others_is_transcribed_if_it_is_to_be(
+def test_the_state_says_where_speech_of_other_programs_is_transcribed(
     where: str | None, told: str | None
 ) -> None:
     assert events.state(replace(STATE, wyoming=where), 0)["wyoming"] == told

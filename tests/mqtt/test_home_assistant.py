@@ -162,7 +162,7 @@ def test_the_birth_message_is_reported_but_no_will_and_no_retained_one(
 
 
 @needs_broker
-def test_the_devices_page_links_to_the_appliances_own_where_others_can_reach_that(
+def test_the_device_links_to_the_page_where_others_can_reach_it(
     store: Store,
 ) -> None:
     plain = home_assistant.discovery_message("roomscribe/kitchen/", PI)["device"]
@@ -303,7 +303,7 @@ def test_a_home_assistant_that_returned_before_us_does_not_count_as_offline() ->
     assert (watch.is_holding(16.0), watch.is_holding(18.0)) == (True, False)
 
 
-def test_where_the_broker_does_not_say_who_subscribes_the_birth_message_is_waited_for() -> None:
+def test_without_news_of_subscribers_the_birth_message_is_waited_for() -> None:
     watch = HomeAssistantPresence()
     watch.on_status(10.0, status(b"online"))
     watch.on_connected(100.0, discovery=1)
@@ -455,7 +455,7 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
         assert not house.events[5]["late"]
 
 
-def test_a_problem_is_on_while_something_is_broken_and_not_while_transcripts_wait() -> None:
+def test_a_problem_is_on_while_something_is_broken_not_while_texts_wait() -> None:
     component = home_assistant.discovery_message("roomscribe/kitchen/", PI)["components"]["problem"]
     state, reasons = (
         module("jinja2").Template(component[key])

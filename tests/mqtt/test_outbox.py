@@ -111,7 +111,7 @@ class RefusingStore(Store):
         super().move_cursor(seq, back=back)
 
 
-def test_a_cursor_that_cannot_be_written_is_written_later_and_nothing_is_sent_again(
+def test_a_cursor_that_is_written_later_sends_nothing_again(
     store: Store,
 ) -> None:
     say(store, *range(4))

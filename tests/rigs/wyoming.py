@@ -29,7 +29,8 @@ from appliance.infer.request import Deliver, Pending, Request
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming.protocol import Event, Header, pack
-from appliance.wyoming.request import Hooks
+from appliance.wyoming.request import Hooks, KnownTexts
+from appliance.wyoming.satellite import VoiceSatellite
 from appliance.wyoming.server import Timeouts, WyomingServer
 
 RELEASES = ("1.5.4", "1.7.1", "1.10.2")
@@ -101,6 +102,7 @@ class Running:
     server: WyomingServer
     worker: Worker
     port: int
+    satellite_port: int
     counted: Counter[str]
     kept: list[tuple[Window, Transcription, float]] = field(default_factory=list)
 
@@ -115,13 +117,15 @@ def running(
     within_s: float = PATIENCE_S,
     languages: tuple[str, ...] = (),
     act_on: str = "",
+    known: KnownTexts | None = None,
+    satellite: VoiceSatellite | None = None,
     **keys: Any,
 ) -> Iterator[Running]:
     """A server with these keys of [wyoming], on a free port of this machine. It knows `languages`
-    and acts on `act_on` in place of each text."""
+    and acts on `act_on` in place of each text; `satellite` has a port of its own."""
     chosen = transcriber or FakeTranscriber()
     worker = Worker(chosen, most)
-    keys = {"enabled": True, "listen": "127.0.0.1", "port": 0, **keys}
+    keys = {"enabled": True, "listen": "127.0.0.1", "port": 0, "satellite_port": 0, **keys}
     settings = replace(Settings(), wyoming=WyomingSettings(**keys))
     counted, troubles = Counter[str](), list[str | None]()
     kept: list[tuple[Window, Transcription, float]] = []
@@ -134,14 +138,16 @@ def running(
         report=troubles.append,
         languages=lambda: languages,
         text_to_act_on=lambda _, result: act_on or result.text,
+        known=known or KnownTexts(),
     )
-    server = WyomingServer(settings, "kitchen", hooks, Timeouts(idle_s, within_s))
+    timeouts = Timeouts(idle_s, within_s)
+    server = WyomingServer(settings, "kitchen", hooks, timeouts, satellite=satellite)
     thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)
     thread.start()
     try:
-        until(lambda: server.address)
-        port = int((server.address or "").rpartition(":")[2])
-        yield Running(server, worker, port, counted, kept)
+        until(lambda: all(port.address for port in server.ports))
+        ports = [int((port.address or "").rpartition(":")[2]) for port in server.ports]
+        yield Running(server, worker, ports[0], ports[-1], counted, kept)
     finally:
         server.stop()
         thread.join(PATIENCE_S)

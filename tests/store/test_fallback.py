@@ -26,7 +26,7 @@ from appliance.store.tables import Wanted
 pytestmark = needs_memory
 
 
-def test_a_read_only_disk_at_the_start_uses_the_fallback_and_gets_everything_later(
+def test_a_read_only_disk_gets_everything_from_the_fallback_later(
     rig: DiskRig,
 ) -> None:
     with rig.log() as (store, _):

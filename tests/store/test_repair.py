@@ -111,7 +111,7 @@ def test_another_kind_of_file_is_set_aside_untouched(settings: StoreSettings) ->
     assert aside.read_bytes() == b"shopping list: " * 1000
 
 
-def test_a_field_that_cannot_be_read_is_damage_that_only_its_transcript_is_lost_by(
+def test_a_field_that_cannot_be_read_costs_only_its_transcript(
     settings: StoreSettings,
 ) -> None:
     path = filled(settings)

@@ -96,7 +96,7 @@ def test_a_retention_of_0_keeps_everything(settings: StoreSettings) -> None:
         assert store.expire(datetime.now(UTC)) == 0
 
 
-def test_beyond_the_configured_size_the_oldest_go_and_their_pages_are_used_again(
+def test_beyond_the_configured_size_the_oldest_go_and_pages_are_reused(
     settings: StoreSettings,
 ) -> None:
     with Store.open(replace(settings, retention_days=0, retention_mb=1)) as store:

@@ -75,7 +75,7 @@ def test_what_is_said_is_heard_over_the_socket_and_the_daemon_obeys(tmp_path: Pa
 
 
 @needs_broker
-def test_a_broker_that_is_chosen_over_the_socket_is_used_at_once_and_after_a_restart(
+def test_a_broker_chosen_over_the_socket_is_used_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     users = {"ear": "open sesame", "watch": "secret"}

@@ -62,7 +62,7 @@ def serves(server: NatsServer, number: int = 1) -> None:
         until(lambda: len(bus.workers()) == number, WITHIN_S)
 
 
-def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stays_the_satellites(
+def test_what_a_satellite_hears_a_worker_transcribes_and_the_satellite_keeps(
     tmp_path: Path, server: NatsServer, spool: Path
 ) -> None:
     workers, satellites = (
@@ -88,7 +88,7 @@ def test_what_a_satellite_hears_a_worker_without_a_microphone_writes_and_it_stay
     assert "trouble" not in log_of(satellites).lower()
 
 
-def test_what_is_said_while_the_server_and_then_every_worker_is_away_is_written_in_order(
+def test_what_is_said_while_server_and_workers_are_away_comes_in_order(
     tmp_path: Path, server: NatsServer, spool: Path
 ) -> None:
     satellites = satellite(tmp_path / "satellite", server, spool)

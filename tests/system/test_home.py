@@ -44,7 +44,7 @@ def written(folder: Path, hub: Hub, port: int = 0, phrase: str = "", **more: Any
 
 
 @needs_broker
-def test_a_sentence_to_assist_is_stored_first_then_handed_over_and_answered_on_the_broker(
+def test_a_sentence_to_assist_is_stored_then_handed_over_and_answered(
     hub: Hub, tmp_path: Path
 ) -> None:
     model: Any = FakeTranscriber()
@@ -92,9 +92,7 @@ def test_a_daemon_keeps_names_and_hands_nothing_unsure_over(hub: Hub, tmp_path: 
 
 
 @needs_broker
-def test_a_home_assistant_that_is_away_is_a_reason_and_the_daemon_runs_and_ends_as_ever(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_home_assistant_that_is_away_is_only_a_reason(hub: Hub, tmp_path: Path) -> None:
     hub.stop()
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
         path = written(tmp_path, hub, broker.port)

@@ -17,7 +17,7 @@ FIRST, SECOND = SPEECH / "00.flac", SPEECH / "01.flac"
 
 @needs_broker
 @needs_microphone
-def test_a_sentence_that_was_begun_when_the_microphone_went_is_published_and_flagged(
+def test_a_sentence_during_which_the_microphone_went_is_flagged(
     tmp_path: Path,
 ) -> None:
     with listening_house(tmp_path) as (microphone, heard, running):

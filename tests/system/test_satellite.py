@@ -35,7 +35,7 @@ def run_bare(*arguments: str | Path) -> tuple[int, list[str]]:
 
 
 @needs_nats
-def test_without_a_worker_it_waits_says_what_is_missing_and_begins_when_told_of_one(
+def test_without_a_worker_it_says_what_is_missing_and_begins_with_one(
     tmp_path: Path, systemd: Systemd
 ) -> None:
     config = write_config(tmp_path)

@@ -235,7 +235,7 @@ def test_other_rooms_and_the_one_that_acted_are_shown(
 
 
 @pytest.mark.parametrize("view", ["live", "history"])
-def test_a_sentence_is_corrected_by_keyboard_alone_and_a_word_is_learnt_with_one_key(
+def test_a_sentence_is_corrected_and_a_word_learnt_by_keyboard_alone(
     found: Found, tab: Browser, view: str
 ) -> None:
     from selenium.webdriver.common.keys import Keys

@@ -203,7 +203,7 @@ def test_the_password_logs_in_and_the_cookie_is_the_browsers_alone(tmp_path: Pat
         assert "Secure" in proxied[1]["Set-Cookie"]
 
 
-def test_home_assistants_users_need_no_other_login_where_its_supervisor_brings_them(
+def test_users_whom_the_supervisor_brings_need_no_other_login(
     tmp_path: Path,
 ) -> None:
     ingress = {"X_Ingress_Path": "/api/hassio_ingress/abc", "X_Remote_User_Id": "1"}

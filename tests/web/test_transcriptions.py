@@ -246,7 +246,7 @@ def test_a_wav_whose_header_has_a_wrong_length_is_read(
     assert same_words(json.loads(answer)["text"], "what is the weather like in chicago")
 
 
-def test_ten_minutes_are_transcribed_to_their_end_and_more_than_an_hour_is_refused(
+def test_ten_minutes_are_transcribed_and_more_than_an_hour_is_refused(
     api: Api, tmp_path: Path
 ) -> None:
     sound, rate_hz = soundfile.read(SPEECH / "00.flac", dtype="int16")

@@ -210,7 +210,7 @@ def test_speech_that_goes_on_discards_the_speculative_text(
     assert text == HEARD.text
 
 
-def test_texts_of_several_windows_are_joined_as_their_script_has_it(
+def test_texts_of_windows_are_joined_as_their_script_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(request, "RECORDED", SPOKEN)

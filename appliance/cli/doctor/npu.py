@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,7 +150,7 @@ def owner(around: Surroundings) -> Outcome:
     names = ", ".join(map(str, others))
     if around.settings.encoder.share:
         return ok(f"shared with {names}")
-    if around.daemon and {holder.pid for holder in others} == {around.daemon.pid}:
+    if around.daemon and {_parent(holder.pid) for holder in others} == {around.daemon.pid}:
         return ok(f"used by {around.daemon}")
     return failed(
         f"in use by {names}",
@@ -185,14 +187,13 @@ def self_test(around: Surroundings) -> Outcome:
 def compare(around: Surroundings, bundle: Bundle) -> Outcome:
     """Compare both encoders' states and texts. Raises NpuError, ModelError."""
     from appliance.infer import Encoded, Request, open_npu, open_transcriber, window_mel
-    from appliance.model import HEF_FILE
 
     around.doing("loading the model")
     transcriber = open_transcriber(on_cpu(around.settings), bundle=bundle)
     request = Request(spoken_window(bundle.window_s))
     mel = window_mel(request.window.samples, bundle.n_mels, bundle.frames)
     around.doing("opening the NPU")
-    npu = open_npu(bundle, bundle.folder / HEF_FILE, share=around.settings.encoder.share)
+    npu = open_npu(bundle, share=around.settings.encoder.share)
     around.doing("comparing the encoders")
     try:
         npu.encode(mel)
@@ -250,6 +251,14 @@ def _absent(around: Surroundings) -> str:
     from appliance.infer import diagnosis
 
     return _unwanted(around) or ("" if diagnosis.nodes() else ABSENT)
+
+
+def _parent(pid: int) -> int:
+    """Return the id of a process's parent (proc(5), stat); 0 if it has ended."""
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    return 0
 
 
 def _owners() -> list[Holder]:

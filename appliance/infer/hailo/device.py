@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,18 +84,12 @@ def newest_known(version: str) -> str:
 
 def identify(binding: Any) -> Identity:
     """Return the identity of the first chip; works beside a running model. Raises NpuError."""
-    fault: NpuError | None = None
-    try:
+    with explaining("asking the chip what it is", binding):
         ids = binding.Device.scan()
-        if ids:
-            with binding.Device(ids[0]) as device:
-                board = device.control.identify()
-    except Exception as error:  # Device raises a class that is no HailoRTException before 5.2
-        fault = explain(error, "asking the chip what it is", str(binding.__version__))
-    if fault:
-        raise fault
-    if not ids:
-        raise NpuError("absent", diagnosis.ABSENT)
+        if not ids:
+            raise NpuError("absent", diagnosis.ABSENT)
+        with binding.Device(ids[0]) as device:
+            board = device.control.identify()
     name = str(board.device_architecture).rsplit(".", 1)[-1]
     if name not in CHIPS:
         raise NpuError("unknown chip", f"expected one of {', '.join(CHIPS)}, found {name}")
@@ -119,15 +113,13 @@ def find_chip() -> str | None:
 
 
 class NpuModel:
-    """A HEF on an open chip, float32 at every edge. For one thread at a time, but for `close`,
-    which waits for the job in hand, and after which `run` raises at once.
-    """
+    """A HEF on an open chip, float32 at every edge. For one thread."""
 
     def __init__(
         self, binding: Any, device: Any, hef: Path, check: Callable[[Shapes, Shapes], None]
     ) -> None:
         """Configures it. `device` is an open VDevice; `check` raises NpuError for inputs and
-        outputs that do not fit. Raises NpuError; then nothing is held.
+        outputs that do not fit. Raises NpuError.
         """
         self.doing = "loading the HEF"
         """For messages."""
@@ -136,12 +128,12 @@ class NpuModel:
         self.outputs: Buffers = {}
         """Overwritten by the next job."""
         self._binding, self._hef = binding, hef
-        self._lock = threading.Lock()
         self._model: Any = None
         self._configured: Any = None
         self._bindings: Any = None
         try:
-            self._guarded(lambda: self._open(device, check))
+            with self._explaining():
+                self._open(device, check)
         except NpuError:
             self.close()
             raise
@@ -151,8 +143,8 @@ class NpuModel:
         may still run and write.
         """
         outcomes: list[Any] = []
-        with self._lock:
-            self._guarded(lambda: self._run(outcomes, within_ms))
+        with self._explaining():
+            self._run(outcomes, within_ms)
         if not outcomes:
             raise NpuError("lost", f"{self.doing}: the job ended without saying how")
         if outcomes[0].exception is not None:
@@ -166,8 +158,7 @@ class NpuModel:
 
     def close(self) -> None:
         """Free the chip. May take 10 s, or hang, if a job still runs."""
-        with self._lock:
-            configured, self._configured, self._bindings = self._configured, None, None
+        configured, self._configured, self._bindings = self._configured, None, None
         if configured is not None:
             # a pending job's callback holds it: dropping the reference here would not end it
             quietly(lambda: configured.__exit__(None, None, None))
@@ -175,7 +166,6 @@ class NpuModel:
         self._model = None
 
     def _open(self, device: Any, check: Callable[[Shapes, Shapes], None]) -> None:
-        # no local name for the model: an error's traceback would hold it, and it the chip
         self._model = device.create_infer_model(str(self._hef))
         self._model.set_batch_size(1)
         inputs = {edge.name: tuple(edge.shape) for edge in self._model.inputs}
@@ -196,8 +186,6 @@ class NpuModel:
 
     def _run(self, outcomes: list[Any], within_ms: int) -> None:
         """Run a job. Neither this nor the wait raises if it fails: only the outcome shows it."""
-        if self._configured is None:
-            raise NpuError("lost", "the chip was closed")
 
         def store(*, completion_info: Any) -> None:
             outcomes.append(completion_info)
@@ -205,22 +193,19 @@ class NpuModel:
         self._configured.wait_for_async_ready(timeout_ms=READY_WITHIN_MS)
         self._configured.run_async([self._bindings], store).wait(within_ms)
 
-    def _guarded(self, action: Callable[[], None]) -> None:
-        guarded(action, self.doing, self._binding, self._hef)
+    def _explaining(self) -> AbstractContextManager[None]:
+        return explaining(self.doing, self._binding, self._hef)
 
 
-def guarded(action: Callable[[], None], doing: str, binding: Any, hef: Path | None = None) -> None:
-    """Call `action`; raise what HailoRT raises as NpuError, without its traceback, which would keep
-    the chip's objects alive and the chip busy."""
-    fault: NpuError | None = None
+@contextmanager
+def explaining(doing: str, binding: Any, hef: Path | None = None) -> Iterator[None]:
+    """Raise as NpuError what HailoRT raises in the block."""
     try:
-        action()
+        yield
     except NpuError:
         raise
     except Exception as error:  # HailoRT's classes differ with its version
-        fault = explain(error, doing, str(binding.__version__), hef)
-    if fault:
-        raise fault
+        raise explain(error, doing, str(binding.__version__), hef) from None
 
 
 def quietly(action: Callable[[], object]) -> None:

@@ -142,7 +142,7 @@ class NpuError(DeviceError):
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(f"NPU: {message}")
-        self.cause = cause
+        self.cause, self.text = cause, message
 
     @property
     def lasting(self) -> bool:
@@ -194,8 +194,7 @@ TEXTS = {
 
 
 def explain(error: BaseException, doing: str, library: str, hef: Path | None = None) -> NpuError:
-    """Return an error of HailoRT `library` in plain words, without its traceback, which would keep
-    the chip's objects alive and the chip busy."""
+    """Return an error of HailoRT `library` in plain words."""
     status = status_of(error)
     cause = _cause(status, library)
     text = TEXTS[cause].format(

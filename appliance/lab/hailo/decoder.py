@@ -210,7 +210,7 @@ def open_on_npu(
         assist=replace(settings.assist, phrase=""),
     )
     with open_transcriber(plain, bundle) as transcriber:
-        npu = open_npu(bundle, bundle.hef, share=settings.encoder.share)
+        npu = open_npu(bundle, share=settings.encoder.share)
         transcriber.encoder = _ChipEncoder(npu)
         decode_through(transcriber, NpuDecoder(npu, files))
         yield transcriber

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def test_a_hailo_that_is_wanted_and_not_there_is_a_fault(
 @pytest.mark.parametrize(
     ("device", "package"), [("0x2864", "hailo-all"), ("0x45c4", "hailo-h10-all")]
 )
-def test_a_hailo_on_the_bus_without_a_driver_is_a_fault_with_its_own_package_as_fix(
+def test_a_hailo_without_a_driver_is_a_fault_whose_fix_is_its_package(
     simulator: Simulator, around: Surroundings, device: str, package: str
 ) -> None:
     vendor = simulator.folder / "sys/bus/pci/devices/0001:01:00.0/vendor"
@@ -97,7 +98,7 @@ def test_a_healthy_hailo_passes_everything(simulator: Simulator, around: Surroun
     assert found["chip"].found.startswith("Hailo-8, firmware 4.23.0")
     assert "52 C, 1.6 W" in found["chip"].found
     assert found["self_test"].found.startswith("cosine of the states 1.0000; heard 'What is")
-    assert simulator.inner.violations == []
+    assert simulator.violations == []
 
 
 def test_versions_that_differ_are_a_fault_with_both(
@@ -109,7 +110,7 @@ def test_versions_that_differ_are_a_fault_with_both(
     assert found.found == "Python binding 4.23.0, driver 4.20.0"
 
 
-def test_the_library_of_another_chip_is_a_fault_and_nothing_upgrades_the_whole_system(
+def test_the_library_of_another_chip_is_a_fault_with_a_fix_of_its_own(
     simulator: Simulator, around: Surroundings
 ) -> None:
     simulator.plug()
@@ -185,7 +186,7 @@ def test_a_chip_that_another_program_has_is_left_to_it(
         assert f"{other.pid}" in found.found
         assert "share = true" in found.fix
         assert npu.self_test(around).status == "skipped"
-        ours = replace(around, daemon=DaemonProcess(other.pid, "roomscribe", True))
+        ours = replace(around, daemon=DaemonProcess(os.getpid(), service=True))
         assert npu.owner(ours) == Outcome("ok", f"used by {ours.daemon}")
         assert npu.owner(with_encoder(around, share=True)).status == "ok"
         assert npu.chip(around).status == "ok"
@@ -199,7 +200,7 @@ def test_a_busy_chip_with_an_unknown_owner_is_skipped(
     simulator: Simulator, around: Surroundings
 ) -> None:
     simulator.plug(busy=True)
-    ours = replace(around, daemon=DaemonProcess(1, "roomscribe", True))
+    ours = replace(around, daemon=DaemonProcess(1, service=True))
     assert npu.self_test(ours).status == "skipped"
     with pytest.raises(DeviceError, match="in use by"):
         npu.self_test(around)

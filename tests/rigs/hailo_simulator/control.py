@@ -83,11 +83,19 @@ class Simulator:
         self._write()
 
     @property
-    def inner(self) -> Any:
-        """The module that plays the C++ part: `violations`, `history`."""
-        from hailo_platform.pyhailort import _pyhailort
+    def violations(self) -> list[str]:
+        """What went wrong unnoticed, in any process."""
+        return self._noted("violations")
 
-        return _pyhailort
+    @property
+    def history(self) -> list[tuple[int, float]]:
+        """Of each job in any process: its status, and the seconds that the chip had it."""
+        lines = (line.split() for line in self._noted("history"))
+        return [(int(status), float(seconds)) for status, seconds in lines]
+
+    def _noted(self, name: str) -> list[str]:
+        file = self.folder / name
+        return file.read_text().splitlines() if file.exists() else []
 
     def _write(self) -> None:
         draft = self.folder / "control.draft"

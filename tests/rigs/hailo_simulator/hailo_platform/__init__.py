@@ -5,6 +5,9 @@ signatures, defaults and refusals follow the published sources of HailoRT 4.18 t
 known of 5.4.
 """
 
+import os
+import signal
+
 from hailo_platform.pyhailort import _pyhailort
 from hailo_platform.pyhailort.pyhailort import (
     HEF,
@@ -15,6 +18,8 @@ from hailo_platform.pyhailort.pyhailort import (
     VDevice,
 )
 
+if _pyhailort.setting("crash"):
+    os.kill(os.getpid(), signal.SIGSEGV)
 if _pyhailort.setting("import_error"):
     raise RuntimeError(_pyhailort.setting("import_error"))
 

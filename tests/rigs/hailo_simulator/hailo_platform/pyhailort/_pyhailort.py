@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import fcntl
 import hashlib
@@ -48,6 +49,8 @@ DEFAULTS: dict[str, Any] = {
     "health": True,
     "remember": True,
     "patience": 1,
+    "hold_s": 0.0,
+    "crash": False,
 }
 FOLDER = Path(os.environ["HAILO_SIMULATOR"])
 NODE = "dev/hailo0"
@@ -95,10 +98,14 @@ RUNS = {
 """Which HEFs a chip takes."""
 QUEUE_SIZE = 4
 ABORT, TIMEOUT, OPERATION = 63, 4, 6
-violations: list[str] = []
-"""What the real library would not have noticed, and the user would have suffered from."""
-history: list[tuple[int, float]] = []
-"""Of each job: its status, and the seconds that the chip had it."""
+
+
+def _note(name: str, line: object) -> None:
+    """Add a line to a file that every process with this chip shares. violations: what the real
+    library would not have noticed, and the user would have suffered from. history: of each job its
+    status, and the seconds that the chip had it."""
+    with (FOLDER / name).open("a") as file:
+        file.write(f"{line}\n")
 
 
 class HailoRTStatusException(Exception):  # noqa: N818
@@ -130,6 +137,11 @@ def setting(name: str) -> Any:
     if stamp != _known[0]:
         _known = (stamp, json.loads(file.read_text()) if stamp else {})
     return _known[1].get(name, DEFAULTS[name])
+
+
+def hold() -> None:
+    """Take `hold_s` with the interpreter's lock held, as pybind11 without a guard does."""
+    ctypes.PyDLL(None).usleep(int(1e6 * setting("hold_s")))
 
 
 def version() -> tuple[int, int]:
@@ -368,7 +380,7 @@ class Configured:
         sources = _checked(self.inputs, inputs)
         targets = _checked(self.outputs, outputs)
         if self._queue.unfinished_tasks:
-            violations.append("a job was started while the buffers' last one was running")
+            _note("violations", "a job was started while the buffers' last one was running")
         _jobs += 1
         job = Job(_jobs, sources, targets, _digest(sources), callback)
         self._queue.put(job)
@@ -405,7 +417,7 @@ def _end(
     stop.set()
     jobs.put(None)
     if worker is threading.current_thread():
-        violations.append("the last reference died in the callback's thread: the process ends")
+        _note("violations", "the last reference died in the callback's thread: the process ends")
         return
     worker.join(setting("close_s"))
     gone.set()
@@ -428,13 +440,13 @@ def _work(
             _chip.release()
         else:
             job.status = ABORT
-        history.append((job.status, time.perf_counter() - begun))
+        _note("history", f"{job.status} {time.perf_counter() - begun}")
         job.done.set()
         jobs.task_done()
         try:
             job.callback(job.status)
         except BaseException as error:
-            violations.append(f"the callback raised {error!r}: the process ends")
+            _note("violations", f"the callback raised {error!r}: the process ends")
         job.answered.set()
         job.callback = None
         del job
@@ -457,7 +469,7 @@ def _run(job: Job, stop: threading.Event, gone: threading.Event, network: Networ
     if abort.wait(max(0.0, pause_s - (time.perf_counter() - begun))):
         status = ABORT
     if _digest(job.inputs) != job.before:
-        violations.append("the input was changed while its job was running")
+        _note("violations", "the input was changed while its job was running")
     rng = np.random.Generator(np.random.PCG64(job.number))
     for name, target in job.outputs.items():
         if status or results is None:

@@ -132,9 +132,11 @@ class BoardInformation:
 
 class Control:
     def identify(self) -> BoardInformation:
+        _pyhailort.hold()
         return BoardInformation()
 
     def get_chip_temperature(self) -> Any:
+        _pyhailort.hold()
         value = _pyhailort.setting("temperature_c")
         return SimpleNamespace(ts0_temperature=value, ts1_temperature=value - 1, sample_count=1)
 

@@ -1,0 +1,157 @@
+"""The room talks with Home Assistant: its satellite, and which way a sentence goes there.
+
+With a token (`homeassistant.url`) the text goes to Assist, and the answer comes back as an
+announcement. Without one the sound goes to the satellite's pipeline, whose speech to text, if that
+is this machine's, answers with the text that is known already. Never both.
+"""
+
+from __future__ import annotations
+
+import time
+
+from appliance.daemon.core import Core
+from appliance.homeassistant import (
+    HomeAssistantClient,
+    RefusedText,
+    after_phrase,
+    find_command,
+    refuse,
+    satellite_name,
+    why_not_listed,
+)
+from appliance.infer import plain
+from appliance.records import (
+    HEARD_HERE,
+    SAMPLE_RATE,
+    AssistReply,
+    Listener,
+    Transcript,
+    Window,
+    acting_text,
+)
+from appliance.speaker import Loudspeaker
+from appliance.wyoming import Question, VoiceSatellite
+
+STOP = frozenset({"stop", "stopp", "halt", "aus"})
+STOPPED = STOP | {"the", "my", "timer", "alarm", "it", "now", "please", "bitte", "jetzt"}
+"""Words of a sentence that stops what rings or sounds; one of STOP is the first."""
+CONVERSATION_S = 15.0
+"""After an answer that asks back, the next sentence needs no phrase for so long."""
+SAYS_S, LETTER_S = 3.0, 0.08
+"""An answer has ended after so long, and so much more for each of its letters."""
+KEPT_S, MOST_KEPT = 15.0, 4
+"""How long, and how many, the sounds of sentences are kept to be handed over."""
+REFUSAL = (bytes(SAMPLE_RATE // 2) + b"\1\0\377\377") * 2
+REFUSAL_TEXT = "?"
+"""In place of a refused sentence: no agent can do anything with it, so it says that it does not
+understand, in the pipeline's language. No other speech to text finds words in the sound."""
+
+
+class Talk(Listener):
+    """Hands sentences over, for the house (`house.Assistant`); any thread."""
+
+    def __init__(
+        self, core: Core, home: HomeAssistantClient | None, loudspeaker: Loudspeaker | None
+    ) -> None:
+        """`home` takes texts, if there is a token."""
+        settings = core.settings
+        self._core, self._home = core, home
+        self._phrase, self._is_alone = settings.assist.phrase, not settings.mqtt.enabled
+        places = (settings.homeassistant.area, *settings.vocabulary.words)
+        self._places = {place.casefold() for place in places}
+        self.satellite = VoiceSatellite(
+            satellite_name(core.node), settings.homeassistant.area, loudspeaker=loudspeaker,
+            pause=self._pause, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
+            count=core.health.count,
+        )  # fmt: skip
+        self._kept: dict[str, tuple[float, bytes]] = {}
+        self._is_muted_there = self._goes_on = False
+        self._invited_until_s = 0.0
+
+    @property
+    def state(self) -> dict[str, str | bool | None]:
+        """Which way sentences go, who is connected, and whether a conversation goes on."""
+        way = ("text" if self._home else "sound") if self._phrase else None
+        listening = time.monotonic() < self._invited_until_s
+        return {"way": way, "home": self.satellite.home or None, "listening": listening}
+
+    def find_command(self, transcript: Transcript) -> str:
+        """Return the command in a transcript that is to be handed over; else ""."""
+        if transcript.source == HEARD_HERE and self.satellite.is_loud:
+            text = acting_text(transcript)
+            rest = after_phrase(text, self._phrase)
+            if is_stop(text if rest is None else rest):
+                self.satellite.hush()
+                return ""
+        return find_command(transcript, self._phrase)
+
+    def hand_over(self, transcript: Transcript, text: str) -> None:
+        """Hand a command over, or refuse it."""
+        if self._home:
+            self._home.hand_over(transcript, text)
+            return
+        _, sound = self._kept.pop(transcript.id, (0.0, b""))
+        refused = why_not_listed(transcript, self._places)
+        if refused:
+            self.satellite.ask(Question("", REFUSAL_TEXT, REFUSAL, ""))
+        else:
+            begun = after_phrase(acting_text(transcript), self._phrase) is not None
+            phrase = self._phrase if begun else ""
+            if sound and self.satellite.ask(Question(transcript.id, text, sound, phrase)):
+                return
+            refused = RefusedText("no Home Assistant is connected to the satellite")
+        self._core.bus.on_reply(refuse(transcript, text, refused, transcript.language))
+
+    # news
+
+    def on_window(self, window: Window) -> None:
+        """Keep the sound of a sentence that may be handed over."""
+        if self._phrase and not self._home and window.index == 1:
+            self._kept[window.id] = time.monotonic(), window.samples.tobytes()
+            self.on_idle()
+
+    def on_transcript(self, transcript: Transcript) -> None:
+        """Hand a command over if there is no house that does."""
+        if self._is_alone and (text := self.find_command(transcript)):
+            self.hand_over(transcript, text)
+
+    def on_idle(self) -> None:
+        """Forget sounds that nobody has asked for."""
+        oldest_s = time.monotonic() - KEPT_S
+        kept = list(self._kept.items())
+        for name, (kept_s, _) in kept:
+            if kept_s < oldest_s or len(self._kept) > MOST_KEPT:
+                self._kept.pop(name, None)
+
+    def on_reply(self, reply: AssistReply) -> None:
+        """Note what is about to be said, and whether Home Assistant asks back."""
+        self._goes_on = reply.goes_on
+        until_s = time.monotonic() + SAYS_S + LETTER_S * len(reply.speech)
+        self._core.spoken.note(reply.speech, until_s)
+
+    def on_mute(self) -> None:
+        """Forget that Home Assistant has muted the room, if that is over."""
+        self._is_muted_there = self._is_muted_there and self._core.mute.on
+
+    # the satellite's thread
+
+    def _pause(self, on: bool) -> None:
+        """Mute for Home Assistant; unmute only what it has muted."""
+        if on != self._core.mute.on and (on or self._is_muted_there):
+            self._core.mute.set(on, "Home Assistant")
+            self._is_muted_there = on
+
+    def _on_sounded(self, text: str) -> None:
+        """Listen without the phrase for a while, if the answer asks back."""
+        self._core.spoken.note(text, time.monotonic())
+        if self._goes_on:
+            self._goes_on = False
+            self._invited_until_s = time.monotonic() + CONVERSATION_S
+            self._core.transcripts.invite(CONVERSATION_S)
+            self._core.bus.on_change()
+
+
+def is_stop(text: str) -> bool:
+    """Return True for a sentence that stops what rings or sounds."""
+    words = plain(text).split()
+    return bool(words) and words[0] in STOP and STOPPED.issuperset(words)

@@ -1,0 +1,89 @@
+"""What the daemon and the encoder's process share: the order, the limits, the arrays in memory."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from appliance.model import Bundle
+
+Shape = tuple[int, ...]
+BEAT_S = 0.1
+"""Between two heartbeats of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class NpuLimits:
+    """How long the chip may take before it counts as failed."""
+
+    job_ms: int = 400
+    """At least, and six times what the first jobs need. Others measured some 31 ms of tiny on
+    a Hailo-8L, and about 40 of base (5 s) on a Hailo-8."""
+    longest_job_ms: int = 1000
+    """At most."""
+    first_job_ms: int = 2000
+    """For the first one, which also loads the network."""
+    open_s: float = 10.0
+    """From the start of the process until the chip is open; a first job that hangs takes 4 s."""
+    beat_s: float = 1.0
+    """Without a heartbeat: stopped, or in a call of HailoRT that holds the interpreter's lock (on a
+    Hailo-10H for 10 s each)."""
+    answer_ms: int = 50
+    """Beyond a job's limit, for the answer of the process."""
+    read_every_s: float = 30.0
+    """Between two readings of the sensors."""
+
+
+LIMITS = NpuLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the process is started for."""
+
+    hef: str
+    mel: Shape
+    """(1, W, n_mels)."""
+    states: Shape
+    """(1, P, d_model)."""
+    share: bool = False
+    limits: NpuLimits = field(default=LIMITS)
+
+
+def make_order(bundle: Bundle, *, share: bool = False, limits: NpuLimits = LIMITS) -> Order:
+    """Return the order for a bundle with a HEF."""
+    mel, states = (1, bundle.frames, bundle.n_mels), (1, bundle.positions, bundle.d_model)
+    return Order(str(bundle.hef), mel, states, share, limits)
+
+
+class SharedArrays:
+    """The arrays of a job, float32, in memory that both processes see."""
+
+    def __init__(self, descriptor: int, mel: Shape, states: Shape) -> None:
+        """Map the memory file `descriptor`, which has the size of `size`."""
+        self._memory = memory = mmap.mmap(descriptor, self.size(mel, states))
+        self._beat: NDArray[np.float64] = np.frombuffer(memory, np.float64, 1)
+        count = math.prod(mel)
+        self.mel: NDArray[np.float32] = np.frombuffer(memory, np.float32, count, 8).reshape(mel)
+        found = np.frombuffer(memory, np.float32, math.prod(states), 8 + 4 * count)
+        self.states: NDArray[np.float32] = found.reshape(states)
+
+    @staticmethod
+    def size(mel: Shape, states: Shape) -> int:
+        """Return the bytes of the memory file."""
+        return 8 + 4 * (math.prod(mel) + math.prod(states))
+
+    def beat(self) -> None:
+        """Set the heartbeat to now, on time.monotonic()'s clock, which all processes share."""
+        self._beat[0] = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Return the seconds since the last heartbeat."""
+        return float(time.monotonic() - self._beat[0])

@@ -1,0 +1,174 @@
+"""Which way a sentence goes to Home Assistant, what is refused, stopped, muted and asked back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rigs.core import make_core
+from rigs.publishing import transcript
+from rigs.transcriber import FakeTranscriber
+from rigs.waiting import until
+from rigs.windows import a_window
+from rigs.wyoming import Talk as Client, running
+
+from appliance.config import (
+    AssistSettings,
+    HomeAssistantSettings,
+    MqttSettings,
+    Settings,
+    StoreSettings,
+    VocabularySettings,
+)
+from appliance.daemon.core import Core
+from appliance.daemon.talk import REFUSAL, Talk, is_stop
+from appliance.records import AssistReply, Listener, Phrase, Transcript
+from appliance.store.store import Store
+from appliance.wyoming.protocol import Event
+
+
+class Replies(Listener):
+    def __init__(self) -> None:
+        self.all: list[AssistReply] = []
+
+    def on_reply(self, reply: AssistReply) -> None:
+        self.all.append(reply)
+
+
+class Home:
+    """Takes texts."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def hand_over(self, _: Transcript, text: str) -> None:
+        self.taken.append(text)
+
+
+class Room:
+    def __init__(self, core: Core, replies: Replies, home: Home | None) -> None:
+        self.core, self.replies = core, replies
+        self.talk = Talk(core, cast("Any", home), None)
+        core.bus.add(self.talk)
+
+    def say(self, command: str, **slots: str) -> bytes:
+        """An expected sentence with the phrase; returns its sound."""
+        window = a_window(seconds=0.5)
+        self.talk.on_window(window)
+        said = f"computer {command}"
+        now, phrase = datetime.now(UTC), Phrase(said, "x", slots, 0.9)
+        one = transcript(said, id=window.id, start=now, end=now, flags=("addressed",))
+        self.talk.on_transcript(replace(one, phrase=phrase if slots or "time" in said else None))
+        return window.samples.tobytes()
+
+
+@contextmanager
+def room(folder: Path, home: Home | None = None) -> Iterator[tuple[Room, Client]]:
+    """A room without a broker, and Home Assistant connected to its satellite."""
+    settings = replace(
+        Settings(),
+        assist=AssistSettings(phrase="computer"),
+        store=StoreSettings(path=str(folder)),
+        homeassistant=HomeAssistantSettings(area="Kitchen"),
+        vocabulary=VocabularySettings(words=("Attic",)),
+        mqtt=MqttSettings(enabled=False),
+    )
+    replies = Replies()
+    with Store.open(settings.store) as store:
+        one = Room(make_core(settings, FakeTranscriber(), store, replies), replies, home)
+        with (
+            running(satellite=one.talk.satellite, known=one.talk.satellite.known) as house,
+            Client(house.satellite_port) as client,
+        ):
+            client.send("run-satellite")
+            until(lambda: one.talk.satellite.home)
+            yield one, client
+
+
+def sound(events: list[Event]) -> bytes:
+    return b"".join(event.payload for event in events)
+
+
+@pytest.mark.parametrize("slots", [{}, {"area": "kitchen"}, {"area": "attic"}], ids=str)
+def test_a_listed_sentence_goes_as_sound_with_its_text(
+    tmp_path: Path, slots: dict[str, str]
+) -> None:
+    with room(tmp_path) as (one, client):
+        said = one.say("what time is it", **slots)
+        assert sound(client.events("audio-stop")) == said
+        assert one.talk.satellite.known.find(said) == "what time is it"
+        client.send("synthesize", text="Ten past nine.", voice={"language": "en"})
+        until(lambda: one.replies.all)
+    [reply] = one.replies.all
+    assert (reply.status, reply.text) == ("answered", "what time is it")
+    assert (reply.speech, reply.goes_on) == ("Ten past nine.", False)
+
+
+@pytest.mark.parametrize(
+    ("command", "slots", "spoken"),
+    [
+        ("turn off the light", {"area": "bathroom"}, "Sorry, I know no bathroom."),
+        ("turn into a pumpkin", {}, "Sorry, I did not understand that."),
+    ],
+    ids=["place", "unknown"],
+)
+def test_a_refusal_is_spoken_and_nothing_of_the_sentence_leaves(
+    tmp_path: Path, command: str, slots: dict[str, str], spoken: str
+) -> None:
+    with room(tmp_path) as (one, client):
+        one.say(command, **slots)
+        assert sound(client.events("audio-stop")) == REFUSAL
+        assert one.talk.satellite.known.find(REFUSAL) == "?"
+    [reply] = one.replies.all
+    assert (reply.status, reply.speech) == ("failed", spoken)
+
+
+def test_with_a_token_the_text_goes_and_no_sound(tmp_path: Path) -> None:
+    home = Home()
+    with room(tmp_path, home) as (one, client):
+        one.say("turn off the light", area="bathroom")
+        client.send("ping")
+        assert [event.type for event in client.events("pong")] == ["pong"]
+        assert one.talk.state == {"way": "text", "home": "127.0.0.1", "listening": False}
+    assert home.taken == ["turn off the light"]
+
+
+def test_a_ring_ends_when_somebody_says_stop(tmp_path: Path) -> None:
+    with room(tmp_path) as (one, client):
+        client.send("timer-started", id="a", total_seconds=0)
+        client.send("timer-finished", id="a")
+        until(lambda: one.talk.satellite.is_loud)
+        one.say("stop the timer", area="x")
+        until(lambda: not one.talk.satellite.is_loud)
+    assert not one.replies.all
+    assert is_stop("Stop!")
+    assert not is_stop("Stop the music in the kitchen.")
+
+
+def test_after_an_answer_that_asks_back_the_next_needs_no_phrase(tmp_path: Path) -> None:
+    with room(tmp_path) as (one, client):
+        one.say("what time is it")
+        client.events("audio-stop")
+        client.send("synthesize", text="For how long?", voice={})
+        client.send("audio-start", rate=22050, width=2, channels=1)
+        client.send("audio-stop")
+        client.events("played")
+        until(lambda: one.talk.state["listening"])
+
+
+def test_home_assistant_unmutes_only_what_it_has_muted(tmp_path: Path) -> None:
+    with room(tmp_path) as (one, client):
+        client.send("pause-satellite")
+        until(lambda: one.core.mute.on)
+        client.close()
+        until(lambda: not one.talk.satellite.home)
+        one.talk.satellite.pause(False)
+        assert not one.core.mute.on
+        one.core.mute.set(True, "the page")
+        one.talk.satellite.pause(False)
+        assert one.core.mute.on
