@@ -34,6 +34,9 @@ values of a search chance reaches 5, among the 500 of `follow` 3."""
 FOLLOW_LENGTH = SAMPLE_RATE
 FOLLOW_RANGE = 256
 """Samples around the expected delay that `follow` looks at."""
+LOCATED_S, LOCATE_RANGE = 0.45, 1600
+"""Sound by which a delay is corrected after a pause, and the samples around it that are looked at:
+a sound server begins up to 0.1 s earlier or later."""
 POINTS, FEWEST_POINTS = 40, 6
 """Delays, one per second, from which the rate is computed."""
 FASTEST = 0.0005
@@ -101,9 +104,20 @@ class Alignment:
         self._points.clear()
 
     def move(self, shift: float) -> None:
-        """The reference has begun again there. The rate stays."""
+        """The reference has begun again about there. The rate stays."""
         self.shift = shift
+        self._strays = 0
         self._points.clear()
+
+    def locate(self, sound: Sound, reference: Sound, around: int) -> bool:
+        """Correct the delay after `move` by some LOCATED_S of sound; return True if it is known.
+        `reference` begins `around` samples before the sound, as it is aligned, and ends as much
+        later."""
+        peak = correlate(sound, reference, 0, 2 * around)
+        if peak.height < FOLLOW_PEAK:
+            return False
+        self.shift += peak.lag - around + LEAD
+        return True
 
     @property
     def search_length(self) -> int:

@@ -16,7 +16,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.alignment import EARLY_S, FOLLOW_LENGTH, LATE_S, LEAD, SEARCH_S, Alignment
+from appliance.capture.alignment import (
+    EARLY_S,
+    FOLLOW_LENGTH,
+    LATE_S,
+    LEAD,
+    LOCATE_RANGE,
+    LOCATED_S,
+    SEARCH_S,
+    Alignment,
+)
 from appliance.capture.clock import SampleClock
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.loudness import power_of
@@ -42,6 +51,9 @@ AUDIBLE = 20.0
 """RMS from which the reference counts as sound: -64 dBFS, above the noise of a line input."""
 TAIL_S = 1.0
 """The echo of the reference's last sound has died away after this."""
+LOCATE_WITHIN_S = 1.5
+"""After a pause, sound of the reference counts as explained until its delay is known, or for this
+long."""
 HELD_FRAMES = 3
 """Frames of the microphone that may wait for the reference (90 ms)."""
 BUFFER = 1 << 17
@@ -131,6 +143,8 @@ class EchoCanceller:
         """Samples of the microphone up to the next frame."""
         self._end_s: float | None = None
         self._interruptions, self._pauses = reference.interruptions, reference.pauses
+        self._unlocated = 0
+        """Samples after a pause in which the delay may still be corrected."""
         self._lag = 0.0
         """Samples from where the clocks expect the reference to where it was."""
         self._past = _Past(int(max(SEARCH_S) * SAMPLE_RATE))
@@ -184,7 +198,10 @@ class EchoCanceller:
         shift = self._alignment.shift if self._alignment.locked else expected
         audible = self._is_audible(shift)
         result = frame
-        if audible and self._alignment.locked:
+        if audible and self._unlocated:
+            self._locate(frame)
+            result = replace(frame, explained=True)
+        elif audible and self._alignment.locked:
             self._lag = shift - expected
             self._delay_s = (LEAD - self._lag) / SAMPLE_RATE
             result = self._cancel(frame)
@@ -209,6 +226,8 @@ class EchoCanceller:
         if self._reference.pauses != self._pauses:
             self._pauses = self._reference.pauses
             self._alignment.move(expected + self._lag)
+            self._past.clear()
+            self._unlocated = int(LOCATE_WITHIN_S * SAMPLE_RATE) if self._alignment.locked else 0
         gap_s = 0.0 if self._end_s is None else frame.start_s - self._end_s
         interrupted = self._reference.interruptions != self._interruptions
         if frame.after_gap or abs(gap_s) > LATE_S or interrupted:
@@ -217,6 +236,19 @@ class EchoCanceller:
             self._past.clear()
             self._aligned.clear()
             self._unchecked = 0
+
+    def _locate(self, frame: Frame) -> None:
+        """Correct the delay as soon as the first sound after a pause tells it."""
+        self._unlocated = max(0, self._unlocated - len(frame.samples))
+        length = int(LOCATED_S * SAMPLE_RATE)
+        if len(self._past) < length:
+            return
+        start = self._position - length + round(self._alignment.shift) - LOCATE_RANGE
+        reference = self._reference.read(start, length + 2 * LOCATE_RANGE)
+        if power_of(reference[LOCATE_RANGE:-LOCATE_RANGE]) >= AUDIBLE**2:
+            sound = self._past.newest(length)
+            if self._alignment.locate(sound, reference.astype(np.float32), LOCATE_RANGE):
+                self._unlocated = 0
 
     def _cancel(self, frame: Frame) -> Frame:
         """Return the frame with the aligned reference removed."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.clock import SampleClock
-from appliance.capture.devices import Device, is_stream, stable_name
+from appliance.capture.devices import MICROPHONE, Device, Role, is_stream, stable_name
 from appliance.capture.filters import Resampler
 from appliance.capture.frames import FRAME_SAMPLES, Framer
 from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 DEVICE_CREDENTIAL = "roomscribe.capture-device"
 """Name of systemd's credential with a stream's address."""
 STREAM_FIX = "it is opened again; are the camera or the server, and the network, on?"
+REMOVED_DB = 10.0
+"""If our own loudspeaker becomes so much softer, speech over it is a person's."""
 CLIPPED_AFTER_S, CLIPPED_AT_MOST_S = 5.0, 10.0
 """So much more clipped than clear sound is reported; it is taken back when the balance is even."""
 
@@ -70,10 +72,11 @@ class Levels:
             self.distorted = self._clipped_s > 0.0
 
 
-def list_microphones() -> list[Device]:
-    """All microphones there are now, perhaps none; raises DeviceError without PortAudio."""
-    with Recorder() as recorder:
-        return recorder.devices()
+def list_microphones(role: Role = MICROPHONE) -> list[Device]:
+    """All microphones there are now, or loudspeakers, perhaps none; raises DeviceError without
+    PortAudio."""
+    with Recorder(noun=role.noun) as recorder:
+        return recorder.devices(role)
 
 
 def read_device(settings: CaptureSettings) -> str:
@@ -190,7 +193,7 @@ class Microphone:
         for frame in frames:
             yield from self._canceller.push(frame)
         if self._played:
-            self._played.is_removed = self._canceller.state.active
+            self._played.is_removed = (self._canceller.state.reduction_db or 0.0) >= REMOVED_DB
 
     def __enter__(self) -> Self:
         return self

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 from appliance.capture.devices import (
     LOUDSPEAKER,
     MICROPHONE,
+    PULSE,
     Device,
     Role,
     choose,
@@ -58,6 +59,8 @@ LATE_S = 0.1
 """If sound to play comes later than this after the sound before it has ended, there was a gap."""
 FRESH_S = 0.3
 """Age up to which the list of devices is not read again."""
+PULSE_DEVICE = "pulse"
+"""ALSA's plugin for PulseAudio, which PipeWire serves, too."""
 SONAMES = {"portaudio": "libportaudio.so.2"}
 ALSA_SONAME = "libasound.so.2"
 
@@ -155,7 +158,8 @@ class _Recorder:
             if is_stream(request.get("device", "")):
                 self._record_stream(request["device"], request["channel"])
             portaudio = self._load()
-            devices = _find_devices(portaudio, MICROPHONE)
+            role = LOUDSPEAKER if request.get("kind") == LOUDSPEAKER.kind else MICROPHONE
+            devices = _find_devices(portaudio, role)
             if request["do"] == "list":
                 self._send(devices=[device._asdict() for device in devices])
                 return
@@ -228,21 +232,17 @@ class _Recorder:
     def _play(self, device: str, rate_hz: float, **_: object) -> None:
         """Play the sound that follows; send each part back when the device has taken it, with the
         time when it will have sounded. Raises DeviceError if the device cannot be opened."""
-        output: Any
-        if is_stream(device):
-            from appliance.capture.stream import PulseOutput
-
-            output, channels = PulseOutput(device, round(rate_hz)), 1
-            name, failure = device, DeviceError
-        else:
-            portaudio = self._load()
-            found = _choose(_find_devices(portaudio, LOUDSPEAKER), device, LOUDSPEAKER)
-            output, rate_hz, channels = _open_output(portaudio, found, device, rate_hz)
-            name, failure = found.name, portaudio.PortAudioError
-        end_s = 0.0
+        if device.startswith(PULSE):  # libpulse reads the sink's name, when ALSA's plugin opens it
+            os.environ["PULSE_SINK"] = device.removeprefix(PULSE)
+            device = PULSE_DEVICE
+        portaudio, end_s = self._load(), 0.0
+        found = _choose(_find_devices(portaudio, LOUDSPEAKER), device, LOUDSPEAKER)
+        counts = (1, min(2, found.channels), found.channels)
+        shapes = [(rate, channels) for rate in (rate_hz, found.rate_hz) for channels in counts]
+        output, rate_hz, channels = _open_shape(portaudio, found, device, shapes, LOUDSPEAKER)
         try:
             output.start()
-            self._send(opened={"name": name, "rate_hz": rate_hz, "channels": channels})
+            self._send(opened={"name": found.name, "rate_hz": rate_hz, "channels": channels})
             while length := LENGTH.unpack(_read_input(LENGTH.size))[0]:
                 data, now_s = _read_input(length), time.monotonic()
                 output.write(data)
@@ -252,7 +252,7 @@ class _Recorder:
             output.stop()  # once all has sounded
             output.close()
             self._send(ended=True)
-        except failure as error:
+        except portaudio.PortAudioError as error:
             self._send(lost=_reason(error))
             os._exit(0)
 
@@ -318,16 +318,6 @@ def _open(
     rates = (float(SPEECH_RATE_HZ), device.rate_hz)
     shapes = [(rate, channels) for rate in rates for channels in counts]
     return _open_shape(portaudio, device, wanted, shapes, MICROPHONE)
-
-
-def _open_output(
-    portaudio: ModuleType, device: Device, wanted: str, rate_hz: float
-) -> tuple[Any, float, int]:
-    """Return an output stream, its rate and channels: `rate_hz` and mono if possible. Raises
-    DeviceError."""
-    counts = (1, min(2, device.channels), device.channels)
-    shapes = [(rate, channels) for rate in (rate_hz, device.rate_hz) for channels in counts]
-    return _open_shape(portaudio, device, wanted, shapes, LOUDSPEAKER)
 
 
 def _open_shape(

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from appliance.capture.devices import MICROPHONE, Device, is_stream
+from appliance.capture.devices import MICROPHONE, Device, Role, is_stream
 from appliance.capture.portaudio import LENGTH, SOUND, Inbox, Message
 from appliance.errors import DeviceError
 from appliance.process import end_process, how_it_ended, start_process
@@ -159,9 +159,10 @@ class Recorder:
             raise EndError(found["lost"])
         return message
 
-    def devices(self) -> list[Device]:
-        """Return all microphones, perhaps none. Raises DeviceError."""
-        return [Device(**found) for found in self._request(do="list")["devices"]]
+    def devices(self, role: Role = MICROPHONE) -> list[Device]:
+        """Return all microphones or loudspeakers, perhaps none. Raises DeviceError."""
+        found = self._request(do="list", kind=role.kind)["devices"]
+        return [Device(**one) for one in found]
 
     def read(self) -> Message | None:
         """Return the blocks that have arrived as one, up to the next loss; wait for the first, or

@@ -25,6 +25,8 @@ REOPEN_S = 5.0
 """Seconds between two attempts to open it."""
 MOST_PLAYED = 500
 """Blocks of our own loudspeaker that wait while the microphone is not read: 10 s."""
+HEARD_S = 0.5
+"""A microphone still hears what was played this long ago: the device's buffer, and the echo."""
 STALLED_S = 15.0
 """A sound card that delivers nothing for this long is opened again."""
 
@@ -35,7 +37,8 @@ class PlayedSound:
     def __init__(self) -> None:
         self._messages = deque[Message](maxlen=MOST_PLAYED)
         self.is_removed = False
-        """True while it is removed from the microphone's sound."""
+        """True once it is removed from the microphone's sound well."""
+        self._until_s = 0.0
 
     def begin(self, rate_hz: float, channels: int) -> None:
         """Take in that the device was opened."""
@@ -45,6 +48,11 @@ class PlayedSound:
     def push(self, block: Message) -> None:
         """Take in a block that the device has taken, with the time when it has sounded."""
         self._messages.append(block)
+        self._until_s = block.end_s
+
+    def is_heard(self, start_s: float) -> bool:
+        """Return True if speech that began then may be ours: it played, and is not removed well."""
+        return not self.is_removed and start_s < self._until_s + HEARD_S
 
     def receive(self) -> Iterator[Message]:
         """Yield what has come since the last call."""

@@ -7,7 +7,6 @@ password, so ffmpeg reads it from a file in memory, and messages show it without
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import select
@@ -39,15 +38,12 @@ ANALYSED_S = 0.5
 """Sound that ffmpeg reads before it starts; its default of 5 s would delay all sound."""
 PROTOCOLS = "http,https,tcp,tls,udp,rtp,rtmp,rtmps,srt,crypto"
 """What an address may lead to: a playlist from the network must not name this machine's files."""
-OUTPUT_MS = 100
-"""Sound that the server holds before it plays."""
 SAMPLE_FORMAT = "48000:16:2"
 """Snapcast's default: rate, bits, channels."""
 PREFIX = r"^(\[[^]]*\] |file:/proc/self/fd/\d+: )+"
 """Before ffmpeg's messages."""
 VAGUE = "Impossible to open"
 SILENT = "matches no streams"
-CREATED = b"Stream successfully created"
 MOVED = re.compile(r"Stream moved to device (\S+) \(")
 MONITORED = re.compile(r"Connected to device (\S+\.monitor) \(")
 PROGRESS = re.compile(
@@ -159,6 +155,7 @@ class Stream:
 
     def waiting_bytes(self) -> int:
         """Return how much sound can be read at once."""
+        import fcntl
         import struct
         import termios
 
@@ -272,70 +269,3 @@ class Stream:
             ) from error
         except OSError as error:
             raise DeviceError(f"{self.name} does not open ({error.strerror})") from error
-
-
-class PulseOutput(Stream):
-    """A loudspeaker of PulseAudio or PipeWire, `pulse:SINK`."""
-
-    def __init__(self, device: str, rate_hz: int) -> None:
-        """Start pacat, and wait until the server has its stream. Raises DeviceError."""
-        program = shutil.which("pacat")
-        self.name, self._device = public_name(device), device
-        sink = device.strip()[len(PULSE) :]
-        if not device.strip().casefold().startswith(PULSE):
-            raise DeviceError("speaker.device: expected a loudspeaker's name, or pulse:SINK")
-        if program is None:
-            raise DeviceError(f"{self.name} needs pacat: `sudo apt install pulseaudio-utils`")
-        self._report = b""
-        self._errors, errors = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # fmt: off
-        command = [
-            program, "-v", "--playback", "--raw", "--format=s16le", f"--rate={rate_hz}",
-            "--channels=1", f"--latency-msec={OUTPUT_MS}", *([f"--device={sink}"] if sink else []),
-        ]
-        # fmt: on
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            bufsize=0,
-            env=os.environ | {"LC_ALL": "C"},
-            preexec_fn=end_with_parent,  # noqa: PLW1509 (this process has one thread)
-        )
-        os.close(errors)
-        self._input = self._process.stdin
-        if self._input:
-            fcntl.fcntl(self._input, fcntl.F_SETPIPE_SZ, 4096)
-        deadline_s = time.monotonic() + FIRST_S
-        while CREATED not in self._report:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            if self._errors < 0 or not select.select([self._errors], [], [], left_s)[0]:
-                raise DeviceError(f"{self.name} does not open ({self.end_reason()})")
-            self._read_report()
-
-    def start(self) -> None:
-        """Do nothing: it plays what comes."""
-
-    def write(self, data: bytes) -> None:
-        """Play `data`; wait while the server has enough. Raises DeviceError if it is lost."""
-        self._read_report()
-        moved = MOVED.search(self._report.decode(errors="replace"))
-        try:
-            while data and self._input and not moved:
-                data = data[self._input.write(data) :]
-        except BrokenPipeError:
-            pass
-        if data:
-            raise DeviceError("the sound server moved it" if moved else self.end_reason())
-
-    def stop(self) -> None:
-        """Wait until all has sounded."""
-        if self._input and self._process:
-            self._input.close()
-            self._process.wait()
-
-    def close(self) -> None:
-        """Forget the program, which has ended."""
-        if self._errors >= 0:
-            os.close(self._errors)

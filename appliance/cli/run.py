@@ -69,9 +69,9 @@ def add_devices(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `roomscribe devices` to the command line."""
     sub = add(
         "devices",
-        help="list the microphones",
-        description="Lists the microphones. To choose one, set capture.device to its name or a "
-        "part of it.",
+        help="list the microphones and loudspeakers",
+        description="Lists the microphones, then the loudspeakers. To choose one, set "
+        "capture.device or speaker.device to its name or a part of it.",
     )
     sub.set_defaults(command=devices)
 
@@ -178,12 +178,15 @@ def _require_folder(folder: Path) -> None:
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe devices`; return 1 if there is no microphone."""
-    from appliance.capture import list_microphones, names_to_configure
+    from appliance.capture import LOUDSPEAKER, list_microphones, names_to_configure
 
-    found = list_microphones()
-    for device, name in zip(found, names_to_configure(found), strict=True):
-        mark = "*" if device.default else " "
-        print(f"{mark} {name}  ({device.channels} ch, {device.rate_hz:.0f} Hz)")
+    found, loudspeakers = list_microphones(), list_microphones(LOUDSPEAKER)
+    for title, devices in (("", found), ("Loudspeakers, for speaker.device:", loudspeakers)):
+        if title and devices:
+            print(title)
+        for device, name in zip(devices, names_to_configure(devices), strict=True):
+            mark = "*" if device.default else " "
+            print(f"{mark} {name}  ({device.channels} ch, {device.rate_hz:.0f} Hz)")
     if found:
         print(
             "To choose one, set capture.device to its name or a part of it. * is the default, used "

@@ -36,7 +36,7 @@ from appliance.daemon.core import Core
 from appliance.daemon.correction_commands import CorrectionCommands
 from appliance.daemon.health import Health, report_backend
 from appliance.daemon.log_commands import LogCommands
-from appliance.daemon.microphone_commands import MicrophoneCommands
+from appliance.daemon.microphone_commands import MicrophoneCommands, SpeakerCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
 from appliance.daemon.monitors import ActingMonitor, LevelMonitor
 from appliance.daemon.mute import Mute
@@ -117,6 +117,8 @@ def build(
         phrases = PhraseCommands(changes, core.transcriber, expectations)
         talk = Talk(core, home, speaker) if settings.wyoming.satellite else None
         house = _make_house(core, talk or home) if settings.mqtt.enabled else None
+        if house:
+            core.spoken.share = house.say
         wyoming = _make_wyoming(core, talk)
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
         report = Reporter(core, supervisor, home, house, wyoming, fleet, talk)
@@ -131,6 +133,7 @@ def build(
             LogCommands(core.store, core.node, playback.poll), playback,
             _make_corrections(core, changes), MuteCommands(core.mute), changes, phrases,
             BrokerCommands(changes), ModelCommands(installer or ModelInstaller()),
+            SpeakerCommands(speaker),
         )  # fmt: skip
         controls = _make_controls(
             core, report, publisher, control=control, make_phrases=phrases.make, groups=groups
@@ -180,7 +183,7 @@ def _make_sound(
     settings, played = core.settings, PlayedSound()
     speaker = _make_speaker(core, played) if settings.speaker.enabled else None
     if speaker and source is open_source and not settings.capture.reference:
-        source = partial(open_source, played=played)
+        source, core.spoken.is_heard = partial(open_source, played=played), played.is_heard
     supervisor = CaptureSupervisor(
         settings.capture, core.health, core.mute, core.frames, core.bus, source=source
     )
@@ -228,6 +231,7 @@ def _make_house(core: Core, assistant: Talk | HomeAssistantClient | None) -> Hou
         wake=core.bus.on_change,
         on_change=core.bus.on_change,
         assistant=assistant,
+        note=core.spoken.remember,
     )
 
 

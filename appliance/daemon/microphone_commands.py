@@ -1,4 +1,5 @@
-"""Commands of the control socket that list microphones and test the one in use; its level."""
+"""Commands of the control socket that list microphones and test the one in use, or the
+loudspeaker; the microphone's level."""
 
 from __future__ import annotations
 
@@ -36,9 +37,11 @@ from appliance.records import (
     Window,
     new_id,
 )
+from appliance.speaker import Ending, Kind, Loudspeaker, ring
 
 LEVEL_S = 0.1
 """Seconds of sound in one `level` event."""
+RING_HZ = 22_050
 LONGEST_TEST_S = 10.0
 LATE_S = 3.0
 """Seconds after which a test without enough sound fails, counted from its intended end."""
@@ -87,6 +90,29 @@ class LevelMeter:
             "peak_db": level.peak_db,
             "clipped": level.clipped_share > 0,
         }
+
+
+class SpeakerCommands(CommandGroup):
+    """`speaker_test`, which plays one ring."""
+
+    def __init__(self, speaker: Loudspeaker | None) -> None:
+        self._speaker = speaker
+        self.commands = {"speaker_test": self._start_test}
+
+    def _start_test(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
+        take_arguments(request)
+        if self._speaker is None:
+            raise unavailable("the loudspeaker is off: switch it on and save first")
+        answer = Future[Mapping[str, Any]]()
+
+        def done(ending: Ending) -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result({"ending": ending.value})
+
+        sound = self._speaker.begin(RING_HZ, 1, Kind.ANNOUNCEMENT, done)
+        sound.write(ring(RING_HZ))
+        sound.end()
+        return answer
 
 
 class MicrophoneCommands(CommandGroup):

@@ -36,6 +36,15 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True)
+class Saying:
+    """A room's loudspeaker says something, which others may hear through the air."""
+
+    node: str
+    text: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A room has the text of a sentence. Times are on the receiver's clock."""
 

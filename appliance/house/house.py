@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from appliance.house.acoustics import Measurement, measure_window
 from appliance.house.arbiter import Arbiter, Decision, Separation
-from appliance.house.claims import Claim, Message
+from appliance.house.claims import Claim, Message, Saying
 from appliance.house.clocks import ClockOffsets, shift
 from appliance.house.messages import decode, encode, short_id
 from appliance.house.score import score
@@ -86,10 +86,12 @@ class House(Listener):
         wake: Callable[[], object] = lambda: None,
         on_change: Callable[[], object] = lambda: None,
         assistant: Assistant | None = None,
+        note: Callable[[str, float], object] = lambda *_: None,
     ) -> None:
         """`prefix` begins all topics. `wake` wakes the publisher's thread, in which `report` is
         called when it is known who else heard a sentence, `complain` with what may be wrong
-        between the rooms (None: nothing), and `on_change` when `rooms` has changed."""
+        between the rooms (None: nothing), and `on_change` when `rooms` has changed. `note` gets
+        what another room's loudspeaker says, and until when."""
         self._node, self._prefix = node, prefix
         self.topics: tuple[str, ...] = (f"{prefix}/+/claim", f"{prefix}/+/availability")
         """To subscribe to, with what is retained there. A room writes below its own name, which an
@@ -98,7 +100,7 @@ class House(Listener):
         self._lost: tuple[str, float, int] = "", 0.0, 0
         """The room that acted on this one's last sentences, since when, and on how many."""
         self._wake, self._on_change = wake, on_change
-        self._assistant = assistant
+        self._assistant, self._note = assistant, note
         self._arbiter = Arbiter(node)
         self._clocks = ClockOffsets()
         self.rooms: tuple[str, ...] = ()
@@ -106,7 +108,7 @@ class House(Listener):
         self._seen = set[str]()
         self._must_ask = False
         """Whether another room may act on a sentence, or has just acted on one and gone."""
-        self._inbox: deque[_Spoken | _Begun | Discarded] = deque(maxlen=KEPT)
+        self._inbox: deque[_Spoken | _Begun | Discarded | Saying] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._arbitrated = _Recent[bool]()
         """Whether the rooms decide about a transcript, by its id. With the lock."""
@@ -151,7 +153,12 @@ class House(Listener):
         with self._lock:
             return self._arbitrated.setdefault(transcript.id, self._must_ask)
 
-    def _put(self, item: _Spoken | _Begun | Discarded) -> None:
+    def say(self, text: str, until_s: float) -> None:
+        """Tell the other rooms what this one's loudspeaker says."""
+        if self.rooms and text:
+            self._put(Saying(self._node, text, until_s))
+
+    def _put(self, item: _Spoken | _Begun | Discarded | Saying) -> None:
         self._inbox.append(item)
         self._wake()
 
@@ -175,15 +182,22 @@ class House(Listener):
             self._arbiter.set_online(node, payload == b"online", now_s)
         return name in ("claim", "availability")
 
-    def _take_message(self, node: str, message: Message, sent_s: float, now_s: float) -> None:
+    def _take_message(
+        self, node: str, message: Message | Saying, sent_s: float, now_s: float
+    ) -> None:
         """Take in what a room published, unless another room is named as its sender."""
         if message.node != node:
             return
         if node != self._node:
             if not self._listens_to(node, now_s):
                 return
-            message = shift(message, self._clocks.observe(node, sent_s, now_s))
-        self._arbiter.receive(message, now_s)
+            offset_s = self._clocks.observe(node, sent_s, now_s)
+            if isinstance(message, Saying):
+                self._note(message.text, message.until_s + offset_s)
+            else:
+                message = shift(message, offset_s)
+        if not isinstance(message, Saying):
+            self._arbiter.receive(message, now_s)
 
     def _listens_to(self, node: str, now_s: float) -> bool:
         """Return whether messages of a node count: it is online, and does not send too many."""
@@ -217,6 +231,10 @@ class House(Listener):
                     self._arbiter.withdraw(short_id(utterance_id), now_s)
                 case _Spoken() as spoken:
                     self._claim(spoken, now_s)
+                case Saying() as saying:
+                    payload = encode(saying, now_s)
+                    topic = f"{self._prefix}/{self._node}/claim"
+                    self._posts.append(OutgoingMessage(topic, payload, expiry_s=ACT_EXPIRY_S))
         self._arbiter.poll(now_s)
         while self._arbiter.decisions:
             self._obey(self._arbiter.decisions.popleft(), now_s)

@@ -13,7 +13,7 @@ import math
 import re
 from typing import Any
 
-from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal
+from appliance.house.claims import Act, Claim, Hearing, Message, Saying, Withdrawal
 from appliance.house.sketch import LONGEST_STEPS
 
 SCHEMA = 1
@@ -22,9 +22,12 @@ LONGEST = 1024
 LONGEST_MS = 120_000
 """Speech that began longer ago is no sentence."""
 MOST_OVER = 16
+MOST_LETTERS = 280
+"""Of what a loudspeaker says; the rest is not sent."""
 ID_LETTERS = 10
 """Letters at the end of a ULID that are sent: 50 random bits."""
 _NODE = re.compile(r"[a-z0-9_]{1,64}")
+_SAYING = re.compile(r"[^\0]{1,280}")
 _ID = re.compile(r"[0-9A-Z]{10}")
 
 
@@ -33,7 +36,7 @@ def short_id(ulid: str) -> str:
     return ulid[-ID_LETTERS:]
 
 
-def encode(message: Message, now_s: float) -> bytes:
+def encode(message: Message | Saying, now_s: float) -> bytes:
     """Return a message of this room, sent now."""
     fields: dict[str, Any] = {"schema": SCHEMA, "kind": type(message).__name__.lower()}
     fields |= {"node": message.node, "sent": round(now_s * 1000)}
@@ -42,16 +45,21 @@ def encode(message: Message, now_s: float) -> bytes:
             fields |= {"utterance": utterance, "start_ms": _ago_ms(start_s, now_s)}
         case Withdrawal(_, utterance):
             fields["utterance"] = utterance
+        case Saying(_, text, until_s):
+            fields |= {
+                "text": text[:MOST_LETTERS],
+                "for_ms": max(0, round((until_s - now_s) * 1000)),
+            }
         case Claim():
             fields |= _claim_fields(message, now_s)
             if not message.last:
                 fields["last"] = False
         case Act(claim, over):
             fields |= _claim_fields(claim, now_s) | {"over": list(over[:MOST_OVER])}
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def decode(payload: bytes) -> tuple[Message, float] | None:
+def decode(payload: bytes) -> tuple[Message | Saying, float] | None:
     """Return a message and when it was sent, both on the sender's clock; None if it is not one."""
     if len(payload) > LONGEST:
         return None
@@ -65,8 +73,11 @@ def decode(payload: bytes) -> tuple[Message, float] | None:
         return None
 
 
-def _decode(fields: dict[str, Any], sent_s: float) -> Message:
+def _decode(fields: dict[str, Any], sent_s: float) -> Message | Saying:
     node = _text(fields, "node", _NODE)
+    if fields["kind"] == "saying":
+        until_s = sent_s + _number(fields, "for_ms", 0, LONGEST_MS) / 1000
+        return Saying(node, _text(fields, "text", _SAYING), until_s)
     utterance = _text(fields, "utterance", _ID)
     match fields["kind"]:
         case "hearing":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.speaker.loudspeaker import Ending, Kind, Loudspeaker, SpokenSound
+    from appliance.speaker.loudspeaker import Ending, Kind, Loudspeaker, SpokenSound, play_once
     from appliance.speaker.ringing import ring
     from appliance.speaker.spoken import Spoken
 

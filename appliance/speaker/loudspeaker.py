@@ -246,7 +246,8 @@ class Loudspeaker(Listener):
             self._recorder.kill()
             if self._must_leave(sound):
                 return
-            self._lose(str(error))
+            lost = f"loudspeaker: expected to play, found {error}: {EndError.fix}"
+            self._lose(str(error) if isinstance(error, DeviceError) else lost)
             ending = Ending.FAILED
         if not self._must_leave(sound):
             with self._lock:
@@ -300,14 +301,28 @@ class Loudspeaker(Listener):
             self._played.begin(opened.rate_hz, opened.channels)
         return opened
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, problem: str) -> None:
         """Set and log why there is no loudspeaker."""
         self._reopen_s = time.monotonic() + REOPEN_S
-        problem = f"loudspeaker: {reason}"
         if problem != self._problem:
             self._problem = problem
             log.warning("%s", problem)
         self._complain(problem)
+
+
+def play_once(settings: SpeakerSettings, pcm: bytes, rate_hz: int) -> str:
+    """Play int16 mono samples, and wait until they have sounded. Return "", or what is wrong."""
+    problems = list[str | None]()
+
+    def done(_: Ending) -> None:
+        speaker.stop()
+
+    speaker = Loudspeaker(settings, complain=problems.append)
+    sound = speaker.begin(rate_hz, 1, Kind.ANSWER, done)
+    sound.write(pcm)
+    sound.end()
+    speaker.run(lambda: None)
+    return problems[-1] or ""
 
 
 class _Shaper:

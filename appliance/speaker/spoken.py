@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from difflib import SequenceMatcher
 
 from appliance.infer import plain
 
 REMEMBERED_S = 5.0
 """A text is the house's own until so long after it has sounded."""
 MOST_TEXTS = 20
-ENDING = 2
-"""Letters at the end of a word that a model may get wrong: "turn" for "turned"."""
+SAME = 0.76
+"""Share of the letters that two words have in common, from which on they count as one."""
 
 
 class Spoken:
@@ -19,17 +21,29 @@ class Spoken:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.share: Callable[[str, float], object] = lambda *_: None
+        """Gets what this room says, and until when, for the other rooms."""
+        self.is_heard: Callable[[float], bool] = lambda _: False
+        """Tells if whatever is heard from a time on may be our own loudspeaker."""
         self._texts: deque[tuple[list[str], float]] = deque(maxlen=MOST_TEXTS)
 
     def note(self, text: str, until: float) -> None:
-        """Remember a text that is being said until `until`, on time.monotonic()'s clock."""
+        """Remember a text that our own loudspeaker says until `until`, on time.monotonic()'s
+        clock, and tell the other rooms."""
+        self.remember(text, until)
+        self.share(text, until)
+
+    def remember(self, text: str, until: float) -> None:
+        """Remember a text that another loudspeaker says until then."""
         if words := plain(text).split():
             with self._lock:
                 self._texts.append((words, until))
 
     def is_own(self, text: str, at: float) -> bool:
         """Return True if a text that was heard at `at` is, or is a part of, what is being said
-        then or was in the last REMEMBERED_S. The ends of words need not be the same."""
+        then or was in the last REMEMBERED_S."""
+        if self.is_heard(at):
+            return True
         heard = plain(text).split()
         with self._lock:
             texts = [words for words, until in self._texts if at < until + REMEMBERED_S]
@@ -42,8 +56,7 @@ def _contains(words: list[str], heard: list[str]) -> bool:
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Return True for equal words, and for those of which one is the other with an ending."""
-    short, long = sorted((one, other), key=len)
-    return long == short or (
-        len(short) > ENDING and long.startswith(short) and len(long) - len(short) <= ENDING
-    )
+    """Return True for words that are equal or nearly, as a model may mishear them: "turn" and
+    "turned", "of" and "off", but not "on" and "off", "fifteen" and "fifty", "lock" and "unlocked".
+    """
+    return one == other or SequenceMatcher(None, one, other, autojunk=False).ratio() >= SAME

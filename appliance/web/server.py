@@ -58,7 +58,7 @@ EVENTS = (
 COMMANDS = (
     "state", "stats", "history", "count", "mute", "delete", "correct", "learn", "phrases",
     "phrases_save", "playback", "devices",
-    "microphone_test", "settings", "configure", "broker", "models", "model_add",
+    "microphone_test", "speaker_test", "settings", "configure", "broker", "models", "model_add",
     "model_cancel",
 )  # fmt: skip
 """The daemon's commands that the page may use."""

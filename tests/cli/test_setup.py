@@ -162,7 +162,7 @@ def test_a_user_who_may_not_write_the_configuration_is_asked_no_question(tmp_pat
 
 @needs_broker
 @needs_microphone
-def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
+def test_a_person_answers_six_questions_and_sees_each_work(  # noqa: PLR0915
     tmp_path: Path,
 ) -> None:
     microphone = PulseMicrophone(tmp_path / "microphone")
@@ -190,6 +190,11 @@ def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
                 terminal.until("Which microphone? [default]")
                 terminal.enter()
                 terminal.until("default: used by the daemon, which receives sound")
+                terminal.until("Which loudspeaker answers? [none]")
+                terminal.enter("pulse")
+                terminal.until("A ring was played.")
+                terminal.until("Did you hear it? [yes]")
+                terminal.enter()
                 terminal.until("or none [none]")
                 terminal.enter(f"127.0.0.1:{broker.port}")
                 terminal.until("efuses a client without mqtt.username")
@@ -217,6 +222,7 @@ def test_a_person_answers_five_questions_and_sees_each_work(  # noqa: PLR0915
         table = tomllib.loads(config.read_text())
         assert table["appliance"] == {"node": "kuche"}
         assert table["homeassistant"] == {"area": "Küche"}
+        assert table["speaker"] == {"enabled": True, "device": "pulse"}
         secret = Path(table["mqtt"]["password_file"])
         assert (secret.read_text(), secret.stat().st_mode & 0o007) == ("mellon7\n", 0)
         left = (tmp_path / "state" / "settings.toml").read_text("utf-8")

@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 from rigs.adder import adder
 from rigs.controls import Appliance, appliance
+from rigs.loudspeaker import playing
 from rigs.publishing import transcript
-from rigs.waiting import until
+from rigs.waiting import PATIENCE_S, until
 
 from appliance import config
 from appliance.control.server import ControlError
+from appliance.daemon.microphone_commands import SpeakerCommands
 from appliance.daemon.setting_commands import live_keys
 from appliance.records import SAMPLE_RATE, Frame, Samples
+from appliance.speaker import ring
 
 TEXTS = ("turn on the light", "what time is it", "turn off the light")
 
@@ -427,3 +430,13 @@ def test_keys_that_may_be_set_name_no_file_and_nobody_who_may_come_in() -> None:
     words = ("path", "file", "host", "port", "user", "password", "recording", "allow", "bind")
     assert [name for name in live_keys() if any(word in name.split(".")[1] for word in words)] == []
     assert "capture.device" in live_keys()
+
+
+def test_the_loudspeaker_is_tested_with_a_ring(tmp_path: Path) -> None:
+    with playing(tmp_path / "sound") as player:
+        answer = SpeakerCommands(player.speaker).commands["speaker_test"]({})
+        assert isinstance(answer, Future)
+        assert answer.result(PATIENCE_S) == {"ending": "played"}
+    assert player.sound == ring(22_050)
+    with pytest.raises(ControlError, match="switch it on and save first"):
+        SpeakerCommands(None).commands["speaker_test"]({})

@@ -15,7 +15,7 @@ from rigs.publishing import transcript
 
 from appliance.house import arbiter
 from appliance.house.arbiter import Decision
-from appliance.house.claims import Claim
+from appliance.house.claims import Claim, Saying
 from appliance.house.house import MOST_MESSAGES, House
 from appliance.house.messages import encode
 from appliance.mqtt import events
@@ -179,7 +179,8 @@ def test_a_room_whose_sentences_another_takes_for_an_hour_says_so() -> None:
 def test_who_is_not_online_speaks_for_another_or_sends_too_much_is_not_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house, counted = House("kitchen"), list[object]()
+    sayings, counted = list[tuple[str, float]](), list[object]()
+    house = House("kitchen", note=lambda *saying: sayings.append(saying))
     monkeypatch.setattr(house._arbiter, "receive", lambda message, _: counted.append(message))
 
     def claim(node: str, topic: str = "") -> None:
@@ -194,6 +195,12 @@ def test_who_is_not_online_speaks_for_another_or_sends_too_much_is_not_heard(
     claim("hall", "roomscribe/bath/claim")
     claim("kitchen", "roomscribe/bath/claim")
     assert counted == []
+    saying = encode(Saying("hall", "Turned on the fan.", 3.0), 1.0)
+    assert house.take("roomscribe/hall/claim", saying, retained=False, now_s=2.0)
+    assert counted == []
+    ((text, until_s),) = sayings
+    assert text == "Turned on the fan."
+    assert until_s == pytest.approx(4.0)
     for _ in range(2 * MOST_MESSAGES):
         claim("hall")
-    assert len(counted) == MOST_MESSAGES
+    assert len(counted) == MOST_MESSAGES - 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal
+from appliance.house.claims import Act, Claim, Hearing, Message, Saying, Withdrawal
 from appliance.house.clocks import shift
 from appliance.house.messages import decode, encode
 from appliance.house.sketch import LONGEST_STEPS
@@ -21,15 +21,24 @@ PLAIN = Claim("kitchen", "0123456789", "ABCDEFGHJK", 97.5, 99.25, 1, 2.0, b"", F
     "message",
     [
         Hearing("kitchen", "ABCDEFGHJK", 99.9),
+        Saying("kitchen", "Die Tür ist zu.", 101.5),
         Withdrawal("kitchen", "ABCDEFGHJK"),
         CLAIM,
         PLAIN,
         Act(CLAIM, ("ZZZZZZZZZZ",)),
         Act(replace(PLAIN, last=True)),
     ],
-    ids=["hearing", "withdrawal", "claim", "claim of a part", "act without a claim", "act"],
+    ids=[
+        "hearing",
+        "saying",
+        "withdrawal",
+        "claim",
+        "claim of a part",
+        "act without a claim",
+        "act",
+    ],
 )
-def test_a_message_is_read_as_it_was_written(message: Message) -> None:
+def test_a_message_is_read_as_it_was_written(message: Message | Saying) -> None:
     assert decode(encode(message, 100.0)) == (message, 100.0)
 
 

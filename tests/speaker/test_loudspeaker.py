@@ -80,7 +80,10 @@ def test_the_queue_is_bounded_and_a_sound_too_many_fails(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("device", "problem"),
-    [("missing", "no loudspeaker found"), ("vanishes", "it was unplugged")],
+    [
+        ("missing", "no loudspeaker found"),
+        ("vanishes", "loudspeaker: expected to play, found it was unplugged: is it still plugged"),
+    ],
 )
 def test_without_a_device_a_sound_fails_with_a_problem(
     tmp_path: Path, device: str, problem: str
@@ -90,7 +93,7 @@ def test_without_a_device_a_sound_fails_with_a_problem(
         until(lambda: player.endings)
         assert player.endings == {sound: Ending.FAILED}
         assert not player.speaker.available
-        assert player.problems[-1] == f"loudspeaker: {problem}"
+        assert (player.problems[-1] or "").startswith(problem)
 
 
 def test_a_person_who_speaks_lowers_the_sound(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from appliance.speaker import Spoken
         ("Turned off the lights.", True),
         ("Turn off the lights", True),
         ("the light!", True),
+        ("of the lights", True),
         ("Turn on the lights", False),
         ("Turned off the kitchen lights", False),
         ("Stop", False),
@@ -24,3 +25,10 @@ def test_a_text_is_own_if_the_house_is_saying_it_or_a_part_of_it(heard: str, own
     spoken.note("I turned off the lights.", until=100.0)
     assert spoken.is_own(heard, at=104.9) == own
     assert not spoken.is_own(heard, at=105.1)
+
+
+def test_the_other_rooms_get_what_this_one_says_and_nothing_of_theirs() -> None:
+    here, there = Spoken(), Spoken()
+    here.share, there.share = there.remember, here.remember
+    here.note("Turned off the lights.", until=100.0)
+    assert there.is_own("turned off the lights", at=99.0)

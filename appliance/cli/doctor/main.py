@@ -55,7 +55,7 @@ MOST_FAILED = 63
 """Largest exit status; from 64 on it would mean something else (sysexits.h)."""
 LAST_LETTERS = 200
 """Longest part that is shown of a library's last line before it ended a check's process."""
-PERSONAL_SECTIONS = frozenset({"appliance", "capture", "mqtt", "store"})
+PERSONAL_SECTIONS = frozenset({"appliance", "capture", "mqtt", "speaker", "store"})
 """Sections whose defaults say nothing about this machine: names, devices, addresses, folders."""
 GROUPS: dict[str, tuple[Check, ...]] = {
     "machine": machine.CHECKS,

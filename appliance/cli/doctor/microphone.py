@@ -1,4 +1,4 @@
-"""Check the microphone."""
+"""Check the microphone and the loudspeaker."""
 
 from __future__ import annotations
 
@@ -101,6 +101,19 @@ def judge_sound(which: str, sound: Samples) -> Outcome:
     return ok(found)
 
 
+def loudspeaker(around: Surroundings) -> Outcome:
+    """Check that the loudspeaker can be opened; silence is played."""
+    from appliance.speaker import play_once
+
+    settings = around.settings.speaker
+    if not settings.enabled:
+        return skipped("[speaker] is off")
+    around.doing("opening the loudspeaker")
+    if problem := play_once(settings, bytes(SAMPLE_RATE // 5), SAMPLE_RATE):
+        raise DeviceError(problem)
+    return ok(f"{settings.device or 'the default loudspeaker'} plays")
+
+
 CHECKS = (
     Check(
         "microphone",
@@ -109,5 +122,12 @@ CHECKS = (
         "hangs: `systemctl --user restart pipewire` (or pulseaudio)",
         within_s=15,
         needs=("[capture]",),
+    ),
+    Check(
+        "loudspeaker",
+        loudspeaker,
+        "plug it in again and choose one that `roomscribe devices` lists as [speaker] device",
+        within_s=20,
+        needs=("[speaker]",),
     ),
 )

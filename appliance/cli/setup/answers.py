@@ -14,6 +14,8 @@ KEYS = {
     "node": "appliance.node",
     "area": "homeassistant.area",
     "device": "capture.device",
+    "speaker": "speaker.enabled",
+    "speaker_device": "speaker.device",
 }
 """Answers, and the keys of the configuration that they set."""
 MQTT_KEYS = ("enabled", "host", "port", "username", "password_file")
@@ -49,6 +51,10 @@ class Answers:
     mqtt: MqttSettings
     model: str
     """Name or folder of the one in use."""
+    speaker: bool = False
+    """True to answer on a loudspeaker."""
+    speaker_device: str = ""
+    """The loudspeaker's name; empty: the default one."""
     pinned: bool = False
     """True if the configuration names the model."""
     password: str = ""
@@ -80,5 +86,7 @@ def configured_answers(settings: Settings, model: str) -> Answers:
         device=settings.capture.device,
         mqtt=settings.mqtt,
         model=model,
+        speaker=settings.speaker.enabled,
+        speaker_device=settings.speaker.device,
         pinned=bool(settings.model.bundle),
     )

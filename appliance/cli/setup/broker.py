@@ -1,4 +1,4 @@
-"""Question 3: the MQTT broker, tried before it is accepted."""
+"""Question 4: the MQTT broker, tried before it is accepted."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from appliance.cli import model as models, web
 from appliance.cli.dialog import BACK, BackError, Dialog
 from appliance.cli.setup.answers import Answers, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
-from appliance.cli.setup.microphone import ask_microphone
+from appliance.cli.setup.microphone import ask_microphone, ask_speaker
 from appliance.cli.setup.model import ask_model
 from appliance.cli.setup.saving import save
 from appliance.cli.setup.sentence import hear_sentence
@@ -35,11 +35,11 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
     sub = add(
         "setup",
         help="set up room, microphone, broker and model",
-        description="Asks for the room's name, the microphone, the broker and the model, tries "
-        "each answer, writes the changes into the configuration (your comments stay) and listens "
-        "to a sentence. The daemon keeps running. You can run setup again at any time. It skips "
-        "questions that you answer with an option. Without a terminal, add --yes, which keeps all "
-        "other settings.",
+        description="Asks for the room's name, the microphone, a loudspeaker, the broker and the "
+        "model, tries each answer, writes the changes into the configuration (your comments stay) "
+        "and listens to a sentence. The daemon keeps running. You can run setup again at any time. "
+        "It skips questions that you answer with an option. Without a terminal, add --yes, which "
+        "keeps all other settings.",
     )
     sub.add_argument("--node", metavar="NAME", help="the room's name, such as kitchen")
     sub.add_argument(
@@ -157,6 +157,7 @@ def with_room(answers: Answers, name: str) -> Answers:
 QUESTIONS: Questions = (
     ("The room", ask_room),
     ("The microphone", ask_microphone),
+    ("The loudspeaker", ask_speaker),
     ("The broker", ask_broker),
     ("The model", ask_model),
 )

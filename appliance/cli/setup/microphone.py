@@ -1,4 +1,4 @@
-"""Question 2: the microphone, which is listened to."""
+"""Questions 2 and 3: the microphone, which is listened to, and the loudspeaker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from appliance.control import ControlClient
 from appliance.errors import DaemonError, DeviceError
 
 MUTED = "The microphone is muted. `roomscribe mute off` switches it on."
+NO_SPEAKER, RING_HZ = "none", 22_050
 LEVEL = "peaks between -20 and -6 dBFS are right"
 
 
@@ -53,6 +54,38 @@ def ask_microphone(context: Context, answers: Answers) -> Answers:
         works = try_microphone(context, name, state if name == daemons else {})
         if works or not several or dialog.confirm("Use it all the same?"):
             return answers if name == present else replace(answers, device=name)
+
+
+def ask_speaker(context: Context, answers: Answers) -> Answers:
+    """Play a sound on a loudspeaker, and ask whether it is heard."""
+    from appliance.capture import LOUDSPEAKER, list_microphones, names_to_configure
+    from appliance.speaker import play_once, ring
+
+    dialog = context.dialog
+    if not dialog.interactive:
+        dialog.say("on" if answers.speaker else "off")
+        return answers
+    try:
+        devices = list_microphones(LOUDSPEAKER)
+    except DeviceError as error:
+        dialog.report(error)
+        return answers
+    if not devices:
+        dialog.say("No loudspeaker found. Run setup again once there is one.")
+        return answers
+    names = names_to_configure(devices)
+    for number, name in enumerate([*names, NO_SPEAKER], 1):
+        dialog.say(f"{number:3} {name}")
+    configured = answers.speaker_device if answers.speaker_device in names else names[0]
+    present = configured if answers.speaker else NO_SPEAKER
+    while True:
+        name = dialog.choose("Which loudspeaker answers?", [*names, NO_SPEAKER], present)
+        if name == NO_SPEAKER:
+            return replace(answers, speaker=False)
+        settings = replace(context.settings.speaker, device=name)
+        dialog.say(play_once(settings, ring(RING_HZ), RING_HZ) or "A ring was played.")
+        if dialog.confirm("Did you hear it?"):
+            return replace(answers, speaker=True, speaker_device=name)
 
 
 def take_option(context: Context, answers: Answers, wanted: str, names: Sequence[str]) -> Answers:

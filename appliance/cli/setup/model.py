@@ -1,4 +1,4 @@
-"""Question 4: the model, tried on a known sentence before it is taken."""
+"""Question 5: the model, tried on a known sentence before it is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Question 5: a sentence, from the microphone to the log."""
+"""Question 6: a sentence, from the microphone to the log."""
 
 from __future__ import annotations
 

@@ -51,6 +51,27 @@ export class MicrophoneTest {
   }
 }
 
+/** A button that plays a ring. */
+export class SpeakerTest {
+  #button = button("Play a test sound", () => this.#run());
+  #result = element("p", { class: "soft", role: "status" });
+  nodes = [element("div", { class: "row" }, this.#button), this.#result];
+
+  update({ up }) {
+    this.#button.disabled = !up;
+  }
+
+  async #run() {
+    setText(this.#result, "Do you hear this?");
+    try {
+      const { ending } = await command("speaker_test");
+      setText(this.#result, ending === "failed" ? "It could not be played. Health shows why." : "Played.");
+    } catch (error) {
+      this.#result.replaceChildren(...message(error.message));
+    }
+  }
+}
+
 /** The level, and why there is none. */
 export class MicrophoneWatch {
   #live = { up: true, state: null };

@@ -6,12 +6,12 @@ import { button, element, setText } from "./dom.js";
 import { Field, showMistakes } from "./field.js";
 import { FIRST_LANGUAGES, showLanguages } from "./language.js";
 import { keepMeter } from "./meter.js";
-import { microphoneChoices, MicrophoneTest } from "./microphone.js";
+import { microphoneChoices, MicrophoneTest, SpeakerTest } from "./microphone.js";
 import { Models } from "./models.js";
 import { Phrases } from "./phrases.js";
 import { count, megabytes, message, titles } from "./text.js";
 
-const COLUMNS = [["Microphone", "Model", "Words"], ["Room", "MQTT and Home Assistant", "Log"]];
+const COLUMNS = [["Microphone", "Model", "Words"], ["Loudspeaker", "Room", "MQTT and Home Assistant", "Log"]];
 
 /** Unsaved input by key. It survives a change of the view. */
 const drafts = new Map();
@@ -51,6 +51,7 @@ export class Settings {
   #installed = [];
   #models = new Models((installed) => this.#showModels(installed));
   #test = new MicrophoneTest();
+  #speakerTest = new SpeakerTest();
 
   constructor() {
     this.nodes = [this.#problem, this.#loading, this.#form, new Phrases().node,
@@ -66,6 +67,7 @@ export class Settings {
     setText(this.#inUse, live.state ? `In use: ${live.state.model_title} on ${live.state.encoder}` : "");
     this.#meter = keepMeter(this.#meterPlace, this.#meter, live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
     this.#test.update(live);
+    this.#speakerTest.update(live);
     this.#models.update(live);
     this.#showLanguages();
     this.#count();
@@ -126,6 +128,7 @@ export class Settings {
     this.#broker.append(...(inBroker.length ? inBroker.map((field) => field.node) : []));
     const nodes = fields.filter((field) => !inBroker.includes(field)).map((field) => field.node);
     if (inBroker.length) nodes.splice(1, 0, this.#broker); // below the switch that shows it
+    if (title === "Loudspeaker") nodes.push(...this.#speakerTest.nodes);
     if (title === "Microphone") nodes.push(this.#meterPlace, ...this.#test.nodes);
     if (title === "Model") nodes.push(this.#inUse, this.#models.node);
     return element("fieldset", { class: "card" }, element("legend", {}, element("h2", {}, title)), nodes);

@@ -24,7 +24,7 @@ from appliance.cli.doctor import microphone as hearing
 from appliance.cli.doctor.daemon import DaemonProcess, running_daemon
 from appliance.cli.doctor.microphone import judge_sound
 from appliance.cli.doctor.outcome import Outcome, Surroundings
-from appliance.config import CaptureSettings, Settings, StoreSettings
+from appliance.config import CaptureSettings, Settings, SpeakerSettings, StoreSettings
 from appliance.control import SOCKET_NAME
 from appliance.errors import DeviceError
 from appliance.store import runtime_folder
@@ -103,6 +103,13 @@ def test_a_missing_microphone_fails_with_a_fix() -> None:
     with pytest.raises(DeviceError, match=r"no microphone found") as caught:
         hearing.microphone(Surroundings(settings, root=Path("/nowhere")))
     assert "plug" in str(caught.value)
+
+
+def test_the_loudspeaker_is_checked_where_it_is_switched_on() -> None:
+    assert hearing.loudspeaker(Surroundings(Settings())).status == "skipped"
+    settings = Settings(speaker=SpeakerSettings(True, "no such loudspeaker"))
+    with pytest.raises(DeviceError, match="no loudspeaker"):
+        hearing.loudspeaker(Surroundings(settings))
 
 
 def test_a_recording_in_its_place_is_not_listened_to() -> None:
