@@ -45,6 +45,8 @@ HEARD_HERE = "microphone"
 
 ADDRESSED = "addressed"
 """Flag of a transcript that begins with the address phrase, or follows it."""
+JOINED = "joined"
+"""Flag of a transcript of two parts of a sentence, which have transcripts of their own."""
 ADDRESS_ALONE_S = 1.8
 """Longest speech of an address phrase alone, with the 0.6 s before it. "Computer" of six voices
 took 1.0 to 1.5 s; with a command behind it that was not written down, 2.0 s and more."""
@@ -494,6 +496,8 @@ class ApplianceState:
     """Windows that wait for transcription."""
     uptime_s: float
     version: str
+    updated: tuple[str, datetime] | None = None
+    """The version before this one, and when this one first ran; None: there was no other."""
     muted: bool | None = False
     """True while the microphone is closed on request; None while it is closed because the mute file
     cannot be read, or while it is being opened."""

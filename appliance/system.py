@@ -350,6 +350,13 @@ def lacks_vnni(root: Path = Path("/"), architecture: str = platform.machine()) -
     return not re.search(r"\bavx(512)?_vnni\b", _text(root / "proc/cpuinfo"))
 
 
+def multiplies_4_bits(root: Path = Path("/"), architecture: str = platform.machine()) -> bool:
+    """Return whether onnxruntime has products of 4-bit numbers for this processor: AVX2, or ARM's
+    dot product (not a Pi 4). Without, it computes float32's at each step."""
+    flag = "asimddp" if architecture.lower() in ("aarch64", "arm64") else "avx2"
+    return bool(re.search(rf"\b{flag}\b", _text(root / "proc/cpuinfo")))
+
+
 def soc_temperature_c(root: Path = Path("/")) -> float | None:
     """Return the processor's temperature, if it can be read."""
     text = _text(root / "sys/class/thermal/thermal_zone0/temp").strip()

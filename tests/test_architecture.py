@@ -27,7 +27,7 @@ EVERYWHERE = {"config", "errors", "process", "records", "system"}
 MAY_IMPORT = {
     "cli": {
         *{"control", "daemon", "lab", "mqtt", "store", "capture", "infer", "model"},
-        *{"fleet", "homeassistant", "web", "wyoming", "convert"},
+        *{"fleet", "homeassistant", "speaker", "web", "wyoming", "convert"},
     },
     "control": set(),
     "daemon": {
@@ -404,8 +404,8 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_680, "lines"),
-    "appliance without convert, lab and cli": (31_600, "lines"),
+    "appliance": (44_900, "lines"),
+    "appliance without convert, lab and cli": (31_900, "lines"),
     "tests": (44_500, "lines"),
     "scripts": (10_600, "lines"),
     "documentation": (41_000, "words"),

@@ -18,6 +18,7 @@ from appliance.system import (
     lacks_vnni,
     legible,
     lock,
+    multiplies_4_bits,
     one_line,
     read_secret,
     replacing,
@@ -196,6 +197,23 @@ def test_vnni_is_looked_for_on_x86_alone(
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     assert lacks_vnni(tmp_path, architecture) is lacks
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "has"),
+    [
+        ("x86_64", "flags : fpu avx avx2", True),
+        ("x86_64", "flags : fpu sse4_2 avx", False),
+        ("aarch64", "Features : fp asimd asimddp", True),
+        ("aarch64", "Features : fp asimd", False),
+    ],
+)
+def test_products_of_4_bits_need_avx2_or_arms_dot_product(
+    tmp_path: Path, architecture: str, flags: str, has: bool
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor : 0\n{flags}\n")
+    assert multiplies_4_bits(tmp_path, architecture) is has
 
 
 def test_a_secret_in_a_pipe_is_refused_at_once(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def build_bundle(
             inline=inline,
         )
         written()
-        write_step(checkpoint, bundle, draft / STEP_FILE, inline=inline)
+        write_step(checkpoint, bundle, draft / STEP_FILE, inline=0 if int8 else inline)
         written()
         write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)

@@ -6,9 +6,11 @@ numbers where asked for.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import onnx
@@ -35,6 +37,8 @@ SMALL = 1024
 ALIGNMENT = 64
 """Bytes at a multiple of which a constant begins in a file of constants."""
 COLUMNS_AT_ONCE = 4096
+BLOCK = 64
+"""Numbers of 4 bits with one scale; with 32 a product takes longer than of 8 bits."""
 UNEVEN = 2.0
 """Gain of a neuron over the median, from which on it is multiplied apart from the others: beside
 175, numbers around 0.2 would be 0 or one step of their common 8-bit scale. tiny.en has 4 such
@@ -156,6 +160,14 @@ class Graph:
             scores = self.node("Add", scores, mask)
         return self.node("MatMul", self.node("Softmax", scores, axis=-1), values)
 
+    def branch(self) -> Self:
+        """Return a graph that begins as this one does. Both write their constants to one file, so
+        all nodes of both come before either is saved."""
+        twin = copy.copy(self)
+        for name in ("_nodes", "_inputs", "_outputs", "_constants"):
+            setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        return twin
+
     def save(self, file: Path, name: str) -> None:
         """Write the graph and check it."""
         constants = {tensor.name: tensor for tensor in self._constants.values()}
@@ -238,6 +250,16 @@ def to_int8(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.f
         whole[:, columns] = np.clip(np.rint(part / step), -HIGHEST_8, HIGHEST_8)
         scales[columns] = step
     return whole, scales
+
+
+def to_int4(rows: Floats) -> tuple[NDArray[np.uint8], Floats]:
+    """Rows (n, d) as numbers of 4 bits, two in a byte (n, blocks, BLOCK / 2), and the scale of each
+    block of a row, (n, blocks): MatMulNBits' layout, where 8 stands for 0."""
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % BLOCK))).reshape(len(rows), -1, BLOCK)
+    farthest = np.take_along_axis(padded, np.abs(padded).argmax(-1, keepdims=True), -1)
+    scales = np.where(farthest == 0, 1, farthest / np.float32(-8)).astype(np.float32)
+    whole = np.clip(np.rint(padded / scales) + 8, 0, 15).astype(np.uint8)
+    return whole[..., ::2] | whole[..., 1::2] << 4, scales[..., 0]
 
 
 class RuntimeGraph(Graph):
@@ -382,6 +404,21 @@ class RuntimeGraph(Graph):
         unscaled = self.constant("unscaled", np.array(1.0, np.float32))
         inputs = [*narrowed, table, unscaled, self._zero_point(table)]
         return self.node("QGemm", *inputs, domain=MICROSOFT, transB=1)
+
+    def screen(self, x: str, name: str, rows: Floats) -> str:
+        """The product of x (n, d) with constant rows (K, d) of 4 bits: nearly the exact one."""
+        whole, scales = to_int4(rows)
+        table = self.constant(f"{name}.int4", whole)
+        return self.node(
+            "MatMulNBits",
+            *(x, table, self.constant(f"{name}.int4_scales", scales.reshape(-1))),
+            domain=MICROSOFT,
+            K=rows.shape[1],
+            N=len(rows),
+            bits=4,
+            block_size=BLOCK,
+            accuracy_level=4,
+        )
 
     def _project_rows(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, x made 8 bits wide once for all products with it."""

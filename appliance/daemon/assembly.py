@@ -44,7 +44,7 @@ from appliance.daemon.partials import Partials
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.pipeline import Parts
 from appliance.daemon.playback import Playback
-from appliance.daemon.report import Reporter
+from appliance.daemon.report import Reporter, note_version
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance
 from appliance.daemon.stages import Sentinel, StageQueue
@@ -109,6 +109,7 @@ def build(
         expectations, reload = Expectations(), threading.Event()
         # workers are the whole home's, and a window waits for the answer that they owe us
         submit = core.backlog.submit if not transcribed_elsewhere(settings) else lambda *_: None
+        core.transcripts.submit = submit
         partials = Partials(submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
@@ -121,7 +122,8 @@ def build(
             core.spoken.share = house.say
         wyoming = _make_wyoming(core, talk)
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
-        report = Reporter(core, supervisor, home, house, wyoming, fleet, talk)
+        updated = note_version(store_folder(settings.store))
+        report = Reporter(core, supervisor, home, house, wyoming, fleet, talk, updated)
         publisher = _make_publisher(
             core, factories.publisher, report, phrases, home=home, house=house
         )

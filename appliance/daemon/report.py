@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
+import logging
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 from appliance import build_version, system
 from appliance.daemon.capture_supervisor import CaptureSupervisor
@@ -15,7 +20,31 @@ from appliance.house import House
 from appliance.records import ApplianceState, ApplianceStats
 from appliance.wyoming import WyomingServer
 
+log = logging.getLogger("roomscribe.daemon")
+
 read_machine = functools.cache(system.machine)
+VERSION_FILE = "version.json"
+"""In the folder of the log: the version that ran last, the one before it, and when it changed."""
+
+
+def note_version(folder: Path) -> tuple[str, datetime] | None:
+    """Return the version before this one and when this one first ran; None if there was no other.
+
+    The first start of another version is logged, and noted in `folder` if that can be written.
+    """
+    file, version = folder / VERSION_FILE, build_version()
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if known["version"] == version:
+            return (known["from"], datetime.fromisoformat(known["at"])) if "from" in known else None
+        now = datetime.now(UTC)
+        log.info("updated from %s to %s", known["version"], version)
+        note = {"version": version, "from": str(known["version"]), "at": now.isoformat()}
+        system.write_whole(file, json.dumps(note), 0o600)
+        return note["from"], now
+    with suppress(OSError):
+        system.write_whole(file, json.dumps({"version": version}), 0o600)
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +58,7 @@ class Reporter:
     wyoming: WyomingServer | None
     fleet: FleetWorker | None
     talk: Talk | None
+    updated: tuple[str, datetime] | None = None
 
     def state(self) -> ApplianceState:
         """Return how the appliance is, for the `state` topic. Any thread; does not wait."""
@@ -53,6 +83,7 @@ class Reporter:
             queue_depth=len(self.core.backlog) + self.core.states.qsize(),
             uptime_s=self.core.health.uptime_s,
             version=build_version(),
+            updated=self.updated,
             muted=muted,
             muted_until=mute.until if muted else None,
             machine=read_machine(),

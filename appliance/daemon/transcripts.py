@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
 
 from appliance.capture import measure_speech
 from appliance.config import Settings
@@ -20,8 +25,11 @@ from appliance.daemon.backlog import Lease
 from appliance.daemon.health import Health
 from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.homeassistant import AddressPhrase, MediaPlayers
-from appliance.infer import AnyTranscriber, Gates
+from appliance.infer import AnyTranscriber, Gates, Request, Submit
 from appliance.records import (
+    ADDRESSED,
+    JOINED,
+    SAMPLE_RATE,
     AssistReply,
     Discarded,
     Listener,
@@ -30,6 +38,7 @@ from appliance.records import (
     Transcription,
     Window,
     acting_text,
+    new_id,
     utc_from_monotonic,
     why_not_act,
 )
@@ -42,10 +51,58 @@ REPLY_S = 10.0
 """A media player has begun and ended an answer of Assist after this."""
 EXPIRE_EVERY_S = 3600.0
 """Seconds between two deletions of transcripts that are older than the retention."""
+CONTINUES_S, PRE_ROLL_S = 2.0, 0.6
+"""Longest pause in a sentence; longest sound before the speech of a window. In 14 of 34 commands of
+people, a pause of 1 s within them ended an utterance."""
+UNSURE = (NoAct.LOW_CONFIDENCE, NoAct.UNSURE, NoAct.GUARDED)
+"""Why nothing acts on a part of a sentence, though it may on the whole."""
+PART_KEPT_S = 15.0
+"""So long after its speech, the sound of a sentence is kept for one that continues it."""
+
+
+class _Part(NamedTuple):
+    """A window of the microphone, which may be a part of a sentence, and its transcript."""
+
+    window: Window
+    transcript: Transcript
+
+    def is_continued_by(self, window: Window) -> bool:
+        """Return True if the speech of a window follows soon, and nothing is sure enough to act
+        without it."""
+        pause_s = window.start_s - self.window.speech_end_s
+        soon = window.index == 1 and 0 <= pause_s <= CONTINUES_S - PRE_ROLL_S
+        return soon and why_not_act(self.transcript) in UNSURE
+
+    def join(self, later: _Part, longest_s: float) -> Window | None:
+        """Return the sentence as one window, of the later part's utterance; None if that would be
+        longer than `longest_s`, or if something may act on a part alone.
+
+        The sound of a longer pause is not kept: that before the later speech fills it.
+        """
+        first, second = self.window, later.window
+        goes_on = later.transcript.continues == first.utterance_id
+        length_s = second.start_s + second.duration_s - first.start_s
+        reasons = {why_not_act(self.transcript), why_not_act(later.transcript)}
+        if not goes_on or length_s > longest_s or not reasons <= {*UNSURE}:
+            return None
+        gap = round((second.start_s - first.start_s) * SAMPLE_RATE) - len(first.samples)
+        pause = np.resize(second.samples[: int(PRE_ROLL_S / 2 * SAMPLE_RATE)], max(0, gap))
+        return replace(
+            second,
+            id=new_id(),
+            samples=np.concatenate([first.samples, pause, second.samples]),
+            start_s=first.start_s,
+            voiced_s=first.voiced_s + second.voiced_s,
+            flags=tuple(dict.fromkeys((*first.flags, *second.flags, JOINED))),
+            continues="",
+        )
 
 
 class Transcripts(Listener):
     """Gates texts and stores them. The transcriber's thread, if a method does not say otherwise."""
+
+    submit: Submit = staticmethod(lambda *_: None)
+    """Queues a request of the appliance itself."""
 
     def __init__(
         self,
@@ -65,6 +122,8 @@ class Transcripts(Listener):
         self._media, self._spoken, self._replies = media, spoken, Spoken()
         self._kept: deque[Transcript] = deque()
         """Of windows that other programs sent."""
+        self._before: _Part | None = None
+        """The newest sentence of the microphone, while another one may continue it."""
         self._expire_s = 0.0
 
     def invite(self, within_s: float) -> None:
@@ -94,15 +153,45 @@ class Transcripts(Listener):
             lease.discard(reason)
             return
         model = result.model or self._transcriber.bundle.name
-        transcript = compose(window, result, model, lease.queue_ms)
+        transcript, before = compose(window, result, model, lease.queue_ms), self._before
+        if before and before.is_continued_by(window):
+            transcript = replace(transcript, continues=before.window.utterance_id)
         if self._is_own(transcript, window.start_s):
             result = replace(result, flags=(*result.flags, NoAct.OWN_VOICE.value))
             transcript = replace(transcript, flags=(*transcript.flags, NoAct.OWN_VOICE.value))
         else:
             transcript = self._address.mark(transcript)
+        part = self._before = _Part(window, transcript)
         self._append(transcript)
         lease.finish()
         self._bus.on_stored(window, result)
+        if before and (joined := before.join(part, self._transcriber.bundle.window_s)):
+            self._bus.on_window(joined)
+            request = Request(joined, search=True, words=self._settings.mqtt.words)
+            self.submit(request, partial(self._store_joined, before.transcript, part))
+
+    def _store_joined(
+        self, first: Transcript, second: _Part, request: Request, result: Transcription | Exception
+    ) -> None:
+        """Store the text of a sentence whose parts were stored before, if it has other words, or if
+        something may act on it. Raises StoreError."""
+        if isinstance(result, Exception):
+            log.info("a sentence in two parts was not joined: %s", result)
+            return
+        window = request.window
+        result, reason = Gates(self._transcriber.gates).apply(window, result)
+        one = compose(window, result, result.model or self._transcriber.bundle.name, 0.0)
+        if ADDRESSED in first.flags:
+            one = replace(one, flags=(*one.flags, ADDRESSED))
+        else:  # with another memory: the next sentence may be a command of the phrase alone
+            one = AddressPhrase(self._settings.assist.phrase, self._media.play_since).mark(one)
+        apart = _words(f"{first.text} {second.transcript.text}")
+        if reason or (why_not_act(one) and _words(one.text) == apart):
+            return
+        self._append(one)
+        self._bus.on_stored(window, result)
+        if self._before is second:
+            self._before = _Part(window, one)
 
     def keep(self, window: Window, result: Transcription, queue_ms: float) -> None:
         """Let `flush` store the text of a window that another program sent. Any thread."""
@@ -148,6 +237,8 @@ class Transcripts(Listener):
     def on_idle(self) -> None:
         """Store what `keep` got and delete old transcripts, while nobody speaks."""
         self.flush()
+        if self._before and time.monotonic() > self._before.window.speech_end_s + PART_KEPT_S:
+            self._before = None
         if time.monotonic() < self._expire_s:
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
@@ -220,3 +311,7 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         snr_db=snr_db,
         words=tuple(word.shifted(-window.overlap_s) for word in result.words),
     )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w']+", text.casefold())

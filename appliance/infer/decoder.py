@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from appliance.errors import ModelError
 from appliance.infer.beam import Ahead, search
 from appliance.infer.languages import Languages
-from appliance.infer.network import Network, Step, StepNetwork
+from appliance.infer.network import Network, Step, StepNetwork, log_sum
 from appliance.model import STEP_FILE, Bundle
 from appliance.records import Logits, States
 
@@ -78,12 +78,6 @@ def suppress(logits: Logits, columns: NDArray[np.intp]) -> Logits:
     result = logits.copy()
     result[columns] = -np.inf
     return result
-
-
-def log_sum(logits: Logits) -> float:
-    """Return the logarithm of the sum of exp(logits)."""
-    peak = float(np.max(logits))
-    return peak + math.log(float(np.exp(logits - np.float32(peak)).sum()))
 
 
 class Decoder:
@@ -199,8 +193,7 @@ class Decoder:
 
         def follow(parents: Sequence[int], columns: Sequence[int]) -> Ahead:
             step = network.advance_texts(parents, [int(self._kept[each]) for each in columns])
-            totals = np.array([_total(*each) for each in zip(step.logits, step.odds, strict=True)])
-            return Ahead(step.logits, totals)
+            return Ahead(step.logits, step.totals)
 
         text = search(
             Ahead(logits[None], np.array([log_sum(logits)])),
@@ -267,10 +260,11 @@ class Decoder:
 
     def _logprob(self, step: Step, row: int, token: int, *, first: bool = False) -> float:
         """Log-probability of a token after the step's row; `first`: the first of the text."""
-        logits: Logits = step.logits[row]
+        logits, total = step.logits[row], float(step.totals[row])
         if first:
             logits = suppress(logits, self._barred_first)
-        return float(logits[self._columns_of([token])[0]]) - log_sum(logits)
+            total = log_sum(logits)
+        return float(logits[self._columns_of([token])[0]]) - total
 
     def _recognise(self, step: Step, before: str) -> tuple[str, float]:
         """The language and its probability, by the first row of a step; "" and NaN if there is
@@ -315,8 +309,7 @@ class Decoder:
         new = len(tokens) - known
         step = self._network.advance(tokens[known:], range(new - rows, new))
         self._computed = tokens
-        totals = np.array([_total(*each) for each in zip(step.logits, step.odds, strict=True)])
-        return LogOdds(step.logits, totals, self._column_of)
+        return LogOdds(step.logits, step.totals, self._column_of)
 
     def _best(self, step: Step, row: int, *, first: bool) -> tuple[int, float]:
         """The likeliest column after a step's row and its log-probability. Raises ModelError."""
@@ -325,22 +318,19 @@ class Decoder:
             column = int(np.argmax(logits))
             return column, self._finite(float(logits[column]) - log_sum(logits))
         column = int(np.argmax(step.logits[row]))
-        return column, self._finite(math.log(float(step.odds[row, column]) or math.nan))
+        return column, self._finite(float(step.logits[row, column] - step.totals[row]))
 
     def _no_speech_prob(self, step: Step) -> float:
         """Probability of the no-speech token after start-of-transcript; 0 if the model has none."""
         token = self._bundle.tokens.no_speech
         if token is None:
             return 0.0
-        logits = step.logits[0]
-        best = int(np.argmax(logits))
-        kept = _total(logits[best : best + 1], step.odds[0, best : best + 1])
         with np.errstate(invalid="ignore"):  # NaN is found by `_finite`
-            total = float(np.logaddexp(kept, log_sum(step.left_out[0])))
+            total = float(np.logaddexp(step.totals[0], log_sum(step.left_out[0])))
         if token in self._left_out:
             logit = step.left_out[0, np.searchsorted(self._left_out, token)]
         else:
-            logit = logits[self._columns_of([token])[0]]
+            logit = step.logits[0, self._columns_of([token])[0]]
         return math.exp(float(logit) - total)
 
     def _columns_of(self, tokens: Sequence[int]) -> NDArray[np.intp]:
@@ -355,9 +345,3 @@ class Decoder:
                 "the encoder or the bundle is at fault"
             )
         return logprob
-
-
-def _total(logits: Logits, odds: NDArray[np.float32]) -> float:
-    """Logarithm of the sum of exp(logit) of all tokens, from some logits and their softmax."""
-    best = int(np.argmax(logits))
-    return float(logits[best]) - math.log(float(odds[best]) or math.nan)

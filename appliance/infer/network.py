@@ -4,6 +4,9 @@ cross.onnx computes keys and values from the encoder states, once per window. st
 logits from tokens and appends their keys and values to the KV cache, for one text, or for several
 that share the encoder's keys and values. All arrays are allocated once. A step reads its tokens'
 embeddings from the file.
+
+Where the processor multiplies 4-bit numbers, screened.onnx takes step.onnx's place: it finds all
+logits with 4 bits, in half of the time, and the best of them are computed here with 8 bits.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from numpy.typing import NDArray
 
 from appliance.errors import ModelError
 from appliance.infer.sessions import Session
-from appliance.model import CROSS_FILE, EMBEDDING_FILE, STEP_FILE, Bundle
-from appliance.records import States
+from appliance.model import CROSS_FILE, EMBEDDING_FILE, SCREENED_FILE, STEP_FILE, Bundle
+from appliance.records import Logits, States
+from appliance.system import multiplies_4_bits
 
 SHARED_ROWS = 8
 """Steps with at most this many wanted tokens share their result arrays."""
@@ -38,8 +42,8 @@ class Step:
 
     logits: NDArray[np.float32]
     """(w, K)."""
-    odds: NDArray[np.float32]
-    """(w, K), softmax of the logits."""
+    totals: NDArray[np.float64]
+    """(w,), logarithms of the sum of exp(logit)."""
     left_out: NDArray[np.float32]
     """(s, vocabulary - K), the logits of the other tokens, for the s started ones."""
 
@@ -47,9 +51,14 @@ class Step:
     def of(cls, joined: NDArray[np.float32], bundle: Bundle, started: Sequence[int]) -> Self:
         """Return the step of a network whose logits (w, vocabulary) are in the tokens' order."""
         logits = joined[:, bundle.kept]
-        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        odds /= odds.sum(axis=-1, keepdims=True)
-        return cls(logits, odds, joined[list(started)][:, bundle.left_out])
+        totals = np.array([log_sum(row) for row in logits])
+        return cls(logits, totals, joined[list(started)][:, bundle.left_out])
+
+
+def log_sum(logits: Logits) -> float:
+    """Return the logarithm of the sum of exp(logits)."""
+    peak = float(np.max(logits))
+    return peak + math.log(float(np.exp(logits - np.float32(peak)).sum()))
 
 
 class StepNetwork(Protocol):
@@ -96,7 +105,7 @@ class Embedding:
                 f"{self._row.itemsize} bytes, found {size} bytes in all; build or install the "
                 "bundle again"
             )
-        order = np.concatenate([bundle.kept, bundle.left_out])
+        self._order = order = np.concatenate([bundle.kept, bundle.left_out])
         self._row_starts = np.empty(rows, np.int64)
         """Offset of each token's row in the file, bytes."""
         self._row_starts[order] = before + np.arange(rows) * self._row.nbytes
@@ -111,6 +120,17 @@ class Embedding:
         for index, token in enumerate(tokens):
             self._read(self._row, int(self._row_starts[token]))
             np.multiply(self._row, self._scales[token], out=out[index], dtype=np.float32)
+
+    def multiply(
+        self, final: NDArray[np.float32], columns: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Return the logits (w, n) of columns (w, n) for states (w, d_model). Raises ModelError."""
+        tokens = self._order[columns]
+        rows = np.empty((*tokens.shape, len(self._row)), np.int8)
+        for row, token in zip(rows.reshape(-1, len(self._row)), tokens.flat, strict=True):
+            self._read(row, int(self._row_starts[token]))
+        products: NDArray[np.float32] = (rows.astype(np.float32) @ final[..., None])[..., 0]
+        return np.asarray(products * self._scales[tokens])
 
     def _read(self, array: NDArray[Any], start: int) -> None:
         """Fill an array from byte `start` of the file. Raises ModelError."""
@@ -127,7 +147,7 @@ class _Bound:
     feeds: dict[str, NDArray[np.int64]]
     """places (n,), wanted (w,) and started (s,)."""
     run: Callable[[], None]
-    step: Step
+    results: dict[str, NDArray[Any]]
 
 
 class Network:
@@ -142,7 +162,9 @@ class Network:
         heads, size, places = bundle.heads, bundle.head_size, bundle.attended
         # cross.onnx has arrays so large that malloc would map each anew, 5 % of its time
         once = Session(bundle.folder / CROSS_FILE, threads)
-        self._step = Session(bundle.folder / STEP_FILE, threads, arena=False)
+        self._screens = SCREENED_FILE in bundle.files and multiplies_4_bits()
+        file = bundle.folder / (SCREENED_FILE if self._screens else STEP_FILE)
+        self._step = Session(file, threads, arena=False)
         self._states = np.zeros((1, places, bundle.d_model), np.float32)
         self._states[0, bundle.positions :] = bundle.read_silence()
         crossed = _layered(bundle, "cross", (heads, size, places), (heads, places, size))
@@ -223,7 +245,28 @@ class Network:
         self.length += new
         self._last[:], self._count[()] = self.length - 1, self.length
         bound.run()
-        return bound.step
+        return self._read(**bound.results)
+
+    def _read(
+        self,
+        logits: NDArray[np.float32],
+        odds: NDArray[np.float32],
+        left_out: NDArray[np.float32],
+        best: NDArray[np.int64] | None = None,
+        final: NDArray[np.float32] | None = None,
+    ) -> Step:
+        """Return the step of a run with these results; see `write_step`."""
+        peaks = logits.argmax(axis=-1)[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):  # the decoder finds NaN
+            likeliest = np.log(np.take_along_axis(odds, peaks, -1))
+            totals = (np.take_along_axis(logits, peaks, -1) - likeliest).astype(np.float64)
+            if best is not None and final is not None:
+                nearly = np.take_along_axis(logits, best, -1)
+                exact = self._embedding.multiply(final, best)
+                np.put_along_axis(logits, best, exact, -1)
+                gained = (np.exp(exact - totals) - np.exp(nearly - totals)).sum(-1, keepdims=True)
+                totals = totals + np.log1p(gained)
+        return Step(logits, totals[:, 0], left_out)
 
     def _bind(
         self,
@@ -249,10 +292,9 @@ class Network:
         arrays = self._results if is_shared else self._make_results(rows)
         results = {name: array[:rows] for name, array in arrays.items()}
         results["left_out"] = np.zeros((started, self._left_out), np.float32)
-        bound_step = Step(**results)
         grown: dict[str, NDArray[Any]] = {f"grown_{name}": cache[name] for name in cache}
         run = self._step.bind(inputs, results | grown | dict(outputs))
-        bound = _Bound(embedded, feeds, run, bound_step)
+        bound = _Bound(embedded, feeds, run, results)
         if not outputs:
             self._steps[texts, count, wanted, started] = bound
         return bound
@@ -260,7 +302,13 @@ class Network:
     def _make_results(self, rows: int) -> dict[str, NDArray[Any]]:
         """Return result arrays with `rows` rows. Small steps share them: a set for each number of
         tokens would take 100 MB. Untouched rows take no memory."""
-        return {name: np.zeros((rows, self._kept), np.float32) for name in ("logits", "odds")}
+        results: dict[str, NDArray[Any]] = {
+            name: np.zeros((rows, self._kept), np.float32) for name in ("logits", "odds")
+        }
+        if self._screens:
+            results["best"] = np.zeros((rows, self._bundle.candidates), np.int64)
+            results["final"] = np.zeros((rows, self._bundle.d_model), np.float32)
+        return results
 
 
 def _layered(

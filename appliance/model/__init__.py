@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         MANIFEST,
         POSITIONS_PER_SECOND,
         QUANTIZE,
+        SCREENED_FILE,
         SILENCE_FILE,
         SILENT_MEL,
         STEP_FILE,

@@ -36,6 +36,9 @@ ENCODER_FILE, CROSS_FILE, STEP_FILE = "encoder.onnx", "cross.onnx", "step.onnx"
 EMBEDDING_FILE, VOCABULARY_FILE = "embedding.bin", "vocabulary.json"
 SILENCE_FILE = "silence.bin"
 """States behind the window, (silences, d_model) float32, see Bundle.silences."""
+CANDIDATES = 32
+SCREENED_FILE = "screened.onnx"
+"""The step whose logits are found in two stages; models of int8 have it from version 0.3 on."""
 ALWAYS = (ENCODER_FILE, CROSS_FILE, STEP_FILE, EMBEDDING_FILE, SILENCE_FILE, VOCABULARY_FILE)
 HEF_FILE, HEF_MAGIC = "encoder.hef", b"\x01HEF"
 CHIP_NAMES = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H"}
@@ -254,6 +257,11 @@ class Bundle:
     def left_out(self) -> NDArray[np.intp]:
         """Ids of the suppressed tokens, ascending: the embedding's last rows."""
         return np.flatnonzero(self._is_suppressed())
+
+    @property
+    def candidates(self) -> int:
+        """Columns of which `screened.onnx` leaves the exact logits to the host."""
+        return min(CANDIDATES, len(self.kept))
 
     def _is_suppressed(self) -> NDArray[np.bool_]:
         suppressed = np.zeros(self.vocabulary_size, bool)

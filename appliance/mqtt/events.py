@@ -141,6 +141,8 @@ def state(
     rooms = {"rooms": list(appliance.rooms)} if appliance.rooms else {}
     role, server = appliance.fleet or ("", "")
     fleet = {"fleet": {"role": role, "server": server or None}} if role else {}
+    before, at = appliance.updated or ("", None)
+    updated = {"updated": {"from": before, "at": timestamp(at)}} if at else {}
     until = {"muted_until": timestamp(appliance.muted_until)} if appliance.muted_until else {}
     return {
         "status": "degraded" if degraded else appliance.status,
@@ -153,6 +155,7 @@ def state(
         "outbox_depth": outbox_depth,
         "version": appliance.version,
         "uptime_s": rounded(appliance.uptime_s),
+        **updated,
         **until,
         **_reference(appliance.echo),
         **wyoming,

@@ -1,4 +1,4 @@
-"""Checks of the package over its life: mistakes, reload, upgrade, removal, repository."""
+"""Checks of the package over its life: mistakes, reload, upgrade, removal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import re
 import time
 
-from deb.checks import SPEAK_FIRST, SPOKEN, expect, hears, is_alike, is_up, listens
+from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
 from deb.checks_satellite import leaves_nothing
 from deb.checks_user import CONFIG, MODELS, does, is_well, quiet_room, refused
-from deb.container import CheckError, Container
+from deb.container import Container
 
 STATE = "/var/lib/roomscribe"
 MODEL = "homely"
@@ -220,29 +220,3 @@ def leaves(box: Container, deb: str) -> str:
     box.run("apt-get purge -y roomscribe roomscribe-model-tiny-en")
     leaves_nothing(box)
     return "the system user stays, as Debian's system users do"
-
-
-def comes_from_repository(box: Container, newer: str, version: str) -> str:
-    """`apt install roomscribe` and `apt upgrade` from a signed repository on a web server, which
-    brings the model, too."""
-    box.run("systemd-run -q -u web python3 -m http.server -d /share/repository -b 127.0.0.1 8000")
-    box.run("cp /share/repository/roomscribe.sources /etc/apt/sources.list.d/")
-    box.run("cp /share/repository/roomscribe.gpg /usr/share/keyrings/")
-    only = "-o Dir::Etc::sourcelist=/dev/null -o APT::Get::List-Cleanup=0"
-    box.wait("the web server", lambda: box.run(f"apt-get update {only}", check=False), 5)
-    usual = "-o APT::Install-Recommends=true"
-    box.run(f"apt-get update {only} && apt-get install -y {usual} roomscribe={version}")
-    expect(is_up(box), "the daemon does not run")
-    heard = box.run("roomscribe transcribe /share/speech/00.flac")
-    expect(is_alike(SPOKEN["00.flac"], heard), f"written is {heard!r}")
-    box.run("apt-get upgrade -y")
-    found = box.run("dpkg-query -W -f '${Version}' roomscribe")
-    expect(found == newer, f"apt upgrade gives {found}, not {newer}")
-    box.run("mv /share/repository/Packages /share/repository/kept")
-    box.run("sed s/speech/noise/ /share/repository/kept > /share/repository/Packages")
-    box.run("cd /share/repository; rm -rf Packages.gz by-hash /var/lib/apt/lists/127.0.0.1*")
-    if not re.search(
-        r"^E: |Hash Sum|mismatch", box.run(f"apt-get update {only}", check=False), re.M
-    ):
-        raise CheckError("apt takes a repository whose list was changed after it was signed")
-    return f"installed {version}, upgraded to {found}; a changed list is refused"

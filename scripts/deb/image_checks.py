@@ -6,11 +6,9 @@ status is 0 if all passed.
 
 from __future__ import annotations
 
-import difflib
 import http.client
 import json
 import os
-import re
 import socket
 import subprocess
 import threading
@@ -19,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deb.heard import ENOUGH, words_right
 from rigs.supervisor import TOKEN, Supervisor
 
 WORK = Path("/mnt")
@@ -167,9 +166,8 @@ def spoken_text() -> str:
 
 def is_right(text: str) -> bool:
     """Return whether at least four of five words of SPOKEN are in `text`."""
-    said, heard = (re.findall("[a-z]+", each.lower()) for each in (spoken_text(), text))
-    blocks = difflib.SequenceMatcher(None, said, heard).get_matching_blocks()
-    return sum(block.size for block in blocks) >= 0.8 * len(said)
+    right, words = words_right(spoken_text(), text)
+    return right >= ENOUGH * words
 
 
 def hears(name: str, microphone: Microphone, heard: Path) -> None:

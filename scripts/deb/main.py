@@ -24,7 +24,6 @@ from deb import (
     checks_web as web,
 )
 from deb.container import CheckError, Container
-from rigs.checkout import ROOT
 
 NEXT = "+next"
 
@@ -63,7 +62,7 @@ def beside(deb: Path) -> tuple[Path, Path]:
 
 def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container], str]]:
     """Return all checks by name, in the order in which they depend on each other."""
-    (satellite, model), version = beside(deb), field(deb, "Version")
+    satellite, model = beside(deb)
     whole_deb, satellite_deb, model_deb, newer_deb = (
         f"/share/{file.name}" for file in (deb, satellite, model, newer)
     )
@@ -104,9 +103,6 @@ def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container]
             box, whole_deb, model_deb
         ),
         "changes_places": lambda box: satellites.changes_places(box, whole_deb, satellite_deb),
-        "comes_from_repository": lambda box: life.comes_from_repository(
-            box, version + NEXT, version
-        ),
     }
 
 
@@ -126,11 +122,6 @@ def main() -> int:
     if unknown := set(chosen) - checks.keys():
         print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(checks)}")
         return 2
-    if "comes_from_repository" in chosen:
-        repository = [str(ROOT / "scripts" / "build-repo"), str(share / "repository")]
-        address = ["--url", "http://127.0.0.1:8000"]
-        packages = map(str, (deb, newer, satellite, model))
-        subprocess.run([*repository, *address, *packages], check=True)
     begun_s = time.monotonic()
     box = Container(tools, root, work)
     failed = run_checks(box, {name: checks[name] for name in checks if name in chosen})

@@ -412,8 +412,6 @@ def test_the_encoder_is_packed_and_the_error_reported(desk: Desk, tmp_path: Path
     done = desk.run("pack", desk.checkpoint, "--out", tmp_path / "packed")
     assert done.returncode == 0, done.stderr
     assert "packed: " in done.stdout
-    assert "layout and checksums OK" in desk.run("pack", "--check", tmp_path / "packed").stdout
-    assert desk.run("pack", "--check", tmp_path).returncode == 78
     shown = desk.run("pack", desk.checkpoint, "--dtype", "int8", "--out", tmp_path / "small")
     assert "largest relative error (RMS) of a weight: 0.0" in shown.stdout
 

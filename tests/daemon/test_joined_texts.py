@@ -1,4 +1,4 @@
-"""The texts of one utterance's windows are joined on their way into the store."""
+"""The texts of windows are joined on their way into the store, and those of a sentence's parts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import NO_FOLDER
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
-from appliance.records import Window
+from appliance.daemon.backlog import Lease, Work
+from appliance.records import SAMPLE_RATE, Samples, Window, new_id, why_not_act
 from appliance.store.store import Store
+
+SPEECH = np.full(2 * SAMPLE_RATE, 100, np.int16)
 
 
 class Rig:
@@ -23,6 +27,7 @@ class Rig:
 
     def __init__(self, store: Store) -> None:
         self.store, self.transcriber = store, FakeTranscriber()
+        self.began_s, self.continues = time.monotonic() - 10.0, ""
         self.restart()
 
     def restart(self) -> None:
@@ -30,6 +35,7 @@ class Rig:
         settings = Settings(spool=SpoolSettings(path=NO_FOLDER), store=folder)
         core = make_core(settings, self.transcriber, self.store)
         self.health, self.backlog, self.works = core.health, core.backlog, make_works(core)
+        core.transcripts.submit = core.backlog.submit
 
     def say(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:
         self.transcriber.answer = replace(HEARD, text=text)
@@ -37,9 +43,31 @@ class Rig:
         samples = np.zeros(32_000, np.int16)
         window = Window("u", index, last, samples, now_s - 2.0, now_s, 1.5, overlap_s=overlap_s)
         self.backlog.push(window)
-        lease = self.backlog.take_window(0)
-        assert lease
-        work = self.works.leased(lease)
+        self.work_on(self.works.leased(cast("Lease", self.backlog.take_window(0))))
+
+    def say_apart(
+        self, text: str, begin_s: float, sure: float = 0.2, samples: Samples = SPEECH
+    ) -> Window:
+        """An utterance of its own, so many seconds after the rig began."""
+        self.transcriber.answer = replace(HEARD, text=text, confidence=sure)
+        start_s = self.began_s + begin_s
+        end_s = start_s + len(samples) / SAMPLE_RATE
+        window = Window(
+            new_id(), 1, True, samples, start_s, end_s - 0.15, 1.5, continues=self.continues
+        )
+        self.backlog.push(window)
+        self.work_on(self.works.leased(cast("Lease", self.backlog.take_window(0))))
+        return window
+
+    def join(self, text: str, sure: float = 0.9) -> Window | None:
+        """Transcribe what waits for idle time to `text`; its window."""
+        if not (work := self.backlog.take_request()):
+            return None
+        self.transcriber.answer = replace(HEARD, text=text, confidence=sure)
+        self.work_on(work)
+        return work.window
+
+    def work_on(self, work: Work) -> None:
         self.works.encode(work)
         self.works.decode(work)
 
@@ -88,3 +116,57 @@ def test_start_and_duration_are_those_of_what_is_new(rig: Rig) -> None:
     assert first.duration_s == pytest.approx(2.0)
     assert second.duration_s == pytest.approx(1.2)
     assert (second.end - second.start).total_seconds() == pytest.approx(1.2, abs=0.01)
+
+
+def test_a_sentence_that_a_pause_cut_is_decoded_as_one_in_idle_time(rig: Rig) -> None:
+    first = rig.say_apart("set bed light brightness.", 0.0)
+    second = rig.say_apart("50%.", 3.0)
+    parts = [row.transcript for row in rig.store.query()]
+    assert [one.continues for one in parts] == ["", first.utterance_id]
+    window = rig.join("set bed light brightness to 50%.")
+    assert window
+    assert (window.start_s, window.speech_end_s) == (first.start_s, second.speech_end_s)
+    assert np.array_equal(window.samples, np.full(5 * SAMPLE_RATE, 100))
+    *_, whole = (row.transcript for row in rig.store.query())
+    assert (whole.text, whole.utterance_id) == (
+        "set bed light brightness to 50%.",
+        second.utterance_id,
+    )
+    assert "joined" in whole.flags and whole.id not in {one.id for one in parts}
+    assert [why_not_act(one) is None for one in (*parts, whole)] == [False, False, True]
+
+
+def test_the_next_part_is_joined_to_what_was_joined(rig: Rig) -> None:
+    first = rig.say_apart("set", 0.0)
+    rig.say_apart("bed light", 2.5)
+    rig.join("set the bed light", sure=0.2)
+    rig.say_apart("to fifty", 5.0)
+    window = rig.join("set the bed light to 50%.")
+    assert window and window.start_s == first.start_s
+    assert rig.texts()[-1] == "set the bed light to 50%."
+
+
+@pytest.mark.parametrize(
+    ("sure", "begin_s"), [((0.9, 0.2), 2.5), ((0.2, 0.9), 2.5), ((0.2, 0.2), 4.0)]
+)
+def test_what_may_have_acted_or_comes_later_is_not_joined(
+    rig: Rig, sure: tuple[float, float], begin_s: float
+) -> None:
+    first = rig.say_apart("turn on the light", 0.0, sure[0])
+    rig.continues = first.utterance_id if begin_s < 4 else ""
+    rig.say_apart("turn off the fan", begin_s, sure[1])
+    assert rig.join("turn on the light, turn off the fan") is None
+
+
+def test_parts_that_fit_into_no_window_stay_apart(rig: Rig) -> None:
+    rig.say_apart("one", 0.0, samples=np.zeros(5 * SAMPLE_RATE, np.int16))
+    rig.say_apart("two", 5.5, samples=np.zeros(5 * SAMPLE_RATE, np.int16))
+    assert rig.join("one two") is None
+
+
+@pytest.mark.parametrize("answer", ["Set bed light, brightness.", ""])
+def test_a_joined_text_that_says_nothing_new_is_not_stored(rig: Rig, answer: str) -> None:
+    rig.say_apart("set bed light", 0.0)
+    rig.say_apart("brightness", 2.5)
+    assert rig.join(answer, sure=0.2)
+    assert rig.texts() == ["set bed light", "brightness"]

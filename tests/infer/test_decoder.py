@@ -16,7 +16,8 @@ from rigs.steps import logits_of, start, step
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ModelError
-from appliance.infer.decoder import Decoder, log_sum, suppress
+from appliance.infer.decoder import Decoder, suppress
+from appliance.infer.network import log_sum
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Logits
 

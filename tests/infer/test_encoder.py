@@ -262,7 +262,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind(
     encoder.close()
 
 
-def test_a_process_that_crashes_says_how_and_a_new_one_is_tried_after_half_a_minute(
+def test_a_process_that_crashes_says_how_and_another_is_tried_later(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
     simulator.plug(crash=True)

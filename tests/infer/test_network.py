@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,8 @@ from rigs.steps import logits_of, start, step
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import WhisperConfig
 from appliance.infer.decoder import Decoder
-from appliance.infer.network import Network
-from appliance.model.bundle import Bundle, load_bundle
+from appliance.infer.network import Network, Step
+from appliance.model.bundle import SCREENED_FILE, Bundle, load_bundle
 
 TOLERANCE = 1e-5
 """Of the largest logit: twenty times what float32 rounds here (5e-7 against float64), a quarter of
@@ -66,6 +66,31 @@ def off(found: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return build(tmp_path_factory.mktemp("long"), LONG, 10.0)
+
+
+def test_the_likeliest_of_4_bits_have_the_logits_of_8_bits(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", LONG, random_weights(LONG, seed=31))
+    build_bundle(checkpoint, tmp_path / "new", Recipe("new", 10.0, quantize="int8"))
+    new = load_bundle(tmp_path / "new")
+    assert new.candidates < len(new.kept)
+    old = replace(new, files=tuple(file for file in new.files if file != SCREENED_FILE))
+    rng, found = np.random.default_rng(7), list[Step]()
+    states = rng.uniform(-2, 2, (new.positions, new.d_model)).astype(np.float32)
+    for bundle in (old, new):
+        network = Network(bundle, 1)
+        network.begin(states, 1500)
+        step = network.advance((*bundle.prompt, 60, 70), (1, 2))
+        found.append(replace(step, logits=step.logits.copy()))
+    exact, screened = found
+    best = np.argsort(-screened.logits)[:, : new.candidates // 2]
+    assert (best[:, 0] == exact.logits.argmax(axis=-1)).all()
+    for row, columns in enumerate(best):
+        np.testing.assert_allclose(
+            screened.logits[row, columns], exact.logits[row, columns], rtol=1e-4, atol=1e-4
+        )
+    totals = np.logaddexp.reduce(screened.logits.astype(np.float64), axis=-1)
+    np.testing.assert_allclose(screened.totals, totals, atol=1e-4)
+    np.testing.assert_allclose(screened.totals, exact.totals, atol=0.1)
 
 
 def test_texts_that_are_continued_together_have_the_logits_of_each_alone(long: Pair) -> None:

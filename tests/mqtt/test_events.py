@@ -249,7 +249,8 @@ def test_state_stats_and_discarded_are_as_their_schemas_say() -> None:
     ill = replace(ill, rooms=("hall",))
     muted = replace(STATE, status="muted", muted=True)
     camera = replace(STATE, echo=EchoState(21.0, 120))
-    for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT), camera):
+    updated = replace(STATE, updated=("0.1.0", MOMENT))
+    for state in (STATE, ill, muted, replace(muted, muted_until=MOMENT), camera, updated):
         check("state", events.encode(events.state(state, 3, ("faulty",), ("waiting",))))
     bare, full = (
         ApplianceStats({}, 1.0),

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from appliance.config import PhrasesSettings, Settings
 from appliance.infer import Decoded, Decoder, Step, StepNetwork, Transcriber, open_transcriber
@@ -76,13 +75,13 @@ class GuardedNetwork:
         step = self._inner.advance(tokens, wanted, started)
         if not started:
             self._written += [self._column_of[token] for token in tokens]
-        logits, odds = step.logits.copy(), step.odds.copy()
+        logits, totals = step.logits.copy(), step.totals.copy()
         last = logits[-1]
         again = last[self._written]
         last[self._written] = np.where(again > 0, again / self._penalty, again * self._penalty)
         last[self._end] += self._bonus
-        odds[-1] = _softmax(last)
-        return replace(step, logits=logits, odds=odds)
+        totals[-1] = np.logaddexp.reduce(last)
+        return replace(step, logits=logits, totals=totals)
 
 
 class SteppedDecoder:
@@ -116,9 +115,3 @@ def decode_through(transcriber: Transcriber, network: StepNetwork) -> None:
     """Let a transcriber decode with another network."""
     stepped = SteppedDecoder(transcriber.decoder, network)
     transcriber.decoder = cast(Decoder, stepped)
-
-
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    odds: NDArray[np.float32] = np.exp(logits - logits.max())
-    odds /= odds.sum()
-    return odds

@@ -34,10 +34,13 @@ function echo(reference) {
   return `${drop}${reference.delay_ms} ms delay`;
 }
 
+const version = ({ version, updated }) =>
+  updated ? `${version}, updated from ${updated.from} on ${updated.at.slice(0, 10)}` : version;
+
 const stateFigures = (state) => figures([
   ["Microphone", state.microphone === "none" ? "None" : state.microphone],
   ["Loudspeakers removed", echo(state.reference)],
-  ["Model", state.model_title], ["Encoder", state.encoder], ["Version", state.version],
+  ["Model", state.model_title], ["Encoder", state.encoder], ["Version", version(state)],
   ["Running for", duration(state.uptime_s)],
   ["Other rooms", state.rooms?.join(", ")],
   ["Waiting for transcription", state.queue_depth], ["Waiting for the broker", state.outbox_depth],
