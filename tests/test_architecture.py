@@ -404,9 +404,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_900, "lines"),
-    "appliance without convert, lab and cli": (31_900, "lines"),
-    "tests": (44_500, "lines"),
+    "appliance": (46_200, "lines"),
+    "appliance without convert, lab and cli": (33_000, "lines"),
+    "tests": (45_000, "lines"),
     "scripts": (10_600, "lines"),
     "documentation": (41_000, "words"),
 }

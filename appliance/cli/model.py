@@ -424,7 +424,7 @@ def export(options: argparse.Namespace, _settings: Settings) -> int:
     from appliance.lab import export_for_hailo, recorded_mels
 
     require_checkpoint(options.folder)
-    config, _ = read_sizes(options.folder)
+    config = read_sizes(options.folder)
     window_s = compiled_window_of(config) if options.window is None else options.window
     report = export_for_hailo(
         options.folder,

@@ -113,7 +113,7 @@ class Plan:
     def check(self, folder: Path, step: str, progress: ProgressDisplay, free: float) -> None:
         """Expect the build, the `step`. Raises ModelError if the checkpoint cannot be built, as its
         small files show; `free` is the free memory in bytes."""
-        config, _ = read_sizes(folder)
+        config = read_sizes(folder)
         window_positions(config, self.window_s(config))
         read_decoding(folder, config, self.request.language)
         progress.expect(step, parameters(config) // 2)
@@ -190,12 +190,7 @@ def _build(
 ) -> None:
     """Build the graphs of the checkpoint in staging.draft."""
     request, step = plan.request, f"building {staging.name}"
-    config, quantized = read_sizes(origin.folder)
-    if quantized:
-        say(
-            f"its weights are stored as {quantized} and are dequantised; the same model with "
-            "float16 weights hears as well or better"
-        )
+    config = read_sizes(origin.folder)
     decoding = read_decoding(origin.folder, config, request.language)
     say(f"language: {decoding.language} ({decoding.language_from})")
     recipe = Recipe(
@@ -262,7 +257,7 @@ def _published_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, s
     name = request.source
     if request.folder:
         require_checkpoint(request.folder)
-        name = hailo_store.name_of(read_sizes(request.folder)[0]) or request.bundle_name
+        name = hailo_store.name_of(read_sizes(request.folder)) or request.bundle_name
     wanted = request.window_s or (WINDOW_S if request.hef == AUTO else None)
     found = hailo_store.find_hef(request.chip, name)
     if found and wanted in (None, found.window_s):

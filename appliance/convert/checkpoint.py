@@ -33,7 +33,7 @@ from appliance.convert.shapes import (
 from appliance.convert.tensors import (
     DTYPES,
     LazyWeights,
-    ReadableTensor,
+    StoredTensor,
     Weights,
     digest,
     listed,
@@ -81,7 +81,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(config, LazyWeights(readers), digest(files))
 
 
-def _by_usual_names(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, ReadableTensor]:
+def _by_usual_names(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
     """Return the tensors without what a wrapper put before all names (torch.compile's `_orig_mod.`,
     a merged adapter's `base_model.model.`), and with "model.", which WhisperModel leaves out."""
     first = next((name for name in tensors if name.endswith(FIRST)), FIRST)
@@ -91,16 +91,12 @@ def _by_usual_names(tensors: Mapping[str, ReadableTensor]) -> Mapping[str, Reada
             for name, tensor in names.items()}  # fmt: skip
 
 
-def read_sizes(folder: Path) -> tuple[WhisperConfig, str]:
-    """Return the network's sizes, and as what its weights are quantised (int8, int16), if at all.
-
-    `folder` has passed `require_checkpoint`. Raises ModelError.
-    """
+def read_sizes(folder: Path) -> WhisperConfig:
+    """Return the network's sizes. `folder` has passed `require_checkpoint`. Raises ModelError."""
     folder = find_snapshot(folder)
     if _is_ctranslate2(folder):
-        model = open_ctranslate2(folder / MODEL_FILE)
-        return model.config, model.quantized
-    return read_config(folder / CONFIG_FILE), ""
+        return open_ctranslate2(folder / MODEL_FILE).config
+    return read_config(folder / CONFIG_FILE)
 
 
 def _is_ctranslate2(folder: Path) -> bool:
@@ -113,7 +109,7 @@ Reader = Callable[[], NDArray[np.float32]]
 
 def _open_weights(
     folder: Path, config: WhisperConfig
-) -> tuple[Mapping[str, ReadableTensor], list[Path]]:
+) -> tuple[Mapping[str, StoredTensor], list[Path]]:
     """Return the tensors in `folder`, which has passed `require_checkpoint`, and their files."""
     if (file := folder / WEIGHTS_FILE).exists():
         return open_safetensors(file), [file]
@@ -157,7 +153,7 @@ def explain_missing(folder: Path, names: set[str]) -> str:
 
 
 def _check(
-    tensors: Mapping[str, ReadableTensor], config: WhisperConfig, *, tied: bool
+    tensors: Mapping[str, StoredTensor], config: WhisperConfig, *, tied: bool
 ) -> tuple[list[str], dict[str, Reader]]:
     """Return everything missing, surplus or wrong, and how to read each weight."""
     shapes = expected_shapes(config)
@@ -175,7 +171,7 @@ def _check(
 
 
 def _check_output(
-    tensors: Mapping[str, ReadableTensor], shape: tuple[int, ...], *, tied: bool
+    tensors: Mapping[str, StoredTensor], shape: tuple[int, ...], *, tied: bool
 ) -> list[str]:
     """Return what is wrong with the output projection, which must equal the token embedding."""
     output, embedding = tensors.get(TIED_OUTPUT), tensors.get(EMBEDDING)
@@ -192,7 +188,7 @@ def _check_output(
     ]
 
 
-def _trouble(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
+def _trouble(tensor: StoredTensor, shape: tuple[int, ...]) -> str:
     """Return what is wrong with a tensor; empty if nothing is. Reads it."""
     if tensor.dtype not in DTYPES:
         return f"expected {', '.join(DTYPES)}, found {tensor.dtype}"
@@ -204,6 +200,6 @@ def _trouble(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def _hash(tensor: ReadableTensor) -> bytes:
+def _hash(tensor: StoredTensor) -> bytes:
     """Return the numbers' SHA-256, so that two large matrices are never in memory together."""
     return hashlib.sha256(tensor.read().data).digest()

@@ -3,8 +3,8 @@
 The format (OpenNMT/CTranslate2, python/ctranslate2/specs/model_spec.py, `ModelSpec._serialize`),
 little-endian: version, name and revision of the specification, the number of variables; for each
 its name, rank, dimensions, type, bytes and numbers; then the aliases, each with its variable's
-name. Queries, keys and values of one attention lie one below the other in one matrix. Quantised
-matrices have a scale for each row, or one for all. config.json has no sizes: they are the shapes'.
+name. Queries, keys and values of one attention lie one below the other in one matrix. The sizes are
+those of the shapes: config.json has none.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
 from appliance.convert.shapes import MOST_LAYERS, TIED_OUTPUT, WhisperConfig, expected_shapes
-from appliance.convert.tensors import INTEGERS, ReadableTensor, StoredTensor, shown
+from appliance.convert.tensors import StoredTensor, shown
 from appliance.errors import ModelError
 from appliance.model import require_regular, unreadable
 
@@ -63,44 +60,12 @@ PLACES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledTensor:
-    """Quantised numbers and what to divide them by: a scale for each row, or one for all."""
-
-    numbers: StoredTensor
-    scale: StoredTensor
-
-    @property
-    def dtype(self) -> str:
-        """The scale's."""
-        return self.scale.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As `read` gives it."""
-        return self.numbers.shape
-
-    def rows(self, first: int, count: int) -> ScaledTensor:
-        """Return a part of the tensor along its first axis."""
-        scale = self.scale.rows(first, count) if self.scale.shape else self.scale
-        return ScaledTensor(self.numbers.rows(first, count), scale)
-
-    def read(self) -> NDArray[np.float32]:
-        """Return the numbers: a new array in C order. Raises ModelError."""
-        numbers, scale = self.numbers.read(), self.scale.read()
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            numbers /= scale.reshape(-1, *(1,) * (numbers.ndim - 1))
-        return numbers
-
-
-@dataclass(frozen=True, slots=True)
 class CTranslate2Model:
     """The sizes and unread weights of a model.bin."""
 
     config: WhisperConfig
-    tensors: Mapping[str, ReadableTensor]
+    tensors: Mapping[str, StoredTensor]
     """By Hugging Face's names."""
-    quantized: str
-    """int8, int16, or "" if nothing is quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +87,7 @@ def open_ctranslate2(file: Path) -> CTranslate2Model:
         require_regular(file)
         with file.open("rb") as opened:
             content = _read_content(_BoundedStream(opened), file)
-        tensors = _join_scales(content)
+        tensors = _with_aliases(content)
         config = _read_sizes(tensors, content.settings)
         weights = _named_weights(tensors, config)
     except OSError as error:
@@ -132,8 +97,7 @@ def open_ctranslate2(file: Path) -> CTranslate2Model:
         raise ModelError(
             f"{file}: expected a Whisper model of CTranslate2, found {found}; get the file again"
         ) from None
-    kinds = {each.dtype for each in content.variables.values()} & INTEGERS.keys()
-    return CTranslate2Model(config, weights, min(kinds, default="").replace("I", "int"))
+    return CTranslate2Model(config, weights)
 
 
 class _BoundedStream:
@@ -218,27 +182,18 @@ def _read_variable(stream: _BoundedStream, file: Path, content: _Content) -> Non
     stream.skip(length)
 
 
-def _join_scales(content: _Content) -> dict[str, ReadableTensor]:
-    """Return the variables, quantised ones with their scales; aliases, too. Raises ValueError."""
-    tensors: dict[str, ReadableTensor] = {}
+def _with_aliases(content: _Content) -> dict[str, StoredTensor]:
+    """Return the variables; aliases, too. Raises ValueError for quantised ones."""
     for name, stored in content.variables.items():
-        if name.endswith("_scale"):
-            continue
-        scale = content.variables.get(f"{name}_scale")
-        tensors[name] = ScaledTensor(stored, scale) if scale else stored
-        if (stored.dtype in INTEGERS) != (scale is not None) or (
-            scale and scale.shape not in {(), stored.shape[:1]}
-        ):
-            raise ValueError(f"{shown(name)} of type {stored.dtype} without its scales")
-    for alias, name in content.aliases.items():
-        if name in tensors:
-            tensors.setdefault(alias, tensors[name])
-    return tensors
+        if stored.dtype.startswith("I"):
+            kind = stored.dtype.replace("I", "int")
+            raise ValueError(f"{shown(name)} quantised as {kind}; take the model with float16")
+    aliases = content.aliases.items()
+    known = {a: content.variables[name] for a, name in aliases if name in content.variables}
+    return known | content.variables
 
 
-def _read_sizes(
-    tensors: Mapping[str, ReadableTensor], settings: Mapping[str, int]
-) -> WhisperConfig:
+def _read_sizes(tensors: Mapping[str, StoredTensor], settings: Mapping[str, int]) -> WhisperConfig:
 
     def shape_of(name: str, rank: int) -> tuple[int, ...]:
         shape = tensors[name].shape if name in tensors else ()
@@ -272,14 +227,14 @@ def _read_sizes(
     )
 
 
-def _count_layers(tensors: Mapping[str, ReadableTensor], half: str) -> int:
+def _count_layers(tensors: Mapping[str, StoredTensor], half: str) -> int:
     matches = (re.match(rf"{half}/layer_(\d{{1,5}})/", name) for name in tensors)
     return max((int(match[1]) for match in matches if match), default=-1) + 1
 
 
 def _named_weights(
-    tensors: Mapping[str, ReadableTensor], config: WhisperConfig
-) -> dict[str, ReadableTensor]:
+    tensors: Mapping[str, StoredTensor], config: WhisperConfig
+) -> dict[str, StoredTensor]:
     shapes = expected_shapes(config)
     places = {name: _place(name) for name in shapes}
     wanted = {

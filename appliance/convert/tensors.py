@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,32 +34,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """What weights may be stored as, by safetensors' names. numpy has no bfloat16: it is read as whole
 numbers, which are the upper halves of float32."""
-INTEGERS: dict[str, np.dtype[Any]] = {"I8": np.dtype("i1"), "I16": np.dtype("<i2")}
-"""What quantised weights are stored as, beside their scales."""
 HEADER_LIMIT = 4_000_000
 """Bytes. A large Whisper's header has 0.2 million; the format's own limit, 100 million, would let
 a file of that size take gigabytes of memory."""
 MAX_RANK = 8
 METADATA = "__metadata__"
 NAME_LENGTH = 120
-
-
-class ReadableTensor(Protocol):
-    """A tensor in a file."""
-
-    @property
-    def dtype(self) -> str:
-        """One of DTYPES if the tensor can be read; else the file's own name."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As `read` gives it."""
-
-    def rows(self, first: int, count: int) -> ReadableTensor:
-        """Return a part of the tensor along its first axis."""
-
-    def read(self) -> NDArray[np.float32]:
-        """Return the numbers: a new array in C order. Raises ModelError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +80,7 @@ class StoredTensor:
         count = math.prod(self.shape)
         try:
             array: NDArray[Any] = np.fromfile(
-                self.file, (DTYPES | INTEGERS)[self.dtype], count, offset=self.offset
+                self.file, DTYPES[self.dtype], count, offset=self.offset
             )
         except OSError as error:
             raise unreadable(self.file, error) from error

@@ -102,23 +102,12 @@ def attention(variables: Variables, name: str, weights: Weights, source: str) ->
 
 
 def store(variables: Variables, kind: str) -> None:
-    """Round the numbers to `kind`, as `ModelSpec._quantize` does."""
-    whole, _, rest = kind.partition("_")
+    """Round the numbers to `kind`."""
     for name, array in list(variables.items()):
-        if array.ndim == 0:
-            continue
-        if whole.startswith("int") and name.endswith("/weight"):
-            flat = array.reshape(len(array), -1)
-            largest = np.abs(flat).max(axis=1) if whole == "int8" else np.abs(flat).max()
-            scale = np.float32(127 if whole == "int8" else 1024) / largest
-            factors = scale.reshape(-1, *(1,) * (array.ndim - 1))
-            variables[name] = np.rint(array * factors).astype(whole)
-            variables[f"{name}_scale"] = scale.astype(np.float32)
-        elif "float16" in (rest or whole):
-            brain = (rest or whole) == "bfloat16"
-            variables[name] = (
-                (array.view(np.uint32) >> 16).astype(np.uint16) if brain else array.astype("f2")
-            )
+        if array.ndim and kind == "bfloat16":
+            variables[name] = (array.view(np.uint32) >> 16).astype(np.uint16)
+        elif array.ndim:
+            variables[name] = array.astype(kind)
 
 
 def serialize(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
-import re
+import socket
+import struct
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +37,30 @@ class DaemonProcess:
     """A running `roomscribe run`."""
 
     pid: int
-    user: str
+    """0: this user may not ask it."""
     service: bool
     """True if systemd started it as UNIT."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Its ADOPTED variables; empty if this user may not read them."""
 
     def __str__(self) -> str:
-        return f"{'the service' if self.service else 'the daemon'} (process {self.pid})"
+        name = "the service" if self.service else "the daemon"
+        return f"{name} (process {self.pid})" if self.pid else name
 
 
 def beside_daemon(config: Path | None, settings: Settings) -> tuple[DaemonProcess | None, Settings]:
-    """Return the daemon that runs with `config`, if any, and `settings` with its secrets.
+    """Return the daemon that has the log of `settings`, if any, and `settings` with its secrets.
 
-    Sets the ADOPTED variables as the daemon has them or, if the service does not run, as systemd
-    would set them.
+    Sets the ADOPTED variables as the daemon has them or, for the installed configuration, as
+    systemd would set them.
     """
-    daemon = running_daemon(config)
-    if daemon:
-        os.environ.update(daemon.environment)
-    if config not in (None, DEFAULT_PATH) or not DEFAULT_PATH.exists():
-        return daemon, settings
-    if not daemon and INSTALLED_STATE.exists():
+    installed = config in (None, DEFAULT_PATH) and DEFAULT_PATH.exists()
+    if installed and INSTALLED_STATE.exists():
         os.environ.setdefault("STATE_DIRECTORY", str(INSTALLED_STATE))
-    if "CREDENTIALS_DIRECTORY" not in os.environ and (daemon is None or daemon.service):
+    daemon = running_daemon(settings)
+    if daemon and daemon.pid:
+        pairs = (entry.partition("=") for entry in _words(Path(f"/proc/{daemon.pid}/environ")))
+        os.environ.update({name: value for name, _, value in pairs if name in ADOPTED})
+    given = "CREDENTIALS_DIRECTORY" in os.environ
+    if installed and not given and (daemon is None or daemon.service):
         settings = replace(settings, mqtt=with_credentials(settings.mqtt))
     return daemon, settings
 
@@ -130,20 +129,19 @@ def _is_closed(file: Path) -> bool:
     return not os.access(file, os.R_OK)
 
 
-def running_daemon(config: Path | None, proc: Path = Path("/proc")) -> DaemonProcess | None:
-    """Return the daemon that runs with the configuration `config`, or None."""
-    wanted = (config or DEFAULT_PATH).absolute()
-    for folder in _processes(proc):
-        words = _words(folder / "cmdline")
-        if not _is_daemon(words) or _its_config(words, folder) != wanted or _in_container(folder):
-            continue
-        with suppress(OSError):
-            return DaemonProcess(
-                pid=int(folder.name),
-                user=_user(folder.stat().st_uid),
-                service=UNIT in _text(folder / "cgroup"),
-                environment=_adopted(_words(folder / "environ")),
-            )
+def running_daemon(settings: Settings) -> DaemonProcess | None:
+    """Return the daemon that listens on the control socket for the log of `settings`, or None."""
+    for folder in runtime_folders(settings):
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(folder / SOCKET_NAME))
+            except PermissionError:
+                return DaemonProcess(0, service=True)
+            except OSError:
+                continue
+            peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid: int = struct.unpack("3i", peer)[0]
+        return DaemonProcess(pid, UNIT in "".join(_words(Path(f"/proc/{pid}/cgroup"))))
     return None
 
 
@@ -156,60 +154,8 @@ def ask_daemon(settings: Settings, command: str) -> dict[str, Any]:
     return {}
 
 
-def _processes(proc: Path) -> Iterator[Path]:
-    for folder in sorted(proc.glob("[0-9]*")):
-        if folder.name.isdigit() and folder.name != str(os.getpid()):
-            yield folder
-
-
-def _is_daemon(words: list[str]) -> bool:
-    """Return True for `[python] roomscribe run` and `python -m appliance run`."""
-    if "run" not in words:
-        return False
-    before = words[: words.index("run")]
-    return "appliance" in before or any(Path(word).name == "roomscribe" for word in before)
-
-
-def _in_container(folder: Path) -> bool:
-    """Return True for a process that has another number in a container."""
-    numbers = re.search(r"^NSpid:(.*)$", _text(folder / "status"), re.MULTILINE)
-    return numbers is not None and len(numbers[1].split()) > 1
-
-
-def _its_config(words: list[str], folder: Path) -> Path:
-    """Return the configuration on a daemon's command line, or the default one."""
-    named = ""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == "--config":
-            named = after
-        elif word.startswith("--config="):
-            named = word.partition("=")[2]
-    if not named:
-        return DEFAULT_PATH
-    home = Path("/")
-    with suppress(OSError):
-        home = (folder / "cwd").readlink()
-    return home / named
-
-
-def _adopted(environ: list[str]) -> dict[str, str]:
-    pairs = (entry.partition("=") for entry in environ)
-    return {name: value for name, _, value in pairs if name in ADOPTED}
-
-
 def _words(file: Path) -> list[str]:
-    return [word for word in _text(file).split("\0") if word]
-
-
-def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return file.read_text(encoding="utf-8", errors="replace").split("\0")
     except OSError:
-        return ""
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
+        return []

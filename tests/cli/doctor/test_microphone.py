@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -138,7 +139,7 @@ def test_a_microphone_that_the_daemon_uses_has_its_state(
     feed = Feed()
     feed.appliance["microphone"] = name
     with serving(feed, folder / SOCKET_NAME):
-        daemon = DaemonProcess(77, "roomscribe", True)
+        daemon = DaemonProcess(77, service=True)
         found = hearing.microphone(Surroundings(settings, daemon=daemon))
     shutil.rmtree(folder)
     assert found.status == status
@@ -153,30 +154,14 @@ def test_another_program_that_holds_it_is_named(tmp_path: Path) -> None:
         hearing.microphone(Surroundings(settings, root=root))
 
 
-def test_a_daemon_is_known_by_its_configuration(tmp_path: Path) -> None:
-    def process(pid: int, *words: str) -> None:
-        folder = tmp_path / str(pid)
-        folder.mkdir()
-        (folder / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
-        (folder / "cgroup").write_text("0::/system.slice/roomscribe.service\n", encoding="ascii")
-        (folder / "environ").write_bytes(b"HOME=/\0STATE_DIRECTORY=/var/lib/roomscribe\0")
-        (folder / "cwd").symlink_to("/etc")
-
-    process(10, "/usr/bin/python3", "/usr/bin/roomscribe", "doctor")
-    process(11, "vim", "run")
-    assert running_daemon(None, tmp_path) is None
-    process(9, "/usr/bin/python3", "/usr/bin/roomscribe", "run")
-    (tmp_path / "9/status").write_text("Name: x\nNSpid:\t9\t1\n", encoding="ascii")
-    assert running_daemon(None, tmp_path) is None
-    process(12, "/usr/bin/python3", "-I", "/usr/bin/roomscribe", "run")
-    found = running_daemon(None, tmp_path)
-    assert found is not None
-    assert (found.pid, found.service) == (12, True)
-    assert found.environment == {"STATE_DIRECTORY": "/var/lib/roomscribe"}
-    process(13, "python", "-m", "appliance", "run", "--config=other.toml")
-    other = running_daemon(Path("/etc/other.toml"), tmp_path)
-    assert other is not None
-    assert other.pid == 13
+def test_a_daemon_is_known_by_its_control_socket(tmp_path: Path) -> None:
+    settings = Settings(store=StoreSettings(path=str(tmp_path / "state")))
+    folder = runtime_folder(settings)
+    folder.mkdir(parents=True)
+    assert running_daemon(settings) is None
+    with serving(Feed(), folder / SOCKET_NAME):
+        assert running_daemon(settings) == DaemonProcess(os.getpid(), service=False)
+    shutil.rmtree(folder)
 
 
 def test_what_a_daemon_reports_of_the_sound_is_a_fault_with_its_fix() -> None:

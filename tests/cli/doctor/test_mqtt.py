@@ -174,7 +174,7 @@ def test_a_password_that_is_not_for_this_user_is_not_missed(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert doctor.broker(with_file).status == "ok"
     service = replace(
-        around(strict_broker, username="whole"), daemon=DaemonProcess(1, "roomscribe", service=True)
+        around(strict_broker, username="whole"), daemon=DaemonProcess(1, service=True)
     )
     assert doctor.broker(service).status == "skipped"
     assert "sudo roomscribe doctor" in doctor.broker(service).found

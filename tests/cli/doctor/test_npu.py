@@ -186,7 +186,7 @@ def test_a_chip_that_another_program_has_is_left_to_it(
         assert f"{other.pid}" in found.found
         assert "share = true" in found.fix
         assert npu.self_test(around).status == "skipped"
-        ours = replace(around, daemon=DaemonProcess(os.getpid(), "roomscribe", True))
+        ours = replace(around, daemon=DaemonProcess(os.getpid(), service=True))
         assert npu.owner(ours) == Outcome("ok", f"used by {ours.daemon}")
         assert npu.owner(with_encoder(around, share=True)).status == "ok"
         assert npu.chip(around).status == "ok"
@@ -200,7 +200,7 @@ def test_a_busy_chip_with_an_unknown_owner_is_skipped(
     simulator: Simulator, around: Surroundings
 ) -> None:
     simulator.plug(busy=True)
-    ours = replace(around, daemon=DaemonProcess(1, "roomscribe", True))
+    ours = replace(around, daemon=DaemonProcess(1, service=True))
     assert npu.self_test(ours).status == "skipped"
     with pytest.raises(DeviceError, match="in use by"):
         npu.self_test(around)
