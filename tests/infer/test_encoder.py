@@ -388,24 +388,3 @@ def test_a_chip_that_becomes_too_hot_is_let_go_until_it_has_cooled_down(
     looked_after(encoder, clock.now_s)
     assert encoder.name == "hailo8" and encoder.facts()["temperature_c"] == 70.0
     encoder.close()
-
-
-def test_a_stream_with_faults_everywhere_gives_what_the_cpu_alone_gives(
-    simulator: Simulator, hef_bundle: Bundle, clock: Clock
-) -> None:
-    simulator.plug()
-    encoder, cpu = on_clock(hef_bundle, clock), CpuEncoder(hef_bundle, 1)
-    encoder.open()
-    rng = np.random.Generator(np.random.PCG64(5))
-    used = []
-    for number in range(30):
-        strikes = rng.random() < 0.3
-        simulator.set(fail_jobs="all" if strikes else [], fail_status=int(rng.choice([4, 8, 63])))
-        mel = mel_of(hef_bundle, number)
-        assert np.allclose(encoder.encode(mel), cpu.encode(mel), atol=1e-5)
-        used.append(encoder.name)
-        simulator.set(fail_jobs=[])
-        clock.now_s += float(rng.random() * 60)
-        looked_after(encoder, clock.now_s)
-    assert used.count("hailo8") > 10 and used.count("cpu") > 5
-    encoder.close()
