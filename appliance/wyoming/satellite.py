@@ -63,8 +63,7 @@ class Question:
 
 
 class VoiceSatellite:
-    """Serves Home Assistant in the Wyoming server's loop. `home`, `is_loud`, `ask` and `hush`: any
-    thread."""
+    """Serves Home Assistant in the Wyoming server's loop; any thread may call what comes first."""
 
     def __init__(
         self,
@@ -101,9 +100,14 @@ class VoiceSatellite:
         return str(self._link.peer) if self._link else ""
 
     @property
+    def rings(self) -> bool:
+        """True while a timer rings."""
+        return self._timers.rings
+
+    @property
     def is_loud(self) -> bool:
         """True while something rings or sounds that `hush` would end."""
-        return self._timers.rings or bool(self._sounds)
+        return self.rings or bool(self._sounds)
 
     def ask(self, question: Question) -> bool:
         """Send a sentence when its turn comes; return False if no Home Assistant is connected."""

@@ -53,7 +53,9 @@ class Home:
 class Room:
     def __init__(self, core: Core, replies: Replies, home: Home | None) -> None:
         self.core, self.replies = core, replies
-        self.talk = Talk(core, cast("Any", home), None)
+        self.expected: list[Any] = []
+        expect = cast("Any", lambda _, answer: self.expected.append(answer))
+        self.talk = Talk(core, cast("Any", home), None, expect)
         core.bus.add(self.talk)
 
     def say(self, command: str, **slots: str) -> bytes:
@@ -145,6 +147,14 @@ def test_a_ring_ends_when_somebody_says_stop(tmp_path: Path) -> None:
         until(lambda: one.talk.satellite.is_loud)
         one.say("stop the timer", area="x")
         until(lambda: not one.talk.satellite.is_loud)
+        client.send("timer-started", id="b", total_seconds=0)
+        client.send("timer-finished", id="b")
+        until(lambda: one.talk.satellite.rings)
+        one.talk.on_idle()
+        for confidence in (0.2, 0.4):
+            assert one.talk.satellite.rings
+            one.expected[-1]({"answers": [{"phrase_confidence": confidence}]})
+        assert not one.talk.satellite.rings
     assert not one.replies.all
     assert is_stop("Stop!")
     assert not is_stop("Stop the music in the kitchen.")
