@@ -155,8 +155,8 @@ class VoiceSatellite:
             if self._links <= LINKS:
                 await link.run()
             await linger(reader, writer)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # it has left
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # it has left, or the server stops
         except ProtocolError as error:
             self._count("wyoming_failed")
             log.warning("satellite: %s: %s", peer, error)
