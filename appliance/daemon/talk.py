@@ -67,8 +67,8 @@ class Talk(Listener):
         settings = core.settings
         self._core, self._home, self._expect = core, home, expect
         self._phrase, self._is_alone = settings.assist.phrase, not settings.mqtt.enabled
-        places = (settings.homeassistant.area, *settings.vocabulary.words)
-        self._places = {place.casefold() for place in places}
+        names = (settings.homeassistant.area, *settings.vocabulary.words)
+        self._names = {name.casefold() for name in names}
         self.satellite = VoiceSatellite(
             satellite_name(core.node), settings.homeassistant.area, loudspeaker=loudspeaker,
             pause=self._pause, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
@@ -101,7 +101,7 @@ class Talk(Listener):
             self._home.hand_over(transcript, text)
             return
         _, sound = self._kept.pop(transcript.id, (0.0, b""))
-        refused = why_not_listed(transcript, self._places)
+        refused = why_not_listed(transcript, self._names)
         if refused:
             self.satellite.ask(Question("", REFUSAL_TEXT, REFUSAL, ""))
         else:

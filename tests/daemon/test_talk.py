@@ -96,7 +96,9 @@ def sound(events: list[Event]) -> bytes:
     return b"".join(event.payload for event in events)
 
 
-@pytest.mark.parametrize("slots", [{}, {"area": "kitchen"}, {"area": "attic"}], ids=str)
+@pytest.mark.parametrize(
+    "slots", [{}, {"area": "kitchen"}, {"area": "attic", "light": "lamp"}], ids=str
+)
 def test_a_listed_sentence_goes_as_sound_with_its_text(
     tmp_path: Path, slots: dict[str, str]
 ) -> None:
@@ -115,9 +117,10 @@ def test_a_listed_sentence_goes_as_sound_with_its_text(
     ("command", "slots", "spoken"),
     [
         ("turn off the light", {"area": "bathroom"}, "Sorry, I know no bathroom."),
+        ("turn on the floor lamp", {"light": "floor lamp"}, "Sorry, I know no floor lamp."),
         ("turn into a pumpkin", {}, "Sorry, I did not understand that."),
     ],
-    ids=["place", "unknown"],
+    ids=["place", "thing", "unknown"],
 )
 def test_a_refusal_is_spoken_and_nothing_of_the_sentence_leaves(
     tmp_path: Path, command: str, slots: dict[str, str], spoken: str
