@@ -236,6 +236,8 @@ def test_the_compose_file_keeps_to_the_specification() -> None:
 def test_the_compose_file_gives_the_container_little() -> None:
     service = read(COMPOSE / "compose.yaml")["services"]["roomscribe"]
     assert service["image"] == f"localhost/roomscribe:{__version__}"
+    quadlet = (ROOT / "examples/roomscribe.container").read_text("utf-8")
+    assert f"\nImage={service['image']}\n" in quadlet
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
