@@ -127,7 +127,7 @@ class Talk(Listener):
 
     def on_idle(self) -> None:
         """Forget sounds that nobody has asked for; expect "stop" while a timer rings."""
-        if self.satellite.rings and not self._expects_stop:
+        if self.satellite.timers.rings and not self._expects_stop:
             with suppress(ControlError):  # another answer is expected: the plain text stops it, too
                 self._expect({"sentences": STOP_SENTENCES, "seconds": EXPECT_S}, self._take_stop)
                 self._expects_stop = True
@@ -140,7 +140,7 @@ class Talk(Listener):
     def _take_stop(self, heard: Mapping[str, Any]) -> None:
         self._expects_stop = False
         sure = any(one["phrase_confidence"] >= STOP_FROM for one in heard["answers"])
-        if sure and self.satellite.rings:
+        if sure and self.satellite.timers.rings:
             self.satellite.hush()
 
     def on_reply(self, reply: AssistReply) -> None:

@@ -152,12 +152,12 @@ def test_a_ring_ends_when_somebody_says_stop(tmp_path: Path) -> None:
         until(lambda: not one.talk.satellite.is_loud)
         client.send("timer-started", id="b", total_seconds=0)
         client.send("timer-finished", id="b")
-        until(lambda: one.talk.satellite.rings)
+        until(lambda: one.talk.satellite.timers.rings)
         one.talk.on_idle()
         for confidence in (0.2, 0.4):
-            assert one.talk.satellite.rings
+            assert one.talk.satellite.timers.rings
             one.expected[-1]({"answers": [{"phrase_confidence": confidence}]})
-        assert not one.talk.satellite.rings
+        assert not one.talk.satellite.timers.rings
     assert not one.replies.all
     assert is_stop("Stop!")
     assert not is_stop("Stop the music in the kitchen.")
