@@ -12,11 +12,13 @@ from evening_run.home import ASSIST_PHRASE
 from evening_run.programme import NOISE, SENTENCE, TALK
 from rigs.word_errors import word_errors, words
 
-from appliance.records import EXPECTED_FROM
+from appliance.records import EXPECTED_FROM, JOINED
 
 Record = dict[str, Any]
 
 ARTICLES = {"a", "an", "the"}
+EDGE_S = 0.1
+"""The same moment in two transcripts differs by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,29 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def answer_ms(record: Record) -> float | None:
-    """Return the milliseconds from the end of the speech to its last transcript; None without one,
-    if that came before the end, or if nobody knows when the speech ended."""
-    arrivals = [one["arrival_s"] for one in record["heard"] if not one["late"]]
+    """Return the milliseconds from the end of the speech to its last transcript, joined ones left
+    out; None without one, if that came before the end, or if nobody knows when the speech ended."""
+    heard = [one for one in record["heard"] if JOINED not in one["flags"]]
+    arrivals = [one["arrival_s"] for one in heard if not one["late"]]
     if not arrivals or not record["dated"] or max(arrivals) < record["end_s"]:
         return None
     return 1000 * float(max(arrivals) - record["end_s"])
 
 
 def text_of(record: Record) -> str:
-    """Return what was heard of a sentence, its pieces joined."""
-    return " ".join(one["text"] for one in record["heard"])
+    """Return what was heard of a sentence, its pieces joined, without those that a joined
+    transcript replaces."""
+    joined = [one for one in record["heard"] if JOINED in one["flags"]]
+    return " ".join(
+        one["text"]
+        for one in record["heard"]
+        if not any(
+            whole["seq"] > one["seq"]
+            and whole["begin_s"] <= one["begin_s"] + EDGE_S
+            and one["end_s"] <= whole["end_s"] + EDGE_S
+            for whole in joined
+        )
+    )
 
 
 def is_split(record: Record) -> bool:
