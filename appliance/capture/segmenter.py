@@ -275,8 +275,7 @@ class JoiningSegmenter(Segmenter):
                 results.append(one)
                 continue
             joined = self._joined(self._held, one) if self._held else None
-            if not joined:
-                results += self._release()
+            results += [] if joined else self._release()
             self._held = joined or one
             if not (one.last and self.joins):
                 results += self._release()
@@ -286,14 +285,9 @@ class JoiningSegmenter(Segmenter):
         """Return two utterances as one window; None if they do not fit."""
         if not (second.index == 1 and second.last):
             return None
-        end_s = first.start_s + first.duration_s
-        parts = [first.samples, second.samples]
-        parts[1:1] = [
-            frame.samples
-            for frame in self._sound
-            if end_s - EDGE_S < frame.start_s < second.start_s - EDGE_S
-        ]
-        samples = np.concatenate(parts)
+        begin_s, end_s = first.start_s + first.duration_s - EDGE_S, second.start_s - EDGE_S
+        gap = [frame.samples for frame in self._sound if begin_s < frame.start_s < end_s]
+        samples = np.concatenate([first.samples, *gap, second.samples])
         if len(samples) > self._lengths.longest:
             return None
         return replace(

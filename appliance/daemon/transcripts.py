@@ -185,8 +185,9 @@ class Transcripts(Listener):
             one = replace(one, flags=(*one.flags, ADDRESSED))
         else:  # with another memory: the next sentence may be a command of the phrase alone
             one = AddressPhrase(self._settings.assist.phrase, self._media.play_since).mark(one)
-        apart = _words(f"{first.text} {second.transcript.text}")
-        if reason or (why_not_act(one) and _words(one.text) == apart):
+        texts = f"{first.text} {second.transcript.text}", one.text
+        apart, whole = (re.findall(r"[\w']+", text.casefold()) for text in texts)
+        if reason or (why_not_act(one) and whole == apart):
             return
         self._append(one)
         self._bus.on_stored(window, result)
@@ -311,7 +312,3 @@ def compose(window: Window, result: Transcription, model: str, queue_ms: float) 
         snr_db=snr_db,
         words=tuple(word.shifted(-window.overlap_s) for word in result.words),
     )
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[\w']+", text.casefold())
