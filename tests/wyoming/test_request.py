@@ -38,14 +38,18 @@ from appliance.wyoming.request import (
 PLAIN = SoundFormat(SAMPLE_RATE, 2, 1)
 MODEL: Any = SimpleNamespace(window_s=10.0)
 LIGHT, OTHER = sentences()[0], sentences()[1]
-SPOKEN = np.inf
-"""With this as `request.RECORDED` no sound was recorded before."""
 
 
 @pytest.fixture(scope="module")
 def transcriber(built_in: Bundle) -> Iterator[Transcriber]:
     with open_transcriber(Settings(), bundle=built_in) as opened:
         yield opened
+
+
+@pytest.fixture
+def spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sound was recorded before."""
+    monkeypatch.setattr(request, "RECORDED", np.inf)
 
 
 def request_of(
@@ -181,10 +185,8 @@ def test_what_the_gates_discard_is_no_text() -> None:
     assert (text, len(asked)) == ("", 1)
 
 
-def test_the_last_window_is_transcribed_while_the_sender_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request, "RECORDED", SPOKEN)
+@pytest.mark.usefixtures("spoken")
+def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
     worker = Worker(FakeTranscriber())
 
     async def run() -> None:
@@ -199,10 +201,8 @@ def test_the_last_window_is_transcribed_while_the_sender_waits(
     worker.stop()
 
 
-def test_speech_that_goes_on_discards_the_speculative_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request, "RECORDED", SPOKEN)
+@pytest.mark.usefixtures("spoken")
+def test_speech_that_goes_on_discards_the_speculative_text() -> None:
     sound = np.concatenate((sound_of(LIGHT.file, 0.3, 0.25), sound_of(OTHER.file, 0.2, 0.7)))
     text, asked = heard(FakeTranscriber(), sound.tobytes(), chunk=960)
     assert [one.wanted for one in asked] == [False] * (len(asked) - 1) + [True]
@@ -210,10 +210,8 @@ def test_speech_that_goes_on_discards_the_speculative_text(
     assert text == HEARD.text
 
 
-def test_texts_of_windows_are_joined_as_their_script_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request, "RECORDED", SPOKEN)
+@pytest.mark.usefixtures("spoken")
+def test_texts_of_windows_are_joined_as_their_script_has_it() -> None:
     sound = np.concatenate([sound_of(LIGHT.file, 0.3, 0.8) for _ in range(2)])
     text, _ = heard(FakeTranscriber(), sound.tobytes())
     assert text == f"{HEARD.text} {HEARD.text}"
@@ -261,10 +259,8 @@ def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
     assert window.speech_end_s - window.start_s > 1
 
 
-def test_nobody_waits_for_the_windows_of_a_request_that_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request, "RECORDED", SPOKEN)
+@pytest.mark.usefixtures("spoken")
+def test_nobody_waits_for_the_windows_of_a_request_that_is_over() -> None:
     worker = Worker(FakeTranscriber())
     worker.working.clear()
 
