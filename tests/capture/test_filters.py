@@ -91,6 +91,4 @@ def test_of_channels_in_opposite_phase_the_louder_one_is_heard(
         resampler = Resampler(SAMPLE_RATE, weights)
         heard = np.concatenate([resampler.push(block) for block in np.split(sound, 100)])
         assert heard[SAMPLE_RATE:].std() / (tone[SAMPLE_RATE:].std() * 32767) > 0.95
-    assert [one.message for one in caplog.records] == 2 * [
-        "the two channels are in opposite phase: only the louder one is used"
-    ]
+    assert len(caplog.records) == 2 and "opposite phase" in caplog.text

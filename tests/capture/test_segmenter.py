@@ -468,9 +468,8 @@ def test_of_a_file_utterances_that_fit_are_one_window_with_their_pauses() -> Non
 def test_of_a_file_what_does_not_fit_is_a_window_of_its_own() -> None:
     parts = silence(30), speech(150), silence(50), speech(150), silence(50), speech(100)
     room = Room(kind=JoiningSegmenter).hear(*parts, silence(30), speech(380), silence(40))
-    first, second, *cut = room.windows()
+    _, second, *cut = room.windows()
     assert second.duration_s == pytest.approx(9.69)
-    assert first.start_s + first.duration_s < second.start_s < cut[0].start_s
     assert [(one.index, one.last) for one in cut] == [(1, False)]
     room.found = room.segmenter.flush()
     (rest,) = room.windows()

@@ -124,8 +124,7 @@ def test_a_sentence_that_a_pause_cut_is_decoded_as_one_in_idle_time(rig: Rig) ->
     parts = [row.transcript for row in rig.store.query()]
     assert [one.continues for one in parts] == ["", first.utterance_id]
     window = rig.join("set bed light brightness to 50%.")
-    assert window
-    assert (window.start_s, window.speech_end_s) == (first.start_s, second.speech_end_s)
+    assert window and (window.start_s, window.speech_end_s) == (first.start_s, second.speech_end_s)
     assert np.array_equal(window.samples, np.full(5 * SAMPLE_RATE, 100))
     *_, whole = (row.transcript for row in rig.store.query())
     assert whole.text == "set bed light brightness to 50%."
