@@ -85,21 +85,9 @@ def build_bundle(
         written()
         silence = silent_means(checkpoint, positions, bundle.silences)
         (draft / SILENCE_FILE).write_bytes(silence.astype("<f4").tobytes())
-        write_encoder(
-            checkpoint,
-            positions,
-            draft / ENCODER_FILE,
-            int8=int8,
-            inline=inline,
-        )
+        write_encoder(checkpoint, positions, draft / ENCODER_FILE, int8=int8, inline=inline)
         written()
-        write_cross(
-            checkpoint,
-            bundle.attended,
-            draft / CROSS_FILE,
-            int8=int8,
-            inline=inline,
-        )
+        write_cross(checkpoint, bundle.attended, draft / CROSS_FILE, int8=int8, inline=inline)
         written()
         write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)

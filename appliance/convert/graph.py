@@ -413,13 +413,8 @@ class RuntimeGraph(Graph):
         return self.node(
             "MatMulNBits",
             *(x, table, self.constant(f"{name}.int4_scales", scales.reshape(-1))),
-            domain=MICROSOFT,
-            K=width,
-            N=len(whole),
-            bits=4,
-            block_size=BLOCK,
-            accuracy_level=4,
-        )
+            domain=MICROSOFT, accuracy_level=4, bits=4, block_size=BLOCK, K=width, N=len(whole),
+        )  # fmt: skip
 
     def _project_rows(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
         """`project` of 8 bits, x made 8 bits wide once for all products with it."""

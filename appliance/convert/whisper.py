@@ -26,12 +26,7 @@ ROWS_AT_ONCE = 4096
 
 
 def write_encoder(
-    checkpoint: Checkpoint,
-    positions: int,
-    file: Path,
-    *,
-    int8: bool,
-    inline: int = INLINE,
+    checkpoint: Checkpoint, positions: int, file: Path, *, int8: bool, inline: int = INLINE
 ) -> None:
     """Write encoder.onnx: mel (1, 2 p, n_mels) float32 -> states (1, p, d_model) float32, for any p
     up to `positions`.
@@ -108,12 +103,7 @@ def write_embedding(checkpoint: Checkpoint, bundle: Bundle, file: Path) -> None:
 
 
 def write_cross(
-    checkpoint: Checkpoint,
-    places: int,
-    file: Path,
-    *,
-    int8: bool,
-    inline: int = INLINE,
+    checkpoint: Checkpoint, places: int, file: Path, *, int8: bool, inline: int = INLINE
 ) -> None:
     """Write cross.onnx: states (1, P + S, d), P + S = `places`, -> cross_keys_l (H, h, P + S) and
     cross_values_l (H, P + S, h) of every layer l.
@@ -147,14 +137,8 @@ def write_step(checkpoint: Checkpoint, bundle: Bundle, file: Path, *, inline: in
     started (s,) int64 names, mostly none; attention_l (H, b n, P + S), the weights of the layers
     with alignment heads, for who binds them.
     """
-    config = checkpoint.config
-    graph = RuntimeGraph(
-        checkpoint.weights,
-        file,
-        inline,
-        int8=bundle.quantize == "int8",
-        many_rows=False,
-    )
+    config, int8 = checkpoint.config, bundle.quantize == "int8"
+    graph = RuntimeGraph(checkpoint.weights, file, inline, int8=int8, many_rows=False)
     normed = _layers(graph, checkpoint, bundle)
     wanted = graph.input("wanted", ("wanted",), TensorProto.INT64)
     final = graph.reshape(graph.node("Gather", normed, wanted, axis=1), -1, config.d_model)

@@ -141,7 +141,7 @@ def test_int8_keeps_near_the_golden_logits_and_tiny_under_80_mb(
             assert chosen == first or row[chosen] <= row[first], (chosen, first)
     shutil.rmtree(bundle.folder)
     print(f"{case.name}: {size / 1e6:.1f} MB, logits {np.mean(off):.1%} of their spread off")
-    assert np.mean(off) < 0.06
+    assert np.mean(off) < 0.1  # most logits have 4 bits
 
 
 def load_golden(case: Case) -> dict[str, NDArray[Any]]:
