@@ -522,7 +522,7 @@ class ApplianceState:
         """Return the fields that are published at once if they change; others wait for the next."""
         return (
             self.status, self.reasons, self.encoder, self.model, self.model_title, self.microphone,
-            self.muted_until, self.rooms,
+            self.muted_until, self.rooms, self.assist,
         )  # fmt: skip
 
 

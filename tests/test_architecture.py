@@ -404,11 +404,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (46_200, "lines"),
-    "appliance without convert, lab and cli": (33_000, "lines"),
-    "tests": (45_000, "lines"),
-    "scripts": (10_600, "lines"),
-    "documentation": (41_000, "words"),
+    "appliance": (46_300, "lines"),
+    "appliance without convert, lab and cli": (33_300, "lines"),
+    "tests": (45_400, "lines"),
+    "scripts": (10_500, "lines"),
+    "documentation": (41_300, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""

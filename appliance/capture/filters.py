@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise, repeat
@@ -13,6 +14,11 @@ from numpy.typing import NDArray
 
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Samples
 
+log = logging.getLogger("roomscribe.capture")
+
+OPPOSITE = 0.01
+"""Two channels are in opposite phase if their mean has less than this share of the louder one's
+power. That of independent noises has half of it."""
 HIGH_PASS_HZ = 90.0
 """Below it lie the hum of the mains (50 and 60 Hz), rumble and a constant offset."""
 HUM, HUM_SHARE = 10 ** (-60 / 10), 0.25
@@ -134,6 +140,7 @@ class Resampler:
     ) -> None:
         """`weights` of the channels in a recording's mono; None: a microphone's, see `_mix`.
         `span` is HighPass's."""
+        self._rate_hz = rate_hz
         self._weights = None if weights is None else np.array(weights, np.float32)
         self._stream = (
             None
@@ -141,6 +148,8 @@ class Resampler:
             else soxr.ResampleStream(rate_hz, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
         )
         self._high_pass = HighPass(span)
+        self._energies, self._is_opposite = np.zeros(3), False
+        """Of the two channels and of their mean, the last second counting most."""
 
     def push(
         self, sound: NDArray[np.float32] | NDArray[np.int16], *, last: bool = False
@@ -162,10 +171,21 @@ class Resampler:
         """(n,) mono of (n, channels): by the weights; else the mean of two, and the first of more.
 
         Microphone arrays put their processed channel first, and a mean of the raw ones blurs
-        speech.
+        speech. Of two channels in opposite phase, whose mean is silent, it is the louder one.
         """
         if self._weights is None and sound.shape[1] != 2:
             return np.ascontiguousarray(sound[:, 0])
         weights = np.full(2, 0.5, np.float32) if self._weights is None else self._weights
         mono: NDArray[np.float32] = sound @ weights
-        return mono
+        if len(weights) != 2 or weights[0] != weights[1]:
+            return mono
+        fade = 0.5 ** (len(sound) / self._rate_hz)
+        energies = [*np.square(sound).sum(axis=0), np.square(mono).sum()]
+        self._energies = fade * self._energies + energies
+        *each, mean = self._energies.tolist()
+        if mean >= OPPOSITE * max(each):
+            return mono
+        if not self._is_opposite:
+            self._is_opposite = True
+            log.warning("the two channels are in opposite phase: only the louder one is used")
+        return np.ascontiguousarray(sound[:, int(each[1] > each[0])])

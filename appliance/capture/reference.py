@@ -45,10 +45,12 @@ class PlayedSound:
         opened = {"rate_hz": rate_hz, "channels": channels, "resumed": True}
         self._messages.append(Message(FIELDS, json.dumps({"opened": opened}).encode(), 0.0))
 
-    def push(self, block: Message) -> None:
-        """Take in a block that the device has taken, with the time when it has sounded."""
+    def push(self, block: Message, *, speaks: bool) -> None:
+        """Take in a block that the device has taken, with the time when it has sounded; `speaks`
+        if words may be in it."""
         self._messages.append(block)
-        self._until_s = block.end_s
+        if speaks:
+            self._until_s = block.end_s
 
     def is_heard(self, start_s: float) -> bool:
         """Return True if speech that began then may be ours: it played, and is not removed well."""

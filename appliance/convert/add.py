@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from appliance.convert import hailo_store
 from appliance.convert.build import PARTS, Recipe, build_bundle, window_positions
@@ -36,6 +38,8 @@ from appliance.system import free_memory
 
 BASE_D_MODEL = 512
 AUTO, NONE = "auto", "none"
+SPEECH_API = re.compile(r"whisper[-_](tiny|base|small)(\.en)?\.hef", re.IGNORECASE)
+"""Names of Hailo's files for its speech API."""
 BASE_MEMORY, MEMORY_EACH = 250_000_000, {"int8": 1.2, "none": 4.2}
 """Bytes at any size of the network, and for each of its parameters."""
 
@@ -272,12 +276,13 @@ def _published_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, s
 
 
 def _require_hef(file: Path) -> None:
-    """Raise ModelError for a file that is no HEF. Whether it fits model and chip is HailoRT's to
-    say, when the chip is opened."""
+    """Raise ModelError for a file that is no HEF, or one of Hailo's speech API. Whether it fits
+    model and chip is HailoRT's to say, when the chip is opened."""
     try:
         require_regular(file)
         with file.open("rb") as stream:
             begin = stream.read(len(HEF_MAGIC))
+            whole = begin == HEF_MAGIC and _holds_decoder(stream)
     except OSError as error:
         raise unreadable(file, error) from error
     if begin != HEF_MAGIC:
@@ -285,6 +290,19 @@ def _require_hef(file: Path) -> None:
             f"{file}: expected a HEF (its first bytes are {HEF_MAGIC!r}), found {begin!r}; "
             "fetch or compile the HEF again"
         )
+    if whole or SPEECH_API.fullmatch(file.name):
+        raise ModelError(
+            f"{file}: expected the HEF of an encoder, found one with encoder and decoder, for "
+            "Hailo's own speech API (genai.Speech2Text), which Roomscribe does not use; give --hef "
+            "hailo10h, which downloads the encoder alone"
+        )
+
+
+def _holds_decoder(stream: BinaryIO) -> bool:
+    """Return True if a HEF has the networks of HailoRT's speech API (their names in 5.2.0:
+    hailort_server/genai/speech2text)."""
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return all(content.find(b"whisper-%b" % name) >= 0 for name in (b"encoder", b"decoder"))
 
 
 def _put_file(staging: StagingFolder, name: str, file: Path) -> None:

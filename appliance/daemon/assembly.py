@@ -116,7 +116,7 @@ def build(
         speaker, supervisor = _make_sound(core, factories.source, opened)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
-        talk = Talk(core, home, speaker) if settings.wyoming.satellite else None
+        talk = Talk(core, home, speaker, phrases.expect) if settings.wyoming.satellite else None
         house = _make_house(core, talk or home) if settings.mqtt.enabled else None
         if house:
             core.spoken.share = house.say

@@ -8,7 +8,11 @@ is this machine's, answers with the text that is known already. Never both.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
+from appliance.control import ControlError
 from appliance.daemon.core import Core
 from appliance.homeassistant import (
     HomeAssistantClient,
@@ -35,6 +39,8 @@ from appliance.wyoming import Question, VoiceSatellite
 STOP = frozenset({"stop", "stopp", "halt", "aus"})
 STOPPED = STOP | {"the", "my", "timer", "alarm", "it", "now", "please", "bitte", "jetzt"}
 """Words of a sentence that stops what rings or sounds; one of STOP is the first."""
+STOP_SENTENCES, EXPECT_S, STOP_FROM = ["stop [the] [timer|alarm|it] [please]"], 60.0, 0.3
+"""What is expected while a timer rings, for how long at a time, and how sure it must be."""
 CONVERSATION_S = 15.0
 """After an answer that asks back, the next sentence needs no phrase for so long."""
 SAYS_S, LETTER_S = 3.0, 0.08
@@ -51,21 +57,25 @@ class Talk(Listener):
     """Hands sentences over, for the house (`house.Assistant`); any thread."""
 
     def __init__(
-        self, core: Core, home: HomeAssistantClient | None, loudspeaker: Loudspeaker | None
+        self,
+        core: Core,
+        home: HomeAssistantClient | None,
+        loudspeaker: Loudspeaker | None,
+        expect: Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], object]], object],
     ) -> None:
-        """`home` takes texts, if there is a token."""
+        """`home` takes texts, if there is a token. `expect` expects sentences for a while."""
         settings = core.settings
-        self._core, self._home = core, home
+        self._core, self._home, self._expect = core, home, expect
         self._phrase, self._is_alone = settings.assist.phrase, not settings.mqtt.enabled
-        places = (settings.homeassistant.area, *settings.vocabulary.words)
-        self._places = {place.casefold() for place in places}
+        names = (settings.homeassistant.area, *settings.vocabulary.words)
+        self._names = {name.casefold() for name in names}
         self.satellite = VoiceSatellite(
             satellite_name(core.node), settings.homeassistant.area, loudspeaker=loudspeaker,
             pause=self._pause, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
             count=core.health.count,
         )  # fmt: skip
         self._kept: dict[str, tuple[float, bytes]] = {}
-        self._is_muted_there = self._goes_on = False
+        self._is_muted_there = self._goes_on = self._expects_stop = False
         self._invited_until_s = 0.0
 
     @property
@@ -91,7 +101,7 @@ class Talk(Listener):
             self._home.hand_over(transcript, text)
             return
         _, sound = self._kept.pop(transcript.id, (0.0, b""))
-        refused = why_not_listed(transcript, self._places)
+        refused = why_not_listed(transcript, self._names)
         if refused:
             self.satellite.ask(Question("", REFUSAL_TEXT, REFUSAL, ""))
         else:
@@ -116,12 +126,22 @@ class Talk(Listener):
             self.hand_over(transcript, text)
 
     def on_idle(self) -> None:
-        """Forget sounds that nobody has asked for."""
+        """Forget sounds that nobody has asked for; expect "stop" while a timer rings."""
+        if self.satellite.timers.rings and not self._expects_stop:
+            with suppress(ControlError):  # another answer is expected: the plain text stops it, too
+                self._expect({"sentences": STOP_SENTENCES, "seconds": EXPECT_S}, self._take_stop)
+                self._expects_stop = True
         oldest_s = time.monotonic() - KEPT_S
         kept = list(self._kept.items())
         for name, (kept_s, _) in kept:
             if kept_s < oldest_s or len(self._kept) > MOST_KEPT:
                 self._kept.pop(name, None)
+
+    def _take_stop(self, heard: Mapping[str, Any]) -> None:
+        self._expects_stop = False
+        sure = any(one["phrase_confidence"] >= STOP_FROM for one in heard["answers"])
+        if sure and self.satellite.timers.rings:
+            self.satellite.hush()
 
     def on_reply(self, reply: AssistReply) -> None:
         """Note what is about to be said, and whether Home Assistant asks back."""

@@ -211,8 +211,8 @@ def why_on_cpu(settings: Settings, bundle: Model, backend: Backend) -> str:
     from appliance.infer.hailo import diagnosis
     from appliance.model import Bundle
 
-    driven, chip = diagnosis.nodes(), diagnosis.on_the_bus()
-    if backend.name != "cpu" or not (driven or chip):
+    driven = diagnosis.nodes()
+    if backend.name != "cpu" or not (driven or diagnosis.pci_ids()):
         return ""
     if backend.trouble:
         return backend.trouble
@@ -220,4 +220,4 @@ def why_on_cpu(settings: Settings, bundle: Model, backend: Backend) -> str:
         return "[encoder] backend is cpu"
     if isinstance(bundle, Bundle) and bundle.hef is None:
         return f"the model {bundle.name} has no encoder for it (docs/hailo.md, step 2)"
-    return "" if driven or not chip else f"its driver is not loaded; run `{chip.install}`"
+    return "" if driven else f"its driver is not loaded; run `{diagnosis.generation().install}`"

@@ -34,6 +34,8 @@ log = logging.getLogger("roomscribe.speaker")
 
 BLOCK_S, AHEAD_S = 0.02, 0.12
 """Length of a part that is sent to the process, and how much may wait there for the device."""
+AHEAD_BYTES = 32_000
+"""The same in bytes: its pipe takes 64 kB, and more would wait for a device that hangs."""
 QUEUE_S = 300.0
 """Sound of an answer that may wait here: Home Assistant sends a whole answer at once."""
 STARVED_S = 10.0
@@ -45,7 +47,7 @@ LOWERED = 0.2
 """Share of the amplitude while a person speaks (-14 dB)."""
 REOPEN_S = 5.0
 """Seconds between two attempts to open a loudspeaker that was lost."""
-IDLE_S = 1.0
+IDLE_S, PROBE_HZ = 1.0, 48_000
 
 
 class Kind(enum.IntEnum):
@@ -75,8 +77,7 @@ class SpokenSound:
     wake: Callable[[], None]
     """Tells the loudspeaker that there is something to do."""
     sound: bytearray = field(default_factory=bytearray)
-    played: int = 0
-    """Bytes of `sound` that were taken."""
+    """What is still to be played."""
     is_whole: bool = False
     is_stopped: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -85,8 +86,7 @@ class SpokenSound:
         """Add int16 samples with interleaved channels. Return False, and take none of them, while
         QUEUE_S of sound wait."""
         with self.lock:
-            waiting_s = (len(self.sound) - self.played) / self._bytes_per_s
-            if waiting_s > QUEUE_S:
+            if len(self.sound) > QUEUE_S * self.rate_hz * self._frame:
                 return False
             self.sound += pcm
         self.wake()
@@ -105,29 +105,24 @@ class SpokenSound:
 
     def take(self, duration_s: float) -> bytes:
         """Return the next samples, at most so many seconds; empty without any."""
-        frame = 2 * self.channels
-        size = frame * max(1, round(duration_s * self.rate_hz))
+        if self.kind is Kind.RING and not self.is_whole:
+            return b""
         with self.lock:
-            if self.kind is Kind.RING and self.is_whole and self.played >= len(self.sound):
-                self.played = 0
-            part = bytes(self.sound[self.played : self.played + size])
-            part = part[: len(part) // frame * frame]
-            self.played += len(part)
-            if self.kind is not Kind.RING:
-                del self.sound[: self.played]
-                self.played = 0
+            count = min(round(duration_s * self.rate_hz), len(self.sound) // self._frame)
+            part = bytes(self.sound[: count * self._frame])
+            del self.sound[: len(part)]
+            if self.kind is Kind.RING:  # what was played comes round again
+                self.sound += part
         return part
 
     @property
     def is_over(self) -> bool:
         """True if nothing is left and nothing more comes."""
-        frame = 2 * self.channels
-        over = self.is_whole and len(self.sound) - self.played < frame
-        return over and (self.kind is not Kind.RING or len(self.sound) < frame)
+        return self.is_whole and len(self.sound) < self._frame
 
     @property
-    def _bytes_per_s(self) -> int:
-        return 2 * self.channels * self.rate_hz
+    def _frame(self) -> int:
+        return 2 * self.channels
 
 
 class Loudspeaker(Listener):
@@ -150,7 +145,8 @@ class Loudspeaker(Listener):
         self._lock, self._woken = threading.Lock(), threading.Event()
         self._sounds: list[SpokenSound] = []
         self._current: SpokenSound | None = None
-        self._problem = ""
+        self._problem: str | None = None
+        """Why there is no loudspeaker; None before the first attempt to open it."""
         self._reopen_s = 0.0
 
     @property
@@ -230,9 +226,12 @@ class Loudspeaker(Listener):
         """Wait for something to play, with a process ready; look for a lost loudspeaker."""
         with suppress(DeviceError):
             self._recorder.start()
-        if self._problem and time.monotonic() >= self._reopen_s:
-            with suppress(DeviceError, EndError):
-                self._open(48_000)
+        if self._problem != "" and time.monotonic() >= self._reopen_s:
+            try:
+                self._open(PROBE_HZ)
+            except DeviceError as error:
+                if not self._stopping:
+                    self._lose(str(error))
             self._recorder.kill()
         self._woken.wait(IDLE_S)
 
@@ -259,23 +258,21 @@ class Loudspeaker(Listener):
         StallError."""
         opened = self._open(sound.rate_hz)
         shape = _Shaper(sound, opened)
+        most = min(2 * opened.channels * opened.rate_hz * AHEAD_S, AHEAD_BYTES)
         ahead, moved_s, ended = 0, time.monotonic(), False
         while not self._must_leave(sound):
             heartbeat()
             self._woken.clear()
-            if ahead < shape.count_bytes(AHEAD_S) and (part := sound.take(BLOCK_S)):
-                data = shape.push(part, self._gain * (LOWERED if self._lowered else 1.0))
-                if data:
+            is_last = not ended and sound.is_over
+            if is_last or (ahead < most and (part := sound.take(BLOCK_S))):
+                gain = self._gain * (LOWERED if self._lowered else 1.0)
+                if data := shape.push(b"" if is_last else part, gain, last=is_last):
                     self._recorder.send(data)
                     ahead += len(data)
-                moved_s = time.monotonic()
+                if is_last:
+                    self._recorder.send(b"")
+                ended, moved_s = is_last, time.monotonic()
                 continue
-            if not ended and sound.is_over:
-                if rest := shape.push(b"", self._gain, last=True):
-                    self._recorder.send(rest)
-                    ahead += len(rest)
-                self._recorder.send(b"")
-                ended = True
             limit_s = STALLED_S if ahead or ended else STARVED_S
             if time.monotonic() > moved_s + limit_s:
                 raise StallError(f"nothing for {limit_s:g} s")
@@ -287,14 +284,14 @@ class Loudspeaker(Listener):
                     return
                 ahead -= len(message.data)
                 if self._played:
-                    self._played.push(message)
+                    self._played.push(message, speaks=sound.kind is not Kind.RING)
         self._recorder.kill()
 
     def _open(self, rate_hz: int) -> Opened:
         """Open the device. Raises DeviceError."""
         opened = self._recorder.play(self._settings.device, rate_hz)
         if self._problem:
-            log.info("the loudspeaker %s is there", opened.name)
+            log.info("the loudspeaker %s is back", opened.name)
         self._problem = ""
         self._complain(None)
         if self._played:
@@ -329,23 +326,15 @@ class _Shaper:
     """Turns a sound into what its device takes."""
 
     def __init__(self, sound: SpokenSound, opened: Opened) -> None:
-        self._channels, self._outputs, self._rate_hz = (
-            sound.channels, opened.channels, opened.rate_hz,
-        )  # fmt: skip
-        same = opened.rate_hz == sound.rate_hz
-        self._stream = (
-            None if same else soxr.ResampleStream(sound.rate_hz, opened.rate_hz, 1, dtype="float32")
-        )
-
-    def count_bytes(self, duration_s: float) -> int:
-        """Return the device's bytes for so many seconds."""
-        return int(2 * self._outputs * self._rate_hz * duration_s)
+        self._channels, self._outputs = sound.channels, opened.channels
+        self._stream = None
+        if opened.rate_hz != sound.rate_hz:
+            self._stream = soxr.ResampleStream(sound.rate_hz, opened.rate_hz, 1, dtype="float32")
 
     def push(self, part: bytes, gain: float, *, last: bool = False) -> bytes:
         """Return the next samples for the device: the channels' mean, in all of its channels."""
         sound = np.frombuffer(part, "<i2").reshape(-1, self._channels)
-        mono = sound.mean(axis=1, dtype=np.float32) * np.float32(gain) if len(sound) else None
-        mono = np.zeros(0, np.float32) if mono is None else mono
+        mono = sound.mean(axis=1, dtype=np.float32) * np.float32(gain)
         if self._stream is not None:
             mono = self._stream.resample_chunk(mono, last=last)
         samples = np.rint(mono).clip(-32768, 32767).astype(np.int16)

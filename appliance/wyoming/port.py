@@ -22,8 +22,7 @@ from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read
 
 log = logging.getLogger("roomscribe.wyoming")
 
-WAITING = 16
-"""Connections that the kernel keeps until they are accepted."""
+BACKLOG = 16
 LINGER_S = 1.0
 """Before a connection is closed, incoming data is read for this long: if it stayed unread, the
 kernel would reset the connection and drop our last answer."""
@@ -88,15 +87,11 @@ class Port:
         if self.advertise:
             self._advertising = asyncio.create_task(self.advertise(port))
 
-    def close(self) -> set[asyncio.Task[None]]:
-        """Stop listening; return what is still under way, cancelled."""
+    def close(self) -> None:
+        """Stop listening. What is under way ends with the loop."""
         if self._server:
             self._server.close()
         self.address = None
-        tasks = set(filter(None, [self._advertising]))
-        for task in tasks:
-            task.cancel()
-        return tasks
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = _address(writer)
@@ -160,10 +155,10 @@ def pack_error(code: str, text: str) -> bytes:
 def _open(host: str, port: int) -> socket.socket:
     """Return a listening socket; `::` includes IPv4. Raises OSError."""
     if ":" not in host:
-        return socket.create_server((host, port), backlog=WAITING)
+        return socket.create_server((host, port), backlog=BACKLOG)
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(
-        (host, port), family=socket.AF_INET6, backlog=WAITING, dualstack_ipv6=both
+        (host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=both
     )
 
 

@@ -135,7 +135,7 @@ class WyomingServer:
         if self._satellite:
             yield Port(
                 "satellite", "wyoming.satellite_port", wyoming, wyoming.satellite_port,
-                self._serve_satellite, hooks.count, hooks.report_satellite,
+                self._satellite.serve, hooks.count, hooks.report_satellite,
                 hooks.advertise_satellite, again_s,
             )  # fmt: skip
 
@@ -180,11 +180,12 @@ class WyomingServer:
         if local and self._socket_path:
             local.close()
             self._socket_path.unlink(missing_ok=True)
-        tasks = self._tasks.union(*(port.close() for port in self.ports))
-        for task in tasks:
+        for port in self.ports:
+            port.close()
+        for task in self._tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=LINGER_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LINGER_S)
 
     async def _listen_locally(self) -> asyncio.Server | None:
         """Open the UNIX socket; log why and return None if that fails."""
@@ -206,18 +207,6 @@ class WyomingServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         await self._serve_client(reader, writer, LOCAL, is_local=True)
-
-    async def _serve_satellite(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Address
-    ) -> None:
-        task = asyncio.current_task()
-        assert task
-        assert self._satellite
-        self._tasks.add(task)
-        try:
-            await self._satellite.serve(reader, writer, peer)
-        finally:
-            self._tasks.discard(task)
 
     async def _serve_client(
         self,

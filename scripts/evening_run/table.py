@@ -109,25 +109,13 @@ def usage(one: dict[str, Any]) -> str:
 
 
 def compared(names: Sequence[str], tables: Sequence[Sequence[Row]]) -> str:
-    """Return two evenings' figures side by side, and the ratio of their medians."""
-    first, second = ({row.group: row for row in rows} for rows in tables)
-    heads = ["group", "said", *(f"{name} {head}" for head in HEADS[2:4] for name in names)]
-    lines = [[*heads, "p50 ratio", "either", "WER %", "wrong", "no trace", "split"]]
-    for group in first:
-        if group not in second:
-            continue
-        one, other = first[group], second[group]
-        ratio = other.p50_ms / one.p50_ms if one.p50_ms and other.p50_ms else None
-        lines.append(
-            [
-                group, str(one.said), number(one.p50_ms), number(other.p50_ms),
-                number(one.p95_ms), number(other.p95_ms), number(ratio, 2),
-                f"{one.either} -> {other.either}",
-                f"{number(one.wer, 1)} -> {number(other.wer, 1)}",
-                f"{one.wrong} -> {other.wrong}", f"{one.no_trace} -> {other.no_trace}",
-                f"{one.split} -> {other.split}",
-            ]
-        )  # fmt: skip
+    """Return two evenings' groups side by side."""
+    second = {row.group: cells(row) for row in tables[1]}
+    lines = [[" -> ".join(names), *HEADS[1:]]]
+    for before in map(cells, tables[0]):
+        if behind := second.get(before[0]):
+            pairs = zip(before[1:], behind[1:], strict=True)
+            lines.append([before[0], *(" -> ".join(pair) for pair in pairs)])
     return columns(lines)
 
 

@@ -3,7 +3,7 @@
     scripts/measure limits [MODEL]
 
 The encoder computes: its multiply-adds take at least as long as in a large product of matrices. The
-decoder reads: the bytes of its weights, once a token, at the speed of this memory.
+decoder reads: its weights, and keys and values of the sound, once a token, at the speed of memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from appliance.convert import RuntimeGraph
 from appliance.infer import CpuEncoder, Network, Session
-from appliance.model import BUILT_IN, EMBEDDING_FILE, STEP_FILE, Bundle, load_bundle
+from appliance.model import BUILT_IN, SCREENED_FILE, Bundle, load_bundle
 
 REPEATS = 9
 SIZE = 1024
@@ -43,7 +43,7 @@ def describe_limits(bundle: Bundle) -> Iterator[str]:
     encoder, mel = CpuEncoder(bundle, 1), np.zeros((bundle.frames, bundle.n_mels), np.float32)
     states = encoder.encode(mel)
     least_s = weights / (whole if bundle.quantize == "int8" else wide) + others / wide
-    work = f"{(weights + others) / 1e9:.2f} billion multiply-adds a window"
+    work = f"{weights / 1e9:.2f} + {others / 1e9:.2f} (float32) billion multiply-adds a window"
     yield _compare(f"encoder: {work}", least_s, _seconds(lambda: encoder.encode(mel)))
     network = Network(bundle, 1)
     network.begin(states, bundle.positions)
@@ -53,7 +53,7 @@ def describe_limits(bundle: Bundle) -> Iterator[str]:
         network.rewind(0)
         network.advance([bundle.tokens.start], [0])
 
-    yield _compare(f"decoder: {size / 1e6:.1f} MB of weights a token", size / read, _seconds(step))
+    yield _compare(f"decoder: {size / 1e6:.1f} MB a token", size / read, _seconds(step))
 
 
 def multiply_adds(bundle: Bundle) -> tuple[int, int]:
@@ -66,13 +66,15 @@ def multiply_adds(bundle: Bundle) -> tuple[int, int]:
 
 
 def token_bytes(bundle: Bundle) -> int:
-    """Return the bytes of weights that a token needs: the decoder's, and the embedding as the
-    matrix of the logits."""
-    item = 1 if bundle.quantize == "int8" else 4
-    embedded = min(
-        len(bundle.kept) * bundle.d_model * item, (bundle.folder / EMBEDDING_FILE).stat().st_size
+    """Return the bytes that a token needs: the decoder's weights, the matrix of the logits, and the
+    keys and values of the sound, which are float32."""
+    heard = 8 * bundle.decoder_layers * bundle.attended * bundle.d_model
+    files = sum(file.stat().st_size for file in bundle.folder.glob("step.*"))
+    if SCREENED_FILE in bundle.files:
+        return heard + files
+    return (
+        heard + files + len(bundle.kept) * bundle.d_model * (4 if bundle.quantize == "none" else 1)
     )
-    return embedded + (bundle.folder / STEP_FILE).stat().st_size
 
 
 def _compare(what: str, least_s: float, found_s: float) -> str:

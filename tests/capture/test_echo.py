@@ -13,7 +13,9 @@ from rigs.recordings import sentences
 
 from appliance.capture.echo import BLOCK, EchoCanceller, ReferenceBuffer
 from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.portaudio import SOUND, Message
 from appliance.capture.recording import Recording
+from appliance.capture.reference import PlayedSound
 from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
@@ -211,3 +213,14 @@ def test_samples_that_the_reference_lost_leave_the_rest_where_it_was() -> None:
         10 * np.log10(np.mean(sound[-60 * FRAME_SAMPLES :].astype(float) ** 2 / np.mean(last**2)))
         > 15
     )
+
+
+def test_until_it_is_removed_well_what_is_heard_while_it_speaks_is_our_own() -> None:
+    played = PlayedSound()
+    played.push(Message(SOUND, b"", 10.0), speaks=True)
+    assert played.is_heard(10.4)
+    assert not played.is_heard(10.6)
+    played.push(Message(SOUND, b"", 20.0), speaks=False)
+    assert not played.is_heard(19.0), "a ring has no words"
+    played.is_removed = True
+    assert not played.is_heard(9.0)

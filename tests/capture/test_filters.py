@@ -79,3 +79,18 @@ def test_channels_become_one(
     sound = np.outer(tone, np.array(factors, np.float32))
     heard = np.concatenate([resampler.push(block) for block in np.split(sound, 100)])
     assert heard.std() / (tone.std() * 32767) == pytest.approx(level, abs=0.01)
+
+
+def test_of_channels_in_opposite_phase_the_louder_one_is_heard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tone = np.concatenate([np.zeros(SAMPLE_RATE, np.float32), sine(300)])
+    noises = np.random.default_rng(0).normal(0, 1e-3, (2, len(tone)))
+    for weights in (None, (0.5, 0.5)):
+        sound = (np.stack([0.95 * tone, -tone]) + noises).T.astype(np.float32)
+        resampler = Resampler(SAMPLE_RATE, weights)
+        heard = np.concatenate([resampler.push(block) for block in np.split(sound, 100)])
+        assert heard[SAMPLE_RATE:].std() / (tone[SAMPLE_RATE:].std() * 32767) > 0.95
+    assert [one.message for one in caplog.records] == 2 * [
+        "the two channels are in opposite phase: only the louder one is used"
+    ]

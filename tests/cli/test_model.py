@@ -403,6 +403,11 @@ def test_a_hef_of_the_users_own_must_be_one(desk: Desk, tmp_path: Path) -> None:
     assert (desk.models / "mine" / "encoder.hef").read_bytes() == mine
     assert "photo.hef: expected a HEF" in one_line(desk.run(*options, tmp_path / "photo.hef"))
     assert "nothing.hef" in one_line(desk.run(*options, tmp_path / "nothing.hef"))
+    networks = b"base-whisper-encoder-10s base-whisper-decoder-10s-out-seq-64"
+    for name, content in (("Whisper-Small.hef", mine), ("other.hef", mine + networks)):
+        (tmp_path / name).write_bytes(content)
+        line = one_line(desk.run(*options, tmp_path / name))
+        assert "found one with encoder and decoder, for Hailo's own speech API" in line
 
 
 def test_the_encoder_is_packed_and_the_error_reported(desk: Desk, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rigs.fuzzing import damaged, examples, is_one_line
 from rigs.waiting import until
 from rigs.wyoming import AUDIO_16K, Running, Talk, running
 
-from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
+from appliance.wyoming.protocol import Event, pack
 
 NOISE = np.random.default_rng(0).integers(-9000, 9000, 4000, np.int16).tobytes()
 ODD: tuple[Any, ...] = (
@@ -99,17 +99,3 @@ def test_nothing_is_left_of_all_these_connections(
         talk.send("audio-stop")
         assert talk.text() == ""
     assert not [one for one in caplog.records if one.levelname == "ERROR"]
-
-
-@given(st.one_of(st.binary(max_size=200), st.sampled_from(WHOLE).flatmap(damaged)))
-@examples(200)
-def test_any_line_is_a_header_or_a_protocol_error(line: bytes) -> None:
-    try:
-        header = Header.parse(line.partition(b"\n")[0])
-        event = header.event(line.partition(b"\n")[2][: header.data_length], b"")
-    except ProtocolError as error:
-        assert is_one_line(str(error))
-        return
-    assert 0 <= header.data_length <= LARGEST
-    assert 0 <= header.payload_length <= LARGEST
-    assert isinstance(event.type, str)

@@ -34,6 +34,7 @@ jinja2 = module("jinja2")
 CONFIG = ROOT / "config"
 CARD = CONFIG / "home-assistant" / "dashboard_card.yaml"
 SENTENCE, REPLY = "roomscribe_sentence.yaml", "roomscribe_reply.yaml"
+QUESTION, MUSIC = "roomscribe_question.yaml", "roomscribe_music.yaml"
 LIBRARIES = Path("/usr/lib")
 SENTENCES = ["Turn on the light!", "Gute Nacht"]
 
@@ -108,17 +109,41 @@ def runs(
     return heard(blueprint(), asked, text, before, attributes)[0]
 
 
-@pytest.mark.parametrize("name", [SENTENCE, REPLY])
+@pytest.mark.parametrize("name", [SENTENCE, REPLY, QUESTION, MUSIC])
 def test_a_blueprint_uses_every_input_and_no_other(name: str) -> None:
     plan = blueprint(name)
     head = plan.pop("blueprint")
     assert set(inputs(plan)) == set(head["input"])
-    assert head["domain"] == "automation"
+    assert head["domain"] == ("script" if name == QUESTION else "automation")
 
 
 @pytest.mark.parametrize("name", [SENTENCE, REPLY])
 def test_a_blueprint_asks_for_the_release_that_discovery_asks_for(name: str) -> None:
     assert blueprint(name)["blueprint"]["homeassistant"] == {"min_version": "2024.11.0"}
+
+
+@pytest.mark.parametrize(
+    ("payload", "found"),
+    [
+        ({"answers": [{"phrase_name": "yes", "phrase_confidence": 0.9}], "text": "Yes."}, "yes"),
+        ({"answers": [{"phrase_name": "yes", "phrase_confidence": 0.4}], "text": "Yet."}, ""),
+        ({"answers": [], "text": None}, ""),
+        ({"status": "error", "error": "another answer is expected"}, ""),
+    ],
+    ids=["sure", "unsure", "nobody", "refused"],
+)
+def test_a_question_is_answered_only_by_a_sure_sentence(
+    payload: dict[str, Any], found: str
+) -> None:
+    made = next(
+        step["variables"] for step in blueprint(QUESTION)["sequence"] if "variables" in step
+    )
+    known: dict[str, Any] = {"wait": {"trigger": {"payload_json": payload}}}
+    environment = jinja2.Environment()
+    for name, template in made.items():
+        compiled = environment.compile_expression(template[2:-2])
+        known[name] = compiled(**known)
+    assert known["answer"] == found
 
 
 def test_the_blueprint_is_not_triggered_by_an_entity_that_comes_and_goes() -> None:

@@ -50,18 +50,10 @@ def missing() -> str:
 class PulseMicrophone:
     """A PulseAudio of its own, with all that it writes below `folder`."""
 
-    def __init__(
-        self, folder: Path, rate_hz: int = 16_000, channels: int = 1, sample_format: str = "s16le"
-    ) -> None:
-        """The microphone has that rate, so many channels and samples of that (PulseAudio) format.
-
-        PulseAudio gives any other to whoever asks for it.
-        """
+    def __init__(self, folder: Path, rate_hz: int = 16_000, channels: int = 1) -> None:
+        """The microphone has that rate and so many channels; PulseAudio gives any other, too."""
         # norewinds: 50 ms at a time, as a sound card gives them; else the first come after 2 s
-        self._sink = (
-            f"sink_name={SINK} rate={rate_hz} channels={channels} format={sample_format} "
-            "norewinds=1"
-        )
+        self._sink = f"sink_name={SINK} rate={rate_hz} channels={channels} format=s16le norewinds=1"
         self._folder = folder.resolve()
         self._socket = self._folder / "native"
         self._server: subprocess.Popen[bytes] | None = None
@@ -163,10 +155,6 @@ class PulseMicrophone:
     def mute(self, on: bool) -> None:
         """As in a mixer: it gives nothing but zeros."""
         self._ask("set-source-mute", f"{SINK}.monitor", "1" if on else "0")
-
-    def suspend(self, on: bool) -> None:
-        """The server lets go of the device, as it does when the machine sleeps."""
-        self._ask("suspend-sink", SINK, "1" if on else "0")
 
     def listeners(self) -> int:
         """How many programs have it open."""

@@ -69,7 +69,7 @@ def test_a_stopped_sound_ends_at_once_also_if_it_waits(tmp_path: Path) -> None:
 def test_the_queue_is_bounded_and_a_sound_too_many_fails(tmp_path: Path) -> None:
     with playing(tmp_path / "sound") as player:
         sound = player.speaker.begin(16_000, 1, Kind.ANSWER, lambda _: None)
-        taken = [sound.write(TONE) for _ in range(30)]
+        taken = [sound.write(TONE * 200) for _ in range(8)]
         assert taken[0]
         assert not taken[-1]
         endings: list[Ending] = []
@@ -94,6 +94,12 @@ def test_without_a_device_a_sound_fails_with_a_problem(
         assert player.endings == {sound: Ending.FAILED}
         assert not player.speaker.available
         assert (player.problems[-1] or "").startswith(problem)
+
+
+def test_a_missing_device_is_known_before_the_first_sound(tmp_path: Path) -> None:
+    with playing(tmp_path / "sound", device="missing") as player:
+        until(lambda: player.problems == ["no loudspeaker found"])
+        assert not player.speaker.available
 
 
 def test_a_person_who_speaks_lowers_the_sound(tmp_path: Path) -> None:

@@ -61,15 +61,16 @@ def device(around: Surroundings) -> Outcome:
     nodes = diagnosis.nodes()
     driver = diagnosis.driver_version()
     if not nodes:
-        if chip := diagnosis.on_the_bus():
+        if diagnosis.pci_ids():
             return failed(
                 "a Hailo is on the PCI bus but has no device node: no driver is loaded",
-                f"run `{chip.install}` and restart the machine; if that changes nothing, "
-                "`dkms status` says whether the driver was built for this kernel",
+                f"run `{diagnosis.generation().install}` and restart the machine; if that changes "
+                "nothing, `sudo dkms status` says whether the driver was built for this kernel "
+                "(it needs linux-headers-$(uname -r))",
             )
         if around.settings.encoder.backend == "hailo":
             return failed(f"[encoder] backend is hailo, but {ABSENT}", SEATING)
-        return skipped(ABSENT)
+        return skipped(f"{ABSENT}{_unused_hef(around)}")
     for node in nodes:
         if not os.access(node, os.R_OK | os.W_OK):
             return failed(
@@ -80,7 +81,17 @@ def device(around: Surroundings) -> Outcome:
     found = f"{', '.join(map(str, nodes))}, driver {driver or 'version unknown'}"
     if diagnosis.lacks_small_pages():
         found += f"; with pages of {diagnosis.PAGE_BYTES} bytes write {diagnosis.small_pages()}"
+    if warning := diagnosis.may_hang():
+        found += f"; {warning}"
     return ok(found)
+
+
+def _unused_hef(around: Surroundings) -> str:
+    """Return what to do if the model was added for a chip, which is not found; else empty."""
+    from appliance.model import HEF_FILE, find_bundle
+
+    folder = find_bundle(around.settings.model.bundle)
+    return f", but the model is for one: {SEATING}" if (folder / HEF_FILE).exists() else ""
 
 
 def library(around: Surroundings) -> Outcome:
@@ -207,7 +218,8 @@ def compare(around: Surroundings, bundle: Bundle) -> Outcome:
     found, expected = (each.states.astype(np.float64).ravel() for each in (chip, cpu))
     lengths = float(np.linalg.norm(found) * np.linalg.norm(expected))
     cosine = float(found @ expected) / lengths if lengths else 0.0
-    return judge(cosine, cpu_text, npu_text, f"{npu_ms:.0f} ms, on the CPU {cpu.encode_ms:.0f} ms")
+    took = f"{npu_ms:.0f} ms of at most {npu.job_ms} ms, on the CPU {cpu.encode_ms:.0f} ms"
+    return judge(cosine, cpu_text, npu_text, took)
 
 
 def judge(cosine: float, cpu_text: str, npu_text: str, took: str) -> Outcome:

@@ -10,19 +10,21 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from appliance.cli.doctor.daemon import ask_daemon
 from appliance.config import Settings, default_path, slug
+from appliance.errors import RoomscribeError
 
 PACKAGES = (
-    "roomscribe", "hailo-all", "hailo-h10-all", "hailort", "hailo-dkms", "python3-hailort",
-    "python3-numpy", "python3-onnxruntime", "libportaudio2",
+    "roomscribe", "dkms", "raspi-firmware", "python3-numpy", "python3-onnxruntime", "libportaudio2"
 )  # fmt: skip
+"""Beside those of a Hailo."""
 OF_DAEMON = (
     "status", "reasons", "encoder", "model", "uptime_s", "transcripts", "npu_failovers",
     "latency_ms_p50", "latency_ms_p95", "npu_temperature_c", "soc_temperature_c", "throttling",
@@ -46,12 +48,12 @@ def write_report(
     names. Raises OSError."""
     answer = ask_daemon(settings, "state") | ask_daemon(settings, "stats")
     running = {name: answer[name] for name in OF_DAEMON if name in answer}
-    findings = {"machine": machine(), "daemon": running} | findings
+    findings = {"machine": machine(settings), "daemon": running} | findings
     found = redact(findings, private_texts(configuration))
     file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def machine() -> dict[str, Any]:
+def machine(settings: Settings) -> dict[str, Any]:
     """Return the hardware's model and the versions of the software, without names."""
     from appliance.infer import diagnosis
 
@@ -67,20 +69,43 @@ def machine() -> dict[str, Any]:
         "system": system[1] if system else "unknown",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "hailo_driver": diagnosis.driver_version(),
-        "packages": _package_versions(),
+        "packages": _package_versions((*PACKAGES, *diagnosis.packages())),
+        "hailo": _hailo(settings),
     }
 
 
-def _package_versions() -> dict[str, str]:
-    """Return the versions of the installed packages in PACKAGES."""
-    if not shutil.which("dpkg-query"):
-        return {}
+def _hailo(settings: Settings) -> dict[str, Any]:
+    """Return what the kernel knows of a Hailo: chips, links, nodes, drivers and its log; and the
+    model's HEF."""
+    from appliance.infer import diagnosis
+    from appliance.model import HEF_FILE, MANIFEST, find_bundle
+
+    hef = None
+    with suppress(OSError, ValueError, RoomscribeError):
+        manifest = find_bundle(settings.model.bundle) / MANIFEST
+        hef = json.loads(manifest.read_text(encoding="utf-8"))["files"].get(HEF_FILE)
+    log = _output("journalctl", "--dmesg", "--output=cat", "--grep=hailo", "--lines=30")
+    return diagnosis.system_facts() | {
+        "hef": hef,
+        "dkms": _output("/usr/sbin/dkms", "status").splitlines(),
+        "kernel_log": log.splitlines(),
+    }
+
+
+def _output(*command: str) -> str:
+    """Return what a program prints; empty if it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout
+
+
+def _package_versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
     form = "${Package} ${Version} ${db:Status-Abbrev}\n"
-    done = subprocess.run(
-        ["dpkg-query", "-W", "-f", form, *PACKAGES], capture_output=True, text=True, check=False
-    )
-    lines = (line.split() for line in done.stdout.splitlines())
+    known = (_output("dpkg-query", "-W", "-f", form, name) for name in names)
+    lines = (line.split() for line in known)
     return {words[0]: words[1] for words in lines if len(words) == 3 and words[2] == "ii"}
 
 

@@ -65,21 +65,19 @@ def ask_speaker(context: Context, answers: Answers) -> Answers:
     if not dialog.interactive:
         dialog.say("on" if answers.speaker else "off")
         return answers
+    names = [NO_SPEAKER]
     try:
-        devices = list_microphones(LOUDSPEAKER)
+        names = [*names_to_configure(list_microphones(LOUDSPEAKER)), NO_SPEAKER]
     except DeviceError as error:
         dialog.report(error)
-        return answers
-    if not devices:
+    if len(names) == 1:
         dialog.say("No loudspeaker found. Run setup again once there is one.")
         return answers
-    names = names_to_configure(devices)
-    for number, name in enumerate([*names, NO_SPEAKER], 1):
+    for number, name in enumerate(names, 1):
         dialog.say(f"{number:3} {name}")
-    configured = answers.speaker_device if answers.speaker_device in names else names[0]
-    present = configured if answers.speaker else NO_SPEAKER
+    present = (answers.speaker_device or names[0]) if answers.speaker else NO_SPEAKER
     while True:
-        name = dialog.choose("Which loudspeaker answers?", [*names, NO_SPEAKER], present)
+        name = dialog.choose("Which loudspeaker answers?", names, present)
         if name == NO_SPEAKER:
             return replace(answers, speaker=False)
         settings = replace(context.settings.speaker, device=name)

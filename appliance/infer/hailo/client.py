@@ -35,7 +35,6 @@ class NpuProcess:
         """Identity, versions and readings of the chip; empty until it is open."""
         self._order, self._input = order, b""
         self._begun_s = time.monotonic()
-        self._job_ms = 0
         memory = os.memfd_create("roomscribe-npu", os.MFD_CLOEXEC)
         try:
             os.truncate(memory, SharedArrays.size(order.mel, order.states))
@@ -76,7 +75,7 @@ class NpuProcess:
         self._arrays.mel[0] = mel
         with suppress(BrokenPipeError):  # what it said last tells why
             os.write(self._pipe(self._process.stdin), b"\n")
-        limit_ms = self._job_ms + self._order.limits.answer_ms
+        limit_ms = self.facts["job_limit_ms"] + self._order.limits.answer_ms
         deadline_s = time.monotonic() + limit_ms / 1000
         while not any("done" in answer for answer in self._receive(deadline_s - time.monotonic())):
             if time.monotonic() >= deadline_s:
@@ -123,7 +122,6 @@ class NpuProcess:
             if "error" in answer:
                 raise NpuError(answer["cause"], answer["error"])
             self.facts = answer.get("facts", self.facts)
-            self._job_ms = answer.get("job_ms", self._job_ms)
         return answers
 
     @staticmethod

@@ -8,9 +8,11 @@ published driver sources, 4.18 to 5.3. No fix was tried on a machine with a Hail
 from __future__ import annotations
 
 import os
+import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,24 +46,28 @@ _PCI, _VENDOR = "sys/bus/pci/devices/*/vendor", "0x1e60"
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Chips with one driver. A machine may have both drivers; the node or the chip decides."""
+    """Chips with one driver and one library. A machine may have the drivers of several."""
 
     major: int
     """Of HailoRT's version."""
-    node: str
-    module: str
     pci_device: str
+    module: str
     install: str
     """Driver, library and binding, with dkms, which builds the driver for the kernel."""
-    packages: str
-    """What to bring up to date, and nothing else: on a machine with a Hailo-10H, a full upgrade
-    has replaced its library by that of the Hailo-8."""
+    packages: tuple[str, ...]
+    """All that must have one version, of Raspberry Pi OS bookworm and trixie, and Hailo's own."""
+    large_pages: bool
+    """True if the driver takes the kernel's pages, and has to be told to take smaller ones."""
 
     @property
     def upgrade(self) -> str:
-        """What to run for one version of everything."""
-        update = f"sudo apt update && sudo apt install --only-upgrade {self.packages}"
-        return f"run `{update}` and restart the machine"
+        """What to run for one version of everything that is installed, and nothing else: on a
+        machine with a Hailo-10H, a full upgrade has replaced its library by that of the Hailo-8."""
+        status = _read(_root() / "var/lib/dpkg/status")
+        installed = set(re.findall(r"^Package: (.+)\nStatus: install ok installed$", status, re.M))
+        names = " ".join(name for name in self.packages if name in installed)
+        command = f"sudo apt install --only-upgrade {names}" if names else self.install
+        return f"run `sudo apt update && {command}` and restart the machine"
 
     def read(self, file: str) -> str:
         """The text of a file of the loaded driver; "" without it."""
@@ -70,37 +76,72 @@ class Generation:
 
 GENERATIONS = (
     Generation(
-        4, "dev/hailo0", "hailo_pci", "0x2864", "sudo apt install dkms hailo-all",
-        "hailo-all hailo-dkms hailort python3-hailort",
+        4, "0x2864", "hailo_pci", "sudo apt install dkms hailo-all",
+        ("hailo-all", "hailo-dkms", "hailort-pcie-driver", "hailofw", "hailort", "python3-hailort"),
+        large_pages=True,
     ),
     Generation(
-        5, "dev/h1x-0", "hailo1x_pci", "0x45c4", "sudo apt install dkms hailo-h10-all",
-        "hailo-h10-all h10-hailort-pcie-driver h10-hailort python3-h10-hailort",
+        5, "0x45c4", "hailo1x_pci", "sudo apt install dkms hailo-h10-all",
+        ("hailo-h10-all", "h10-hailort-pcie-driver", "h10-hailort", "python3-h10-hailort"),
+        large_pages=False,  # 5.x takes the smaller of 4096 and the page (linux/pcie/src/pcie.c)
     ),
 )  # fmt: skip
-"""Hailo-8 and 8L; Hailo-10H. Nodes, modules and PCI ids are those of the drivers' sources, packages
-those of Raspberry Pi OS."""
+"""Hailo-8 and 8L; Hailo-10H. Modules and PCI ids are those of the drivers' sources."""
+OWN_NODE = "dev/h1x-0"
+"""Of a Hailo-10H since driver 5.3; before, and of the others always, it is dev/hailo0."""
+NODES = ("dev/hailo0", OWN_NODE)
+NEW_KERNEL = (6, 12)
+"""Driver 4.x is reported to hang on it: HANGS."""
+HANGS = "https://github.com/hailo-ai/hailort-drivers/issues/44"
 
 
 def nodes() -> list[Path]:
     """Return the device nodes; none without a chip or a driver."""
-    return [path for one in GENERATIONS if (path := _root() / one.node).exists()]
+    return [path for node in NODES if (path := _root() / node).exists()]
 
 
-def on_the_bus() -> Generation | None:
-    """Return the generation of a chip that is on the PCI bus, with or without a driver."""
-    for vendor in sorted(_root().glob(_PCI)):
-        if _read(vendor) == _VENDOR:
-            device = _read(vendor.with_name("device"))
-            return next((one for one in GENERATIONS if one.pci_device == device), GENERATIONS[0])
-    return None
+def pci_ids() -> list[str]:
+    """Return the PCI device ids of the Hailos on the bus, with or without a driver."""
+    vendors = sorted(_root().glob(_PCI))
+    return [_read(each.with_name("device")) for each in vendors if _read(each) == _VENDOR]
 
 
 def generation() -> Generation:
-    """Return the generation of this machine's chip: by node, bus or driver; else the first."""
-    of_node = (one for one in GENERATIONS if (_root() / one.node).exists())
-    loaded = (one for one in GENERATIONS if one.read("version"))
-    return next(of_node, None) or on_the_bus() or next(loaded, GENERATIONS[0])
+    """Return the generation of this machine's chip: by PCI id, else by a node that only one has,
+    else by the only loaded driver; else the first."""
+    first, second = GENERATIONS
+    on_bus = [one for one in GENERATIONS if one.pci_device in pci_ids()]
+    loaded = [one for one in GENERATIONS if one.read("version")]
+    if on_bus:
+        return on_bus[0]
+    if (_root() / OWN_NODE).exists():
+        return second
+    return loaded[0] if len(loaded) == 1 else first
+
+
+def packages() -> list[str]:
+    """Return the names of the packages of all chips."""
+    return [name for one in GENERATIONS for name in one.packages]
+
+
+def system_facts() -> dict[str, Any]:
+    """Return what the kernel shows of a Hailo, for a report."""
+    links = sorted(each.parent / "current_link_speed" for each in _root().glob(_PCI))
+    found = [file for file in links if _read(file.with_name("vendor")) == _VENDOR]
+    return {
+        "pci_ids": pci_ids(),
+        "link_speeds": [_read(file) for file in found],
+        "nodes": [str(node) for node in nodes()],
+        "drivers": {one.module: one.read("version") for one in GENERATIONS if one.read("version")},
+    }
+
+
+def may_hang(kernel: str = platform.release()) -> str:
+    """Return a warning if this driver is reported to hang on this kernel; else empty."""
+    version = driver_version() or ""
+    if not version.startswith("4.") or _numbers(kernel)[:2] < NEW_KERNEL:
+        return ""
+    return f"driver {version} is reported to hang after hours on kernels since 6.12 ({HANGS})"
 
 
 def driver_version() -> str | None:
@@ -115,8 +156,9 @@ def owners() -> list[Holder]:
 
 def lacks_small_pages(page_bytes: int = PAGE_BYTES) -> bool:
     """True if pages are too large for the chip and the driver is not set to smaller ones."""
-    forced = generation().read("parameters/force_desc_page_size")
-    return page_bytes > FORCED_PAGE and forced != str(FORCED_PAGE)
+    chip = generation()
+    forced = chip.read("parameters/force_desc_page_size") == str(FORCED_PAGE)
+    return chip.large_pages and page_bytes > FORCED_PAGE and not forced
 
 
 def small_pages() -> str:
@@ -171,9 +213,11 @@ CAUSES: dict[int | None, str] = {
 TEXTS = {
     "absent": ABSENT,
     "busy": "the chip is in use by {owners}; stop that, or share the chip: [encoder] share = true, "
-    "in every program that uses it",
-    "driver": "{doing}: the driver refused; restart the machine: the package's udev rule "
-    "(70-roomscribe.rules) and its unit let this user use the chip from then on",
+    "in every program that uses it (Frigate cannot)",
+    "forbidden": "{doing}: this user may not open the chip; restart the machine: the package's "
+    "udev rule (70-roomscribe.rules) and its unit allow it from then on",
+    "driver": "{doing}: the driver refused; switch the machine off and on (after an upgrade the "
+    "old firmware stays until then), and if that does not help, {upgrade}",
     "versions differ": "library, driver, firmware and service must be of one version, found "
     "HailoRT {library} and driver {driver}; {upgrade}; if the firmware alone is old, switch the "
     "machine off and on",
@@ -183,7 +227,8 @@ TEXTS = {
     "set [encoder] share = false",
     "timeout": "{doing}: the chip did not answer in time; if it stays away, sudo systemctl restart "
     "roomscribe, or restart the machine",
-    "memory": "{doing}: no memory for DMA is left; give Linux more: cma=512M on the command line",
+    "memory": "{doing}: no memory for DMA is left; write dtoverlay=cma,cma-512 into "
+    "/boot/firmware/config.txt and restart the machine",
     "large pages": f"{{doing}}: expected pages of {FORCED_PAGE} bytes, found {PAGE_BYTES}; "
     "put {pages} and restart the machine",
     "numpy": "{doing}: HailoRT {library}'s Python binding seems to be built for NumPy 1, found "
@@ -214,6 +259,8 @@ def _cause(status: int | None, library: str) -> str:
     """The cause, by the status and, where that has several, by what the machine looks like."""
     if status == 74:
         return "busy" if nodes() else "absent"
+    if status == 36 and not all(os.access(node, os.R_OK | os.W_OK) for node in nodes()):
+        return "forbidden"
     if status == 8 and lacks_small_pages():
         return "large pages"
     # to a binding with pybind11 before 2.12, the buffers of NumPy 2 look empty

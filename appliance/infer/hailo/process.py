@@ -50,7 +50,7 @@ def _beat(arrays: SharedArrays) -> None:
 def _serve(order: Order, arrays: SharedArrays, output: int) -> None:
     """Open the chip and encode until the pipe is closed. Raises NpuError."""
     npu = open_chip(order)
-    _send(output, **_describe(npu), job_ms=npu.job_ms)
+    _send(output, **_describe(npu))
     read_s = time.monotonic()
     for _ in sys.stdin.buffer:
         arrays.states[:] = npu.encode(arrays.mel[0])
@@ -65,6 +65,7 @@ def _serve(order: Order, arrays: SharedArrays, output: int) -> None:
 def _describe(npu: Npu) -> dict[str, Any]:
     """Return the chip's identity, versions and readings, as `FailoverEncoder.facts` has them."""
     facts = {
+        "job_limit_ms": npu.job_ms,
         "chip": npu.chip,
         "firmware": npu.identity.firmware,
         "driver": diagnosis.driver_version(),

@@ -32,6 +32,7 @@ from appliance.infer import (
 from appliance.lab.benchmark.steps import decode_through
 from appliance.model import Bundle
 from appliance.records import Mel, States
+from appliance.system import one_line
 
 PAD = 0
 """Token behind the last one, as in Hailo's calibration sets; no token attends to later ones."""
@@ -47,27 +48,19 @@ class DecoderFiles:
     def __init__(self, bundle: Bundle, folder: Path) -> None:
         """Open the files below `folder` for the model of `bundle`. Raises ModelError."""
         self.bundle, self.hef = bundle, _find(folder, "*decoder*.hef")
-        tokens = _find(folder, "token_embedding_weight*.npy")
-        places = _find(folder, "onnx_add_input*.npy")
-        self._embedding, positions = _table(tokens), _table(places)
-        self._positions = np.array(positions.reshape(-1, positions.shape[-1]), np.float32)
-        wanted = (bundle.vocabulary_size, bundle.d_model)
-        if self._embedding.shape != wanted:
-            raise _misfit(bundle, tokens, f"shape {wanted}", self._embedding)
-        if self._positions.shape[1] != bundle.d_model:
-            raise _misfit(bundle, places, f"rows of {bundle.d_model} numbers", positions)
-
-    @property
-    def most(self) -> int:
+        self._embedding = _table(folder, "token_embedding_weight*.npy", bundle.d_model)
+        self._positions = _table(folder, "onnx_add_input*.npy", bundle.d_model)
+        self.most = len(self._positions)
         """Most tokens of a sequence, prompt included."""
-        return len(self._positions)
+        if len(self._embedding) != bundle.vocabulary_size:
+            raise ModelError(f"{folder}: the token embedding is not that of {bundle.name}; {FIX}")
 
     def embed(self, tokens: Sequence[int], length: int) -> NDArray[np.float32]:
         """Return (length, d_model) float32: token plus position embeddings of `tokens`, padded."""
         sequence = np.full(length, PAD)
         sequence[: len(tokens)] = tokens
-        embedded: NDArray[np.float32] = self._embedding[sequence].astype(np.float32)
-        return embedded + self._positions[:length]
+        embedded: NDArray[np.float32] = self._embedding[sequence] + self._positions[:length]
+        return embedded
 
 
 def _find(folder: Path, pattern: str) -> Path:
@@ -78,25 +71,14 @@ def _find(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _table(file: Path) -> NDArray[np.floating]:
-    """Return the memory-mapped numbers of a .npy file. Raises ModelError."""
+def _table(folder: Path, pattern: str, width: int) -> NDArray[np.float32]:
+    """Return the rows (n, width) of the only .npy file of that name. Raises ModelError."""
+    file = _find(folder, pattern)
     try:
-        table: NDArray[np.floating] = np.lib.format.open_memmap(file, mode="r")
-    except (OSError, ValueError) as error:
-        found = " ".join(str(error).split())
-        raise ModelError(f"{file}: expected a table of numbers (.npy), found: {found}") from error
-    if table.dtype.kind != "f" or table.ndim < 2:
-        raise ModelError(
-            f"{file}: expected a table of floating-point numbers, found {table.dtype} of shape "
-            f"{table.shape}"
-        )
-    return table
-
-
-def _misfit(bundle: Bundle, file: Path, expected: str, table: NDArray[np.floating]) -> ModelError:
-    return ModelError(
-        f"{file}: expected {expected} for model {bundle.name}, found shape {table.shape}; {FIX}"
-    )
+        return np.load(file).astype(np.float32).reshape(-1, width)  # type: ignore[no-any-return]
+    except (OSError, ValueError, TypeError) as error:
+        found = one_line(error)
+        raise ModelError(f"{file}: expected rows of {width} numbers, found: {found}") from error
 
 
 class NpuDecoder(StepNetwork):

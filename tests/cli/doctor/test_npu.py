@@ -53,8 +53,12 @@ def with_encoder(around: Surroundings, **encoder: object) -> Surroundings:
 
 
 def test_without_a_hailo_its_checks_are_skipped(simulator: Simulator, around: Surroundings) -> None:
-    for look in (npu.device, npu.library, npu.chip, npu.owner, npu.self_test):
-        assert look(around) == Outcome("skipped", npu.ABSENT)
+    for look in EVERY:
+        found = look(around)
+        assert found.status == "skipped" and found.found.startswith(npu.ABSENT)
+    assert "the model is for one: check its cable" in npu.device(around).found
+    plain = replace(around, settings=Settings(model=ModelSettings(bundle=str(BUILT_IN))))
+    assert npu.device(plain) == Outcome("skipped", npu.ABSENT)
 
 
 def test_a_hailo_that_is_wanted_and_not_there_is_a_fault(
@@ -122,9 +126,25 @@ def test_the_library_of_another_chip_is_a_fault_with_a_fix_of_its_own(
     assert (found.status, "this chip needs HailoRT 5" in found.found) == ("failed", True)
     assert found.fix.startswith("run `sudo apt install dkms hailo-h10-all`")
     assert diagnosis.driver_version() == "5.3.0"
-    assert "options hailo1x_pci force_desc_page_size=4096" in diagnosis.small_pages()
-    assert "h10-hailort" in diagnosis.generation().upgrade
     assert all("full-upgrade" not in text for text in diagnosis.TEXTS.values())
+
+
+def test_a_healthy_hailo_10h_with_the_node_of_a_hailo_8_passes(
+    simulator: Simulator, around: Surroundings, built_in: Bundle, tmp_path: Path
+) -> None:
+    simulator.plug(version="5.1.1", driver="5.1.1", chip="HAILO10H")
+    simulator.forget()
+    modules = simulator.folder / "sys/module"
+    (modules / "hailo_pci").rename(modules / "hailo1x_pci")
+    vendor = simulator.folder / "sys/bus/pci/devices/0001:01:00.0/vendor"
+    vendor.parent.mkdir(parents=True)
+    vendor.write_text("0x1e60\n", encoding="ascii")
+    vendor.with_name("device").write_text("0x45c4\n", encoding="ascii")
+    model = with_hef(built_in, tmp_path / "for10h", "HAILO10H").folder
+    around = replace(around, settings=Settings(model=ModelSettings(bundle=str(model))))
+    found = {look.__name__: look(around) for look in EVERY}
+    assert {one.status for one in found.values()} == {"ok"}, found
+    assert "driver 5.1.1" in found["device"].found
 
 
 def test_texts_that_the_npu_did_not_hear_are_a_fault(

@@ -68,6 +68,8 @@ def test_the_report_has_what_the_running_daemon_counted(tmp_path: Path, built_in
     found = json.loads(out.read_text(encoding="utf-8"))
     running = found["daemon"]
     assert (running["encoder"], running["npu_failovers"]) == ("hailo8", 0)
+    assert found["machine"]["hailo"]["hef"].keys() == {"sha256", "size"}
+    assert found["machine"]["hailo"]["drivers"] == {"hailo_pci": "4.23.0"}
     assert running["npu_temperature_c"] == 51.5 and running["uptime_s"] > 0
     checks = {one["name"]: one for one in found["checks"]}
     assert checks["self-test on the NPU"]["status"] == "skipped", "the daemon uses the chip"

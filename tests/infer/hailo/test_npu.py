@@ -89,7 +89,7 @@ STATUSES = [
     (74, "busy", "in use by"),
     (76, "versions differ", "found HailoRT 4.23.0 and driver 4.23.0"),
     (77, "service", "does not answer"),
-    (81, "memory", "cma=512M"),
+    (81, "memory", "dtoverlay=cma,cma-512"),
     (82, "unknown", "HAILO_QUEUE_IS_FULL"),
     (91, "hef refused", "damaged"),
     (93, "hef refused", "it is for another chip"),
@@ -117,7 +117,7 @@ def test_driver_and_library_of_different_versions_are_both_named(
     error = refusal(hef_bundle)
     assert error.cause == "versions differ"
     assert "HailoRT 4.23.0 and driver 4.22.0" in str(error)
-    assert "--only-upgrade hailo-all" in str(error)
+    assert "apt update && sudo apt install dkms hailo-all" in str(error)
 
 
 def test_no_chip_and_a_chip_of_somebody_else_are_told_apart(

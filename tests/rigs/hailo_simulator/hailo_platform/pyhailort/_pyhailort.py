@@ -24,10 +24,8 @@ DEFAULTS: dict[str, Any] = {
     "driver": "4.23.0",
     "chip": "HAILO8",
     "latency_ms": 31.0,
-    "open_ms": 0.0,
     "import_error": "",
     "busy": False,
-    "forbidden": False,
     "dead": False,
     "service": True,
     "service_version": "",
@@ -38,7 +36,6 @@ DEFAULTS: dict[str, Any] = {
     "hang_s": 3.0,
     "ignore_abort": False,
     "close_s": 10.0,
-    "empty_nbytes": False,
     "round_int8": False,
     "noise_db": 0.0,
     "nan_jobs": [],
@@ -171,8 +168,6 @@ def open_node() -> int:
     """The node's descriptor, after what the driver is asked first."""
     if not scan():
         fail(74)
-    if setting("forbidden"):
-        fail(36)
     if setting("driver") != setting("version"):
         fail(76)
     return os.open(FOLDER / NODE, os.O_RDONLY)
@@ -250,7 +245,6 @@ def _typed(value: Any, wanted: type) -> Any:
 
 class VDevice:
     def __init__(self, params: VDeviceParams) -> None:
-        time.sleep(setting("open_ms") / 1000)
         alone = setting("chip") == "HAILO10H"
         if params.multi_process_service:
             if alone and setting("version") != "5.0.0":
@@ -392,7 +386,7 @@ def _checked(edges: list[Edge], buffers: Buffers) -> dict[str, np.ndarray]:
     found = {}
     for edge in edges:
         array = buffers.get(edge.name)
-        if array is None or (0 if setting("empty_nbytes") else array.nbytes) != edge.nbytes:
+        if array is None or array.nbytes != edge.nbytes:
             fail(OPERATION)
         assert array is not None
         found[edge.name] = array
