@@ -213,7 +213,7 @@ def compare(around: Surroundings, bundle: Bundle) -> Outcome:
         npu_ms = 1000 * (time.perf_counter() - begun_s)
     finally:
         npu.close()
-    cpu, chip = transcriber.begin(request), Encoded(request, states, npu.chip, npu_ms)
+    cpu, chip = transcriber.begin(request), Encoded(request, states, npu.name, npu_ms)
     cpu_text, npu_text = (transcriber.decode(each).text for each in (cpu, chip))
     found, expected = (each.states.astype(np.float64).ravel() for each in (chip, cpu))
     lengths = float(np.linalg.norm(found) * np.linalg.norm(expected))

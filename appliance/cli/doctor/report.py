@@ -57,6 +57,7 @@ def machine(settings: Settings) -> dict[str, Any]:
     """Return the hardware's model and the versions of the software, without names."""
     from appliance.infer import diagnosis
 
+    of_hailo = [name for one in diagnosis.GENERATIONS for name in one.packages]
     memory = re.search(r"MemTotal:\s+(\d+) kB", _read("/proc/meminfo"))
     processor = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
     system = re.search(r'^PRETTY_NAME="?([^"\n]+)', _read("/etc/os-release"), re.MULTILINE)
@@ -69,7 +70,7 @@ def machine(settings: Settings) -> dict[str, Any]:
         "system": system[1] if system else "unknown",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": _package_versions((*PACKAGES, *diagnosis.packages())),
+        "packages": _package_versions((*PACKAGES, *of_hailo)),
         "hailo": _hailo(settings),
     }
 

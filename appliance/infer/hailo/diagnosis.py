@@ -102,8 +102,13 @@ def nodes() -> list[Path]:
 
 def pci_ids() -> list[str]:
     """Return the PCI device ids of the Hailos on the bus, with or without a driver."""
+    return _of_each("device")
+
+
+def _of_each(name: str) -> list[str]:
+    """Return a file's text of each Hailo on the bus."""
     vendors = sorted(_root().glob(_PCI))
-    return [_read(each.with_name("device")) for each in vendors if _read(each) == _VENDOR]
+    return [_read(each.with_name(name)) for each in vendors if _read(each) == _VENDOR]
 
 
 def generation() -> Generation:
@@ -119,18 +124,11 @@ def generation() -> Generation:
     return loaded[0] if len(loaded) == 1 else first
 
 
-def packages() -> list[str]:
-    """Return the names of the packages of all chips."""
-    return [name for one in GENERATIONS for name in one.packages]
-
-
 def system_facts() -> dict[str, Any]:
     """Return what the kernel shows of a Hailo, for a report."""
-    links = sorted(each.parent / "current_link_speed" for each in _root().glob(_PCI))
-    found = [file for file in links if _read(file.with_name("vendor")) == _VENDOR]
     return {
         "pci_ids": pci_ids(),
-        "link_speeds": [_read(file) for file in found],
+        "link_speeds": _of_each("current_link_speed"),
         "nodes": [str(node) for node in nodes()],
         "drivers": {one.module: one.read("version") for one in GENERATIONS if one.read("version")},
     }

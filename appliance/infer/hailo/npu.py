@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from appliance.infer.encoder import Encoder
 from appliance.infer.hailo.device import (
     RED,
     Identity,
@@ -30,7 +31,6 @@ from appliance.infer.hailo.shared import LIMITS, NpuLimits, Order, make_order
 from appliance.model import Bundle
 from appliance.records import Mel, States
 
-GROUP = "SHARED"
 TRIAL_JOBS, PATIENCE = 3, 6
 """Jobs that are timed when the chip is opened, and the limit by the median of their times."""
 
@@ -54,7 +54,7 @@ def open_chip(order: Order) -> Npu:
     return npu
 
 
-class Npu:
+class Npu(Encoder):
     """A chip with the encoder. For one thread; must not be forked.
 
     A failed job may go on and write: end the process then. Opening holds the interpreter's lock for
@@ -87,7 +87,7 @@ class Npu:
             raise too_hot(self.readings)
 
     @property
-    def chip(self) -> str:
+    def name(self) -> str:
         """hailo8, hailo8l or hailo10h."""
         return self.identity.chip
 
@@ -129,8 +129,8 @@ class Npu:
         parameters = self.binding.VDevice.create_params()
         parameters.scheduling_algorithm = self.binding.HailoSchedulingAlgorithm.ROUND_ROBIN
         if self._order.share:
-            parameters.group_id = GROUP
-            parameters.multi_process_service = self.chip != "hailo10h"
+            parameters.group_id = "SHARED"
+            parameters.multi_process_service = self.identity.chip != "hailo10h"
         return parameters
 
     def _check(self, inputs: Shapes, outputs: Shapes) -> None:

@@ -66,7 +66,7 @@ def _describe(npu: Npu) -> dict[str, Any]:
     """Return the chip's identity, versions and readings, as `FailoverEncoder.facts` has them."""
     facts = {
         "job_limit_ms": npu.job_ms,
-        "chip": npu.chip,
+        "chip": npu.name,
         "firmware": npu.identity.firmware,
         "driver": diagnosis.driver_version(),
         "library": str(npu.binding.__version__),

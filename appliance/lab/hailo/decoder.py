@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from appliance.config import Settings
 from appliance.errors import ModelError
 from appliance.infer import (
-    Encoder,
     Npu,
     NpuError,
     Step,
@@ -31,7 +30,7 @@ from appliance.infer import (
 )
 from appliance.lab.benchmark.steps import decode_through
 from appliance.model import Bundle
-from appliance.records import Mel, States
+from appliance.records import States
 from appliance.system import one_line
 
 PAD = 0
@@ -151,26 +150,6 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0] * shape[1], shape[2]
 
 
-class _ChipEncoder(Encoder):
-    """The encoder of an open chip for a transcriber; nothing takes its place if it fails."""
-
-    def __init__(self, npu: Npu) -> None:
-        self._npu = npu
-
-    @property
-    def name(self) -> str:
-        """See Encoder."""
-        return self._npu.chip
-
-    def encode(self, mel: Mel) -> States:
-        """See Encoder. Raises NpuError."""
-        return self._npu.encode(mel)
-
-    def close(self) -> None:
-        """Free the chip."""
-        self._npu.close()
-
-
 @contextmanager
 def open_on_npu(
     settings: Settings, bundle: Bundle, folder: Path | None = None
@@ -181,8 +160,6 @@ def open_on_npu(
 
     Raises ModelError, and NpuError as soon as the chip fails.
     """
-    if bundle.hef is None:
-        raise ModelError(f"{bundle.folder}: has no HEF: roomscribe model add NAME --hef hailo8")
     files = DecoderFiles(bundle, folder or bundle.folder)
     plain = replace(
         settings,
@@ -192,7 +169,6 @@ def open_on_npu(
         assist=replace(settings.assist, phrase=""),
     )
     with open_transcriber(plain, bundle) as transcriber:
-        npu = open_npu(bundle, share=settings.encoder.share)
-        transcriber.encoder = _ChipEncoder(npu)
+        transcriber.encoder = npu = open_npu(bundle, share=settings.encoder.share)
         decode_through(transcriber, NpuDecoder(npu, files))
         yield transcriber

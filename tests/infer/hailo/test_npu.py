@@ -63,7 +63,7 @@ def test_every_version_and_chip_gives_the_states_of_the_cpu(  # noqa: PLR0917
     for mel, found in zip(mels, states, strict=True):
         assert found.shape == (bundle.positions, bundle.d_model) and found.dtype == np.float32
         assert np.allclose(found, cpu.encode(mel), atol=1e-5)
-    assert npu.chip == name == find_chip() and npu.identity.firmware.startswith(version)
+    assert npu.name == name == find_chip() and npu.identity.firmware.startswith(version)
     npu.close()
 
 
