@@ -10,6 +10,7 @@ and Carter 1976), which is sharp in a room with echo.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ FOLLOW_RANGE = 256
 LOCATED_S, LOCATE_RANGE = 0.45, 1600
 """Sound by which a delay is corrected after a pause, and the samples around it that are looked at:
 a sound server begins up to 0.1 s earlier or later."""
+SAME_LAG = 4.0
+"""Delays that differ by so few samples are the same."""
 POINTS, FEWEST_POINTS = 40, 6
 """Delays, one per second, from which the rate is computed."""
 FASTEST = 0.0005
@@ -91,6 +94,7 @@ class Alignment:
         """True once the delay is known."""
         self._tries = 0
         self._strays = 0
+        self._located = -math.inf
         self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)
 
     def advance(self, samples: int) -> None:
@@ -107,14 +111,17 @@ class Alignment:
         """The reference has begun again about there. The rate stays."""
         self.shift = shift
         self._strays = 0
+        self._located = -math.inf
         self._points.clear()
 
     def locate(self, sound: Sound, reference: Sound, around: int) -> bool:
-        """Correct the delay after `move` by some LOCATED_S of sound; return True if it is known.
-        `reference` begins `around` samples before the sound, as it is aligned, and ends as much
-        later."""
+        """Correct the delay after `move` by some LOCATED_S of sound; return True if it is known:
+        two calls in a row found the same. `reference` begins `around` samples before the sound, as
+        it is aligned, and ends as much later."""
         peak = correlate(sound, reference, 0, 2 * around)
-        if peak.height < FOLLOW_PEAK:
+        agrees = abs(peak.lag - self._located) <= SAME_LAG
+        self._located = peak.lag
+        if peak.height < FOLLOW_PEAK or not agrees:
             return False
         self.shift += peak.lag - around + LEAD
         return True

@@ -54,6 +54,8 @@ TAIL_S = 1.0
 LOCATE_WITHIN_S = 1.5
 """After a pause, sound of the reference counts as explained until its delay is known, or for this
 long."""
+SETTLE_S = 0.3
+"""For so long after that it counts as explained, too."""
 HELD_FRAMES = 3
 """Frames of the microphone that may wait for the reference (90 ms)."""
 BUFFER = 1 << 17
@@ -145,6 +147,8 @@ class EchoCanceller:
         self._interruptions, self._pauses = reference.interruptions, reference.pauses
         self._unlocated = 0
         """Samples after a pause in which the delay may still be corrected."""
+        self._unsettled = 0
+        """Samples after that until the filter's reduction is known again."""
         self._lag = 0.0
         """Samples from where the clocks expect the reference to where it was."""
         self._past = _Past(int(max(SEARCH_S) * SAMPLE_RATE))
@@ -205,6 +209,9 @@ class EchoCanceller:
             self._lag = shift - expected
             self._delay_s = (LEAD - self._lag) / SAMPLE_RATE
             result = self._cancel(frame)
+            if self._unsettled > 0:
+                self._unsettled -= len(frame.samples)
+                result = replace(result, explained=True)
         else:
             self._processing = False
         size = len(frame.samples)
@@ -248,7 +255,7 @@ class EchoCanceller:
         if power_of(reference[LOCATE_RANGE:-LOCATE_RANGE]) >= AUDIBLE**2:
             sound = self._past.newest(length)
             if self._alignment.locate(sound, reference.astype(np.float32), LOCATE_RANGE):
-                self._unlocated = 0
+                self._unlocated, self._unsettled = 0, int(SETTLE_S * SAMPLE_RATE)
 
     def _cancel(self, frame: Frame) -> Frame:
         """Return the frame with the aligned reference removed."""
