@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from evening_run.closing import closing, of_block
 from evening_run.play import Player
 from evening_run.programme import LEVELS, SENTENCE, Block, gather
 from evening_run.publish import write
-from evening_run.results import about, git, merged, scored, summary
+from evening_run.results import about, git, merged, scored
 from evening_run.schedule import lay_out
 from evening_run.score import actions_not_asked_for
 from evening_run.stand import Stand
@@ -152,7 +153,8 @@ class Side:
             print(line)
         for fault in self.faults:
             print(f"FAULT: {fault}")
-        result = {**evening, "summary": summary(evening), "faults": self.faults}
+        figures = {"groups": [asdict(one) for one in self.rows], "whole": asdict(self.whole)}
+        result = {**evening, "figures": figures, "faults": self.faults}
         result["interrupted"] = self.interrupted
         self.file.write_text(json.dumps(result, indent=1), encoding="utf-8")
 

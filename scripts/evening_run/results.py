@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,6 @@ def scored(evening: Record) -> tuple[list[Row], Whole]:
     """Return the figures of an evening."""
     total = whole(evening["items"], evening["stray"], evening["quiet"])
     return rows(evening["items"]) or [row("all", [])], total
-
-
-def summary(evening: Record) -> Record:
-    """Return the figures as the JSON file has them."""
-    groups, total = scored(evening)
-    return {"groups": [{**asdict(one), "wer": one.wer} for one in groups], "whole": asdict(total)}
 
 
 def about(root: Path, model: Path = BUILT_IN) -> Record:

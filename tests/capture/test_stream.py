@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from ctypes.util import find_library
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ from rigs.needs import needs_ffmpeg
 from rigs.waiting import PATIENCE_S, holds
 
 from appliance.capture.devices import is_stream, public_name
-from appliance.capture.microphone import Microphone, read_device
+from appliance.capture.microphone import Microphone, open_source, read_device
 from appliance.capture.recorder import Recorder
 from appliance.capture.reference import Reference
 from appliance.capture.stream import Stream, redact
@@ -341,6 +342,54 @@ def play(rig: PulseMicrophone, stopped: threading.Event) -> None:
     """One sentence after the other."""
     while not stopped.is_set():
         rig.speak(TESTS / "speech" / "01.flac")
+
+
+KEYS: list[dict[str, Any]] = [
+    *({"channel": number} for number in (0, 1, 2, 33)),
+    {"silence_s": 0.0},
+    {"channel": 1, "reference": {"device": "pipe:///nowhere/there"}},
+]
+
+
+def test_every_key_of_the_section_is_tried() -> None:
+    known = {entry.name for entry in fields(CaptureSettings)} - {"device", "device_file"}
+    assert known - {"recording"} == {name for chosen in KEYS for name in chosen}
+
+
+@needs_ffmpeg
+@pytest.mark.skipif(bool(no_microphone()), reason=no_microphone())
+@pytest.mark.parametrize("chosen", KEYS, ids=str)
+def test_every_key_works_with_every_kind_of_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
+    """Frames come, or one line says that there is no such channel."""
+    pipe, sound = tmp_path / "snap", tmp_path / "sound.wav"
+    os.mkfifo(pipe)
+    soundfile.write(sound, np.full((16_000, 2), 1000, np.int16), 16_000)
+    descriptor = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(descriptor, bytes(60_000))
+    with PulseMicrophone(tmp_path / "rig", channels=2) as rig, camera() as port:
+        for name in ("ALSA_CONFIG_PATH", "PULSE_SERVER", "PULSE_COOKIE", "PULSE_RUNTIME_PATH"):
+            monkeypatch.setenv(name, rig.environment[name])
+        kinds: dict[str, tuple[int, dict[str, Any]]] = {
+            "sound card": (32, {"device": ""}),  # as ALSA's plugin says
+            "web stream": (1, {"device": f"http://admin:s3cret%2Ftv@127.0.0.1:{port}/"}),
+            "pulse": (32, {"device": f"pulse:{SINK}.monitor"}),
+            "pipe": (2, {"device": f"pipe://{pipe}?sampleformat=16000:16:2"}),
+            "recording": (64, {"recording": str(sound)}),
+        }
+        found = {}
+        for kind, (channels, device) in kinds.items():
+            settings = CaptureSettings(**device, **chosen)
+            try:
+                with Recorder() as recorder, open_source(settings, recorder) as source:
+                    assert next(source.frames()).samples.shape == (480,)
+                found[kind] = True
+            except DeviceError as error:
+                assert "capture.channel" in str(error) and "\n" not in str(error)
+                found[kind] = False
+            assert found[kind] == (chosen.get("channel", 0) <= channels), kind
+    os.close(descriptor)
 
 
 @needs_ffmpeg

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,7 @@ from rigs.word_errors import same_words
 from appliance import config
 from appliance.config import Settings
 from appliance.control.server import ControlError
-from appliance.daemon.phrase_commands import (
-    ANSWER_WITHIN_S,
-    TEXT_BYTES,
-    Expectations,
-    PhraseCommands,
-)
+from appliance.daemon.phrase_commands import ANSWER_WITHIN_S, Expectations, PhraseCommands
 from appliance.daemon.setting_commands import SettingCommands
 from appliance.infer import Transcriber, open_transcriber
 from appliance.infer.opening import SENTENCES_FILE
@@ -121,29 +113,6 @@ def test_what_is_wrong_is_named_and_nothing_is_saved(
     assert not (house.folder / "phrases.toml").exists()
     assert not house.ask("expect", sentences=["yes"]).done(), "a refused one is not awaited"
     house.expectations.poll(stop=True)
-
-
-THREE = ["".join(three) for three in product("abcdefghijklmnopqrstuvwxyz", repeat=3)]
-LARGEST: dict[str, Callable[[int], str]] = {
-    "one word": lambda size: "a" * size,
-    "accents": lambda size: "\u0301\u0316" * (size // 4),
-    "longest words": lambda size: " ".join(f"{word}{'q' * 61}" for word in THREE[: size // 65]),
-    "alternatives": lambda size: "(" + "|".join(THREE[: size // 4]) + ")",
-    "optional words": lambda size: "a " + "[a] " * (size // 4),
-    "brackets": lambda size: "[a " * (size // 6) + "a" + "]" * (size // 6),
-    "numbers": lambda size: "a" + " {n}" * (size // 4),
-}
-"""Sentences of the greatest size; the work that they cost is bounded."""
-
-
-@pytest.mark.parametrize("kind", LARGEST)
-def test_the_largest_sentences_cost_little(house: House, kind: str) -> None:
-    sentences = json.dumps([LARGEST[kind](TEXT_BYTES - 100)], ensure_ascii=False)
-    text = f"[phrases]\nall = {sentences}\n[slots]\nn = {{from = 0, to = 999}}\n"
-    begun_s = time.process_time()
-    with suppress(ControlError):
-        house.ask("phrases_save", text=text[:TEXT_BYTES])
-    assert time.process_time() - begun_s < 6.0, "a stage is replaced after 25 s; a Pi is slower"
 
 
 def test_the_next_utterance_answers_with_the_likeliest_sentences(house: House) -> None:

@@ -22,7 +22,6 @@ from rigs.steps import logits_of, start
 from rigs.word_errors import same_words
 
 from appliance.config import (
-    WORDS_AT_MOST,
     DecoderSettings,
     EncoderSettings,
     PhrasesSettings,
@@ -247,14 +246,6 @@ def test_too_many_words_are_refused(built_in: Bundle, tokenizer: Tokenizer) -> N
     many = VocabularySettings(words=tuple(f"w{at}" for at in range(1001)))
     with pytest.raises(ConfigError, match="at most 1000 words, found 1001"):
         open_vocabulary(many, built_in, tokenizer)
-
-
-def test_a_thousand_long_names_cost_little(built_in: Bundle, tokenizer: Tokenizer) -> None:
-    """As a client of the Wyoming server may name for one request."""
-    names = [f"{at}" + "q" * 60 for at in range(WORDS_AT_MOST)]
-    begun_s = time.process_time()
-    open_vocabulary(VocabularySettings(), built_in, tokenizer).with_names(names)
-    assert time.process_time() - begun_s < 6.0
 
 
 CELLAR = SPEECH / "08.flac"

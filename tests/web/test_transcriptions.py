@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +24,6 @@ from appliance.config import WYOMING_SOCKET
 from appliance.control import SOCKET_NAME
 from appliance.web.connections import CONNECTIONS
 from appliance.web.daemon import DaemonClient, OfflineError
-from appliance.web.form import FIELD_BYTES, read_form
 from appliance.web.transcriptions import _daemon_request
 
 pytestmark = program("curl", package="curl")
@@ -356,18 +353,6 @@ def test_a_form_of_too_much_is_refused(
     status, answer = api.curl(speech(), *fields)
     error = json.loads(answer)["error"]
     assert (status in (400, 413), error["param"], why in error["message"]) == (True, param, True)
-
-
-def test_a_prompt_of_spaces_costs_little() -> None:
-    head = '--x\r\nContent-Disposition: form-data; name="{}"\r\n\r\n'
-    prompt = "a." + " " * (FIELD_BYTES - 2)
-    form = f"{head.format('prompt')}{prompt}\r\n{head.format('file')}x\r\n--x--\r\n"
-    body = os.memfd_create("form")
-    os.write(body, form.encode())
-    begun_s = time.process_time()
-    _daemon_request(read_form(body, "multipart/form-data; boundary=x"), words=False)
-    assert time.process_time() - begun_s < 6.0
-    os.close(body)
 
 
 @pytest.mark.parametrize("language", ["auto", "null", "", "en-US", "EN_gb", "English"])
