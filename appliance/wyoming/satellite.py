@@ -38,8 +38,8 @@ PAUSE_S, WOKEN_S = 0.5, 0.1
 ends the connection so fast only if an event of ours, up to WOKEN_S before, wakes it."""
 CHUNK, RING_HZ = 2048, 48_000
 ANSWER_S, TURN_S, LATE_S = 30.0, 5.0, 10.0
-"""Longest wait for an answer; how long a sentence keeps the next one waiting (Home Assistant ends the
-first one's pipeline then), and how long the next one may wait."""
+"""Longest wait for an answer; how long a sentence keeps the next one waiting (Home Assistant then
+ends the first one's pipeline), and how long the next one may wait."""
 SPEECH_AT_MOST = 4000
 """Letters of an answer: it is published in a payload of at most 64 KiB."""
 FORM = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
