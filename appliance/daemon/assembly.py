@@ -344,8 +344,8 @@ def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
         else None,
     )
     path = runtime_folder(settings) / WYOMING_SOCKET if settings.web.api else None
-    satellite = talk.satellite if talk else None
-    return WyomingServer(settings, core.node, hooks, socket_path=path, satellite=satellite)
+    voice = talk.satellite if talk else None
+    return WyomingServer(settings, core.node, hooks, socket_path=path, satellite=voice)
 
 
 def _make_fleet(core: Core, opened: contextlib.ExitStack) -> FleetWorker:

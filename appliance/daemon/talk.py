@@ -45,10 +45,9 @@ CONVERSATION_S = 15.0
 """After an answer that asks back, the next sentence needs no phrase for so long."""
 SAYS_S, LETTER_S = 3.0, 0.08
 """An answer has ended after so long, and so much more for each of its letters."""
-KEPT_S, MOST_KEPT = 15.0, 4
-"""How long, and how many, the sounds of sentences are kept to be handed over."""
-REFUSAL = (bytes(SAMPLE_RATE // 2) + b"\1\0\377\377") * 2
-REFUSAL_TEXT = "?"
+KEPT_S = 15.0
+"""How long the sounds of sentences are kept to be handed over."""
+REFUSAL, REFUSAL_TEXT = (bytes(SAMPLE_RATE // 2) + b"\1\0\377\377") * 2, "?"
 """In place of a refused sentence: no agent can do anything with it, so it says that it does not
 understand, in the pipeline's language. No other speech to text finds words in the sound."""
 
@@ -89,8 +88,7 @@ class Talk(Listener):
         """Return the command in a transcript that is to be handed over; else ""."""
         if transcript.source == HEARD_HERE and self.satellite.is_loud:
             text = acting_text(transcript)
-            rest = after_phrase(text, self._phrase)
-            if is_stop(text if rest is None else rest):
+            if is_stop(after_phrase(text, self._phrase) or text):
                 self.satellite.hush()
                 return ""
         return find_command(transcript, self._phrase)
@@ -112,8 +110,6 @@ class Talk(Listener):
             refused = RefusedText("no Home Assistant is connected to the satellite")
         self._core.bus.on_reply(refuse(transcript, text, refused, transcript.language))
 
-    # news
-
     def on_window(self, window: Window) -> None:
         """Keep the sound of a sentence that may be handed over."""
         if self._phrase and not self._home and window.index == 1:
@@ -132,9 +128,8 @@ class Talk(Listener):
                 self._expect({"sentences": STOP_SENTENCES, "seconds": EXPECT_S}, self._take_stop)
                 self._expects_stop = True
         oldest_s = time.monotonic() - KEPT_S
-        kept = list(self._kept.items())
-        for name, (kept_s, _) in kept:
-            if kept_s < oldest_s or len(self._kept) > MOST_KEPT:
+        for name, (kept_s, _) in list(self._kept.items()):
+            if kept_s < oldest_s:
                 self._kept.pop(name, None)
 
     def _take_stop(self, heard: Mapping[str, Any]) -> None:
@@ -152,8 +147,6 @@ class Talk(Listener):
     def on_mute(self) -> None:
         """Forget that Home Assistant has muted the room, if that is over."""
         self._is_muted_there = self._is_muted_there and self._core.mute.on
-
-    # the satellite's thread
 
     def _pause(self, on: bool) -> None:
         """Mute for Home Assistant; unmute only what it has muted."""

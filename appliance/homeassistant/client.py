@@ -372,9 +372,8 @@ async def _voice(
     """Return this room's satellite in the device registry, and the entity that speaks; None without
     it. Raises HomeAssistantError."""
     for device in devices:
-        known = device.get("identifiers")
-        ours = isinstance(known, list) and any(one and one[0] == "wyoming" for one in known)
-        if ours and device.get("name") == satellite_name(node):
+        ours = device.get("name") == satellite_name(node)
+        if ours and "'wyoming'" in str(device.get("identifiers")):
             _, listed = await link.send_command("config/entity_registry/list_for_display")
             for one in as_list(as_table(listed).get("entities")):
                 entity = as_text(one.get("ei"))

@@ -22,7 +22,6 @@ from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read
 
 log = logging.getLogger("roomscribe.wyoming")
 
-BACKLOG = 16
 LINGER_S = 1.0
 """Before a connection is closed, incoming data is read for this long: if it stayed unread, the
 kernel would reset the connection and drop our last answer."""
@@ -30,7 +29,6 @@ REPORTED_ADDRESSES = 64
 """Refused addresses that are logged, each once."""
 
 Address = IPv4Address | IPv6Address
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Address], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,18 +36,15 @@ class Port:
     """Listens; for one loop. `address` and `what` may be read by any thread."""
 
     what: str
-    """What it is for, in the log."""
     key: str
-    """The setting with its number, for messages."""
+    """What it is for, and the setting with its number, for messages."""
     settings: WyomingSettings
     number: int
-    serve: Serve
-    """Handles a connection to its end."""
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter, Address], Awaitable[None]]
     count: Callable[[str], None]
     report: Callable[[str | None], object]
     """Gets the reason why nobody can connect, or None; returns True if it is new."""
     advertise: Callable[[int], Coroutine[None, None, None]] | None
-    """Announces the port to the network until it is cancelled."""
     again_s: float = 5.0
     """Pause after the port could not be opened."""
     address: str | None = None
@@ -155,10 +150,10 @@ def pack_error(code: str, text: str) -> bytes:
 def _open(host: str, port: int) -> socket.socket:
     """Return a listening socket; `::` includes IPv4. Raises OSError."""
     if ":" not in host:
-        return socket.create_server((host, port), backlog=BACKLOG)
+        return socket.create_server((host, port), backlog=16)
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(
-        (host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=both
+        (host, port), family=socket.AF_INET6, backlog=16, dualstack_ipv6=both
     )
 
 

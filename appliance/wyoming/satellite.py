@@ -37,11 +37,9 @@ PAUSE_S, WOKEN_S = 0.5, 0.1
 """Home Assistant says `pause-satellite` also when it stops, and is gone within PAUSE_S then. A mute
 ends the connection so fast only if an event of ours, up to WOKEN_S before, wakes it."""
 CHUNK, RING_HZ = 2048, 48_000
-ANSWER_S = 30.0
-"""Longest wait for an answer."""
-TURN_S, LATE_S = 5.0, 10.0
-"""How long a sentence keeps the next one waiting (Home Assistant ends the first one's pipeline
-then), and how long the next one may wait."""
+ANSWER_S, TURN_S, LATE_S = 30.0, 5.0, 10.0
+"""Longest wait for an answer; how long a sentence keeps the next one waiting (Home Assistant then
+ends the first one's pipeline), and how long the next one may wait."""
 SPEECH_AT_MOST = 4000
 """Letters of an answer: it is published in a payload of at most 64 KiB."""
 FORM = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
@@ -50,20 +48,20 @@ LEFT = "Home Assistant has left"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A sentence for Home Assistant."""
+    """A sentence for Home Assistant: its transcript's id ("" for a refused one, whose answer is not
+    reported), its sound (16 kHz, int16, mono), and the address phrase, which stands for a wake word
+    ("" in a conversation)."""
 
     id: str
-    """Of its transcript; "" for one that is refused, whose answer is not reported."""
     text: str
     sound: bytes
-    """16 kHz, int16, mono."""
     phrase: str
-    """The address phrase, which stands for a wake word; "" in a conversation."""
     begun_s: float = field(default_factory=time.monotonic)
 
 
 class VoiceSatellite:
-    """Serves Home Assistant in the Wyoming server's loop; any thread may call what comes first."""
+    """Serves Home Assistant in the Wyoming server's loop. `home`, `is_loud`, `ask`, `hush`: any
+    thread."""
 
     def __init__(
         self,
@@ -123,8 +121,6 @@ class VoiceSatellite:
             if self._loop:
                 self._loop.call_soon_threadsafe(function)
 
-    # the loop
-
     def poll(self) -> None:
         """Do what is due; call it about once a second."""
         self.timers.poll()
@@ -181,27 +177,22 @@ class VoiceSatellite:
             self._link = None
             log.info("%s: %s", link.peer, LEFT)
             self.end_turn(LEFT)
-            while self._waiting:
-                self._reply(self._waiting.popleft(), error=LEFT)
+            self._send_next()
 
     def _put(self, question: Question) -> None:
-        if self._link:
-            self._waiting.append(question)
-            self._send_next()
-        else:
-            self._reply(question, error=LEFT)
+        self._waiting.append(question)
+        self._send_next()
 
     def _send_next(self) -> None:
-        """Send the next sentence, if it is its turn."""
-        now_s = time.monotonic()
-        while self._link and self._waiting:
-            if self._current and now_s < self._current.begun_s + TURN_S:
-                return
-            self.end_turn("another sentence was said")
+        """Send the next sentence, if it is its turn; none without a connection."""
+        now_s, current = time.monotonic(), self._current
+        if self._waiting and not (self._link and current and now_s < current.begun_s + TURN_S):
             question = self._waiting.popleft()
-            if now_s > question.begun_s + LATE_S:
-                self._reply(question, error="late")
+            if not self._link or now_s > question.begun_s + LATE_S:
+                self._reply(question, error="late" if self._link else LEFT)
+                self._send_next()
             else:
+                self.end_turn("another sentence was said")
                 self._current, self._is_answered = question, False
                 self._link.send(pack_question(question))
 
@@ -229,19 +220,14 @@ class VoiceSatellite:
         self.answer(error=error)
         self._current = None
 
-    def take_timer(self, event: Event) -> None:
-        """Take in what Home Assistant says of a timer."""
-        self.timers.take(event)
-        self.poll()
-
     def begin_sound(self, link: _Link, event: Event, text: str | None) -> SpokenSound | None:
         """Return where a sound that is about to arrive goes; None if it cannot sound here. `text`
         is what it says; None for an announcement."""
         rate, width, channels = (event.data.get(key) for key in ("rate", "width", "channels"))
-        readable = isinstance(rate, int) and 4000 <= rate <= 192_000 and width == 2
-        if not self._loudspeaker or not readable or channels not in (1, 2):
+        if not (isinstance(rate, int) and 4000 <= rate <= 192_000 and width == 2):
             return None
-        assert isinstance(rate, int)
+        if not self._loudspeaker or channels not in (1, 2):
+            return None
         kind = Kind.ANNOUNCEMENT if text is None else Kind.ANSWER
 
         def done(_: Ending) -> None:
@@ -322,7 +308,8 @@ class _Link:
             case "audio-stop":
                 self._end_sound()
             case "timer-started" | "timer-updated" | "timer-cancelled" | "timer-finished":
-                satellite.take_timer(event)
+                satellite.timers.take(event)
+                satellite.poll()
 
     def _end_sound(self) -> None:
         """The sound has come whole; without a loudspeaker it is over."""
