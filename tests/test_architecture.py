@@ -404,7 +404,7 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (46_200, "lines"),
+    "appliance": (46_300, "lines"),
     "appliance without convert, lab and cli": (33_300, "lines"),
     "tests": (45_400, "lines"),
     "scripts": (10_500, "lines"),

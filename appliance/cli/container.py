@@ -30,7 +30,7 @@ log = logging.getLogger("roomscribe.container")
 
 USER = "roomscribe"
 """Whom a Home Assistant app, which starts as root, runs as."""
-DEVICES = ("snd/*", "hailo*")
+DEVICES = ("snd/*", "hailo*", "h1x-*")
 """Devices below /dev whose groups that user joins."""
 FOLDERS = ("models", "page")
 """Folders beside the log, to which the image links /var/lib/roomscribe-models and -web."""

@@ -80,6 +80,9 @@ def build_bundle(
     with drafted(out, "a bundle") as draft:
         write_embedding(checkpoint, bundle, draft / EMBEDDING_FILE)
         written()
+        # early, since both need the whole embedding as float32, and the encoder leaves memory taken
+        write_step(checkpoint, bundle, draft / STEP_FILE, inline=0 if int8 else inline)
+        written()
         silence = silent_means(checkpoint, positions, bundle.silences)
         (draft / SILENCE_FILE).write_bytes(silence.astype("<f4").tobytes())
         write_encoder(
@@ -97,8 +100,6 @@ def build_bundle(
             int8=int8,
             inline=inline,
         )
-        written()
-        write_step(checkpoint, bundle, draft / STEP_FILE, inline=0 if int8 else inline)
         written()
         write_json(draft / VOCABULARY_FILE, decoding.vocabulary)
         write_manifest(bundle, draft)

@@ -405,16 +405,17 @@ class RuntimeGraph(Graph):
         inputs = [*narrowed, table, unscaled, self._zero_point(table)]
         return self.node("QGemm", *inputs, domain=MICROSOFT, transB=1)
 
-    def screen(self, x: str, name: str, rows: Floats) -> str:
-        """The product of x (n, d) with constant rows (K, d) of 4 bits: nearly the exact one."""
-        whole, scales = to_int4(rows)
+    def screen(self, x: str, name: str, width: int, parts: Iterable[Floats]) -> str:
+        """The product of x (n, width) with constant rows (K, width) of 4 bits: nearly the exact
+        one. The rows come in `parts`, since all in float32 would take too much memory."""
+        whole, scales = map(np.concatenate, zip(*map(to_int4, parts), strict=True))
         table = self.constant(f"{name}.int4", whole)
         return self.node(
             "MatMulNBits",
             *(x, table, self.constant(f"{name}.int4_scales", scales.reshape(-1))),
             domain=MICROSOFT,
-            K=rows.shape[1],
-            N=len(rows),
+            K=width,
+            N=len(whole),
             bits=4,
             block_size=BLOCK,
             accuracy_level=4,

@@ -187,8 +187,10 @@ def _screen(graph: RuntimeGraph, final: str, checkpoint: Checkpoint, bundle: Bun
     gain = np.where(gain == 0, 1, gain)[order].astype(np.float32)
     sorted_ = graph.node("Gather", final, graph.constant("order", order), axis=1)
     scaled = graph.node("Mul", sorted_, graph.constant("final_gain", 1 / gain))
-    rows = checkpoint.weights[EMBEDDING][bundle.kept][:, order] * gain
-    graph.output(graph.screen(scaled, EMBEDDING, rows), "logits", ("rows", size))
+    table, starts = checkpoint.weights[EMBEDDING], range(0, size, ROWS_AT_ONCE)
+    parts = (table[bundle.kept[at : at + ROWS_AT_ONCE]][:, order] * gain for at in starts)
+    nearly = graph.screen(scaled, EMBEDDING, bundle.d_model, parts)
+    graph.output(nearly, "logits", ("rows", size))
     graph.output(graph.node("Softmax", "logits", axis=-1), "odds", ("rows", size))
     graph.nodes(
         "TopK", "logits", graph.constant("candidates", np.array([count])), outputs=("", "best")

@@ -245,6 +245,11 @@ class Backlog(Listener):
         """True while somebody speaks to the microphone, or that is being transcribed."""
         return self._speaking or self.is_busy
 
+    @property
+    def is_awaited(self) -> bool:
+        """True while a speculation, or a window behind the one in work, is to be transcribed."""
+        return bool(self._waiting or self._speculation) or len(self._books.leased) > 1
+
     def on_speech(self, speaking: bool) -> None:
         """Let the requests of others wait while someone speaks."""
         self._speaking = speaking

@@ -60,12 +60,13 @@ def lock_instance(folder: Path, answer_within_s: float = ANSWER_WITHIN_S) -> Ite
                     "roomscribe`), or give this one its own [store] path"
                 ) from None
             log.warning("cannot see whether another daemon runs: %s", error.strerror)
-        BackgroundTask(lambda: _answer(held), "lock")
+        answering = BackgroundTask(lambda: _answer(held), "lock")
         try:
             yield
         finally:
             with suppress(OSError):  # without a lock
                 held.shutdown(socket.SHUT_RDWR)
+            answering.join()  # it has the socket, and so the name, while it waits
 
 
 def _acquire(held: socket.socket, names: Sequence[str], answer_within_s: float) -> None:

@@ -67,8 +67,8 @@ class Talk(Listener):
         settings = core.settings
         self._core, self._home, self._expect = core, home, expect
         self._phrase, self._is_alone = settings.assist.phrase, not settings.mqtt.enabled
-        places = (settings.homeassistant.area, *settings.vocabulary.words)
-        self._places = {place.casefold() for place in places}
+        names = (settings.homeassistant.area, *settings.vocabulary.words)
+        self._names = {name.casefold() for name in names}
         self.satellite = VoiceSatellite(
             satellite_name(core.node), settings.homeassistant.area, loudspeaker=loudspeaker,
             pause=self._pause, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
@@ -101,7 +101,7 @@ class Talk(Listener):
             self._home.hand_over(transcript, text)
             return
         _, sound = self._kept.pop(transcript.id, (0.0, b""))
-        refused = why_not_listed(transcript, self._places)
+        refused = why_not_listed(transcript, self._names)
         if refused:
             self.satellite.ask(Question("", REFUSAL_TEXT, REFUSAL, ""))
         else:
@@ -127,7 +127,7 @@ class Talk(Listener):
 
     def on_idle(self) -> None:
         """Forget sounds that nobody has asked for; expect "stop" while a timer rings."""
-        if self.satellite.rings and not self._expects_stop:
+        if self.satellite.timers.rings and not self._expects_stop:
             with suppress(ControlError):  # another answer is expected: the plain text stops it, too
                 self._expect({"sentences": STOP_SENTENCES, "seconds": EXPECT_S}, self._take_stop)
                 self._expects_stop = True
@@ -140,7 +140,7 @@ class Talk(Listener):
     def _take_stop(self, heard: Mapping[str, Any]) -> None:
         self._expects_stop = False
         sure = any(one["phrase_confidence"] >= STOP_FROM for one in heard["answers"])
-        if sure and self.satellite.rings:
+        if sure and self.satellite.timers.rings:
             self.satellite.hush()
 
     def on_reply(self, reply: AssistReply) -> None:

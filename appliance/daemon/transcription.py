@@ -52,8 +52,15 @@ class WorkTranscriber:
         self._core, self._partials, self._expectations = core, partials, expectations
 
     def leased(self, lease: Lease) -> Work:
-        """Return the work on a leased window, whose transcript is stored."""
-        return Work(self._request(lease.window), lease=lease)
+        """Return the work on a leased window, whose transcript is stored.
+
+        Nobody waits for a window that is not the last of its utterance: until somebody does, there
+        is time to search for a better text.
+        """
+        backlog = self._core.backlog
+        return Work(
+            self._request(lease.window), lease=lease, is_room_busy=lambda: backlog.is_awaited
+        )
 
     def speculation(self, window: Window) -> Work:
         """Return the work on a window with which the utterance may end. Any thread."""
@@ -63,7 +70,9 @@ class WorkTranscriber:
     def _request(self, window: Window, *, completeness: bool = False) -> Request:
         """Return what is wanted of a window of the microphone."""
         phrases, words = self._expectations.phrases_for(window), self._core.settings.mqtt.words
-        return Request(window, phrases=phrases, words=words, completeness=completeness)
+        return Request(
+            window, phrases=phrases, words=words, completeness=completeness, search=not window.last
+        )
 
     def encode(self, work: Work, should_continue: Callable[[], bool] = lambda: True) -> None:
         """Encode a work's window. Never raises: `work.encoded` then is the error.

@@ -61,6 +61,8 @@ ANSWER_S = 30.0
 """Longest wait for a reply; an agent that uses a language model takes its time."""
 SPEECH_AT_MOST = 4000
 """Letters of a reply: it is published in a payload of at most 64 KiB."""
+PLACE_SLOTS, THING_SLOTS = ("area", "floor"), ("light", "cover", "door", "device")
+"""Slots of the built-in expected sentences."""
 OWN_AGENTS = ("homeassistant", "conversation.home_assistant")
 """Home Assistant's own conversation agent, in older and newer releases."""
 
@@ -261,14 +263,16 @@ def find_command(transcript: Transcript, phrase: str) -> str:
     return "" if why else text
 
 
-def why_not_listed(transcript: Transcript, places: Collection[str]) -> RefusedText | None:
+def why_not_listed(transcript: Transcript, known: Collection[str]) -> RefusedText | None:
     """Return why a sentence is not handed over where nobody can ask Home Assistant what it
-    understands: it must be an expected sentence, and a place in it one of `places` (casefolded)."""
+    understands: it must be an expected sentence, and its places, and names of things in several
+    words, must be `known` (casefolded): "all ceiling lights" would be all lights."""
     if transcript.phrase is None or not is_expected(transcript):
         return NOT_UNDERSTOOD
     slots = transcript.phrase.slots
-    found = [str(slots[key]) for key in ("area", "floor") if key in slots]
-    names = tuple(name for name in found if name.casefold() not in places)
+    found = [str(slots[key]) for key in PLACE_SLOTS if key in slots]
+    found += [str(slots[key]) for key in THING_SLOTS if " " in str(slots.get(key, ""))]
+    names = tuple(name for name in found if name.casefold() not in known)
     return _no_such(names) if names else None
 
 

@@ -143,7 +143,7 @@ class HomeAssistantClient(Listener):
         self._ready = False
         self._waiting: deque[tuple[Transcript, str]] = deque()
         self._device = self._voice = ""
-        self._media, self._speaking = media, asyncio.Lock()
+        self._media = media
 
     # other threads
 
@@ -242,7 +242,7 @@ class HomeAssistantClient(Listener):
         with self._lock:
             self._loop = asyncio.get_running_loop()
             self._woken, self._changed = asyncio.Event(), asyncio.Event()
-            self._halt = asyncio.Event()
+            self._halt, self._speaking = asyncio.Event(), asyncio.Lock()
             if self._stopping.is_set():
                 self._halt.set()
         try:
@@ -360,8 +360,10 @@ class HomeAssistantClient(Listener):
                     "call_service", domain="assist_satellite", service="announce",
                     service_data=data, target={"entity_id": self._voice},
                 )  # fmt: skip
-            except (CommandError, HomeAssistantError) as error:  # it waits until all has sounded
-                log.info("%s", error)
+            except CommandError as error:
+                log.warning("the answer is not spoken: %s", error)
+            except HomeAssistantError:
+                pass  # the answer comes when all has sounded; the link tells if it has ended
 
 
 async def _voice(

@@ -90,7 +90,7 @@ class VoiceSatellite:
         self._current: Question | None = None
         """The sentence whose turn it is, until its answer has come whole."""
         self._is_answered = False
-        self._timers = Timers()
+        self.timers = Timers()
         self._ring: SpokenSound | None = None
         self._sounds = set[SpokenSound]()
 
@@ -100,14 +100,9 @@ class VoiceSatellite:
         return str(self._link.peer) if self._link else ""
 
     @property
-    def rings(self) -> bool:
-        """True while a timer rings."""
-        return self._timers.rings
-
-    @property
     def is_loud(self) -> bool:
         """True while something rings or sounds that `hush` would end."""
-        return self.rings or bool(self._sounds)
+        return self.timers.rings or bool(self._sounds)
 
     def ask(self, question: Question) -> bool:
         """Send a sentence when its turn comes; return False if no Home Assistant is connected."""
@@ -118,7 +113,7 @@ class VoiceSatellite:
 
     def hush(self) -> None:
         """Stop what rings and sounds."""
-        self._timers.hush()
+        self.timers.hush()
         for sound in (*self._sounds,):
             sound.stop()
         self._call(self.poll)
@@ -132,11 +127,11 @@ class VoiceSatellite:
 
     def poll(self) -> None:
         """Do what is due; call it about once a second."""
-        self._timers.poll()
-        if self._ring and not self._timers.rings:
+        self.timers.poll()
+        if self._ring and not self.timers.rings:
             self._ring.stop()
             self._ring = None
-        elif self._timers.rings and self._loudspeaker and not self._ring:
+        elif self.timers.rings and self._loudspeaker and not self._ring:
             self._ring = self._loudspeaker.begin(RING_HZ, 1, Kind.RING, lambda _: None)
             self._ring.write(ring(RING_HZ))
             self._ring.end()
@@ -155,8 +150,8 @@ class VoiceSatellite:
             if self._links <= LINKS:
                 await link.run()
             await linger(reader, writer)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # it has left
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # it has left, or the server stops
         except ProtocolError as error:
             self._count("wyoming_failed")
             log.warning("satellite: %s: %s", peer, error)
@@ -236,7 +231,7 @@ class VoiceSatellite:
 
     def take_timer(self, event: Event) -> None:
         """Take in what Home Assistant says of a timer."""
-        self._timers.take(event)
+        self.timers.take(event)
         self.poll()
 
     def begin_sound(self, link: _Link, event: Event, text: str | None) -> SpokenSound | None:

@@ -96,7 +96,9 @@ def sound(events: list[Event]) -> bytes:
     return b"".join(event.payload for event in events)
 
 
-@pytest.mark.parametrize("slots", [{}, {"area": "kitchen"}, {"area": "attic"}], ids=str)
+@pytest.mark.parametrize(
+    "slots", [{}, {"area": "kitchen"}, {"area": "attic", "light": "lamp"}], ids=str
+)
 def test_a_listed_sentence_goes_as_sound_with_its_text(
     tmp_path: Path, slots: dict[str, str]
 ) -> None:
@@ -115,9 +117,10 @@ def test_a_listed_sentence_goes_as_sound_with_its_text(
     ("command", "slots", "spoken"),
     [
         ("turn off the light", {"area": "bathroom"}, "Sorry, I know no bathroom."),
+        ("turn on the floor lamp", {"light": "floor lamp"}, "Sorry, I know no floor lamp."),
         ("turn into a pumpkin", {}, "Sorry, I did not understand that."),
     ],
-    ids=["place", "unknown"],
+    ids=["place", "thing", "unknown"],
 )
 def test_a_refusal_is_spoken_and_nothing_of_the_sentence_leaves(
     tmp_path: Path, command: str, slots: dict[str, str], spoken: str
@@ -149,12 +152,12 @@ def test_a_ring_ends_when_somebody_says_stop(tmp_path: Path) -> None:
         until(lambda: not one.talk.satellite.is_loud)
         client.send("timer-started", id="b", total_seconds=0)
         client.send("timer-finished", id="b")
-        until(lambda: one.talk.satellite.rings)
+        until(lambda: one.talk.satellite.timers.rings)
         one.talk.on_idle()
         for confidence in (0.2, 0.4):
-            assert one.talk.satellite.rings
+            assert one.talk.satellite.timers.rings
             one.expected[-1]({"answers": [{"phrase_confidence": confidence}]})
-        assert not one.talk.satellite.rings
+        assert not one.talk.satellite.timers.rings
     assert not one.replies.all
     assert is_stop("Stop!")
     assert not is_stop("Stop the music in the kitchen.")

@@ -18,7 +18,7 @@ from rigs.windows import NO_FOLDER, a_window
 
 from appliance.config import Settings, SpoolSettings, StoreSettings
 from appliance.daemon import transcription
-from appliance.daemon.backlog import FAILURES_IN_A_ROW, Work
+from appliance.daemon.backlog import FAILURES_IN_A_ROW, Lease, Work
 from appliance.daemon.core import Core
 from appliance.daemon.health import Health
 from appliance.daemon.spool import Spool
@@ -137,6 +137,16 @@ def test_only_what_programs_send_is_searched_and_only_while_nobody_speaks(rig: R
     asking = Asking()
     rig.use(asking)
     rig.say()
+    assert asking.had_time is False
+    for awaited in (False, True):  # the first window of several, which nobody waits for
+        rig.backlog.push(Window("u", 1, False, SILENCE, 0.0, 2.0, 1.5))
+        lease = rig.backlog.take_window(0)
+        assert lease
+        if awaited:
+            rig.backlog.push(Window("u", 2, True, SILENCE, 2.0, 4.0, 1.5))
+        rig.do(rig.works.leased(lease))
+        assert asking.had_time is not awaited
+    rig.do(rig.works.leased(cast("Lease", rig.backlog.take_window(0))))
     assert asking.had_time is False
     window = Window("u", 1, True, np.zeros(32_000, np.int16), 0.0, 2.0, 1.5)
     cases = ((True, False, True), (True, True, False), (False, False, False))

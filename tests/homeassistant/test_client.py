@@ -18,7 +18,7 @@ from rigs.home_websocket import DEVICE, TOKEN, Hub, action_done
 from rigs.publishing import transcript
 from rigs.waiting import PATIENCE_S, until
 
-from appliance.config import AssistSettings, HomeAssistantSettings, Settings
+from appliance.config import AssistSettings, HomeAssistantSettings, Settings, WyomingSettings
 from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
 from appliance.homeassistant.connection import LARGEST
 from appliance.homeassistant.media import MediaPlayers
@@ -65,6 +65,8 @@ def living(
     phrase: str = "computer",
     intervals: Intervals = SOON,
     token: str = TOKEN,
+    *,
+    satellite: bool = False,
 ) -> Iterator[Living]:
     """Stopped at the end, within a second."""
     file = folder / "token"
@@ -72,6 +74,7 @@ def living(
     settings = Settings(
         homeassistant=HomeAssistantSettings(url=hub.url, token_file=str(file)),
         assist=AssistSettings(phrase=phrase),
+        wyoming=WyomingSettings(satellite=satellite),
     )
     (folder / "state").mkdir(exist_ok=True)
     names: list[Sequence[Name]] = []
@@ -191,6 +194,28 @@ def test_a_sentence_is_handed_over_with_our_own_device(hub: Hub, tmp_path: Path)
     assert run["input"] == {"text": "turn on the light."}
     assert run["device_id"] == DEVICE["id"]
     assert "conversation_id" not in run
+
+
+def test_a_satellite_is_the_device_and_speaks_answers_and_refusals(
+    hub: Hub, tmp_path: Path
+) -> None:
+    voice = {"id": "voice", "area_id": "kitchen", "name": "Roomscribe kitchen"}
+    hub.devices.append(voice | {"identifiers": [["wyoming", "01ABC"]]})
+    hub.players["assist_satellite.kitchen"] = {"listed": {"di": "voice"}, "state": {}}
+    hub.understood_of["turn on the attic."] = {"match": False, "unmatched_slots": {"name": "attic"}}
+    with living(hub, tmp_path, satellite=True) as one:
+        until(lambda: one.words()[1:])
+        for text in ("Computer, turn on the light.", "Computer, turn on the attic."):
+            one.say(text)
+            one.reply()
+        hub.wait_for("call_service", 2)
+    calls = [asked for asked in hub.asked if asked["type"] == "call_service"]
+    assert {asked["service_data"]["message"] for asked in calls} == {
+        "Turned on the light", "Sorry, I know no attic.",
+    }  # fmt: skip
+    assert all(asked["target"] == {"entity_id": "assist_satellite.kitchen"} for asked in calls)
+    (run,) = hub.runs
+    assert run["device_id"] == "voice"
 
 
 def expecting(sentence: str, **slots: str) -> Phrase:

@@ -34,7 +34,7 @@ jinja2 = module("jinja2")
 CONFIG = ROOT / "config"
 CARD = CONFIG / "home-assistant" / "dashboard_card.yaml"
 SENTENCE, REPLY = "roomscribe_sentence.yaml", "roomscribe_reply.yaml"
-QUESTION = "roomscribe_question.yaml"
+QUESTION, MUSIC = "roomscribe_question.yaml", "roomscribe_music.yaml"
 LIBRARIES = Path("/usr/lib")
 SENTENCES = ["Turn on the light!", "Gute Nacht"]
 
@@ -109,7 +109,7 @@ def runs(
     return heard(blueprint(), asked, text, before, attributes)[0]
 
 
-@pytest.mark.parametrize("name", [SENTENCE, REPLY, QUESTION])
+@pytest.mark.parametrize("name", [SENTENCE, REPLY, QUESTION, MUSIC])
 def test_a_blueprint_uses_every_input_and_no_other(name: str) -> None:
     plan = blueprint(name)
     head = plan.pop("blueprint")

@@ -241,6 +241,7 @@ class Hub:
                     for text in asked.get("sentences", ())
                 ]
             },
+            "call_service": None,
             "subscribe_events": None,
             "subscribe_entities": None,
             "unsubscribe_events": None,

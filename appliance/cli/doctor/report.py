@@ -22,16 +22,9 @@ from appliance.config import Settings, default_path, slug
 from appliance.errors import RoomscribeError
 
 PACKAGES = (
-    "roomscribe",
-    "dkms",
-    "raspi-firmware",
-    "python3-numpy",
-    "python3-onnxruntime",
-    "libportaudio2",
-)
+    "roomscribe", "dkms", "raspi-firmware", "python3-numpy", "python3-onnxruntime", "libportaudio2"
+)  # fmt: skip
 """Beside those of a Hailo."""
-KERNEL_LINES = 30
-"""Of the kernel's log about a Hailo, the last ones."""
 OF_DAEMON = (
     "status", "reasons", "encoder", "model", "uptime_s", "transcripts", "npu_failovers",
     "latency_ms_p50", "latency_ms_p95", "npu_temperature_c", "soc_temperature_c", "throttling",
@@ -91,7 +84,7 @@ def _hailo(settings: Settings) -> dict[str, Any]:
     with suppress(OSError, ValueError, RoomscribeError):
         manifest = find_bundle(settings.model.bundle) / MANIFEST
         hef = json.loads(manifest.read_text(encoding="utf-8"))["files"].get(HEF_FILE)
-    log = _output("journalctl", "--dmesg", "--no-pager", "--grep=hailo", f"--lines={KERNEL_LINES}")
+    log = _output("journalctl", "--dmesg", "--output=cat", "--grep=hailo", "--lines=30")
     return diagnosis.system_facts() | {
         "hef": hef,
         "dkms": _output("/usr/sbin/dkms", "status").splitlines(),

@@ -34,6 +34,14 @@ function echo(reference) {
   return `${drop}${reference.delay_ms} ms delay`;
 }
 
+/** Return what the voice satellite does; undefined without one. */
+function talk(assist) {
+  if (!assist) return undefined;
+  if (assist.listening) return "Listens for an answer, without the phrase";
+  const way = assist.way ? `, sentences go as ${assist.way}` : "";
+  return `${assist.home ? `Connected from ${assist.home}` : "Not connected"}${way}`;
+}
+
 const version = ({ version, updated }) =>
   updated ? `${version}, updated from ${updated.from} on ${updated.at.slice(0, 10)}` : version;
 
@@ -42,7 +50,7 @@ const stateFigures = (state) => figures([
   ["Loudspeakers removed", echo(state.reference)],
   ["Model", state.model_title], ["Encoder", state.encoder], ["Version", version(state)],
   ["Running for", duration(state.uptime_s)],
-  ["Other rooms", state.rooms?.join(", ")],
+  ["Other rooms", state.rooms?.join(", ")], ["Home Assistant", talk(state.assist)],
   ["Waiting for transcription", state.queue_depth], ["Waiting for the broker", state.outbox_depth],
 ]);
 
