@@ -55,8 +55,6 @@ LATENCY_S = 0.2
 """Requested of PortAudio: if a read is later than this, samples are lost."""
 PLAY_LATENCY_S = 0.1
 """The same for playing, and so the most sound that is lost when the loudspeaker is stopped."""
-LATE_S = 0.1
-"""If sound to play comes later than this after the sound before it has ended, there was a gap."""
 FRESH_S = 0.3
 """Age up to which the list of devices is not read again."""
 PULSE_DEVICE = "pulse"
@@ -245,10 +243,9 @@ class _Recorder:
             self._send(opened={"name": found.name, "rate_hz": rate_hz, "channels": channels})
             while length := LENGTH.unpack(_read_input(LENGTH.size))[0]:
                 data, now_s = _read_input(length), time.monotonic()
-                output.write(data)
-                lost = 0.0 < end_s < now_s - LATE_S
-                end_s = max(end_s, now_s) + length / 2 / channels / rate_hz
-                self._write(Message(SOUND, data, end_s, lost))
+                lost = output.write(data)  # whether the device ran out of sound before it
+                end_s = (now_s if lost or not end_s else end_s) + length / 2 / channels / rate_hz
+                self._write(Message(SOUND, data, end_s, bool(lost)))
             output.stop()  # once all has sounded
             output.close()
             self._send(ended=True)

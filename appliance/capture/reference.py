@@ -6,7 +6,6 @@ Nothing here waits: a reference that is missing or slow never delays the microph
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections import deque
@@ -58,9 +57,8 @@ class PlayedSound:
 
     def receive(self) -> Iterator[Message]:
         """Yield what has come since the last call."""
-        with contextlib.suppress(IndexError):
-            while True:
-                yield self._messages.popleft()
+        while self._messages:
+            yield self._messages.popleft()
 
     def request_open(self, device: str) -> None:
         """Do nothing: it is opened when there is something to play."""

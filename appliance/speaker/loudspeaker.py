@@ -170,13 +170,9 @@ class Loudspeaker(Listener):
         self._wake()
         return sound
 
-    def lower(self, lowered: bool) -> None:
-        """Play softly while a person speaks, or loudly again."""
-        self._lowered = lowered
-
     def on_speech(self, speaking: bool) -> None:
         """Play softly while somebody speaks, if our own voice does not count as that."""
-        self.lower(speaking and self._played is not None and self._played.is_removed)
+        self._lowered = speaking and self._played is not None and self._played.is_removed
 
     def run(self, heartbeat: Callable[[], None]) -> None:
         """Play until `stop`."""
@@ -302,20 +298,16 @@ class Loudspeaker(Listener):
         """Set and log why there is no loudspeaker."""
         self._reopen_s = time.monotonic() + REOPEN_S
         if problem != self._problem:
-            self._problem = problem
             log.warning("%s", problem)
+        self._problem = problem
         self._complain(problem)
 
 
 def play_once(settings: SpeakerSettings, pcm: bytes, rate_hz: int) -> str:
     """Play int16 mono samples, and wait until they have sounded. Return "", or what is wrong."""
     problems = list[str | None]()
-
-    def done(_: Ending) -> None:
-        speaker.stop()
-
     speaker = Loudspeaker(settings, complain=problems.append)
-    sound = speaker.begin(rate_hz, 1, Kind.ANSWER, done)
+    sound = speaker.begin(rate_hz, 1, Kind.ANSWER, lambda _: speaker.stop())
     sound.write(pcm)
     sound.end()
     speaker.run(lambda: None)
@@ -326,8 +318,7 @@ class _Shaper:
     """Turns a sound into what its device takes."""
 
     def __init__(self, sound: SpokenSound, opened: Opened) -> None:
-        self._channels, self._outputs = sound.channels, opened.channels
-        self._stream = None
+        self._channels, self._outputs, self._stream = sound.channels, opened.channels, None
         if opened.rate_hz != sound.rate_hz:
             self._stream = soxr.ResampleStream(sound.rate_hz, opened.rate_hz, 1, dtype="float32")
 

@@ -47,12 +47,8 @@ class Spoken:
         heard = plain(text).split()
         with self._lock:
             texts = [words for words, until in self._texts if at < until + REMEMBERED_S]
-        return bool(heard) and any(_contains(words, heard) for words in texts)
-
-
-def _contains(words: list[str], heard: list[str]) -> bool:
-    starts = range(len(words) - len(heard) + 1)
-    return any(all(map(_is_same, words[start:], heard)) for start in starts)
+        parts = (words[start:] for words in texts for start in range(len(words) - len(heard) + 1))
+        return bool(heard) and any(all(map(_is_same, part, heard)) for part in parts)
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rigs.waiting import PATIENCE_S
 
-from appliance.capture import Recorder
+from appliance.capture import PlayedSound, Recorder
 from appliance.config import SpeakerSettings
 from appliance.speaker import Ending, Kind, Loudspeaker, SpokenSound
 
@@ -53,7 +53,10 @@ class Player:
         self.file, self.problems = file, list[str | None]()
         self.recorder = Recorder([sys.executable, "-c", PROGRAM, str(file)])
         chosen = SpeakerSettings(**{"enabled": True, "volume": 100} | settings)
-        self.speaker = Loudspeaker(chosen, complain=self.problems.append, recorder=self.recorder)
+        self.played = PlayedSound()
+        self.speaker = Loudspeaker(
+            chosen, complain=self.problems.append, played=self.played, recorder=self.recorder
+        )
         self.endings: dict[SpokenSound, Ending] = {}
 
     @property

@@ -104,7 +104,8 @@ def test_a_missing_device_is_known_before_the_first_sound(tmp_path: Path) -> Non
 
 def test_a_person_who_speaks_lowers_the_sound(tmp_path: Path) -> None:
     with playing(tmp_path / "sound") as player:
-        player.speaker.lower(True)
+        player.played.is_removed = True
+        player.speaker.on_speech(True)
         player.say(TONE)
         until(lambda: player.endings)
     assert np.abs(np.frombuffer(player.sound, "<i2")).max() == pytest.approx(1800, rel=0.01)
