@@ -7,8 +7,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import soundfile
 from rigs.checkout import SPEECH
 from rigs.command import errors, roomscribe
 from rigs.daemon import daemon, log_of, write_config
-from rigs.needs import needs_model
 from rigs.recordings import sentences
 from rigs.waiting import PATIENCE_S, until
 
@@ -278,25 +275,3 @@ def test_a_missing_microphone_is_waited_for_and_reported_once(tmp_path: Path) ->
     rest = "\n".join(more)
     assert "WARNING" in told and "microphone" in told
     assert "WARNING" not in rest
-
-
-@needs_model
-def test_a_process_waits_for_no_hanging_chip_and_prints_everything() -> None:
-    program = (
-        "import atexit, sys, time; from appliance.cli import main; "
-        "from appliance.system import BackgroundTask; "
-        "atexit.register(print, 'the end'); "
-        "sys.argv = ['roomscribe', 'model', 'info', 'tiny.en']; "
-        "hangs = len(sys.stdin.read()); "
-        "task = BackgroundTask(lambda: time.sleep(60 * hangs)); "
-        "hangs or task.join(); "
-        "sys.exit(main.run_process())"
-    )
-    said = []
-    for hangs in ("", "x"):
-        done = subprocess.run(
-            [sys.executable, "-c", program], input=hangs, capture_output=True, text=True,
-            timeout=PATIENCE_S, check=True,
-        )  # fmt: skip
-        said.append(done.stdout)
-    assert said[0] == said[1] + "the end\n" and "tiny.en" in said[1]
