@@ -89,7 +89,8 @@ def has_password(box: Container) -> str:
         "systemd-run -q -u closed -p User=mosquitto mosquitto -c /etc/mosquitto/closed.conf"
     )
     box.run(
-        f"cp -p {CONFIG} /root/kept; printf '[mqtt]\\nport = 1884\\nusername = \"scribe\"\\n' > {CONFIG};"
+        f"cp -p {CONFIG} /root/kept;"
+        f"printf '[mqtt]\\nport = 1884\\nusername = \"scribe\"\\n' > {CONFIG};"
         "install -d -m 700 /etc/credstore;"
         "(umask 077; echo wrong > /etc/credstore/roomscribe.mqtt-password)"
     )
