@@ -94,7 +94,7 @@ def memory_of(box: Container) -> float:
     group = box.run("systemctl show -P ControlGroup roomscribe").strip()
     sizes = box.run(
         f"for pid in $(cat /sys/fs/cgroup{group}/cgroup.procs); do"
-        " sed -n 's/^Pss: *\\([0-9]*\\) kB/\\1/p' /proc/$pid/smaps_rollup; done"
+        " sed -n 's/^Pss: *\\([0-9]*\\) kB/\\1/p' /proc/$pid/smaps_rollup 2> /dev/null; done; true"
     )
     return sum(map(int, sizes.split())) / 1024
 
