@@ -158,12 +158,9 @@ export class Field {
 
 /** Show each mistake at its field (a Map by key), or with `showOther` if it has none. Return the fields. */
 export function showMistakes(fields, mistakes, showOther) {
-  const marked = [];
   for (const [name, text] of Object.entries(mistakes)) {
-    const field = fields.get(name);
-    field?.showMistake(text);
-    if (field) marked.push(field);
+    if (fields.has(name)) fields.get(name).showMistake(text);
     else showOther(text);
   }
-  return marked;
+  return [...fields].filter(([name]) => name in mistakes).map(([, field]) => field); // as the page shows them
 }
