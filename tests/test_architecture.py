@@ -408,7 +408,7 @@ MOST = {
     "appliance without convert, lab and cli": (33_300, "lines"),
     "tests": (45_500, "lines"),
     "scripts": (10_500, "lines"),
-    "documentation": (41_250, "words"),
+    "documentation": (41_400, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""
