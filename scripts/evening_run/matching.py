@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from paho.mqtt.client import MQTTMessage
 
+from appliance.records import JOINED
+
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """The digits of a ULID."""
 BEFORE_S, AFTER_S = 0.3, 0.5
@@ -133,13 +135,14 @@ def discard(one: dict[str, Any], wall_s: float) -> Discard:
 
 def count_broken(partials: Iterable[dict[str, Any]], events: Iterable[Event]) -> int:
     """Return how many transcripts differ from the last eager partial text of their window, where
-    no later one took that back."""
+    no later one took that back. One that joins two parts has a window of its own."""
     promised: dict[tuple[str, int], str | None] = {}
     for one in partials:
         if one["eager"] or one["resumed"]:
             key = one["utterance_id"], one["window"]
             promised[key] = one["text"] if one["eager"] else None
-    texts = ((one.text, promised.get((one.utterance_id, one.window))) for one in events)
+    apart = (one for one in events if JOINED not in one.flags)
+    texts = ((one.text, promised.get((one.utterance_id, one.window))) for one in apart)
     return sum(promise is not None and promise != text for text, promise in texts)
 
 
