@@ -71,7 +71,8 @@ def main() -> int:
         for name, text in measured(options, model):
             print(f"\n{text}\n", flush=True)
             narrow = re.sub(r"--+", "---", re.sub(r" *\| *", "|", text))
-            sections.append(f"Whisper {model}: {NAMES[name]}\n\n{narrow}")
+            count = f"{options.most or 'all'} recordings"
+            sections.append(f"Whisper {model}: {NAMES[name]} ({count})\n\n{narrow}")
         if options.write:
             page, marks = PAGE.read_text(encoding="utf-8"), [each.format(model) for each in MARKS]
             write_whole(PAGE, put(page, "\n\n".join(sections), *marks), 0o644)
@@ -99,6 +100,7 @@ def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, str
                     chart = ROOT / "docs" / f"benchmark-{model}.svg"
                     write_whole(chart, draw_chart(found), 0o644)
                 yield name, as_page(name, found)
+        options.most = most
         simulator.leave()
 
 
