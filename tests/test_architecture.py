@@ -404,10 +404,10 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (46_300, "lines"),
-    "appliance without convert, lab and cli": (33_300, "lines"),
-    "tests": (45_500, "lines"),
-    "scripts": (10_500, "lines"),
+    "appliance": (46_120, "lines"),
+    "appliance without convert, lab and cli": (33_130, "lines"),
+    "tests": (45_430, "lines"),
+    "scripts": (10_440, "lines"),
     "documentation": (41_400, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
