@@ -444,6 +444,9 @@ class Listener:
     def on_window(self, window: Window) -> None:
         """Take in a window of the microphone that is to be transcribed. The segmenter's thread."""
 
+    def on_saying(self, text: str, until_s: float) -> None:
+        """Take in what this room's loudspeaker says, and until when on time.monotonic()'s clock."""
+
     def on_transcription(self, window: Window, result: Transcription) -> None:
         """Take in what a window of the microphone was transcribed to, before the gates judge it."""
 

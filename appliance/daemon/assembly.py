@@ -118,8 +118,6 @@ def build(
         phrases = PhraseCommands(changes, core.transcriber, expectations)
         talk = Talk(core, home, speaker, phrases.expect) if settings.wyoming.satellite else None
         house = _make_house(core, talk or home) if settings.mqtt.enabled else None
-        if house:
-            core.spoken.share = house.say
         wyoming = _make_wyoming(core, talk)
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
         updated = note_version(store_folder(settings.store))
@@ -164,7 +162,7 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     report_backend(health, transcriber)
     detector, window_s = VoiceDetector(settings.voice), transcriber.bundle.window_s
     segmenter = factories.segmenter(detector, settings.segmenter, window_s)
-    media, spoken = MediaPlayers(), Spoken()
+    media, spoken = MediaPlayers(), Spoken(bus.on_saying)
     transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
     in_process, is_stored = transcriber.in_process, transcripts.is_stored
     backlog = opened.enter_context(

@@ -153,7 +153,7 @@ class House(Listener):
         with self._lock:
             return self._arbitrated.setdefault(transcript.id, self._must_ask)
 
-    def say(self, text: str, until_s: float) -> None:
+    def on_saying(self, text: str, until_s: float) -> None:
         """Tell the other rooms what this one's loudspeaker says."""
         if self.rooms and text:
             self._put(Saying(self._node, text, until_s))

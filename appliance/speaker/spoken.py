@@ -19,10 +19,9 @@ SAME = 0.76
 class Spoken:
     """Texts that loudspeakers of the home say or have just said. Any thread."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.share: Callable[[str, float], object] = lambda *_: None
-        """Gets what this room says, and until when, for the other rooms."""
+    def __init__(self, share: Callable[[str, float], object] = lambda *_: None) -> None:
+        """`share` gets what this room says, and until when, for the other rooms."""
+        self._lock, self._share = threading.Lock(), share
         self.is_heard: Callable[[float], bool] = lambda _: False
         """Tells if whatever is heard from a time on may be our own loudspeaker."""
         self._texts: deque[tuple[list[str], float]] = deque(maxlen=MOST_TEXTS)
@@ -31,7 +30,7 @@ class Spoken:
         """Remember a text that our own loudspeaker says until `until`, on time.monotonic()'s
         clock, and tell the other rooms."""
         self.remember(text, until)
-        self.share(text, until)
+        self._share(text, until)
 
     def remember(self, text: str, until: float) -> None:
         """Remember a text that another loudspeaker says until then."""

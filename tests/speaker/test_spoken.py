@@ -28,7 +28,10 @@ def test_a_text_is_own_if_the_house_is_saying_it_or_a_part_of_it(heard: str, own
 
 
 def test_the_other_rooms_get_what_this_one_says_and_nothing_of_theirs() -> None:
-    here, there = Spoken(), Spoken()
-    here.share, there.share = there.remember, here.remember
+    def tell_here(text: str, until: float) -> None:
+        here.remember(text, until)
+
+    there = Spoken(tell_here)
+    here = Spoken(there.remember)
     here.note("Turned off the lights.", until=100.0)
     assert there.is_own("turned off the lights", at=99.0)
