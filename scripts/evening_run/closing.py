@@ -1,9 +1,10 @@
-"""Checks after a block, and at the end of an evening."""
+"""What happened in a block, and what disagrees at the end of an evening."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 from evening_run.stand import Stand, Tally
@@ -20,12 +21,7 @@ BROKEN = re.compile(r"Traceback|Error: |CRITICAL")
 def of_block(stand: Stand) -> Record:
     """Return what happened beside the sentences of the last block."""
     tally, stand.tally = stand.tally, Tally()
-    return {
-        "reload_s": tally.reload_s,
-        "wyoming_ms": tally.wyoming_ms,
-        "wyoming_texts": tally.wyoming_texts,
-        "trouble": tally.trouble,
-    }
+    return asdict(tally)
 
 
 def closing(stand: Stand) -> Record:

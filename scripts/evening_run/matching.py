@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -49,24 +49,14 @@ class Event:
     assist: str
     """What Assist was given of it; "" where it was not."""
 
-    @property
-    def span(self) -> Span:
-        """When it was said."""
-        return Span(self.begin_s, self.end_s)
-
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """An utterance that gave no text."""
+    """An utterance that gave no text, and about when it was said."""
 
     reason: str
     begin_s: float
     end_s: float
-
-    @property
-    def span(self) -> Span:
-        """About when it was said."""
-        return Span(self.begin_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +136,7 @@ def count_broken(partials: Iterable[dict[str, Any]], events: Iterable[Event]) ->
     return sum(promise is not None and promise != text for text, promise in texts)
 
 
-def assign(spans: Sequence[Span], found: Iterable[Span]) -> list[int | None]:
+def assign(spans: Sequence[Span], found: Iterable[Event | Discard]) -> list[int | None]:
     """Return for each of `found` which of the spans it overlaps most; None: it overlaps none."""
     owners: list[int | None] = []
     for one in found:
@@ -157,8 +147,3 @@ def assign(spans: Sequence[Span], found: Iterable[Span]) -> list[int | None]:
         best = max(range(len(spans)), key=shares.__getitem__, default=None)
         owners.append(best if best is not None and shares[best] > 0 else None)
     return owners
-
-
-def shown(one: Event | Discard) -> dict[str, Any]:
-    """Return what the results' file has of it."""
-    return asdict(one)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from evening_run.matching import Discard, Event, Received, Span, assign, read, shown
+from evening_run.matching import Discard, Event, Received, Span, assign, read
 from evening_run.programme import Block, Item, Step
 from evening_run.stand import Stand
 from rigs.recordings import sentences
@@ -93,15 +93,9 @@ class Player:
 
     def _measure_usage(self, label: str) -> None:
         """Measure memory, threads and descriptors."""
-        stand = self._stand
-        page = stand.page_usage()
-        self.memory.append(
-            {
-                "label": label,
-                **asdict(stand.usage()),
-                "page_uss_mb": page.uss_mb if page else None,
-            }
-        )
+        page = self._stand.page_usage()
+        found = asdict(self._stand.usage()) | {"page_uss_mb": page.uss_mb if page else None}
+        self.memory.append({"label": label, **found})
 
     def _collect(self, block: Block, received: Received) -> Record:
         """Return the block's record: its sounds, what belongs to none, CPU and counts."""
@@ -175,20 +169,16 @@ def deal(
 ) -> list[Record]:
     """Give each record its events: those of its speech, and those of what is heard beside it.
     Returns the events that belong to none."""
-    stray = []
+    stray: list[Record] = []
     found: list[Event | Discard] = [*received.events, *received.discards]
-    owners = assign(speech, [one.span for one in found])
-    neighbours = assign(wholes, [one.span for one in found])
-    for one, owner, near in zip(found, owners, neighbours, strict=True):
-        if isinstance(one, Event):
+    for one, owner, near in zip(found, assign(speech, found), assign(wholes, found), strict=True):
+        if isinstance(one, Discard):
             if owner is not None:
-                records[owner]["heard"].append(shown(one))
-            elif near is not None:
-                records[near]["beside"].append(shown(one))
-            else:
-                stray.append(shown(one))
+                records[owner]["discarded"].append(one.reason)
         elif owner is not None:
-            records[owner]["discarded"].append(one.reason)
+            records[owner]["heard"].append(asdict(one))
+        else:
+            (stray if near is None else records[near]["beside"]).append(asdict(one))
     for record in records:
         record["heard"].sort(key=lambda one: one["begin_s"])
     return stray

@@ -133,20 +133,11 @@ def recorded(name: str, sound: Samples, family: str, text: str, *, synthetic: bo
     begin, end = len(sound) - find(sound[::-1]), find(sound)
     if synthetic:
         return Item(name, family, family, SENTENCE, text, sound, begin, end)
-    around = softened(in_own_quiet(sound, BEFORE_S, AFTER_S).astype(np.float64), FADE_S)
-    lead = int(BEFORE_S * SAMPLE_RATE)
+    quiet = in_own_quiet(sound, BEFORE_S, AFTER_S).astype(np.float64)
+    around, lead = to_samples(softened(quiet, FADE_S)), int(BEFORE_S * SAMPLE_RATE)
     dated = end < len(sound) - int(DATED_S * SAMPLE_RATE)
-    return Item(
-        name,
-        family,
-        family,
-        SENTENCE,
-        text,
-        to_samples(around),
-        begin + lead,
-        end + lead,
-        dated=dated,
-    )
+    begin, end = begin + lead, end + lead
+    return Item(name, family, family, SENTENCE, text, around, begin, end, dated=dated)
 
 
 def to_samples(sound: Sound) -> Samples:

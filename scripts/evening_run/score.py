@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,9 +92,8 @@ def action(event: Record) -> list[str]:
 
 def same_action(done: Sequence[str], said: str) -> bool:
     """Return True when these words do what was said: articles make no difference."""
-    return [one for one in done if one not in ARTICLES] == [
-        one for one in words(said) if one not in ARTICLES
-    ]
+    ours, theirs = ([one for one in each if one not in ARTICLES] for each in (done, words(said)))
+    return ours == theirs
 
 
 def acts_wrongly(record: Record) -> bool:
@@ -244,8 +242,3 @@ def actions_not_asked_for(records: Sequence[Record]) -> list[str]:
                     f"{one['group']}, heard as {event['text']!r}"
                 )
     return found
-
-
-def median(values: Sequence[float]) -> float | None:
-    """Return the median; None of nothing."""
-    return statistics.median(values) if values else None

@@ -30,7 +30,7 @@ from rigs.weights import find_weights
 
 from appliance.config import Settings
 from appliance.lab import add_benchmark_arguments
-from appliance.lab.benchmark.main import OTHERS, as_page, benchmark_tables, draw_chart
+from appliance.lab.benchmark.main import OTHERS, UNMEASURED, as_page, benchmark_tables, draw_chart
 from appliance.model import load_bundle
 from appliance.system import write_whole
 
@@ -70,13 +70,22 @@ def main() -> int:
         sections = [f"Commit {seen['commit']}, {seen['processor']}, {seen['date']}."]
         for name, text in measured(options, model):
             print(f"\n{text}\n", flush=True)
-            narrow = re.sub(r"--+", "---", re.sub(r" *\| *", "|", text))
             count = f"{options.most or 'all'} recordings"
-            sections.append(f"Whisper {model}: {NAMES[name]} ({count})\n\n{narrow}")
+            sections.append(f"Whisper {model}: {NAMES[name]} ({count})\n\n{for_page(text)}")
         if options.write:
             page, marks = PAGE.read_text(encoding="utf-8"), [each.format(model) for each in MARKS]
             write_whole(PAGE, put(page, "\n\n".join(sections), *marks), 0o644)
     return 0
+
+
+def for_page(text: str) -> str:
+    """Return tables for the page: narrow, and without rows in which nothing is measured."""
+    for long, short in (
+        *((r" *\| *", "|"), (r"--+", "---"), (r"\|Roomscribe, ", "|"), (UNMEASURED, "-")),
+        *((r"\(a simulated chip\)", "(simulated)"), (r"\n\|[^|\n]+(\|-)+\|(?=\n|$)", "")),
+    ):
+        text = re.sub(long, short, text)
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resilience.power_child import OLD, connection_of, make_old_file, sentence
+from resilience.power_child import OLD, make_old_file, sentence
+from rigs.stores import connection_of
 
 from appliance.config import StoreSettings
 from appliance.errors import StoreError

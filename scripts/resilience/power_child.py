@@ -12,10 +12,11 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from rigs.stores import connection_of
+
 from appliance.config import StoreSettings
 from appliance.records import Transcript, new_id
 from appliance.store import tables
-from appliance.store.database import Database
 from appliance.store.store import Store
 from appliance.store.tables import Wanted
 
@@ -59,13 +60,6 @@ def live(folder: Path, transcripts: int, without_sync: bool) -> None:
 def say(line: str) -> None:
     """One line, in one call, at once."""
     os.write(1, f"{line}\n".encode())
-
-
-def connection_of(store: Store) -> sqlite3.Connection:
-    """SQLite's connection to the open file."""
-    assert isinstance(store._database, Database)
-    assert store._database.connection is not None
-    return store._database.connection
 
 
 def sentence(number: int) -> Transcript:
