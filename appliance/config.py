@@ -232,15 +232,15 @@ class CaptureSettings:
 
     device: str = key(
         "",
-        "Microphone: part of its name in `roomscribe devices`. Empty: the default microphone. "
-        "none: this machine has no microphone and only transcribes for others. Or a stream: "
-        "rtsp://, http://, pulse:SOURCE or pipe://PATH.",
+        "Microphone: part of its name in `roomscribe devices`. Empty: the default. none: this "
+        "machine only transcribes for others. Or a stream: rtsp://, http://, pulse:SOURCE or "
+        "pipe://PATH.",
         group=MICROPHONE, label="Microphone",
     )  # fmt: skip
     device_file: str = key(
         "",
-        "File with a stream's address, in place of device: an address may hold a password, and "
-        "every user may read this file. Empty: the credential `roomscribe.capture-device`, if any.",
+        "File with a stream's address, in place of device, for an address with a password. "
+        "Empty: the credential `roomscribe.capture-device`, if any.",
     )
     channel: int = key(
         0,
@@ -249,9 +249,8 @@ class CaptureSettings:
     )  # fmt: skip
     silence_s: float = key(
         10.0,
-        "If a microphone delivers no sound for this long (at most the last bit changes), it counts "
-        "as off (muted by a switch or in the mixer) until it does. 0: never, for a microphone that "
-        "removes all noise itself.",
+        "A microphone that delivers no sound for this long (at most the last bit changes) "
+        "counts as off. 0: never, for a microphone that removes all noise itself.",
         unit="s", low=0.0, high=3600.0,
         group=HEARING, label="Report the microphone as off after", blank=(0, "never"),
     )  # fmt: skip
@@ -260,8 +259,8 @@ class CaptureSettings:
     )
     reference: dict[str, str] = key(  # noqa: RUF009
         {},
-        "What the room's loudspeakers play, to remove it from the sound: device = a sound card or "
-        "stream, as for the microphone. Written as a table: [capture.reference]. Empty: off.",
+        "What the room's loudspeakers play, to remove it from the sound: a table "
+        "[capture.reference] with device = a sound card or stream. Empty: off.",
         form=TextForm("a table with the key device"),
         names=("device",),
     )  # fmt: skip
@@ -278,8 +277,8 @@ class SpeakerSettings:
     )  # fmt: skip
     device: str = key(
         "",
-        "Loudspeaker: part of its name in `roomscribe devices`, or pulse:SINK. Empty: the default "
-        "loudspeaker.",
+        "Loudspeaker: part of its name in `roomscribe devices`, or pulse:SINK. Empty: the "
+        "default.",
         group=SPEAKER, label="Loudspeaker",
     )  # fmt: skip
     volume: int = key(
@@ -310,17 +309,16 @@ class SegmenterSettings:
     )  # fmt: skip
     speculate: bool = key(
         True,
-        "Transcribe after 0.15 s of silence, so that the text is ready when the utterance ends. If "
-        "speech resumes, that text is discarded.",
+        "Transcribe after 0.15 s of silence, so that the text is ready when the utterance ends.",
         group=PAUSES, label="Start transcribing during the pause",
     )  # fmt: skip
     early_ms: int = key(
         250,
-        "Silence that ends an utterance whose text is surely a whole sentence. After less than two "
-        "seconds of speech, any text waits for three quarters of hang_over_ms. If the text is "
-        "clearly unfinished, the utterance ends 400 ms later than hang_over_ms, after 1000 ms at "
-        "most. If you go on speaking after an early end, the next transcript names the one before "
-        "in `continues`. 0: hang_over_ms for every text. Needs speculate.",
+        "Silence that ends an utterance whose text is surely a whole sentence. After less than "
+        "two seconds of speech, any text waits for three quarters of hang_over_ms, a clearly "
+        "unfinished one 400 ms longer than hang_over_ms, 1000 ms at most. If you go on speaking "
+        "after an early end, the next transcript names the one before in `continues`. 0: "
+        "hang_over_ms for every text. Needs speculate.",
         unit="ms", low=0, high=1000,
         group=PAUSES, label="Pause after a complete sentence", blank=(0, "off"),
         help="Used if the text is clearly a whole sentence. Clearly unfinished ones get 400 ms "
@@ -332,8 +330,8 @@ class SegmenterSettings:
     )  # fmt: skip
     overlap_ms: int = key(
         1000,
-        "If speech longer than a window has no pause to cut in, the next window overlaps by at "
-        "most this, and by half of it at least; repeated words are removed. 0: no overlap.",
+        "If speech longer than a window has no pause to cut in, the next window overlaps by "
+        "half of this to all of it; repeated words are removed. 0: no overlap.",
         unit="ms", low=0, high=2000,
         group=PAUSES, label="Overlap in long speech", blank=(0, "off"),
     )  # fmt: skip
@@ -345,8 +343,8 @@ class ModelSettings:
 
     bundle: str = key(
         "",
-        "Model: the name of an installed one, or a folder with a bundle.json. Empty: the one "
-        "chosen with `roomscribe model use`, else the built-in tiny.en.",
+        "Name of an installed model, or a folder with a bundle.json. Empty: the one chosen with "
+        "`roomscribe model use`, else tiny.en.",
         group=MODEL, label="Model",
     )  # fmt: skip
 
@@ -357,16 +355,15 @@ class EncoderSettings:
 
     backend: str = key(
         "auto",
-        "Where the encoder runs. auto: on the Hailo, if there is one and the model has a HEF for "
-        "it; the CPU takes over while the Hailo fails. hailo: the same, but without a Hailo the "
-        "daemon does not start (status 69). cpu: never on the Hailo.",
+        "auto: on the Hailo, if there is one and the model has a HEF for it, and on the CPU "
+        "while the Hailo fails. hailo: the same, but without a Hailo the daemon does not start "
+        "(status 69). cpu: never on the Hailo.",
         choices=("auto", "hailo", "cpu"),
     )
     share: bool = key(
         False,
         "Share the Hailo with other programs through the hailort service, which they must use, "
-        "too (hailo-share.conf shows what systemd must allow). A Hailo-10H needs no service. "
-        "false: no other program can use it.",
+        "too (see docs/hailo.md). false: no other program can use it.",
     )
     threads: int = key(
         2, "CPU threads of the encoder; 0: one per core.", low=0, high=64,
@@ -384,16 +381,15 @@ class DecoderSettings:
     )  # fmt: skip
     beam_size: int = key(
         5,
-        "Texts that are followed at once, as by Whisper, where the likeliest next tokens gave a "
-        "doubtful one: in files, and in sound that programs send while nobody speaks in the room. "
-        "1: off.",
+        "Texts that are followed at once where the likeliest tokens gave a doubtful one: in "
+        "files, and in sound that programs send while nobody speaks in the room. 1: off.",
         low=1, high=5,
     )  # fmt: skip
     language: str = key(
         "",
         "Spoken language, for models of several languages: a code such as de. auto: the model "
-        "detects one of `languages` in each window and reports its probability. Empty: the one "
-        "that the model was added with.",
+        "detects one of `languages` in each window. Empty: the one that the model was added "
+        "with.",
         form=TextForm(
             "auto or an ISO 639 code such as de", pattern=r"(auto|[a-z]{2,3})?", suggest=_lower_code
         ),
@@ -418,9 +414,8 @@ class PhrasesSettings:
 
     file: str = key(
         BUILT_IN_SENTENCES,
-        "File of expected sentences, see docs/phrases.md, in addition to the built-in ones. If you "
-        "say one of them, each event holds that sentence and its slots beside the text. built-in: "
-        "only English home commands, if the model writes English. Empty: none.",
+        "File of expected sentences, see docs/phrases.md, in addition to the built-in ones. "
+        "built-in: only English home commands, if the model writes English. Empty: none.",
     )
 
     @property
@@ -436,8 +431,7 @@ class VocabularySettings:
     words: tuple[str, ...] = key(
         (),
         "Words of your home that the model does not know: names of people, rooms, devices and "
-        "places, spelled as you want them. If a text has something similar and the sound allows "
-        "it, the word is written instead. At most 1000.",
+        "places. They replace something similar if the sound allows it. At most 1000.",
         form=TextForm(
             "words or names of 1 to 64 letters",
             accepts=is_word,
@@ -449,18 +443,16 @@ class VocabularySettings:
     )  # fmt: skip
     boost: float = key(
         -1.0,
-        "How strongly these words are preferred. 0: off; higher values find more of them and write "
-        "one more often where you said another word. -1: what the model recommends, 1 if it "
-        "recommends nothing.",
+        "How strongly these words are preferred. 0: off; higher values find more of them, also "
+        "where you said another word. -1: what the model recommends, else 1.",
         low=-1.0, high=4.0,
         group=TEXTS, label="Preference for your words", blank=MODELS_OWN,
         help="0 is off. A higher value finds more of them and causes more false matches.",
     )  # fmt: skip
     replace: dict[str, str] = key(  # noqa: RUF009
         {},
-        "Corrections: a table [vocabulary.replace] of heard and written text, such as "
-        '"wood pecker" = "Woodpecker". Whole words, in any case. The flag corrected marks such '
-        "texts.",
+        'Corrections: a table [vocabulary.replace] of heard and written text, such as "wood '
+        'pecker" = "Woodpecker". Whole words, in any case.',
         form=TextForm(
             "at most 1000 words or names of 1 to 64 letters, each with the text for it",
             accepts=is_word,
@@ -519,7 +511,7 @@ class SpoolSettings:
     limit_mb: int = key(
         64,
         "Most memory for speech that is not transcribed yet (10 s take 0.3 MB); beyond it the "
-        "oldest is discarded. It outlives a crash, and only the daemon's user can read it.",
+        "oldest is discarded.",
         unit="MB", low=1, high=4096,
     )  # fmt: skip
     path: str = key(
@@ -561,16 +553,15 @@ class MqttSettings:
     )  # fmt: skip
     words: bool = key(
         False,
-        "Transcripts have `words`: when each word was spoken, which takes one more pass of the "
-        "decoder.",
+        "Transcripts have `words`: when each was spoken. Takes one more pass of the decoder.",
     )
     ca_file: str = key(
         "", "Authority that signed the broker's certificate (PEM). Empty: those of the system."
     )
     partials: bool = key(
         False,
-        "Publish partial results on the topic `partial` while someone speaks. Costs one "
-        "transcription per second of speech.",
+        "Publish partial results while someone speaks. Costs one transcription per second of "
+        "speech.",
         group=MQTT, label="Publish partial results while someone speaks",
         help="Takes one extra transcription per second of speech.",
     )  # fmt: skip
@@ -603,8 +594,8 @@ class HomeAssistantSettings:
     )  # fmt: skip
     url: str = key(
         "",
-        "Home Assistant's address. If you set it, Roomscribe reads the names of rooms, floors and "
-        "everything that is exposed to Assist, and prefers these words. Empty: no connection.",
+        "Home Assistant's address, to read the names of rooms, floors and everything that is "
+        "exposed to Assist. Empty: no connection.",
         form=TextForm(
             "an address such as http://homeassistant.local:8123",
             accepts=is_home_url,
@@ -629,9 +620,8 @@ class AssistSettings:
 
     phrase: str = key(
         "",
-        'Sentences that start with this phrase, such as "computer", are sent to Home Assistant\'s '
-        "Assist, which acts in this appliance's area. Needs homeassistant.url or "
-        "wyoming.satellite. Empty: none.",
+        'Sentences that start with this phrase, such as "computer", go to Assist. '
+        "Needs homeassistant.url or wyoming.satellite. Empty: none.",
         form=TextForm(
             "one to four words of letters, such as computer",
             pattern=r"([^\W\d_]{2,20}( [^\W\d_]{2,20}){0,3})?",
@@ -654,8 +644,8 @@ class WebSettings:
     )
     listen: str = key(
         "127.0.0.1",
-        "Address that the page listens on, or the path of a socket for a proxy. 0.0.0.0 is every "
-        "IPv4 address of this machine, :: every address. Beyond 127.0.0.1 a password must be set.",
+        "Address that the page listens on (0.0.0.0: every IPv4 address, :: every one), or the "
+        "path of a socket for a proxy. Beyond 127.0.0.1 a password must be set.",
         form=TextForm(
             "an address such as 127.0.0.1 or 0.0.0.0, or the path of a socket",
             pattern=_ADDRESS + r"|/[^\s%]{1,100}",
@@ -674,8 +664,7 @@ class WebSettings:
     )
     url: str = key(
         "",
-        "Address of the page for the link in Home Assistant. Empty: made from listen and port, or "
-        "no link if only this machine can open the page.",
+        "Address of the page for the link in Home Assistant. Empty: made from listen and port.",
         form=TextForm(
             "an address such as http://kitchen.local:8099/",
             pattern=r"(https?://[^\s/?#@]+(/[^\s?#]*)?)?",
@@ -689,13 +678,13 @@ class WebSettings:
     )
     playback: bool = key(
         False,
-        "Users of the page can play the last sentence, at most 60 s after its end. Its sound is in "
-        "memory only.",
+        "Users of the page can play the last sentence, which is in memory, at most 60 s after "
+        "its end.",
     )
     api: bool = key(
         False,
-        "Programs with a token (`roomscribe web token`) can transcribe sound files with POST "
-        "/v1/audio/transcriptions, in the form of OpenAI's API.",
+        "Programs with a token (`roomscribe web token`) can transcribe sound files over "
+        "OpenAI's API.",
     )
     cors: str = key(
         "",
@@ -740,8 +729,8 @@ class WyomingSettings:
 
     enabled: bool = key(
         False,
-        "Transcribe for Home Assistant and other clients over the Wyoming protocol, which has no "
-        "password. The appliance's own microphone goes first.",
+        "Transcribe for Home Assistant and other clients over the Wyoming protocol, which has "
+        "no password.",
     )
     listen: str = key(
         "0.0.0.0",
@@ -761,20 +750,16 @@ class WyomingSettings:
     )  # fmt: skip
     log: bool = key(
         False,
-        "Store and publish these transcripts like your own, with the source `wyoming`. false: only "
-        "the client gets the text.",
+        "Store and publish these transcripts, too, with the source `wyoming`.",
     )
     acts: bool = key(
         True,
-        "Answer with an expected sentence in place of the text where it is sure enough to act on: "
-        "Home Assistant acts on the answer. false: always the text.",
+        "Answer with an expected sentence in place of the text where it is sure enough to act on.",
     )
 
     satellite: bool = key(
         False,
-        "Let Home Assistant add this room as a voice satellite: it gets the sentences that begin "
-        "with assist.phrase, and its answers, announcements and timers sound on this room's "
-        "loudspeaker ([speaker]). Needs no token.",
+        "Let Home Assistant add this room as a voice satellite, see docs/talk.md. Needs no token.",
     )
     satellite_port: int = key(10700, "TCP port of the satellite.", low=1, high=65535)
 
@@ -791,8 +776,8 @@ class FleetSettings:
     role: str = key(
         "alone",
         "Several rooms together, see docs/fleet.md. satellite: workers transcribe what is said "
-        "here, or this machine's model, if you chose one, while no worker can; worker: transcribes "
-        'for the satellites, its own room first (capture.device = "none" if it has no microphone).',
+        "here, or this machine's model, if you chose one, while no worker can; worker: "
+        "transcribes for the satellites, its own room first.",
         choices=("alone", "satellite", "worker"),
     )
     server: str = key(
