@@ -41,11 +41,12 @@ from evening_run.results import about, git, merged, scored
 from evening_run.schedule import lay_out
 from evening_run.score import actions_not_asked_for
 from evening_run.stand import Stand
-from evening_run.table import as_text, columns, compared, compared_wholes, more
+from evening_run.table import compared, compared_wholes, more, of_groups
 from evening_run.verdict import faults
 from rigs import broker, microphone
 from rigs.checkout import BUILT_IN, ROOT
 
+from appliance.lab.benchmark.table import as_markdown
 from appliance.records import SAMPLE_RATE
 
 WORK = ROOT / "dist" / "evening"
@@ -99,10 +100,9 @@ def prepare(options: argparse.Namespace) -> list[Block]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
+    raw = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(
-        "scripts/measure evening",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
+        "scripts/measure evening", description=__doc__, formatter_class=raw
     )
     parser.add_argument("--short", dest="level", action="store_const", const="short")
     parser.add_argument("--seed", type=int, default=1, help="of order and pauses; default 1")
@@ -148,7 +148,7 @@ class Side:
         self.rows, self.whole = scored(evening)
         self.faults = faults(evening, self.rows, self.whole)
         print(f"\n{evening['commit']}, model {evening['model']}, {evening['processor']}")
-        print(as_text(self.rows) + "\n\n" + columns(more(self.whole, evening)))
+        print(of_groups(self.rows) + "\n\n" + as_markdown(["", ""], more(self.whole, evening)))
         for line in actions_not_asked_for(evening["items"]):
             print(line)
         for fault in self.faults:

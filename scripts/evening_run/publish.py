@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evening_run.results import scored
-from evening_run.table import as_markdown, more, number
+from evening_run.table import more, number, of_groups
 
 BEGIN, END = "<!-- evening: written by scripts/measure evening --write -->", "<!-- /evening -->"
 Record = dict[str, Any]
@@ -15,10 +15,7 @@ Record = dict[str, Any]
 
 def write(root: Path, evening: Record) -> None:
     """Write the figures into both pages."""
-    for name, text in (
-        ("README.md", headline(evening)),
-        ("docs/figures.md", table(evening)),
-    ):
+    for name, text in (("README.md", headline(evening)), ("docs/figures.md", table(evening))):
         page = root / name
         page.write_text(put(page.read_text(encoding="utf-8"), text), encoding="utf-8")
 
@@ -42,12 +39,8 @@ def about(evening: Record) -> str:
 def headline(evening: Record) -> str:
     """Return the sentence of README."""
     rows, _ = scored(evening)
-    lines = [
-        "`scripts/measure evening`, everything switched on; "
-        "from the end of speech to the subscriber, "
-        "median (95th percentile):",
-        "",
-    ]
+    how = "from the end of speech to the subscriber, median (95th percentile):"
+    lines = [f"`scripts/measure evening`, everything switched on; {how}", ""]
     names = {"speech": "synthetic sentences", "commands": "people's commands"}
     names |= {"room 0.6 s, 3 m": "commands from 3 m in a living room", "all": "all sentences"}
     lines += [
@@ -68,4 +61,4 @@ def table(evening: Record) -> str:
     lines = ["| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in more(whole, evening)]
     title = f"`scripts/measure evening`: {about(evening)}."
-    return "\n\n".join([title, as_markdown(rows), "\n".join(lines)])
+    return "\n\n".join([title, of_groups(rows), "\n".join(lines)])

@@ -56,13 +56,10 @@ class Tally:
 class Stand:
     """A running appliance of a checkout; use as `with Stand(root, folder) as stand:`."""
 
-    def __init__(
-        self, root: Path, folder: Path, model: Path, *, seed: int, with_page: bool = True
-    ) -> None:
+    def __init__(self, root: Path, folder: Path, model: Path, *, seed: int) -> None:
         """`root` has the appliance's code; `folder` gets its log and its configuration."""
         self._root, self._folder, self._seed = root, folder, seed
         self._model = model
-        self._with_page = with_page and bool(shutil.which("chromedriver"))
         self._stack = ExitStack()
         self._keys: dict[str, dict[str, Any]] = {}
         self.config = folder / "roomscribe.toml"
@@ -103,7 +100,7 @@ class Stand:
         self._wait_until_ready(1)
         if not holds(lambda: self.hub.count("config/floor_registry/list"), READY_WITHIN_S):
             raise RuntimeError("the daemon does not ask Home Assistant for its names")
-        if self._with_page:
+        if shutil.which("chromedriver"):
             self._open_page(stack)
 
     def _configure(self) -> None:
@@ -121,17 +118,17 @@ class Stand:
             "homeassistant": {"url": self.hub.url, "token_file": str(token), "area": "Kitchen"},
             "assist": {"phrase": ASSIST_PHRASE},
             "web": {"enabled": True, "port": web_port, "path": str(self._folder / "page")},
-            "wyoming": {
-                "enabled": True, "listen": "127.0.0.1", "port": self.wyoming_port,
-            },
-        }  # fmt: skip
+            "wyoming": {"enabled": True, "listen": "127.0.0.1", "port": self.wyoming_port},
+        }
         self._write_config()
 
     def _write_config(self) -> None:
         shipped = (self._root / "config" / "roomscribe.toml").read_text(encoding="utf-8")
         self.config.write_text(with_keys(shipped, self._keys), encoding="utf-8")
 
-    def _start(self, command: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, command: str, environment: Mapping[str, str], stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
         """A process of the checkout; its output goes to the log that `log_of` reads."""
         folders = [self._root, self._root / "tests", self._root / "scripts"]
         given = {
@@ -142,7 +139,8 @@ class Stand:
         }
         with (self._folder / "log").open("ab") as log:
             words: list[str | Path] = [*command.split(), "--config", self.config]
-            return start(*words, stdout=log, stderr=log, environment=given, root=self._root)
+            out = log if stdout is None else stdout
+            return start(*words, stdout=out, stderr=log, environment=given, root=self._root)
 
     def _wait_until_ready(self, times: int) -> None:
         """Wait until the daemons have said so often that they listen."""
@@ -223,19 +221,8 @@ class Stand:
 
     def logged(self) -> list[dict[str, Any]]:
         """Return the transcripts in the appliance's log, oldest first."""
-        done = self._start_and_read("log", "--json", "--limit", "0")
-        return [json.loads(line) for line in done.splitlines()]
-
-    def _start_and_read(self, *words: str) -> str:
-        environment = {
-            "PYTHONPATH": str(self._root), "STATE_DIRECTORY": str(self._folder / "state"),
-            "RUNTIME_DIRECTORY": str(self._run_folder),
-        }  # fmt: skip
-        with start(
-            *words, "--config", self.config,
-            stdout=subprocess.PIPE, environment=environment, root=self._root,
-        ) as process:  # fmt: skip
-            return process.communicate(timeout=60)[0].decode()
+        command = self._start("log --json --limit 0", {}, subprocess.PIPE)
+        return [json.loads(line) for line in command.communicate(timeout=60)[0].splitlines()]
 
     def _end(self) -> None:
         self.clock.pid = 0

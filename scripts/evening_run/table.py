@@ -1,4 +1,4 @@
-"""The tables of an evening, as text and as Markdown."""
+"""The tables of an evening, in Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from evening_run.score import Row, Whole, percentile
 from rigs.word_errors import words
+
+from appliance.lab.benchmark.table import as_markdown
 
 HEADS = ("group", "said", "p50 ms", "p95 ms", "no trace", "text", "sentence", "either", "WER %",
          "split", "wrong")  # fmt: skip
@@ -38,27 +40,9 @@ def per_hour(count: int, hours: float) -> str:
     return f"{count} in {60 * hours:.1f} min" + (f" ({count / hours:.1f}/h)" if hours else "")
 
 
-def as_text(rows: Sequence[Row]) -> str:
-    """Return the groups' table in columns."""
-    return columns([list(HEADS), *map(cells, rows)])
-
-
-def columns(lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells in columns, of which the first is to the left."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-
-
-def as_markdown(rows: Sequence[Row]) -> str:
-    """Return the groups' table in Markdown."""
-    lines = [list(HEADS), ["---"] * len(HEADS), *map(cells, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def of_groups(rows: Sequence[Row]) -> str:
+    """Return the groups' table."""
+    return as_markdown(HEADS, list(map(cells, rows)))
 
 
 def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
@@ -112,12 +96,12 @@ def usage(one: dict[str, Any]) -> str:
 def compared(names: Sequence[str], tables: Sequence[Sequence[Row]]) -> str:
     """Return two evenings' groups side by side."""
     second = {row.group: cells(row) for row in tables[1]}
-    lines = [[" -> ".join(names), *HEADS[1:]]]
-    for before in map(cells, tables[0]):
-        if behind := second.get(before[0]):
-            pairs = zip(before[1:], behind[1:], strict=True)
-            lines.append([before[0], *(" -> ".join(pair) for pair in pairs)])
-    return columns(lines)
+    both = [(before, second[before[0]]) for before in map(cells, tables[0]) if before[0] in second]
+    lines = [
+        [name, *map(" -> ".join, zip(before, behind, strict=True))]
+        for (name, *before), (_, *behind) in both
+    ]
+    return as_markdown([" -> ".join(names), *HEADS[1:]], lines)
 
 
 def compared_wholes(
@@ -125,4 +109,4 @@ def compared_wholes(
 ) -> str:
     """Return two whole evenings' figures side by side."""
     first, second = (dict(more(*each)) for each in zip(wholes, evenings, strict=True))
-    return columns([["", *names], *([name, first[name], second.get(name, "-")] for name in first)])
+    return as_markdown(["", *names], [[one, first[one], second.get(one, "-")] for one in first])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evening_run.programme import SENTENCE
@@ -31,95 +31,66 @@ MOST_MB = 210.0
 """The daemon's own memory (USS) at the end."""
 
 
+Check = tuple[bool, str]
+"""Whether something is wrong, and what."""
+
+
 def faults(evening: dict[str, Any], rows: Sequence[Row], whole: Whole) -> list[str]:
     """Return what went wrong, one line each."""
-    return [
-        *of_sentences(evening),
-        *of_hearing(rows, whole),
-        *of_actions(rows, whole),
-        *of_memory(evening),
-        *of_delivery(evening),
-    ]
+    checks = (*of_hearing(evening, rows, whole), *of_memory(evening), *of_delivery(evening))
+    return [line for is_wrong, line in checks if is_wrong]
 
 
-def of_hearing(rows: Sequence[Row], whole: Whole) -> list[str]:
-    """Return where texts are wrong, in pieces, late, or of sounds that are no speech."""
-    clean = [row for row in rows if row.group in CLEAN]
+def of_hearing(evening: dict[str, Any], rows: Sequence[Row], whole: Whole) -> Iterator[Check]:
+    """Yield whether sentences are lost, wrong, in pieces or late, and acted on rightly."""
+    items = [one for one in evening["items"] if one["kind"] == SENTENCE]
+    for one in items:
+        is_lost = one["intact"] and not one["heard"] and not one["discarded"]
+        yield is_lost, f"no trace of {one['name']}"
+    disturbed, count = sum(not one["intact"] for one in items), len(items)
+    what = f"the rig stuttered in {disturbed} of {count} sentences: measure again"
+    yield disturbed > DISTURBED_SHARE * count, what
+    clean, everything = [row for row in rows if row.group in CLEAN], rows[-1]
     said, right = sum(row.verbatim for row in clean), sum(row.either for row in clean)
-    split = sum(row.split for row in clean)
-    found = []
-    if right < RIGHT_SHARE * said:
-        found.append(f"only {right} of {said} clean sentences are right")
-    if split > max(AT_LEAST, SPLIT_SHARE * said):
-        found.append(f"{split} of {said} clean sentences are in pieces")
-    latency_ms = rows[-1].p50_ms
-    if latency_ms is not None and latency_ms > LATEST_MS:
-        found.append(f"half of the answers come later than {latency_ms:.0f} ms")
-    if whole.false_texts > max(AT_LEAST, FALSE_AN_HOUR * whole.noise_h):
-        minutes = 60 * whole.noise_h
-        found.append(f"{whole.false_texts} texts in {minutes:.0f} min where nobody spoke")
-    return found
+    split, latency_ms = sum(row.split for row in clean), everything.p50_ms or 0.0
+    yield right < RIGHT_SHARE * said, f"only {right} of {said} clean sentences are right"
+    is_split = split > max(AT_LEAST, SPLIT_SHARE * said)
+    yield is_split, f"{split} of {said} clean sentences are in pieces"
+    yield latency_ms > LATEST_MS, f"half of the answers come later than {latency_ms:.0f} ms"
+    for found, most, of in (
+        (everything.wrong, WRONG_SHARE * everything.said, "wrong actions after the sentences"),
+        (whole.false_texts, FALSE_AN_HOUR * whole.noise_h, "texts where nobody spoke"),
+        (whole.phantoms, PHANTOMS_AN_HOUR * whole.talk_h, "phantom actions of talk"),
+    ):
+        yield found > max(AT_LEAST, most), f"{found} {of}"
 
 
-def of_sentences(evening: dict[str, Any]) -> list[str]:
-    """Return the sentences of which nothing came, and those that could not be measured."""
-    said = [one for one in evening["items"] if one["kind"] == SENTENCE]
-    found = [
-        f"no trace of {one['name']}"
-        for one in said
-        if one["intact"] and not one["heard"] and not one["discarded"]
-    ]
-    disturbed = sum(not one["intact"] for one in said)
-    if disturbed > DISTURBED_SHARE * len(said):
-        found.append(f"the rig stuttered in {disturbed} of {len(said)} sentences: measure again")
-    return found
-
-
-def of_actions(rows: Sequence[Row], whole: Whole) -> list[str]:
-    """Return where Home Assistant would do too much that nobody said."""
-    found = []
-    everything = rows[-1]
-    if everything.wrong > max(AT_LEAST, WRONG_SHARE * everything.said):
-        found.append(f"{everything.wrong} wrong actions after {everything.said} sentences")
-    if whole.phantoms > max(AT_LEAST, PHANTOMS_AN_HOUR * whole.talk_h):
-        found.append(f"{whole.phantoms} phantom actions in {60 * whole.talk_h:.0f} min of talk")
-    return found
-
-
-def of_memory(evening: dict[str, Any]) -> list[str]:
-    """Return what is too large, or grew over the reloads or until the end, in one process."""
-    found = []
+def of_memory(evening: dict[str, Any]) -> Iterator[Check]:
+    """Yield whether it is too large, or grew over the reloads or until the end, in one process."""
     places = [one for one in evening["memory"] if one["label"] != "start"]
-    if places and places[-1]["uss_mb"] > MOST_MB:
-        found.append(f"the daemon has {places[-1]['uss_mb']:.0f} MB, more than {MOST_MB:.0f}")
-    for behind in places[1:]:
-        if behind["label"] not in MEMORY_MB:
-            continue
-        for key, most in (
-            ("uss_mb", MEMORY_MB[behind["label"]]),
-            ("threads", THREADS),
-            ("descriptors", DESCRIPTORS),
-        ):
-            grown = behind[key] - places[0][key]
-            if grown > most:
-                found.append(
-                    f"{key} grew from {places[0][key]} to {behind[key]} from the first reload to: "
-                    f"{behind['label']}"
-                )
-    return found
+    if not places:
+        return
+    most_mb = places[-1]["uss_mb"]
+    yield most_mb > MOST_MB, f"the daemon has {most_mb:.0f} MB, more than {MOST_MB:.0f}"
+    for behind in (one for one in places[1:] if one["label"] in MEMORY_MB):
+        limits = {"uss_mb": MEMORY_MB[behind["label"]]}
+        for key, most in (limits | {"threads": THREADS, "descriptors": DESCRIPTORS}).items():
+            before, after = places[0][key], behind[key]
+            what = f"{key} grew from {before} to {after} from the first reload to: "
+            yield after - before > most, what + behind["label"]
 
 
-def of_delivery(evening: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the events, the page and the other ways out."""
-    counts = {
+def of_delivery(evening: dict[str, Any]) -> Iterator[Check]:
+    """Yield whether something is wrong with the events, the page and the other ways out."""
+    for what, count in {
         "transcripts came twice": len(evening["repeated"]),
         "transcripts came out of order": evening["disorder"],
         "transcripts have another text than their eager partial one": evening["broken_partials"],
         "transcripts are in the log and did not come": len(evening["unsent"]),
         "transcripts came and are not in the log": len(evening["unlogged"]),
         "sentences were handed to Assist without a reply, or twice": evening["assist_astray"],
-    }
-    found = [f"{count} {what}" for what, count in counts.items() if count]
-    if evening["page_behind"]:
-        found.append("the page does not show the newest transcript")
-    return [*found, *evening["page_errors"], *evening["trouble"], *evening["log_errors"]]
+    }.items():
+        yield bool(count), f"{count} {what}"
+    yield evening["page_behind"], "the page does not show the newest transcript"
+    for line in (*evening["page_errors"], *evening["trouble"], *evening["log_errors"]):
+        yield True, line

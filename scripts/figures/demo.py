@@ -1,8 +1,8 @@
 """Show the main job: five sentences played into a microphone, received by an MQTT subscriber.
 
 Starts a private Mosquitto and a private PulseAudio microphone, runs the daemon with Whisper tiny.en
-as systemd would, plays five recorded sentences, prints each transcript as `mosquitto_sub` receives
-it, shows `roomscribe log`, and stops everything. Exit status 0 only if all five came and at least
+as systemd would, plays five recorded sentences, prints each transcript as a subscriber receives it,
+shows `roomscribe log`, and stops everything. Exit status 0 only if all five came and at least
 four of five words are right; capitals, punctuation and the spelling of numbers do not count.
 
     scripts/demo --seed 7       the same five again
@@ -18,33 +18,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import random
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import soundfile
 from evening_run.processes import usage
+from paho.mqtt.client import MQTTMessage
 from rigs import broker as rig_broker, microphone
 from rigs.command import start
 from rigs.daemon import write_config
+from rigs.mqtt_client import Subscriber
 from rigs.recordings import Sentence, sentences as all_sentences
+from rigs.waiting import holds
 from rigs.word_errors import word_errors
 
 from appliance.model import BUILT_IN, load_bundle
 
-NODE = "demo"
 DRAWN = 5
 LEFT_OUT = {"08.flac", "11.flac", "12.flac", "22.flac", "33.flac"}
 RIGHT_PERCENT = 80.0
@@ -70,14 +68,9 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roomscribe-demo-")))
         broker = stack.enter_context(rig_broker.Broker())
         say(f"a private Mosquitto listens on port {broker.port}")
-        heard = subscribe(broker, stack)
-        config = write_config(
-            folder,
-            broker.port,
-            appliance={"node": NODE},
-            journal={"level": "warning"},
-            model={"bundle": BUILT_IN},
-        )
+        heard = stack.enter_context(Subscriber(broker.port))
+        journal, model = {"level": "warning"}, {"bundle": BUILT_IN}
+        config = write_config(folder, broker.port, journal=journal, model=model)
         environment = dict(os.environ)
         arguments = ["run", "--config", str(config)]
         spoken, why_not = open_microphone(folder / "microphone", stack)
@@ -91,7 +84,7 @@ def main() -> int:
         daemon = start(*arguments, environment=environment)
         stack.callback(daemon.kill)
         try:
-            wait_for(heard, "availability", READY_WITHIN_S)
+            wait_for(heard, "availability", 0, READY_WITHIN_S)
         except TimeoutError as error:
             say(f"the daemon does not come up: {error}")
             return 1
@@ -127,24 +120,19 @@ def roomscribe() -> list[str]:
 
 
 def listen(
-    sentences: list[Sentence],
-    spoken: microphone.PulseMicrophone | None,
-    heard: queue.Queue[Heard],
-) -> list[tuple[Sentence, Heard]]:
+    sentences: list[Sentence], spoken: microphone.PulseMicrophone | None, heard: Subscriber
+) -> list[tuple[Sentence, MQTTMessage]]:
     """Play the sentences one by one, print what the subscriber receives, and return what came."""
-    heard_all: list[tuple[Sentence, Heard]] = []
-    if spoken:
-        time.sleep(1.0)
+    heard_all: list[tuple[Sentence, MQTTMessage]] = []
     for number, sentence in enumerate(sentences):
+        before = number
         if spoken:
-            if number:
-                time.sleep(PAUSE_S)
-            while not heard.empty():
-                heard.get()
+            time.sleep(PAUSE_S if number else 1.0)
+            before = len(heard.payloads("transcript"))
             spoken.speak(sentence.file)
         print(f'\nsaid   "{sentence.text}"', flush=True)
         try:
-            message = wait_for(heard, "transcript", ANSWER_WITHIN_S)
+            message = wait_for(heard, "transcript", before, ANSWER_WITHIN_S)
         except TimeoutError as error:
             print(f"heard  nothing: {error}")
             continue
@@ -171,7 +159,7 @@ def joined(sentences: list[Sentence], folder: Path) -> Path:
     return path
 
 
-def report(sentences: list[Sentence], came: list[tuple[Sentence, Heard]], status: int) -> int:
+def report(sentences: list[Sentence], came: list[tuple[Sentence, MQTTMessage]], status: int) -> int:
     """Print the last lines; return 0 when everything came and enough words are right."""
     events = [message for _, message in came]
     delays = sorted(latency_ms(message) for message in events)
@@ -194,53 +182,24 @@ def report(sentences: list[Sentence], came: list[tuple[Sentence, Heard]], status
     return int(len(came) < len(sentences) or status != 0 or percent < RIGHT_PERCENT)
 
 
-@dataclass(frozen=True)
-class Heard:
-    """A message as the subscriber got it, `at_s` Unix time."""
+def wait_for(heard: Subscriber, name: str, before: int, within_s: float) -> MQTTMessage:
+    """The message of a topic behind `before` others; TimeoutError when none comes."""
 
-    at_s: float
-    topic: str
-    payload: str
+    def found() -> list[MQTTMessage]:
+        return [one for one in list(heard.messages) if one.topic.endswith(f"/{name}")][before:]
 
-
-def subscribe(broker: rig_broker.Broker, stack: ExitStack) -> queue.Queue[Heard]:
-    """Everything that the appliance publishes, as a subscriber of its own hears it."""
-    command = ["mosquitto_sub", "-h", broker.host, "-p", str(broker.port), "-q", "1"]
-    command += ["-V", "mqttv5", "-t", f"roomscribe/{NODE}/#", "-F", "%U\t%t\t%p"]
-    subscriber = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    stack.callback(subscriber.terminate)
-    heard: queue.Queue[Heard] = queue.Queue()
-
-    def read() -> None:
-        assert subscriber.stdout is not None
-        for line in subscriber.stdout:
-            at, topic, payload = line.rstrip("\n").split("\t", 2)
-            heard.put(Heard(float(at), topic.rsplit("/", 1)[1], payload))
-
-    threading.Thread(target=read, daemon=True).start()
-    return heard
+    if not holds(found, within_s):
+        raise TimeoutError(f"nothing on {name} within {within_s:g} s")
+    return found()[0]
 
 
-def wait_for(heard: queue.Queue[Heard], topic: str, within_s: float) -> Heard:
-    """The next message of a topic; TimeoutError when none comes."""
-    deadline_s = time.monotonic() + within_s
-    while (left_s := deadline_s - time.monotonic()) > 0:
-        try:
-            message = heard.get(timeout=left_s)
-        except queue.Empty:
-            break
-        if message.topic == topic:
-            return message
-    raise TimeoutError(f"nothing on {topic} within {within_s:g} s")
-
-
-def latency_ms(message: Heard) -> float:
+def latency_ms(message: MQTTMessage) -> float:
     """From the end of speech, as the voice detector found it, to the subscriber."""
-    event = json.loads(message.payload)
-    return (message.at_s - datetime.fromisoformat(event["end"]).timestamp()) * 1000
+    end_s = datetime.fromisoformat(json.loads(message.payload)["end"]).timestamp()
+    return (message.timestamp + time.time() - time.monotonic() - end_s) * 1000
 
 
-def real_time_factor(events: list[Heard]) -> float:
+def real_time_factor(events: list[MQTTMessage]) -> float:
     """Seconds of encoder and decoder for each second of the windows heard."""
     parsed = [json.loads(message.payload) for message in events]
     computed_ms = sum(event["encode_ms"] + event["decode_ms"] for event in parsed)
@@ -253,8 +212,6 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    if not shutil.which("mosquitto_sub"):
-        sys.exit("demo: mosquitto_sub not installed (apt install mosquitto-clients)")
     try:
         sys.exit(main())
     except KeyboardInterrupt:
