@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 
-from deb.checks import SPEAK_FIRST, expect, hears, is_up, listens
+from deb.checks import (
+    APT,
+    CONFIG,
+    MODELS,
+    SPEAK_FIRST,
+    STATE,
+    expect,
+    exposure,
+    hears,
+    is_up,
+    listens,
+    restart,
+)
 from deb.checks_satellite import leaves_nothing
-from deb.checks_user import CONFIG, MODELS, does, is_well, quiet_room, refused
+from deb.checks_user import does, is_well, quiet_room, refused
 from deb.container import Container
 
-STATE = "/var/lib/roomscribe"
 MODEL = "homely"
 """The built-in model under another name."""
 SENTENCES = 5
@@ -21,14 +31,6 @@ read -r answer <&3
 echo "$answer"
 """
 """Prints what a Wyoming server answers to `describe`."""
-APT = "apt-get install -y"
-"""Without a terminal: a question of dpkg would end it."""
-
-
-def starts(box: Container) -> None:
-    """Restart the daemon and wait until it listens."""
-    box.run("systemctl reset-failed roomscribe; systemctl restart roomscribe")
-    box.wait("the start", lambda: listens(box), 30)
 
 
 def keeps_what_waits(box: Container) -> str:
@@ -49,8 +51,8 @@ def keeps_what_waits(box: Container) -> str:
     folders = "/run/roomscribe /run/roomscribe/spool"
     modes = box.run(f"stat -c '%a %U' {folders}; stat -f -c %T /run/roomscribe").split()
     expect(modes == ["750", "roomscribe", "700", "roomscribe", "tmpfs"], f"{modes}")
-    box.run("systemctl stop roomscribe && test ! -e /run/roomscribe && systemctl start roomscribe")
-    box.wait("the daemon", lambda: listens(box), 30)
+    stop = "systemctl stop roomscribe && test ! -e /run/roomscribe"
+    restart(box, f"{stop} && systemctl start roomscribe")
     return ""
 
 
@@ -67,13 +69,10 @@ def opens_its_port(box: Container) -> str:
     (box.share / "ask.sh").write_text(ASK, encoding="utf-8")
     answer = "timeout 5 bash /share/ask.sh 10399"
     box.wait("an answer", lambda: '"info"' in box.run(answer, check=False), 20)
-    report = box.run("systemd-analyze security --no-pager roomscribe.service")
-    score = float(re.findall(r"roomscribe\.service: ([\d.]+)", report)[0])
-    expect(score <= 1.3, f"with the port open systemd-analyze security says {score}:\n{report}")
+    score = exposure(box, "roomscribe", 1.3)
     box.run(f"cp -p /root/closed.toml {CONFIG}")
-    box.run("systemctl daemon-reload; systemctl restart roomscribe")
+    restart(box, "systemctl daemon-reload; systemctl restart roomscribe")
     expect(not box.run(allowed).strip(), "the port is still open")
-    box.wait("listening again", lambda: listens(box), 10)
     return f"systemd-analyze security {score} with the port open"
 
 
@@ -94,11 +93,11 @@ def has_password(box: Container) -> str:
         "install -d -m 700 /etc/credstore;"
         "(umask 077; echo wrong > /etc/credstore/roomscribe.mqtt-password)"
     )
-    starts(box)
+    restart(box)
     box.wait("the refusal", lambda: "refuses" in box.status()["StatusText"], 10)
     refusal = box.status()["StatusText"]
     box.run("echo sesame > /etc/credstore/roomscribe.mqtt-password")
-    starts(box)
+    restart(box)
     box.wait("the connection", lambda: "broker" not in box.status()["StatusText"], 10)
     watch = "timeout 3 roomscribe mqtt watch"
     expect("/state {" in does(box, f"sudo {watch}", 124), "mqtt watch beside the daemon")
@@ -115,12 +114,12 @@ def has_password(box: Container) -> str:
         "rm credstore/roomscribe.mqtt-password"
     )
     expect("cleared" in does(box, "sudo roomscribe mqtt forget"), "mqtt forget")
-    starts(box)
+    restart(box)
     expect("/state {" in does(box, f"sudo {watch}", 124), "mqtt watch, encrypted")
     expect("sesame" not in box.journal(), "the journal holds the password")
     box.run(f"systemctl stop closed; cp -p /root/kept {CONFIG}")
     box.run("rm /etc/credstore.encrypted/roomscribe.*")
-    starts(box)
+    restart(box)
     return refusal
 
 
@@ -173,7 +172,7 @@ def keeps_a_former_one(box: Container, former: str, deb: str) -> str:
     box.run(f"cp -r /usr/lib/roomscribe/appliance/bundles/tiny.en {MODELS}/{MODEL}")
     box.run(f"sed -i 's/^# *retention_days = .*/retention_days = 77/' {CONFIG}")
     box.run("systemctl start fakemic mosquitto subscriber")
-    starts(box)
+    restart(box)
     hears(box)
     log = "roomscribe log --json --limit 0"
     kept = f"cat {CONFIG}; ls {MODELS}/{MODEL}"
@@ -196,8 +195,7 @@ def keeps_a_former_one(box: Container, former: str, deb: str) -> str:
 
 def downgrades(box: Container, older: str) -> str:
     """The previous version continues the log."""
-    box.run(f"{APT} --allow-downgrades {older}")
-    box.wait("the daemon", lambda: listens(box), 20)
+    restart(box, f"{APT} --allow-downgrades {older}")
     time.sleep(2)
     hears(box)
     return box.run("dpkg-query -W roomscribe").strip()
@@ -212,8 +210,7 @@ def leaves(box: Container, deb: str) -> str:
     expect(page == "inactive", f"the page's socket is {page}")
     box.run(f"test -e {CONFIG} && test -e {STATE}/roomscribe.db && test ! -e /usr/lib/roomscribe")
     box.run(f"test -e {MODELS}/{MODEL}/bundle.json")
-    box.run(f"{APT} {deb}")
-    box.wait("the daemon", lambda: listens(box), 20)
+    restart(box, f"{APT} {deb}")
     expect("weather" in box.run("roomscribe log"), "the log is gone")
     page = box.status("roomscribe-web.socket")["ActiveState"]
     expect(page == "active", f"the page's socket is {page}, although it was switched on")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import shlex
 
-from deb.checks import SPOKEN, expect, hears, is_up, listens
-from deb.checks_user import CONFIG, USER, does, has_a_user, is_well, quiet_room, refused
+from deb.checks import APT, CONFIG, SPOKEN, expect, hears, is_up, listens, restart
+from deb.checks_user import USER, does, has_a_user, is_well, quiet_room, refused
 from deb.container import Container
 
 MEMORY_MB = 70.0
@@ -18,7 +18,6 @@ WORKER_RUNS = (
     f"env PYTHONPATH={WORKER}/usr/lib/roomscribe:{WORKER}/usr/lib/roomscribe/vendor"
     f" python3 -m appliance --config {WORKER_CONFIG}"
 )
-APT = "apt-get install -y"
 LEFT = (
     "find / -xdev \\( -path /share -o -path /proc -o -path /var/log/journal \\) -prune -o "
     "\\( -name '*roomscribe*' -o -user roomscribe \\) -print"
@@ -79,8 +78,7 @@ def has_another_transcribe(box: Container, whole: str, model: str) -> str:
         expect("onnxruntime" not in mapped, "what runs a model is loaded")
         # a sound server's plugins have ALSA load libavcodec, 13 MB, which a headless Pi has not
         box.run("rm /usr/lib/*/alsa-lib/libasound_module_*{lavrate,a52}*")
-        box.run("systemctl restart roomscribe")
-        box.wait("the microphone", lambda: listens(box), 40)
+        restart(box)
         for name in SPOKEN:
             hears(box, name)
     box.run("systemctl stop worker")  # it shares pages with the satellite only in this container

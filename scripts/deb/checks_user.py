@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deb.checks import SPOKEN, expect, hears, is_alike, listens
+from deb.checks import CONFIG, MODELS, SPOKEN, expect, hears, is_alike, listens
 from deb.container import SPEAK, Container
 from rigs.checkout import TESTS
 
 USER = "edna"
-CONFIG = "/etc/roomscribe/roomscribe.toml"
-MODELS = "/var/lib/roomscribe-models"
 HUB = Path(__file__).with_name("hub.py")
 OWN_CONFIG = f"/home/{USER}/own.toml"
 SOUND = "/share/speech/00.flac"
@@ -128,9 +126,8 @@ def sets_up(box: Container) -> str:
     before = box.run(f"stat -c '%a %U %G' {CONFIG}; grep -c '#' {CONFIG}; cp -p {CONFIG} /root/was")
     process = box.status()["MainPID"]
     with quiet_room(box):
-        output = does(
-            box, "sudo roomscribe setup --yes --node Keller --broker localhost --device ''"
-        )
+        setup = "sudo roomscribe setup --yes --node Keller"
+        output = does(box, f"{setup} --broker localhost --device ''")
         expect('+node = "keller"' in output and "the daemon uses them" in output, output)
         hears(box)
     event = box.heard()[-1]
@@ -140,7 +137,7 @@ def sets_up(box: Container) -> str:
     same = before.split()[:3] == after.split()[:3]
     # the name and the area that follows it were commented out
     expect(same and int(before.split()[3]) - int(after.split()[3]) <= 2, f"{before} -> {after}")
-    again = does(box, "sudo roomscribe setup --yes --node Keller")
+    again = does(box, setup)
     expect("Nothing to change" in again, again)
     box.run(f"cp -p /root/was {CONFIG}; systemctl reload roomscribe")
     box.wait("listening again", lambda: listens(box), 10)
@@ -161,11 +158,8 @@ def keeps_to_readme(box: Container) -> str:
             if command == SUBSCRIBER:
                 continue
             # the model that was added knows no word
-            found = (
-                is_well(box, command, "self-test on the CPU")
-                if "doctor" in command
-                else does(box, command)
-            )
+            lame = "doctor" in command
+            found = is_well(box, command, "self-test on the CPU") if lame else does(box, command)
             expect(word in found, f"`{command}` says {found}")
     return ""
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from deb.checks import expect, is_closed, listens
-from deb.checks_user import MODELS
+from deb.checks import CONFIG, MODELS, STATE, expect, exposure, is_closed, restart
 from deb.container import Container
 
-CONFIG, STATE = "/etc/roomscribe/roomscribe.toml", "/var/lib/roomscribe"
 EXPOSED_AT_MOST, EXPOSED_MODELS_AT_MOST = 1.5, 1.3
 SOCKET, SERVICE = "roomscribe-web.socket", "roomscribe-web.service"
 ENTER = """\
@@ -50,6 +48,13 @@ print(json.dumps(command(head, "broker", **broker)))
 """
 
 
+def visit(box: Container, program: str) -> list[str]:
+    """Return the lines of a program that enters the page with a new link."""
+    (box.share / "visitor.py").write_text(program, encoding="utf-8")
+    link = box.run("roomscribe web open 2>/dev/null").strip().rpartition("#link=")[2]
+    return box.run(f"python3 -I /share/visitor.py {link}", timeout_s=150).splitlines()
+
+
 def shows_a_page(box: Container) -> str:
     """The page is off until enabled; then it runs as its own user, shows transcripts to those who
     have a link, and ends when idle."""
@@ -63,9 +68,7 @@ def shows_a_page(box: Container) -> str:
     expect(not box.status(SERVICE)["MainPID"].strip("0"), "it runs before anybody looks")
     output = box.run("setpriv --reuid nobody --clear-groups roomscribe web open; true")
     expect("sudo" in output, f"the refusal does not say what to do: {output}")
-    link = box.run("roomscribe web open 2>/dev/null").strip().rpartition("#link=")[2]
-    (box.share / "visitor.py").write_text(VISITOR, encoding="utf-8")
-    first, second = box.run(f"python3 -I /share/visitor.py {link}").splitlines()
+    first, second = visit(box, VISITOR)
     expect(first == "401 421", f"a stranger, and another name, got {first}")
     again, _, body = second.partition(" ")
     expect(again == "403", f"a link twice and a command got {second}")
@@ -77,9 +80,7 @@ def shows_a_page(box: Container) -> str:
     for secret in ("/var/lib/roomscribe/roomscribe.db", "/run/roomscribe/spool"):
         may = box.run(f"runuser -u roomscribe-web -- test -r {secret} && echo may; true")
         expect(not may, f"the page's user may read {secret}")
-    report = box.run(f"systemd-analyze security --no-pager {SERVICE}")
-    exposed = float(re.findall(r"roomscribe-web\.service: ([\d.]+)", report)[0])
-    expect(exposed <= EXPOSED_AT_MOST, f"systemd-analyze security says {exposed}:\n{report}")
+    exposed = exposure(box, "roomscribe-web", EXPOSED_AT_MOST)
     memory = box.run(f"grep Private /proc/{process}/smaps_rollup")
     own_mb = sum(int(number) for number in re.findall(r"(\d+) kB", memory)) / 1024
     soon = f"/run/systemd/system/{SERVICE}.d"
@@ -88,8 +89,7 @@ def shows_a_page(box: Container) -> str:
         f"install -d {soon}; printf '[Service]\\nExecStart=\\nExecStart={program}\\n'"
         f" > {soon}/soon.conf; systemctl daemon-reload; systemctl stop {SERVICE}"
     )
-    link = box.run("roomscribe web open 2>/dev/null").strip().rpartition("#link=")[2]
-    box.run(f"python3 -I /share/visitor.py {link}")
+    visit(box, VISITOR)
     gone_s = box.wait("its end", lambda: box.status(SERVICE)["ActiveState"] == "inactive", 15)
     expect(box.status(SERVICE)["Result"] == "success", f"it ended with {box.status(SERVICE)}")
     box.run(f"systemctl is-active {SOCKET}; rm -r {soon}")
@@ -114,36 +114,25 @@ def adds_a_model(box: Container) -> str:
     )
     socket = box.run("stat -c '%F %a %U %G' /run/roomscribe-models").strip()
     expect(socket == "socket 660 root roomscribe", f"the socket for models: {socket}")
-    report = box.run("systemd-analyze security --no-pager roomscribe-models@0.service")
-    exposed = float(re.findall(r"roomscribe-models@0\.service: ([\d.]+)", report)[0])
-    expect(exposed <= EXPOSED_MODELS_AT_MOST, f"systemd-analyze security says {exposed}:\n{report}")
+    exposed = exposure(box, "roomscribe-models@0", EXPOSED_MODELS_AT_MOST)
     box.run("HF_ENDPOINT=$(cat /share/hub) roomscribe model add tiny --no-use")
     others = box.run(f"find {MODELS} ! -user roomscribe-models").strip()
     expect(not others, f"root's own command leaves {others}")
     is_closed(box, "roomscribe-models@.service", "models")
-    (box.share / "adder.py").write_text(ADDER, encoding="utf-8")
-    link = box.run("roomscribe web open 2>/dev/null").strip().rpartition("#link=")[2]
-    lines = box.run(f"python3 -I /share/adder.py {link}", timeout_s=150).splitlines()
-    cancelled, refused, (failed, names), broker = map(json.loads, lines)
+    cancelled, refused, (failed, names), broker = map(json.loads, visit(box, ADDER))
     expect(cancelled == [{"adding": "tiny"}, {"cancelled": True}], f"cancelled: {cancelled}")
     expect(refused[0] == 400, f"another name: {refused}")
     expect(failed is None and "tiny" in names, f"added: {failed}, {names}")
     owner = box.run(f"stat -c '%U %a' {MODELS}/tiny/bundle.json").strip()
     expect(owner == "roomscribe-models 644", f"the model is {owner}")
-    box.wait(
-        "the end of what added it",
-        lambda: not box.run("systemctl -q list-units 'roomscribe-models@*.service'").strip(),
-        10,
-    )
+    left = "systemctl -q list-units 'roomscribe-models@*.service'"
+    box.wait("the end of what added it", lambda: not box.run(left).strip(), 10)
     box.run("runuser -u roomscribe -- roomscribe model verify tiny")
     expect("mqtt.password_file" in broker.get("changed", ()), f"the broker: {broker}")
-    kept = box.run(f"stat -c '%a %U' {STATE}/mqtt-password-*; cat {STATE}/mqtt-password-*").split(
-        "\n"
-    )
-    expect(kept[:2] == ["600 roomscribe", "open sesame"], f"the password: {kept}")
+    kept = box.run(f"stat -c '%a %U' {STATE}/mqtt-password-*; cat {STATE}/mqtt-password-*")
+    expect(kept.startswith("600 roomscribe\nopen sesame\n"), f"the password: {kept}")
     box.run(f"rm {STATE}/settings.toml {STATE}/mqtt-password-*")
     box.run(f"roomscribe model remove tiny; roomscribe web disable; rm -r {drop_in}")
     box.run(f"systemctl daemon-reload; sed -i 's/^enabled = false$/#enabled = false/' {CONFIG}")
-    box.run("systemctl reload roomscribe")
-    box.wait("listening again", lambda: listens(box), 20)
+    restart(box, "systemctl reload roomscribe")
     return f"exposure {exposed}"

@@ -76,14 +76,9 @@ class Container:
                 start_new_session=True,
             )
         self.wait("the container's systemd", self._find_leader, 30)
-        self.wait(
-            "the end of booting",
-            lambda: (
-                self.run("systemctl is-system-running", check=False).strip()
-                in ("running", "degraded")
-            ),
-            60,
-        )
+        state = "systemctl is-system-running"
+        booted = ("running", "degraded")
+        self.wait("its boot", lambda: self.run(state, check=False).strip() in booted, 60)
         return time.monotonic() - begun_s
 
     def close(self) -> None:
@@ -111,11 +106,6 @@ class Container:
         """Start a shell command inside and return its process."""
         quiet = subprocess.DEVNULL
         return subprocess.Popen(self._enter(command), stdin=quiet, stdout=quiet, stderr=quiet)
-
-    def speak(self, *names: str) -> None:
-        """Play recordings of tests/speech into the microphone, with a second between them."""
-        for name in names:
-            self.run(f"{SPEAK} /share/speech/{name}; sleep 1")
 
     def status(self, unit: str = "roomscribe") -> dict[str, str]:
         """Return the properties of a unit as `systemctl show` prints them."""

@@ -34,9 +34,8 @@ def newer_package(deb: Path, version: str, folder: Path) -> Path:
     subprocess.run(["dpkg-deb", "-R", str(deb), str(tree)], check=True)
     control = tree / "DEBIAN" / "control"
     text = control.read_text(encoding="utf-8")
-    control.write_text(
-        text.replace(f"Version: {version}\n", f"Version: {version}{NEXT}\n"), encoding="utf-8"
-    )
+    text = text.replace(f"Version: {version}\n", f"Version: {version}{NEXT}\n")
+    control.write_text(text, encoding="utf-8")
     with (tree / "usr/share/roomscribe/roomscribe.toml").open("a", encoding="utf-8") as config:
         config.write("# the newer version's default\n")
     newer = folder / deb.name.replace(version, version + NEXT)
