@@ -17,11 +17,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rigs.command import LINE_WITHIN_S, OBEYING_MODES, errors, following, roomscribe
+from rigs.command import OBEYING_MODES, errors, following, roomscribe
 from rigs.daemon import write_config
 from rigs.page import Feed, serving
 from rigs.publishing import transcript
 from rigs.terminal import Terminal
+from rigs.waiting import PATIENCE_S
 
 from appliance.cli import main
 from appliance.cli.log import COLUMNS, SHOWN, moment
@@ -358,6 +359,6 @@ def test_what_comes_is_shown_through_restarts_and_replaced_files_until_ctrl_c(
                 assert anew.append(transcript("light with new numbers")).seq == 1
                 assert line() == "light with new numbers"
             process.send_signal(signal.SIGINT)
-            assert process.wait(LINE_WITHIN_S) == 0
+            assert process.wait(PATIENCE_S) == 0
             assert process.stderr is not None
             assert process.stderr.read() == b""

@@ -16,7 +16,7 @@ import pytest
 from rigs.broker import Broker
 from rigs.checkout import BUILT_IN, TESTS
 from rigs.command import OBEYING_MODES, errors, roomscribe
-from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.daemon import daemon, log_of, write_config
 from rigs.hailo_simulator.control import Simulator
 from rigs.hailo_simulator.hef_files import write_hef
 from rigs.microphone import PulseMicrophone
@@ -116,10 +116,10 @@ def test_the_broker_forgets_the_former_name_of_the_room(tmp_path: Path) -> None:
         mqtt = {"enabled": True, "host": "127.0.0.1", "port": broker.port}
         config = write_config(tmp_path, mqtt=mqtt)
         with Subscriber(broker.port) as heard, daemon(config):
-            until(lambda: heard.payloads("availability", "kitchen"), READY_WITHIN_S)
+            until(lambda: heard.payloads("availability", "kitchen"))
             done = roomscribe("setup", "--config", config, "--yes", "--node", "hall")
             assert "cleared roomscribe/kitchen/availability" in done.stdout, done.stdout
-            until(lambda: heard.payloads("availability", "hall"), READY_WITHIN_S)
+            until(lambda: heard.payloads("availability", "hall"))
             with Subscriber(broker.port, name="later") as later:
                 until(lambda: later.payloads("availability", "hall"))
                 assert not [one.topic for one in later.messages if "/kitchen/" in one.topic]
@@ -175,7 +175,7 @@ def test_a_person_answers_six_questions_and_sees_each_work(  # noqa: PLR0915
         )
         watch = Subscriber(broker.port, user="watch", password="mellon7")
         with watch as heard, daemon(config, environment=microphone.environment):
-            until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+            until(lambda: "ready after" in log_of(config))
             terminal = Terminal(
                 *("setup", "--config", config),
                 environment={**microphone.environment, **WIDE, **OFFLINE},

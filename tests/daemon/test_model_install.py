@@ -20,7 +20,6 @@ from appliance.cli import model_serve
 from appliance.daemon.model_install import InstallProgress, ModelInstaller
 
 SMALL = sized(16, (1, 1), 2, 140, 500, 60)
-WITHIN_S = PATIENCE_S
 
 
 @dataclass
@@ -60,7 +59,7 @@ def test_a_model_is_added_and_what_is_done_is_told(desk: Desk) -> None:
         assert installer.is_available
         assert installer.start("tiny")
         assert not installer.start("base"), "one at a time"
-        until(poll, WITHIN_S)
+        until(poll)
     assert told[-1] is None
     assert (desk.models / "tiny" / "bundle.json").is_file()
     assert {one.name for one in told if one} == {"tiny"}
@@ -96,7 +95,7 @@ def test_one_that_is_cancelled_ends_at_once_and_goes_on_later(desk: Desk) -> Non
     installer = ModelInstaller(desk.place)
     with adder(desk.place, desk.environment()) as begun:
         installer.start("tiny")
-        until(lambda: "again in" in (installer.poll()[1] or InstallProgress("")).doing, WITHIN_S)
+        until(lambda: "again in" in (installer.poll()[1] or InstallProgress("")).doing)
         assert installer.cancel()
         assert begun[0].wait(PATIENCE_S) == 143
         assert installer.poll() == (False, None)
@@ -110,7 +109,7 @@ def test_a_hub_that_does_not_answer_is_one_sentence_for_the_page(desk: Desk) -> 
     installer = ModelInstaller(desk.place)
     with adder(desk.place, desk.environment() | {"HF_ENDPOINT": "http://127.0.0.1:9"}):
         installer.start("tiny")
-        until(lambda: not installer.poll()[0], WITHIN_S)
+        until(lambda: not installer.poll()[0])
         _, last = installer.poll()
     assert last is not None
     assert last.error.startswith("No connection to the model hub.")
@@ -132,12 +131,12 @@ def test_one_that_fails_says_why_until_the_next_is_asked_for(
     installer = ModelInstaller(tmp_path / "asked")
     with adder(installer.path, {}, (sys.executable, "-c", program)):
         installer.start("tiny")
-        until(lambda: not installer.poll()[0], WITHIN_S)
+        until(lambda: not installer.poll()[0])
         _, last = installer.poll()
         assert last is not None
         assert (last.name, last.error[: len(error)]) == ("tiny", error)
         assert installer.start("small")
-        until(lambda: not installer.poll()[0], WITHIN_S)
+        until(lambda: not installer.poll()[0])
 
 
 def test_without_somebody_who_listens_it_is_an_error_that_leaves_nothing_open(

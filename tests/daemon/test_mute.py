@@ -26,8 +26,6 @@ from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.errors import DeviceError, StoreError
 from appliance.records import Frame, Listener
 
-HEALS_WITHIN_S = PATIENCE_S
-
 
 class Microphones:
     """Sources that are opened one after the other."""
@@ -165,7 +163,7 @@ def poll_until(mute: Mute, condition: Callable[[], object]) -> None:
         mute.poll()
         return condition()
 
-    until(polled, HEALS_WITHIN_S)
+    until(polled)
 
 
 def unreadable(file: Path) -> None:

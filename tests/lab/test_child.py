@@ -16,7 +16,6 @@ from rigs.waiting import PATIENCE_S
 from appliance.lab.child import Child, ChildDiedError, ChildFailedError
 
 STARTS: tuple[Literal["spawn", "fork"], ...] = ("spawn", "fork")
-WITHIN_S = PATIENCE_S
 
 
 def _adds(connection: Connection, one: int, other: int) -> int:
@@ -51,10 +50,10 @@ def _sleeps(connection: Connection) -> None:
 @pytest.mark.parametrize("start", STARTS)
 def test_a_child_sends_messages_and_its_result(start: Literal["spawn", "fork"]) -> None:
     with Child(_adds, 2, 3, start=start) as child:
-        assert child.receive(WITHIN_S) == "begun"
-        assert child.receive(WITHIN_S) == 5
+        assert child.receive(PATIENCE_S) == "begun"
+        assert child.receive(PATIENCE_S) == 5
         with pytest.raises(ChildDiedError, match="status 0"):
-            child.receive(WITHIN_S)
+            child.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -63,17 +62,17 @@ def test_what_a_child_raises_is_told(start: Literal["spawn", "fork"]) -> None:
         Child(_raises, start=start) as child,
         pytest.raises(ChildFailedError, match="ValueError: not this"),
     ):
-        child.receive(WITHIN_S)
+        child.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_how_a_child_died_is_told_with_its_last_words(start: Literal["spawn", "fork"]) -> None:
     with Child(_dies, signal.SIGKILL, start=start) as child:
         with pytest.raises(ChildDiedError, match="SIGKILL") as death:
-            child.receive(WITHIN_S)
+            child.receive(PATIENCE_S)
         assert (death.value.number, death.value.printed) == (9, "the last word\n")
     with Child(_ends, start=start) as child, pytest.raises(ChildDiedError, match="status 3"):
-        child.receive(WITHIN_S)
+        child.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -85,7 +84,7 @@ def test_a_child_ends_by_the_usual_signals(
         Child(_is_asked_to_stop, number, start=start) as child,
         pytest.raises(ChildDiedError, match=number.name),
     ):
-        child.receive(WITHIN_S)
+        child.receive(PATIENCE_S)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -93,10 +92,10 @@ def test_a_child_that_takes_too_long_ends_with_all_that_it_started(
     start: Literal["spawn", "fork"],
 ) -> None:
     with Child(_sleeps, start=start) as child:
-        grandchild = child.receive(WITHIN_S)
+        grandchild = child.receive(PATIENCE_S)
         with pytest.raises(TimeoutError):
             child.receive(0.3)
-    deadline_s = time.monotonic() + WITHIN_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while _runs(grandchild):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

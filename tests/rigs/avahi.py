@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 from rigs.needs import NOT_ROOT, absent, unless
-from rigs.waiting import PATIENCE_S, until
+from rigs.waiting import until
 
 from appliance.system import lock
 from appliance.wyoming.discovery import advertise, own_address
 
-WITHIN_S = PATIENCE_S
 LOCK = Path(tempfile.gettempdir()) / "roomscribe-tests-avahi.lock"
 BUS = """
 <busconfig>
@@ -66,7 +65,7 @@ class House:
             ["dbus-daemon", "--nofork", "--nopidfile", f"--config-file={config}"],
             stderr=subprocess.DEVNULL,
         )
-        until(self.bus.exists, WITHIN_S)
+        until(self.bus.exists)
         (folder / "avahi.conf").write_text(
             f"[server]\nhost-name=house-{os.getpid()}\nuse-ipv6=no\n", encoding="utf-8"
         )
@@ -96,7 +95,7 @@ class House:
             assert self._avahi and self._avahi.poll() is None, log.read_text("utf-8")
             return b"startup complete" in log.read_bytes()
 
-        until(is_up, WITHIN_S)
+        until(is_up)
 
     def stop_avahi(self) -> None:
         if self._avahi:

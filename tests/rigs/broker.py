@@ -13,9 +13,6 @@ from pathlib import Path
 
 from rigs.waiting import PATIENCE_S
 
-START_S = PATIENCE_S
-"""Longest wait until the broker takes connections."""
-
 
 def missing() -> str:
     """What to install before a broker can be started; empty when nothing."""
@@ -73,7 +70,7 @@ class Broker:
         command = [_program("mosquitto"), "-c", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and self._process.poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex((self.host, self.port)) == 0:

@@ -12,7 +12,7 @@ import pytest
 from rigs.checkout import ROOT
 from rigs.needs import program
 from rigs.page import Page
-from rigs.waiting import PATIENCE_S, until
+from rigs.waiting import until
 from selenium import webdriver
 from selenium.common.exceptions import (
     ElementNotInteractableException,
@@ -23,7 +23,6 @@ from selenium.webdriver.chrome.service import Service
 
 needs_browser = program("chromedriver", package="chromium-driver")
 PHONE, DESK = (390, 844), (1280, 800)
-WITHIN_S = PATIENCE_S
 NOT_THERE_YET = (
     ElementNotInteractableException,
     NoSuchElementException,
@@ -73,7 +72,7 @@ class Browser:
         cookie = {"name": name, "value": value, "url": page.url, "httpOnly": True}
         self._order("Network.setCookie", cookie)
         self.driver.get(f"{page.url}#{view}" if view != "live" else page.url)
-        until(lambda: self.text(".pill") not in ("", "…"), WITHIN_S)
+        until(lambda: self.text(".pill") not in ("", "…"))
 
     def show(self, view: str) -> None:
         """Another view, as its link shows it."""
@@ -86,6 +85,11 @@ class Browser:
     def run(self, script: str, *arguments: object) -> Any:
         """What JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
+
+    def fits(self) -> bool:
+        """Return whether the page is no wider than the window."""
+        root = "document.documentElement"
+        return bool(self.run(f"return {root}.scrollWidth <= {root}.clientWidth"))
 
     def text(self, selector: str) -> str:
         """Return the text of the first such element that is shown; "" without one."""
@@ -122,7 +126,7 @@ class Browser:
                 pass  # the page was drawn anew meanwhile, and nothing was pressed
             return False
 
-        until(is_pressed, WITHIN_S)
+        until(is_pressed)
 
     def type(self, selector: str, text: str) -> None:
         """Puts `text` in place of what the field has, as a keyboard does."""
@@ -140,7 +144,7 @@ class Browser:
                 return False
             return True
 
-        until(is_typed, WITHIN_S)
+        until(is_typed)
 
     def errors(self) -> list[str]:
         """What the console complained of since the last time, but for requests that failed."""

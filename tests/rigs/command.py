@@ -22,7 +22,6 @@ from rigs.warm import WarmPython
 PROGRAM = ("-m", "appliance")
 OPENING = ("run", "transcribe", "doctor")
 """Commands that open the built-in model, unless they are told another one."""
-LINE_WITHIN_S = PATIENCE_S
 OBEYING_MODES = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """Prefix of a command that makes root obey the modes of files."""
 
@@ -170,7 +169,7 @@ def following(
         stream, kept = process.stdout.fileno(), bytearray()
 
         def next_line() -> str:
-            until_s = time.monotonic() + LINE_WITHIN_S
+            until_s = time.monotonic() + PATIENCE_S
             while b"\n" not in kept:
                 assert select.select([stream], [], [], max(0.0, until_s - time.monotonic()))[0]
                 kept.extend(os.read(stream, 65536))

@@ -19,8 +19,6 @@ from rigs.waiting import PATIENCE_S, until
 
 from appliance.capture.recording import Recording
 
-READY_WITHIN_S = PATIENCE_S
-
 
 def write_config(folder: Path, port: int = 0, **sections: Mapping[str, Any]) -> Path:
     """`roomscribe.toml` in `folder`: node kitchen, the log in its `state`, the broker on `port`.
@@ -120,6 +118,6 @@ def listening_house(
     with rig_broker.Broker() as broker, microphone, Subscriber(broker.port) as heard:
         config = write_config(folder, broker.port)
         with daemon(config, environment=microphone.environment) as running:
-            until(lambda: heard.payloads("availability") == [b"online"], READY_WITHIN_S)
+            until(lambda: heard.payloads("availability") == [b"online"])
             time.sleep(1)
             yield microphone, heard, running

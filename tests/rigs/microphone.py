@@ -26,7 +26,6 @@ from typing import Self
 
 from rigs.waiting import PATIENCE_S
 
-START_WITHIN_S = PATIENCE_S
 SINK = "roomscribe_rig"
 
 
@@ -108,7 +107,7 @@ class PulseMicrophone:
                 stdout=output,
                 stderr=output,
             )
-        deadline_s = time.monotonic() + START_WITHIN_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while self._ask("info").returncode:
             if time.monotonic() > deadline_s or self._server.poll() is not None:
                 self.stop()

@@ -16,8 +16,6 @@ from typing import Any, Self
 from rigs.waiting import PATIENCE_S, holds
 from rigs.wyoming import free_port
 
-START_S = PATIENCE_S
-"""Longest wait until the server takes connections."""
 PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 
 
@@ -72,7 +70,7 @@ class NatsServer:
                 stdout=log,
                 stderr=log,
             )
-        if not holds(self._answers, START_S):
+        if not holds(self._answers, PATIENCE_S):
             self.stop()
             raise RuntimeError(f"nats-server does not listen on port {self.port}:\n{self.log()}")
 

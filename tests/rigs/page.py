@@ -389,8 +389,11 @@ def _listens(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
+Found = tuple[Page, Feed, ControlServer]
+
+
 @contextmanager
-def house(folder: Path, **web: Any) -> Iterator[tuple[Page, Feed, ControlServer]]:
+def house(folder: Path, **web: Any) -> Iterator[Found]:
     """The page, the log behind it, and the control socket between them."""
     feed = Feed()
     with serving(feed, folder / SOCKET_NAME) as server, page(folder, **web) as found:

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from rigs.waiting import PATIENCE_S
 
-WITHIN_S = PATIENCE_S
-
 
 class Systemd:
     """Receives a daemon's notifications."""
@@ -20,7 +18,7 @@ class Systemd:
         Path(self.address).unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
-        self._socket.settimeout(WITHIN_S)
+        self._socket.settimeout(PATIENCE_S)
 
     def told(self, beginning: str) -> str:
         """Return the next message that starts with `beginning`. Raises TimeoutError."""
@@ -37,7 +35,7 @@ class Systemd:
             while True:
                 found.append(self._socket.recv(4096).decode())
         except BlockingIOError:
-            self._socket.settimeout(WITHIN_S)
+            self._socket.settimeout(PATIENCE_S)
             return found
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import soundfile
 from rigs.broker import Broker
 from rigs.checkout import ROOT, TESTS
 from rigs.command import following
-from rigs.daemon import READY_WITHIN_S, daemon, in_silence, log_of, write_config
+from rigs.daemon import daemon, in_silence, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import module, needs_broker
 from rigs.waiting import PATIENCE_S, until
@@ -53,7 +53,7 @@ def test_what_is_said_is_heard_over_the_socket_and_the_daemon_obeys(tmp_path: Pa
         assert running.stdin
         running.stdin.write(bytes(32_000 * 3))
         running.stdin.flush()
-        until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+        until(lambda: "ready after" in log_of(config))
         with ControlClient([place]) as client, following(config) as (_, line):
             client.subscribe("transcript", "speech", "level", "state", "stats", "discarded")
             assert hear(client, "state")["status"] == "running"
@@ -86,7 +86,7 @@ def test_a_broker_chosen_over_the_socket_is_used_also_after_a_restart(
     ):
         chosen: dict[str, Any] = {"host": broker.host, "port": broker.port, "username": "ear"}
         with in_silence(config):
-            until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+            until(lambda: "ready after" in log_of(config))
             with ControlClient([place_of(config)]) as client:
                 wrong = client.call("broker", **chosen, password="not that")["mistakes"]
                 assert "refuses user 'ear'" in wrong["mqtt.password"]
@@ -103,7 +103,7 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Pa
     config = write_config(tmp_path)
     place = place_of(config)
     with in_silence(config) as first:
-        until(lambda: "ready after" in log_of(config), READY_WITHIN_S)
+        until(lambda: "ready after" in log_of(config))
         with ControlClient([place]) as client:
             assert client.call("state")["model"] == "tiny.en"
         first.send_signal(signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_a_killed_daemon_leaves_a_socket_that_the_next_one_replaces(tmp_path: Pa
         ControlClient([place])
     before = log_of(config).count("ready after")
     with in_silence(config) as again:
-        until(lambda: log_of(config).count("ready after") > before, READY_WITHIN_S)
+        until(lambda: log_of(config).count("ready after") > before)
         idle = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
         for one in idle:
             one.connect(str(place))

@@ -30,8 +30,6 @@ from appliance.store.store import Store
 
 pytestmark = needs_memory
 
-WITHIN_S = PATIENCE_S
-
 
 class House:
     """A configuration, its store and its spool."""
@@ -96,11 +94,11 @@ def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: 
     while house.waiting() > 4:
         done = len(house.stored())
         with house.daemon() as running:
-            until(partial(more_than, done), WITHIN_S)
+            until(partial(more_than, done))
             running.send_signal(signal.SIGKILL)
             kills += 1
     with house.daemon() as running:
-        until(lambda: house.waiting() == 0, WITHIN_S)
+        until(lambda: house.waiting() == 0)
         running.send_signal(signal.SIGTERM)
         assert running.wait(PATIENCE_S) == 0
     assert kills >= 1
@@ -117,11 +115,11 @@ def test_killed_between_guess_and_early_end_a_sentence_is_told_once(house: House
         assert running.stdin
         running.stdin.write(spoken.tobytes())
         running.stdin.flush()
-        until(lambda: house.waiting() == 1 or house.stored() != [], WITHIN_S)
+        until(lambda: house.waiting() == 1 or house.stored() != [])
         running.send_signal(signal.SIGKILL)
-        running.wait(WITHIN_S)
+        running.wait(PATIENCE_S)
     with house.daemon():
-        until(lambda: house.waiting() == 0, WITHIN_S)
+        until(lambda: house.waiting() == 0)
     with Store.open(StoreSettings(path=str(house.state)), read_only=True) as store:
         [row] = store.read_after(0)
     assert same_words(row.transcript.text, "what is the weather like in chicago")
@@ -146,9 +144,9 @@ def test_a_window_that_kills_each_time_is_set_aside_and_said(house: House) -> No
     program = ("-c", PROGRAM_WITH.format(name="open_deadly"))
     for _ in range(4):
         with house.daemon(*program) as running:
-            assert running.wait(WITHIN_S) == -signal.SIGKILL
+            assert running.wait(PATIENCE_S) == -signal.SIGKILL
     with house.daemon(*program) as running:
-        until(lambda: house.waiting() == 0, WITHIN_S)
+        until(lambda: house.waiting() == 0)
         assert running.poll() is None
     assert house.stored() == [window.id for window in (*before, *after)]
     assert poison.id not in house.stored()
@@ -158,24 +156,24 @@ def test_a_window_that_kills_each_time_is_set_aside_and_said(house: House) -> No
 def test_what_there_is_no_time_for_at_a_stop_is_taken_up_by_the_next_start(house: House) -> None:
     heard = [window.id for window in house.hears(9)]
     with house.daemon("-c", PROGRAM_WITH.format(name="open_slow")) as running:
-        until(lambda: "listening to" in house.log, WITHIN_S)
+        until(lambda: "listening to" in house.log)
         running.send_signal(signal.SIGTERM)
         assert running.wait(PATIENCE_S) == 0
     assert "windows are left to the next start" in house.log
     assert "untranscribed" not in house.log, "nothing is lost, and nothing of that is said"
     assert len(house.stored()) < 9
     with house.daemon():
-        until(lambda: house.waiting() == 0, WITHIN_S)
+        until(lambda: house.waiting() == 0)
     assert house.stored() == heard
 
 
 def test_a_reload_hands_what_waits_to_the_new_pipeline(house: House) -> None:
     with house.daemon() as running:
-        until(lambda: "listening to" in house.log, WITHIN_S)
+        until(lambda: "listening to" in house.log)
         text = house.config.read_text(encoding="utf-8")
         house.config.write_text(text + "[voice]\nopen_score = 0.6\n", encoding="utf-8")
         running.send_signal(signal.SIGHUP)
-        until(lambda: house.log.count("listening to") == 2, WITHIN_S)
+        until(lambda: house.log.count("listening to") == 2)
         assert "no spool" not in house.log
         time.sleep(0.2)
         running.send_signal(signal.SIGTERM)

@@ -19,7 +19,6 @@ from rigs.word_errors import same_words
 from rigs.workers import FakeWorker, says
 
 pytestmark = [needs_nats, needs_memory]
-WITHIN_S = PATIENCE_S
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def satellite(folder: Path, server: NatsServer, spool: Path, **fleet: Any) -> Pa
 def serves(server: NatsServer, number: int = 1) -> None:
     """Waits until so many workers do."""
     with Bus(server.url) as bus:
-        until(lambda: len(bus.workers()) == number, WITHIN_S)
+        until(lambda: len(bus.workers()) == number)
 
 
 def test_what_a_satellite_hears_a_worker_transcribes_and_the_satellite_keeps(
@@ -75,7 +74,7 @@ def test_what_a_satellite_hears_a_worker_transcribes_and_the_satellite_keeps(
         with hearing(satellites) as (running, say):
             for name in ("00.flac", "02.flac"):
                 say(name)
-            until(lambda: len(transcripts(satellites)) == 2, WITHIN_S)
+            until(lambda: len(transcripts(satellites)) == 2)
             running.terminate()
             assert running.wait(PATIENCE_S) == 0
         other.terminate()
@@ -95,25 +94,24 @@ def test_what_is_said_while_server_and_workers_are_away_comes_in_order(
     server.kill()
     with hearing(satellites) as (_, say):
         say("00.flac")
-        until(lambda: "no server" in log_of(satellites), WITHIN_S)
+        until(lambda: "no server" in log_of(satellites))
         server.start()
         say("01.flac")
-        until(lambda: "no worker" in log_of(satellites), WITHIN_S)
-        until(lambda: len(list(spool.glob("*.window"))) == 2, WITHIN_S)
+        until(lambda: "no worker" in log_of(satellites))
+        until(lambda: len(list(spool.glob("*.window"))) == 2)
         with FakeWorker(server.url) as first:
             first.say = says("first")
-            until(lambda: not list(spool.glob("*.window")), WITHIN_S)
+            until(lambda: not list(spool.glob("*.window")))
         before = log_of(satellites).count("no worker")
         say("00.flac")
         until(
             lambda: (
                 log_of(satellites).count("no worker") + log_of(satellites).count("lost") > before
             ),
-            WITHIN_S,
         )
         with FakeWorker(server.url) as second:
             second.say = says("second")
-            until(lambda: len(transcripts(satellites)) == 3, WITHIN_S)
+            until(lambda: len(transcripts(satellites)) == 3)
     found = transcripts(satellites)
     assert [one["text"] for one in found] == ["first", "first", "second"]
     assert sorted(one["start"] for one in found) == [one["start"] for one in found]
@@ -127,17 +125,15 @@ def test_what_was_said_before_the_mute_stays_in_the_room_until_that_is_over(
     server.kill()
     with hearing(satellites) as (running, say):
         say("00.flac")
-        until(lambda: len(list(spool.glob("*.window"))) == 1, WITHIN_S)
+        until(lambda: len(list(spool.glob("*.window"))) == 1)
         assert roomscribe("mute", "on", "--config", satellites).returncode == 0
         server.start()
         with FakeWorker(server.url), Bus(server.url) as bus:
             bus.listen("roomscribe.window.>")
-            until(
-                lambda: log_of(satellites).count("connected to the fleet's server") == 1, WITHIN_S
-            )
+            until(lambda: log_of(satellites).count("connected to the fleet's server") == 1)
             assert not holds(lambda: bus.heard, 1.5)
             assert roomscribe("mute", "off", "--config", satellites).returncode == 0
-            until(lambda: len(transcripts(satellites)) == 1, WITHIN_S)
+            until(lambda: len(transcripts(satellites)) == 1)
             assert len(bus.heard) == 1
         running.terminate()
         assert running.wait(PATIENCE_S) == 0

@@ -16,7 +16,7 @@ from paho.mqtt.client import MQTTMessage
 from rigs import broker as rig_broker, microphone as rig_microphone
 from rigs.checkout import SPEECH
 from rigs.command import roomscribe
-from rigs.daemon import READY_WITHIN_S, daemon, listening_house, log_of, write_config
+from rigs.daemon import daemon, listening_house, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import PATIENCE_S, until
@@ -100,7 +100,7 @@ def silence(folder: Path) -> Path:
 def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_path: Path) -> None:
     with quiet_house(tmp_path) as (_, heard, config):
         with daemon(config) as running:
-            until(lambda: heard.payloads("microphone") == [b"online"], READY_WITHIN_S)
+            until(lambda: heard.payloads("microphone") == [b"online"])
             done = roomscribe("mute", "on", "tomorrow", "--config", config)
             assert done.stdout.endswith("06:00: the microphone is closed\n")
             until(lambda: heard.payloads("mute")[-1] == b"ON")
@@ -110,7 +110,7 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
         assert roomscribe("mute", "--config", config).returncode == 0
         before = len(heard.payloads("state"))
         with daemon(config) as running:
-            until(lambda: len(heard.payloads("state")) > before, READY_WITHIN_S)
+            until(lambda: len(heard.payloads("state")) > before)
             told = [json.loads(state) for state in heard.payloads("state")[before:]]
             assert {(state["status"], state["muted_until"]) for state in told} == {("muted", end)}
             running.send_signal(signal.SIGUSR1)
@@ -138,7 +138,7 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
             (tmp_path / "state").mkdir()
             roomscribe("mute", "on", "--config", config)
         with daemon(config) as running:
-            until(lambda: heard.payloads("availability") == [b"online"], READY_WITHIN_S)
+            until(lambda: heard.payloads("availability") == [b"online"])
             command(heard, b"ON")
             until(lambda: heard.payloads("microphone")[-1:] == [b"offline"])
             until(lambda: heard.payloads("mute")[-1:] == [b"ON"])

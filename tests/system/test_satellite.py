@@ -21,7 +21,6 @@ from rigs.waiting import PATIENCE_S, until
 from rigs.word_errors import same_words
 from rigs.workers import FakeWorker
 
-WITHIN_S = PATIENCE_S
 SENTENCE = TESTS / "speech" / "00.flac"
 
 
@@ -55,7 +54,7 @@ def test_without_a_worker_it_says_what_is_missing_and_begins_with_one(
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         assert "listening" in systemd.told("STATUS=listening")
-        assert running.wait(WITHIN_S) == 0, log_of(config)
+        assert running.wait(PATIENCE_S) == 0, log_of(config)
     lines = [line for line in log_of(config).splitlines() if "onnxruntime" in line]
     assert len(lines) == 2, "told once for each configuration with which nothing is transcribed"
     done = roomscribe("log", "--json", "--config", config)
@@ -74,7 +73,7 @@ def test_a_satellite_hears_a_sentence_with_nothing_that_runs_a_model(tmp_path: P
         )
         config = write_config(tmp_path, fleet={"role": "satellite", "server": server.url})
         with daemon(attic):
-            until(lambda: "connected to the fleet's server" in log_of(attic), WITHIN_S)
+            until(lambda: "connected to the fleet's server" in log_of(attic))
             status, said = run_bare("run", "--config", config, "--recording", SENTENCE)
     assert status == 0, said
     text = text_of(roomscribe("log", "--config", config).stdout)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rigs.broker import Broker
 from rigs.command import errors, roomscribe
-from rigs.daemon import READY_WITHIN_S, in_silence, write_config
+from rigs.daemon import in_silence, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
 from rigs.waiting import PATIENCE_S, until
@@ -23,7 +23,7 @@ def test_a_second_daemon_ends_with_one_line_until_the_first_is_killed(tmp_path: 
         own = {"appliance": {"node": "hall"}, "store": {"path": str(tmp_path / "link")}}
         second = write_config(tmp_path / "second", broker.port, **own)
         with in_silence(first) as running:
-            until(lambda: heard.payloads("availability") == [b"online"], READY_WITHIN_S)
+            until(lambda: heard.payloads("availability") == [b"online"])
             done = roomscribe("run", "--config", second, "--recording", "-")
             (line,) = errors(done)
             assert done.returncode == 74
@@ -34,6 +34,4 @@ def test_a_second_daemon_ends_with_one_line_until_the_first_is_killed(tmp_path: 
             running.send_signal(signal.SIGKILL)
             running.wait(PATIENCE_S)
         with in_silence(second):
-            until(
-                lambda: heard.payloads("availability", "hall")[-1:] == [b"online"], READY_WITHIN_S
-            )
+            until(lambda: heard.payloads("availability", "hall")[-1:] == [b"online"])

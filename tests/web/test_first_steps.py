@@ -6,29 +6,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from rigs.browser import DESK, PHONE, WITHIN_S, Browser, axe, browser, faults, needs_browser
-from rigs.page import Feed, Page, house
+from rigs.browser import DESK, PHONE, Browser, axe, faults, needs_browser
+from rigs.page import Found
 from rigs.waiting import until
 
-from appliance.control import ControlServer
-
 pytestmark = needs_browser
-Found = tuple[Page, Feed, ControlServer]
 FOCUSED = (
     "const {id, innerText} = document.activeElement; return id.startsWith('key-') ? id : innerText"
 )
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    with browser() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
-    with house(tmp_path_factory.mktemp("page")) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -71,45 +56,45 @@ def test_the_first_visit_leads_through_three_steps_by_keyboard_alone(
     feed.say("from long ago", timedelta(hours=1))
     tab.resize(PHONE)
     tab.enter(home)
-    until(lambda: tab.text("#step") == "Step 1 of 3: Microphone", WITHIN_S)
+    until(lambda: tab.text("#step") == "Step 1 of 3: Microphone")
     options = "return [...document.getElementById('key-capture.device')?.options ?? []].length"
-    until(lambda: tab.run(options) == 3, WITHIN_S)
-    until(lambda: "level" in server.wanted, WITHIN_S)
+    until(lambda: tab.run(options) == 3)
+    until(lambda: "level" in server.wanted)
     server.publish("level", {"rms_db": -31.4, "peak_db": -20.0, "clipped": False})
     value = "return document.querySelector('[role=meter]').ariaValueText"
-    until(lambda: tab.run(value) == "-31 dB", WITHIN_S)
+    until(lambda: tab.run(value) == "-31 dB")
     walk_to(tab, "key-capture.device")
     press_key(tab, "Camera")
     walk_to(tab, "Use this microphone")
     press_key(tab, Keys.ENTER)
-    until(lambda: tab.run(FOCUSED) == "Next", WITHIN_S)
+    until(lambda: tab.run(FOCUSED) == "Next")
     assert feed.chosen["capture.device"] == "Camera"
     press_key(tab, Keys.ENTER)
-    until(lambda: tab.run(FOCUSED) == "Step 2 of 3: Broker", WITHIN_S)
-    until(lambda: tab.value("key-mqtt.host") == "broker.lan", WITHIN_S)
+    until(lambda: tab.run(FOCUSED) == "Step 2 of 3: Broker")
+    until(lambda: tab.value("key-mqtt.host") == "broker.lan")
     press_key(tab, Keys.TAB, Keys.TAB, Keys.TAB, Keys.TAB)
     assert tab.run(FOCUSED) == "key-mqtt.password"
     press_key(tab, "not that", Keys.ENTER)
     wrong = "[id='key-mqtt.password-wrong']"
-    until(lambda: tab.text(wrong) == "Broker broker.lan refuses user", WITHIN_S)
+    until(lambda: tab.text(wrong) == "Broker broker.lan refuses user")
     assert tab.run(FOCUSED) == "key-mqtt.password"
     press_key(tab, Keys.CONTROL, "a")
     press_key(tab, "open sesame", Keys.ENTER)
-    until(lambda: tab.run(FOCUSED) == "Step 3 of 3: A first sentence", WITHIN_S)
+    until(lambda: tab.run(FOCUSED) == "Step 3 of 3: A first sentence")
     assert "from long ago" not in tab.text("main")
     server.publish("speech", {"speaking": True})
     server.publish("partial", {"utterance_id": "u", "text": "turn on", "final": False})
-    until(lambda: tab.text(".heard") == "turn on …", WITHIN_S)
+    until(lambda: tab.text(".heard") == "turn on …")
     feed.say("turn on the light", utterance_id="u")
     server.publish("speech", {"speaking": False})
     server.announce_transcript()
-    until(lambda: tab.text(".heard") == "turn on the light", WITHIN_S)
-    until(lambda: "It works. The text was ready 0.43 s after" in tab.text(".note"), WITHIN_S)
+    until(lambda: tab.text(".heard") == "turn on the light")
+    until(lambda: "It works. The text was ready 0.43 s after" in tab.text(".note"))
     walk_to(tab, "Finish")
     press_key(tab, Keys.ENTER)
-    until(lambda: tab.run("return document.title").startswith("Live"), WITHIN_S)
+    until(lambda: tab.run("return document.title").startswith("Live"))
     tab.enter(home)  # a browser that has never been here
-    until(lambda: tab.texts(".now strong"), WITHIN_S)
+    until(lambda: tab.texts(".now strong"))
     assert not tab.texts("#step")
 
 
@@ -119,23 +104,23 @@ def test_skipped_steps_do_not_come_back_and_settings_open_them_again(
     home, feed, _ = found
     tab.enter(home)
     tab.press("button", "Skip the first steps")
-    until(lambda: tab.texts(".now strong"), WITHIN_S)
+    until(lambda: tab.texts(".now strong"))
     tab.enter(home)
-    until(lambda: tab.texts(".now strong"), WITHIN_S)
+    until(lambda: tab.texts(".now strong"))
     assert not tab.texts("#step")
     tab.show("settings")
     tab.press("main a", "Show the first steps again")
-    until(lambda: tab.text("#step") == "Step 1 of 3: Microphone", WITHIN_S)
+    until(lambda: tab.text("#step") == "Step 1 of 3: Microphone")
     tab.press("button", "Next")
-    until(lambda: "“Not now” switches publishing off." in tab.text("main"), WITHIN_S)
+    until(lambda: "“Not now” switches publishing off." in tab.text("main"))
     tab.press("button", "Not now")
-    until(lambda: tab.text("#step") == "Step 3 of 3: A first sentence", WITHIN_S)
+    until(lambda: tab.text("#step") == "Step 3 of 3: A first sentence")
     assert feed.chosen["mqtt.enabled"] is False
     tab.press("button", "Back")
-    until(lambda: "With “Not now”" in tab.text("main"), WITHIN_S)
+    until(lambda: "With “Not now”" in tab.text("main"))
     feed.asked.clear()
     tab.press("button", "Not now")
-    until(lambda: tab.text("#step") == "Step 3 of 3: A first sentence", WITHIN_S)
+    until(lambda: tab.text("#step") == "Step 3 of 3: A first sentence")
     assert "configure" not in [name for name, _ in feed.asked]
 
 
@@ -143,56 +128,53 @@ def test_each_step_says_what_is_wrong_and_what_to_do(found: Found, tab: Browser)
     home, feed, server = found
     later = "const now = Date.now; Date.now = () => now() + 20000"
     tab.enter(home)
-    until(lambda: "level" in server.wanted, WITHIN_S)
+    until(lambda: "level" in server.wanted)
     tab.run(later)
-    until(
-        lambda: "No sound arrives from this microphone. Plug" in tab.text("main .wrong"), WITHIN_S
-    )
+    until(lambda: "No sound arrives from this microphone. Plug" in tab.text("main .wrong"))
     server.publish("level", {"rms_db": None, "peak_db": None, "clipped": False})
-    until(lambda: "muted in the mixer" in tab.text("main .wrong"), WITHIN_S)
+    until(lambda: "muted in the mixer" in tab.text("main .wrong"))
     feed.appliance |= {"microphone": "none"}
     server.announce_state()
     why = "No microphone found: plug one in. Plug one in, or choose another one."
-    until(lambda: tab.text("main .wrong") == why, WITHIN_S)
+    until(lambda: tab.text("main .wrong") == why)
     assert not tab.texts("[role=meter]")
     feed.appliance |= {"microphone": "USB microphone", "status": "muted"}
     server.announce_state()
-    until(lambda: "The microphone is muted." in tab.text("main .wrong"), WITHIN_S)
+    until(lambda: "The microphone is muted." in tab.text("main .wrong"))
     tab.press("main button", "Unmute")
-    until(lambda: tab.texts("[role=meter]"), WITHIN_S)
+    until(lambda: tab.texts("[role=meter]"))
     assert feed.appliance["status"] == "running"
     tab.press("button", "Next")
     tab.press("button", "Not now")
-    until(lambda: tab.text(".note") == "Listening.", WITHIN_S)
+    until(lambda: tab.text(".note") == "Listening.")
     server.publish("discarded", {"reason": "too_short", "utterance_id": "x", "duration_s": 0.3})
-    until(lambda: tab.text(".note") == "That was too short. Say a whole sentence.", WITHIN_S)
+    until(lambda: tab.text(".note") == "That was too short. Say a whole sentence.")
     tab.press("button", "Back")
     tab.press("button", "Not now")
-    until(lambda: tab.text(".note") == "Listening.", WITHIN_S)
+    until(lambda: tab.text(".note") == "Listening.")
     tab.run(later)
-    until(lambda: "Nothing was heard. Speak louder" in tab.text(".note"), WITHIN_S)
+    until(lambda: "Nothing was heard. Speak louder" in tab.text(".note"))
     server.publish("speech", {"speaking": True})
-    until(lambda: "Someone is speaking" in tab.text(".note"), WITHIN_S)
+    until(lambda: "Someone is speaking" in tab.text(".note"))
     server.publish("speech", {"speaking": False})
-    until(lambda: "Transcribing" in tab.text(".note"), WITHIN_S)
+    until(lambda: "Transcribing" in tab.text(".note"))
     tab.run(later)
-    until(lambda: "There is still no text." in tab.text(".note"), WITHIN_S)
+    until(lambda: "There is still no text." in tab.text(".note"))
 
 
 def test_axe_finds_nothing_wrong_in_any_step_in_either_theme(found: Found, tab: Browser) -> None:
     home, source = found[0], axe()
-    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     troubles: dict[tuple[str, int], list[str]] = {}
     for theme, size in (("light", PHONE), ("dark", DESK)):
         tab.resize(size, theme)
         tab.enter(home)
         for number, leave in enumerate(("Next", "Not now", ""), 1):
-            until(lambda: tab.text("#step").startswith("Step "), WITHIN_S)
+            until(lambda: tab.text("#step").startswith("Step "))
             if number == 2:
-                until(lambda: tab.texts("[id='key-mqtt.host']"), WITHIN_S)
+                until(lambda: tab.texts("[id='key-mqtt.host']"))
             if wrong := faults(tab, source):
                 troubles[f"{theme} {size}", number] = wrong
-            assert tab.run(wide) <= 0
+            assert tab.fits()
             if leave:
                 tab.press("button", leave)
     assert troubles == {}
@@ -204,17 +186,17 @@ def test_health_starts_with_the_sentences_of_hours_and_days(found: Found, tab: B
         feed.say("x", timedelta(hours=hours))
     tab.enter(home, "health")
     hourly, daily = "[aria-labelledby=hourly]", "[aria-labelledby=daily]"
-    until(lambda: "3 sentences in 24 hours. The most in one hour: 2" in tab.text(hourly), WITHIN_S)
-    until(lambda: "4 sentences in 30 days." in tab.text(daily), WITHIN_S)
+    until(lambda: "3 sentences in 24 hours. The most in one hour: 2" in tab.text(hourly))
+    until(lambda: "4 sentences in 30 days." in tab.text(daily))
     label = f"return document.querySelector('{hourly} svg[role=img]').ariaLabel"
     assert tab.run(label).startswith("3 sentences in 24 hours.")
     bars = f"return document.querySelector('{hourly} .bars').getAttribute('d').split('M').length"
     assert tab.run(bars) == 3, "two bars"
     tab.press(f"{hourly} summary", "Show as a table")
-    until(lambda: len(tab.texts(f"{hourly} tbody tr")) == 24, WITHIN_S)
+    until(lambda: len(tab.texts(f"{hourly} tbody tr")) == 24)
     assert tab.texts(f"{hourly} tbody td")[-1] == "2"
     first = "return document.querySelector('main section h2').innerText"
     assert tab.run(first) == "Sentences per hour, last 24 hours"
     feed.appliance |= {"status": "degraded", "reasons": ["no broker: start it"]}
     server.announce_state()
-    until(lambda: tab.run(first) == "Status", WITHIN_S)
+    until(lambda: tab.run(first) == "Status")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from rigs.avahi import WITHIN_S, House, announcing, needs_avahi
+from rigs.avahi import House, announcing, needs_avahi
 from rigs.supervisor import TOKEN, Supervisor
 from rigs.waiting import until
 
@@ -63,23 +63,23 @@ def test_the_server_is_announced_while_it_runs_and_after_avahis_return(
     instance, port = f"roomscribe-{os.getpid()}", 10399
     house.start_avahi()
     with announcing(instance, port) as told:
-        until(last_is(told, ""), WITHIN_S)
-        until(lambda: is_announced(instance, port), WITHIN_S)
+        until(last_is(told, ""))
+        until(lambda: is_announced(instance, port))
         house.stop_avahi()
-        until(last_is(told, "not announced"), WITHIN_S)
+        until(last_is(told, "not announced"))
         house.start_avahi()
-        until(last_is(told, ""), WITHIN_S)
-        until(lambda: is_announced(instance, port), WITHIN_S)
-    until(lambda: instance.encode() not in answers(), WITHIN_S)
+        until(last_is(told, ""))
+        until(lambda: is_announced(instance, port))
+    until(lambda: instance.encode() not in answers())
 
 
 @needs_avahi
 def test_a_name_that_is_taken_is_reported_with_the_fix(house: House) -> None:
     house.start_avahi()
     with announcing("roomscribe-twice", 10398) as first:
-        until(last_is(first, ""), WITHIN_S)
+        until(last_is(first, ""))
         with announcing("roomscribe-twice", 10397) as second:
-            until(last_is(second, "node"), WITHIN_S)
+            until(last_is(second, "node"))
         assert last_is(first, "")()
 
 
@@ -88,7 +88,7 @@ def test_without_avahi_the_address_to_type_is_reported(
 ) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
     with announcing("roomscribe-kitchen", 10300) as told:
-        until(lambda: told, WITHIN_S)
+        until(lambda: told)
     assert f"{own_address()}, port 10300" in told[0]
 
 
@@ -97,7 +97,7 @@ def test_a_missing_library_is_not_taken_for_a_missing_avahi(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jeepney", None)
     with announcing("roomscribe-kitchen", 10300) as told:
-        until(lambda: told, WITHIN_S)
+        until(lambda: told)
     assert "python3-jeepney" in told[0] and "avahi-daemon" not in told[0]
 
 

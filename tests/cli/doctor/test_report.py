@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rigs.command import errors, roomscribe
-from rigs.daemon import READY_WITHIN_S, daemon, log_of, write_config
+from rigs.daemon import daemon, log_of, write_config
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.waiting import until
 
@@ -62,7 +62,7 @@ def test_the_report_has_what_the_running_daemon_counted(tmp_path: Path, built_in
         Path("/dev/zero").open("rb") as silence,
         daemon(config, "--recording", "-", stdin=silence, environment=environment),
     ):
-        until(lambda: "on hailo8" in log_of(config), READY_WITHIN_S)
+        until(lambda: "on hailo8" in log_of(config))
         arguments = ("doctor", "--config", config, "--report", out)
         roomscribe(*arguments, environment=environment)
     found = json.loads(out.read_text(encoding="utf-8"))
