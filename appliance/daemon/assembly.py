@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,6 @@ from appliance.daemon.backlog import Backlog, Work
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.bus import Bus
 from appliance.daemon.capture_supervisor import CaptureSupervisor, Opener
-from appliance.daemon.command_group import CommandGroup
 from appliance.daemon.controls import Controls, MuteCommands
 from appliance.daemon.core import Core
 from appliance.daemon.correction_commands import CorrectionCommands
@@ -55,7 +54,7 @@ from appliance.errors import StoreError
 from appliance.fleet import FleetWorker, Link, OwnRoom
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient, MediaPlayers
 from appliance.house import House
-from appliance.infer import AnyTranscriber, Phrases, Transcriber, transcribed_elsewhere
+from appliance.infer import AnyTranscriber, transcribed_elsewhere
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
@@ -107,10 +106,7 @@ def build(
     with contextlib.ExitStack() as opened:
         core = _open_core(settings, factories, opened)
         expectations, reload = Expectations(), threading.Event()
-        # workers are the whole home's, and a window waits for the answer that they owe us
-        submit = core.backlog.submit if not transcribed_elsewhere(settings) else lambda *_: None
-        core.transcripts.submit = submit
-        partials = Partials(submit, core.transcripts.preview, core.bus)
+        partials = Partials(core.transcripts.submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
         home = _make_home(core)
         speaker, supervisor = _make_sound(core, factories.source, opened)
@@ -128,16 +124,21 @@ def build(
         playback = Playback(
             core.store, enabled=settings.web.playback, is_muted=lambda: core.mute.on
         )
-        control = _open_control(core, opened)
+        control, model = _open_control(core, opened), core.transcriber
+        microphone = MicrophoneCommands(
+            report.state, core.backlog.submit, model.gates, model.bundle.window_s, phrases.make
+        )
+        correct = core.bus.on_correction
         groups = (
             LogCommands(core.store, core.node, playback.poll), playback,
-            _make_corrections(core, changes), MuteCommands(core.mute), changes, phrases,
-            BrokerCommands(changes), ModelCommands(installer or ModelInstaller()),
-            SpeakerCommands(speaker),
+            CorrectionCommands(core.store, core.node, changes, correct, model.is_common),
+            MuteCommands(core.mute), changes, phrases, BrokerCommands(changes),
+            ModelCommands(installer or ModelInstaller()), SpeakerCommands(speaker),
         )  # fmt: skip
-        controls = _make_controls(
-            core, report, publisher, control=control, make_phrases=phrases.make, groups=groups
-        )
+        controls = Controls(
+            (core.node, room_name(core.node, settings.homeassistant.area)), core.store, report,
+            publisher, server=control, microphone=microphone, groups=groups,
+        )  # fmt: skip
         opened.callback(controls.close)
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
@@ -162,28 +163,35 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     report_backend(health, transcriber)
     detector, window_s = VoiceDetector(settings.voice), transcriber.bundle.window_s
     segmenter = factories.segmenter(detector, settings.segmenter, window_s)
-    media, spoken = MediaPlayers(), Spoken(bus.on_saying)
-    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
-    in_process, is_stored = transcriber.in_process, transcripts.is_stored
+    in_process = transcriber.in_process
     backlog = opened.enter_context(
-        Backlog(settings, health, bus, in_process=in_process, is_stored=is_stored)
+        Backlog(settings, health, bus, in_process=in_process, is_stored=store.has)
+    )
+    # the microphone hears what our own loudspeaker plays, unless it has a reference
+    hears = settings.speaker.enabled and not settings.capture.reference
+    played = PlayedSound() if hears and factories.source is open_source else None
+    media, spoken = MediaPlayers(), Spoken(bus.on_saying, played.is_heard if played else None)
+    # workers are the whole home's, and a window waits for the answer that they owe us
+    submit = backlog.submit if not transcribed_elsewhere(settings) else lambda *_: None
+    transcripts = Transcripts(
+        settings, transcriber, store, health, bus, media=media, spoken=spoken, submit=submit
     )
     frames, states = StageQueue[Frame](FRAMES_WAITING), StageQueue[Work](STATES_WAITING)
     return Core(
-        settings, node, factories.idle_s, bus, health, mute, media, spoken, store, transcriber,
-        transcripts, segmenter, backlog, frames, states,
+        settings, node, factories.idle_s, bus, health, mute, media, spoken, played, store,
+        transcriber, transcripts, segmenter, backlog, frames, states,
     )  # fmt: skip
 
 
 def _make_sound(
     core: Core, source: Opener, opened: contextlib.ExitStack
 ) -> tuple[Loudspeaker | None, CaptureSupervisor]:
-    """Return the loudspeaker, if there is one, and what reads the microphone: it hears what the
-    loudspeaker plays, unless it has a reference."""
-    settings, played = core.settings, PlayedSound()
-    speaker = _make_speaker(core, played) if settings.speaker.enabled else None
-    if speaker and source is open_source and not settings.capture.reference:
-        source, core.spoken.is_heard = partial(open_source, played=played), played.is_heard
+    """Return the loudspeaker, if there is one, and what reads the microphone."""
+    settings, speaker = core.settings, None
+    if settings.speaker.enabled:
+        complain = partial(core.health.trouble, "speaker")
+        speaker = Loudspeaker(settings.speaker, complain=complain, played=core.played)
+    source = partial(open_source, played=core.played) if core.played else source
     supervisor = CaptureSupervisor(
         settings.capture, core.health, core.mute, core.frames, core.bus, source=source
     )
@@ -205,7 +213,7 @@ def _make_home(core: Core) -> HomeAssistantClient | None:
         runtime=runtime_folder(core.settings),
         media=core.media,
         callbacks=Callbacks(
-            on_names=model.set_names if isinstance(model, Transcriber) else lambda _: None,
+            on_names=model.set_names,
             on_reply=core.bus.on_reply,
             on_change=core.bus.on_change,
         ),
@@ -232,13 +240,6 @@ def _make_house(core: Core, assistant: Talk | HomeAssistantClient | None) -> Hou
         on_change=core.bus.on_change,
         assistant=assistant,
         note=core.spoken.remember,
-    )
-
-
-def _make_speaker(core: Core, played: PlayedSound) -> Loudspeaker:
-    """Return what plays sounds."""
-    return Loudspeaker(
-        core.settings.speaker, complain=partial(core.health.trouble, "speaker"), played=played
     )
 
 
@@ -274,33 +275,6 @@ def _make_publisher(
         subscriptions=subscriptions(core.node, core.mute, expect, core.bus.on_answer),
         rooms=house,
     )
-
-
-def _make_controls(
-    core: Core,
-    report: Reporter,
-    publisher: Publisher | None,
-    *,
-    control: ControlServer | None,
-    make_phrases: Callable[[str], Phrases],
-    groups: Sequence[CommandGroup],
-) -> Controls:
-    """Return what the control socket serves."""
-    model = core.transcriber
-    microphone = MicrophoneCommands(
-        report.state, core.backlog.submit, model.gates, model.bundle.window_s, make_phrases
-    )
-    names = core.node, room_name(core.node, core.settings.homeassistant.area)
-    return Controls(
-        names, core.store, report, publisher, server=control, microphone=microphone, groups=groups
-    )
-
-
-def _make_corrections(core: Core, changes: SettingCommands) -> CorrectionCommands:
-    """Return the commands that correct transcripts."""
-    model = core.transcriber
-    is_common = model.is_common if isinstance(model, Transcriber) else lambda _: False
-    return CorrectionCommands(core.store, core.node, changes, core.bus.on_correction, is_common)
 
 
 def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:

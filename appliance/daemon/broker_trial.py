@@ -16,18 +16,17 @@ from typing import Any
 from appliance import config
 from appliance.config import MqttSettings, node_name
 from appliance.control import ControlError
-from appliance.daemon.command_group import CommandGroup, take_arguments
+from appliance.daemon.command_group import CommandGroup, save
 from appliance.daemon.setting_commands import (
-    LOGIN_FIELDS,
     SettingCommands,
     check_settings,
     find_mistakes,
     has_password,
     is_text,
 )
-from appliance.errors import BrokerError, ConfigError, RoomscribeError, StoreError
+from appliance.errors import BrokerError, ConfigError, RoomscribeError
 from appliance.mqtt import BrokerProbe
-from appliance.system import BackgroundTask, shorten, write_whole
+from appliance.system import BackgroundTask, shorten
 
 TRIAL_S = 15.0
 """Longest trial. A broker answers, or is known to be out of reach, within CONNECT_S."""
@@ -90,7 +89,6 @@ class BrokerCommands(CommandGroup):
     def __init__(self, settings: SettingCommands) -> None:
         self._settings = settings
         self._trial: Trial | None = None
-        self.commands = {"broker": self._choose}
 
     def poll(self) -> None:
         """Answer if the trial is over."""
@@ -101,11 +99,11 @@ class BrokerCommands(CommandGroup):
             except RoomscribeError as error:
                 trial.answer.set_exception(error)
 
-    def _choose(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]] | dict[str, Any]:
-        names = (*LOGIN_FIELDS, "set")
-        login = dict(zip(names, take_arguments(request, *names), strict=True))
-        other, password = login.pop("set"), login.pop("password")
-        other = {} if other is None else check_settings(other)
+    def _answer_broker(
+        self, host: Any, port: Any, username: Any, *, password: Any, tls: Any, set: Any
+    ) -> Future[Mapping[str, Any]] | dict[str, Any]:
+        login = {"host": host, "port": port, "username": username, "tls": tls}
+        other = {} if set is None else check_settings(set)
         before = self._settings.read(None)
         current = before.settings.mqtt
         for name, value in login.items():
@@ -134,12 +132,7 @@ class BrokerCommands(CommandGroup):
         folder, mqtt = self._settings.file.parent, trial.mqtt
         if trial.password is not None:
             file = folder / f"{PASSWORD_FILE}-{secrets.token_hex(4)}"
-            try:
-                write_whole(file, f"{trial.password}\n", 0o600)
-            except OSError as error:
-                raise StoreError(
-                    f"{file}: cannot save the password: {error.strerror}; check the disk"
-                ) from error
+            save(file, f"{trial.password}\n", "the password")
             mqtt = replace(mqtt, password_file=str(file))
         kept = ("host", "port", "username", "tls", "password_file")
         login = {f"mqtt.{key}": getattr(mqtt, key) for key in kept}

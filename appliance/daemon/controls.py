@@ -5,12 +5,12 @@ Everything runs in the control socket's thread, except the methods below "any th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from appliance.control import Command, ControlServer
-from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
+from appliance.control import ControlServer
+from appliance.daemon.command_group import CommandGroup, bad_request, commands_of
 from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
 from appliance.daemon.mute_end import EXPECTED
@@ -52,9 +52,9 @@ class Controls(Listener):
         self._meter = LevelMeter()
         self._speaking = False
         self._server = server
-        self.commands: dict[str, Command] = {"state": self._on_state, "stats": self._on_stats}
+        self.commands = commands_of(self)
         for group in self._groups:
-            self.commands.update(group.commands)
+            self.commands |= group.commands
 
     # any thread
 
@@ -131,6 +131,8 @@ class Controls(Listener):
         latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
         return events.stats(self._report.stats(), latencies_ms, status.expired if status else 0)
 
+    _answer_state, _answer_stats = state, stats
+
     def speaking(self) -> bool:
         """Return True while someone speaks."""
         return self._speaking
@@ -154,24 +156,14 @@ class Controls(Listener):
         for group in self._groups:
             group.close()
 
-    def _on_state(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
-        return self.state()
-
-    def _on_stats(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
-        return self.stats()
-
 
 class MuteCommands(CommandGroup):
     """`mute`."""
 
     def __init__(self, mute: Mute) -> None:
         self._mute = mute
-        self.commands = {"mute": self._turn_mute}
 
-    def _turn_mute(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        on, end = take_arguments(request, "on", "end")
+    def _answer_mute(self, on: Any, end: Any) -> dict[str, Any]:
         if not isinstance(on, bool):
             raise bad_request("on: expected true or false")
         if end is not None and not (end and isinstance(end, str)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.capture import Segmenter
+from appliance.capture import PlayedSound, Segmenter
 from appliance.config import Settings
 from appliance.daemon.backlog import Backlog, Work
 from appliance.daemon.bus import Bus
@@ -32,6 +32,7 @@ class Core:
     mute: Mute
     media: MediaPlayers
     spoken: Spoken
+    played: PlayedSound | None
     store: Store
     transcriber: AnyTranscriber
     transcripts: Transcripts

@@ -7,13 +7,13 @@ no automation runs twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
 from typing import Any
 
 from appliance.control import ControlError
-from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
+from appliance.daemon.command_group import CommandGroup, bad_request
 from appliance.daemon.log_commands import ID_LETTERS
 from appliance.daemon.setting_commands import SettingCommands, find_mistakes, is_text
 from appliance.mqtt import events
@@ -46,14 +46,13 @@ class CorrectionCommands(CommandGroup):
         that the model knows anyway."""
         self._store, self._node = store, node
         self._settings, self._publish, self._is_common = settings, publish, is_common
-        self.commands = {"correct": self._correct, "learn": self._learn}
 
-    def _correct(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_correct(self, transcript_id: Any, text: Any) -> dict[str, Any]:
         """Store what was really said; answer with the transcript and what may be learnt."""
-        id, given = take_arguments(request, "transcript_id", "text")
+        id = transcript_id
         if not isinstance(id, str) or not 0 < len(id) <= ID_LETTERS or not is_text(id):
             raise bad_request("transcript_id: expected the id of a transcript")
-        text = None if given is None else _one_line("text", given)
+        text = None if text is None else _one_line("text", text)
         found = self._store.correct(id, text)
         if found is None:
             raise ControlError("refused", "The log no longer has this sentence.")
@@ -90,9 +89,8 @@ class CorrectionCommands(CommandGroup):
     def _are_common(self, words: str) -> bool:
         return all(word.isdecimal() or self._is_common(word) for word in words.split())
 
-    def _learn(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_learn(self, word: Any, heard: Any, written: Any) -> dict[str, Any]:
         """Add a word to the vocabulary, or a replacement; nothing is saved if that is wrong."""
-        word, heard, written = take_arguments(request, "word", "heard", "written")
         before = self._settings.read(None)
         known = before.settings.vocabulary
         if word is not None and heard is None and written is None:
@@ -108,11 +106,8 @@ class CorrectionCommands(CommandGroup):
             wanted = {"vocabulary.replace": {**kept, heard.lower(): written}}
         else:
             raise bad_request("expected word, or heard and written")
-        mistakes = find_mistakes(wanted)
-        if not mistakes:
-            change = self._settings.propose(wanted, before)
-            mistakes = change.mistakes
-        if mistakes:
+        change = self._settings.propose(wanted, before)
+        if mistakes := find_mistakes(wanted) or change.mistakes:
             raise ControlError("refused", next(iter(mistakes.values())), mistakes=[*mistakes])
         return {"changed": self._settings.save(change)}
 

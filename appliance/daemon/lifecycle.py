@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -156,22 +155,6 @@ class Announcer:
             notify("WATCHDOG=1")
 
 
-class MemoryLimits:
-    """The memory limit of the process, in megabytes, kept from one pipeline to the next.
-
-    A reload must not raise it: what each reload leaks would never reach it.
-    """
-
-    def __init__(self) -> None:
-        self._limits_mb: dict[str, float] = {}
-
-    def limit_mb(self, model: str) -> float:
-        """The limit found when this model first ran."""
-        if model not in self._limits_mb:
-            self._limits_mb[model] = memory_ceiling_mb()
-        return self._limits_mb[model]
-
-
 Factory = Callable[[Settings], Pipeline]
 
 
@@ -189,78 +172,137 @@ def run(
     without a heartbeat for `stuck_s` is stuck. If `lacking` says why no model can be used, and no
     other machine transcribes, it waits for a configuration that changes this.
     """
-    signals = Signals()
-    joined = _await_transcriber(settings, signals, reread, lacking)
-    if joined is None:
-        return
-    process = _Process(signals, reread, pipeline, stuck_s, MemoryLimits())
-    wanted: Settings | None = joined
-    former = joined
-    while wanted is not None:
-        former, wanted = _run_once(wanted, former, process)
+    process = Process(Signals(), reread, pipeline, stuck_s)
+    former = wanted = process.await_transcriber(settings, lacking)
+    while former and wanted:
+        former, wanted = process.run_once(wanted, former)
         # a pipeline's parts refer to each other: reference counts alone do not free its model
         gc.collect()
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
+class Process:
     """What stays the same from one pipeline to the next: see `run`."""
 
-    signals: Signals
-    reread: Callable[[], Settings]
-    pipeline: Factory
-    stuck_s: float
-    limits: MemoryLimits
+    def __init__(
+        self, signals: Signals, reread: Callable[[], Settings], pipeline: Factory, stuck_s: float
+    ) -> None:
+        self._signals, self._pipeline, self._stuck_s = signals, pipeline, stuck_s
+        self._reread = reread
+        self._limits_mb: dict[str, float] = {}
 
+    def limit_mb(self, model: str) -> float:
+        """Return the memory limit that was found when a model first ran. A reload must not raise
+        it: what each reload leaks would never reach it."""
+        limit_mb = self._limits_mb[model] = self._limits_mb.get(model) or memory_ceiling_mb()
+        return limit_mb
 
-def _run_once(
-    wanted: Settings, former: Settings, process: _Process
-) -> tuple[Settings, Settings | None]:
-    """Run one pipeline from start to stop: for `wanted`, or for `former` if `wanted` fails.
+    def await_transcriber(
+        self, settings: Settings, lacking: Callable[[Settings], str]
+    ) -> Settings | None:
+        """Return settings with which something can transcribe, at once or after a SIGHUP; None if
+        it is to stop before. To exit instead would make systemd report a failed installation."""
+        while (line := lacking(settings)) and not transcribed_elsewhere(settings):
+            log.warning("%s", line)
+            notify(f"READY=1\nSTATUS=waiting, nothing is heard; {line}")
+            while not self._signals.reload:
+                notify("WATCHDOG=1")
+                if self._signals.wait_for_stop(POLL_S):
+                    return None
+            try:
+                settings = self._read()
+            except ConfigError as error:
+                for message in error.messages:
+                    log.error("%s", message)
+        return settings
 
-    Returns the settings that it ran with, and those to run with next, None to end. Only this
-    frame refers to the pipeline, so that its model can be freed before the next one is loaded.
-    """
-    begun_s, chosen = time.monotonic(), chosen_model()
-    settings, running = _open(wanted, former, process.pipeline)
-    announcer = Announcer(running, begun_s, process.stuck_s)
-    renewed = None
-    running.start()
-    try:
-        renewed = _supervise(running, settings, announcer, process, chosen)
-    finally:
-        if renewed is None:
-            notify("STOPPING=1\nSTATUS=publishing what was heard")
-        running.stop()
-    # requested after the configuration was read, and already acknowledged
-    process.signals.reload |= running.reload.is_set()
-    running.check()
-    return settings, renewed
+    def run_once(self, wanted: Settings, former: Settings) -> tuple[Settings, Settings | None]:
+        """Run one pipeline from start to stop: for `wanted`, or for `former` if `wanted` fails.
 
-
-def _await_transcriber(
-    settings: Settings,
-    signals: Signals,
-    reread: Callable[[], Settings],
-    lacking: Callable[[Settings], str],
-) -> Settings | None:
-    """Return settings with which something can transcribe, at once or after a SIGHUP; None if it is
-    to stop before. To exit instead would make systemd report a failed installation."""
-    while (line := lacking(settings)) and not transcribed_elsewhere(settings):
-        log.warning("%s", line)
-        notify(f"READY=1\nSTATUS=waiting, nothing is heard; {line}")
-        while not signals.reload:
-            notify("WATCHDOG=1")
-            if signals.wait_for_stop(POLL_S):
-                return None
-        signals.reload = False
-        notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        Returns the settings that it ran with, and those to run with next, None to end. Only this
+        frame refers to the pipeline, so that its model can be freed before the next one is loaded.
+        """
+        begun_s, chosen = time.monotonic(), chosen_model()
+        settings, running = _open(wanted, former, self._pipeline)
+        announcer = Announcer(running, begun_s, self._stuck_s)
+        renewed = None
+        running.start()
         try:
-            settings = reread()
+            renewed = self._supervise(running, settings, announcer, chosen)
+        finally:
+            if renewed is None:
+                notify("STOPPING=1\nSTATUS=publishing what was heard")
+            running.stop()
+        # requested after the configuration was read, and already acknowledged
+        self._signals.reload |= running.reload.is_set()
+        running.check()
+        return settings, renewed
+
+    def _supervise(
+        self, pipeline: Pipeline, settings: Settings, announcer: Announcer, chosen: str
+    ) -> Settings | None:
+        """Feed the watchdog while every stage makes progress, until this pipeline is to end.
+
+        `chosen` is the model that was chosen when it began. Return the settings to go on with, None
+        to end. Raises DeviceError if a stage is stuck, or if the process uses too much memory.
+        """
+        signals, ceiling_mb, check_s = self._signals, self.limit_mb(pipeline.state().model), 0.0
+        while not signals.wait_for_stop(POLL_S if announcer.ready else POLL_S / 4):
+            if pipeline.ended.is_set():
+                return None
+            pipeline.mute.poll()
+            if signals.toggle_mute:
+                signals.toggle_mute = False
+                pipeline.mute.toggle("SIGUSR1")
+            if signals.reload or pipeline.reload.is_set():
+                pipeline.reload.clear()
+                if renewed := self._read_again(settings, announcer, chosen):
+                    return renewed
+            if announcer.ready and time.monotonic() < check_s:
+                continue
+            check_s = time.monotonic() + CHECK_S
+            announcer.feed()
+            if (memory_mb := resident_mb()) > ceiling_mb:
+                raise DeviceError(
+                    f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; "
+                    "restarting, what waits to be transcribed is kept"
+                )
+            announcer.announce()
+        return None
+
+    def _read(self) -> Settings:
+        """Read the configuration again, as requested. Raises ConfigError."""
+        self._signals.reload = False
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        return self._reread()
+
+    def _read_again(self, settings: Settings, announcer: Announcer, chosen: str) -> Settings | None:
+        """Return the configuration as it is now; None if it is invalid, or if it is the same as
+        before and so is the chosen model."""
+        announcer.trouble = ""
+        try:
+            renewed = self._read()
+            if phrases := renewed.phrases.own_file:
+                from appliance.infer import check_files
+
+                check_files(renewed)  # one that is wrong now would end the old configuration, too
         except ConfigError as error:
-            for message in error.messages:
+            *others, last = error.messages
+            for message in others:
                 log.error("%s", message)
-    return settings
+            log.error("%s; going on with the configuration that was read before", last)
+            announcer.trouble = "the configuration on the disk is wrong, see the journal"
+        else:
+            if renewed != settings:
+                why = "the configuration has changed: starting again with it"
+            elif not renewed.model.bundle and chosen_model() != chosen:
+                why = "another model was chosen: starting again with it"
+            else:
+                why = phrases and f"starting again with the sentences of {phrases}"
+            log.info("%s", why or "the configuration is the one in use")
+            if why:
+                return renewed
+        notify("READY=1")
+        return None
 
 
 def status(pipeline: Pipeline) -> str:
@@ -281,78 +323,6 @@ def _doing(state: ApplianceState) -> str:
     if not state.listens:
         return "serving, without a microphone"
     return "listening" if state.microphone_online else "waiting for a microphone"
-
-
-def _supervise(
-    pipeline: Pipeline, settings: Settings, announcer: Announcer, process: _Process, chosen: str
-) -> Settings | None:
-    """Feed the watchdog while every stage makes progress, until this pipeline is to end.
-
-    `chosen` is the model that was chosen when it began. Return the settings to go on with, None to
-    end. Raises DeviceError if a stage is stuck, or if the process uses too much memory.
-    """
-    signals = process.signals
-    ceiling_mb = process.limits.limit_mb(pipeline.state().model)
-    check_s = 0.0
-    while not signals.wait_for_stop(POLL_S if announcer.ready else POLL_S / 4):
-        if pipeline.ended.is_set():
-            return None
-        pipeline.mute.poll()
-        if signals.toggle_mute:
-            signals.toggle_mute = False
-            pipeline.mute.toggle("SIGUSR1")
-        if signals.reload or pipeline.reload.is_set():
-            signals.reload = False
-            pipeline.reload.clear()
-            renewed = _read_again(settings, process.reread, announcer, chosen)
-            if renewed is not None:
-                return renewed
-        if announcer.ready and time.monotonic() < check_s:
-            continue
-        check_s = time.monotonic() + CHECK_S
-        announcer.feed()
-        memory_mb = resident_mb()
-        if memory_mb > ceiling_mb:
-            raise DeviceError(
-                f"memory: expected at most {ceiling_mb:.0f} MB, found {memory_mb:.0f} MB; "
-                "restarting, what waits to be transcribed is kept"
-            )
-        announcer.announce()
-    return None
-
-
-def _read_again(
-    settings: Settings, reread: Callable[[], Settings], announcer: Announcer, chosen: str
-) -> Settings | None:
-    """Return the configuration as it is now; None if it is invalid, or if it is the same as before
-    and so is the chosen model."""
-    announcer.trouble = ""
-    notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
-    try:
-        renewed = reread()
-        if renewed.phrases.own_file:
-            from appliance.infer import check_files
-
-            check_files(renewed)  # one that is wrong now would end the old configuration, too
-    except ConfigError as error:
-        *others, last = error.messages
-        for message in others:
-            log.error("%s", message)
-        log.error("%s; going on with the configuration that was read before", last)
-        announcer.trouble = "the configuration on the disk is wrong, see the journal"
-    else:
-        if renewed != settings:
-            log.info("the configuration has changed: starting again with it")
-            return renewed
-        if not renewed.model.bundle and chosen_model() != chosen:
-            log.info("another model was chosen: starting again with it")
-            return renewed
-        if renewed.phrases.own_file:
-            log.info("starting again with the sentences of %s", renewed.phrases.own_file)
-            return renewed
-        log.info("the configuration is the one in use")
-    notify("READY=1")
-    return None
 
 
 def _open(wanted: Settings, former: Settings, pipeline: Factory) -> tuple[Settings, Pipeline]:

@@ -8,13 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from appliance.daemon.command_group import (
-    CommandGroup,
-    bad_request,
-    parse_integer,
-    parse_time,
-    take_arguments,
-)
+from appliance.daemon.command_group import CommandGroup, bad_request, parse_integer, parse_time
 from appliance.mqtt import events
 from appliance.store import Store, Wanted
 from appliance.system import BackgroundTask
@@ -33,13 +27,10 @@ class LogCommands(CommandGroup):
         """`on_delete` is called after transcripts were deleted, in a thread of its own."""
         self._store, self._node, self._on_delete = store, node, on_delete
         self._deleting = threading.Lock()
-        self.commands = {
-            "history": self._history, "count": self._count, "delete": self._delete,
-        }  # fmt: skip
 
-    def _history(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("query", "since", "until", "before", "limit")
-        query, since, until, before, limit = take_arguments(request, *names)
+    def _answer_history(
+        self, query: Any, since: Any, until: Any, before: Any, limit: Any
+    ) -> dict[str, Any]:
         if query is not None and (not isinstance(query, str) or len(query) > QUERY_LETTERS):
             raise bad_request(f"query: expected a text of at most {QUERY_LETTERS} letters")
         words = tuple((query or "").split())
@@ -50,12 +41,11 @@ class LogCommands(CommandGroup):
         shown, more = events.fit_transcripts(found, self._node, limit)
         return {"transcripts": shown, "total": self._store.count(wanted), "more": more}
 
-    def _count(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_count(self, times: Any) -> dict[str, Any]:
         """Count the sentences between each two of `times`.
 
         One statement each, over the index of "end" alone: the log is never locked for all of them.
         """
-        (times,) = take_arguments(request, "times")
         if not isinstance(times, list) or not 2 <= len(times) <= TIMES_LIMIT:
             raise bad_request(f"times: expected a list of 2 to {TIMES_LIMIT} times")
         moments = [moment for one in times if (moment := parse_time("times", one))]
@@ -64,9 +54,10 @@ class LogCommands(CommandGroup):
         spans = itertools.pairwise(moments)
         return {"counts": [self._store.count(Wanted(since, until)) for since, until in spans]}
 
-    def _delete(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
+    def _answer_delete(
+        self, ids: Any, since: Any, until: Any, grep: Any
+    ) -> Future[Mapping[str, Any]]:
         """Delete in a thread of its own: in a long log it takes minutes on a slow card."""
-        ids, since, until, grep = take_arguments(request, "ids", "since", "until", "grep")
         grep = [] if grep is None else grep
         if not isinstance(grep, list) or not all(isinstance(text, str) for text in grep):
             raise bad_request("grep: expected a list of texts")

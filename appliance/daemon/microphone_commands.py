@@ -24,7 +24,12 @@ from appliance.capture import (
 )
 from appliance.config import GateSettings
 from appliance.control import ControlError
-from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
+from appliance.daemon.command_group import (
+    CommandGroup,
+    answer_late,
+    bad_request,
+    unavailable,
+)
 from appliance.errors import DeviceError
 from appliance.infer import Gates, Pending, Phrases, Request, Submit
 from appliance.mqtt import events
@@ -97,17 +102,14 @@ class SpeakerCommands(CommandGroup):
 
     def __init__(self, speaker: Loudspeaker | None) -> None:
         self._speaker = speaker
-        self.commands = {"speaker_test": self._start_test}
 
-    def _start_test(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
-        take_arguments(request)
+    def _answer_speaker_test(self) -> Future[Mapping[str, Any]]:
         if self._speaker is None:
             raise unavailable("the loudspeaker is off: switch it on and save first")
         answer = Future[Mapping[str, Any]]()
 
         def done(ending: Ending) -> None:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result({"ending": ending.value})
+            answer_late(answer, {"ending": ending.value})
 
         sound = self._speaker.begin(RING_HZ, 1, Kind.ANNOUNCEMENT, done)
         sound.write(ring(RING_HZ))
@@ -132,7 +134,6 @@ class MicrophoneCommands(CommandGroup):
         self._state, self._submit, self._gates = state, submit, gates
         self._window_samples = int(window_s * SAMPLE_RATE)
         self._tests: tuple[_Test, ...] = ()
-        self.commands = {"devices": self._devices, "microphone_test": self._start_test}
 
     @property
     def is_recording(self) -> bool:
@@ -165,8 +166,7 @@ class MicrophoneCommands(CommandGroup):
                 test.answer.set_exception(unavailable("no sound came from the microphone"))
         self._tests = tuple(test for test in self._tests if not test.answer.done())
 
-    def _devices(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
+    def _answer_devices(self) -> dict[str, Any]:
         try:
             found = list_microphones()
         except DeviceError as error:
@@ -178,8 +178,7 @@ class MicrophoneCommands(CommandGroup):
         state = self._state()
         return {"devices": shown, "current": state.microphone if state.microphone_online else None}
 
-    def _start_test(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
-        seconds, phrases = take_arguments(request, "seconds", "phrases")
+    def _answer_microphone_test(self, seconds: Any, phrases: Any) -> Future[Mapping[str, Any]]:
         if type(seconds) not in (int, float) or not 1 <= seconds <= LONGEST_TEST_S:
             raise bad_request(f"seconds: expected 1 to {LONGEST_TEST_S:.0f}")
         state = self._state()
@@ -233,8 +232,7 @@ class MicrophoneCommands(CommandGroup):
         self, test: _Test, text: str | None = None, candidates: Sequence[dict[str, Any]] = ()
     ) -> None:
         """Answer; a `text` of None says that there is none. Any thread."""
-        if test.answer.set_running_or_notify_cancel():
-            test.answer.set_result({**test.result, "words": text, "candidates": [*candidates]})
+        answer_late(test.answer, {**test.result, "words": text, "candidates": [*candidates]})
 
 
 def _verdict(level: Loudness, sound: Samples) -> str:

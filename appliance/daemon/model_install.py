@@ -11,13 +11,12 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from appliance.control import ControlError
-from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
+from appliance.daemon.command_group import CommandGroup, bad_request, unavailable
 from appliance.errors import RoomscribeError
 from appliance.infer import lacking_runtime
 from appliance.model import installed_bundles, library
@@ -126,12 +125,8 @@ class ModelCommands(CommandGroup):
 
     def __init__(self, installer: ModelInstaller) -> None:
         self._installer = installer
-        self.commands = {
-            "models": self._list, "model_add": self._add, "model_cancel": self._cancel,
-        }  # fmt: skip
 
-    def _list(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
+    def _answer_models(self) -> dict[str, Any]:
         installed, unfinished = installed_bundles(), library.unfinished()
         models: list[dict[str, Any]] = []
         for name, folder in installed.items():
@@ -164,8 +159,8 @@ class ModelCommands(CommandGroup):
             "possible": self._installer.is_available and not lacking_runtime(),
         }
 
-    def _add(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        (name,) = take_arguments(request, "model")
+    def _answer_model_add(self, model: Any) -> dict[str, Any]:
+        name = model
         if not isinstance(name, str) or name not in library.PUBLISHED:
             raise bad_request(f"model: expected one of {', '.join(library.PUBLISHED)}")
         if why := lacking_runtime():
@@ -182,8 +177,7 @@ class ModelCommands(CommandGroup):
             raise ControlError("too_many", "another model is being added; cancel it, or wait")
         return {"adding": name}
 
-    def _cancel(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
+    def _answer_model_cancel(self) -> dict[str, Any]:
         return {"cancelled": self._installer.cancel()}
 
 

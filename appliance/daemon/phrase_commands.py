@@ -11,18 +11,26 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from appliance.config import Reading, store_folder
 from appliance.control import ControlError
-from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments, unavailable
+from appliance.daemon.command_group import (
+    CommandGroup,
+    answer_late,
+    bad_request,
+    save,
+    take_arguments,
+    unavailable,
+)
 from appliance.daemon.setting_commands import SettingCommands, is_text
-from appliance.errors import ConfigError, StoreError
+from appliance.errors import ConfigError
 from appliance.infer import AnyTranscriber, Phrases, Transcriber, parse_phrases, phrases_file
 from appliance.mqtt import events
 from appliance.records import Listener, NoAct, Transcription, Window
-from appliance.system import shorten, write_whole
+from appliance.system import shorten
 
 FILE_NAME = "phrases.toml"
 TEXT_BYTES = 12_000
@@ -102,9 +110,6 @@ class PhraseCommands(CommandGroup):
     ) -> None:
         self._settings, self._model, self._expectations = settings, model, expectations
         self._file = store_folder(settings.settings.store) / FILE_NAME
-        self.commands = {
-            "phrases": self._show, "phrases_save": self._save, "expect": self._expect,
-        }  # fmt: skip
 
     def close(self) -> None:
         """Give up what is awaited."""
@@ -133,20 +138,15 @@ class PhraseCommands(CommandGroup):
         now_s = time.monotonic()
         self._expectations.begin(Expectation(phrases, now_s, now_s + seconds, answer))
 
-    def _expect(self, request: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
-        answer: Future[Mapping[str, Any]] = Future()
-
-        def finish(result: Mapping[str, Any]) -> None:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result(result)
-
-        self.expect(request, finish)
+    def _answer_expect(self, sentences: Any, slots: Any, seconds: Any) -> Future[Mapping[str, Any]]:
+        answer = Future[Mapping[str, Any]]()
+        request = {"sentences": sentences, "slots": slots, "seconds": seconds}
+        self.expect(request, partial(answer_late, answer))
         return answer
 
-    def _show(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_phrases(self) -> dict[str, Any]:
         """Return the file of sentences in use; `text` is null if it is too long, or unreadable."""
-        take_arguments(request)
-        file = self._current_file()
+        file = self._phrases_file(self._settings.read(None))
         text: str | None = ""
         if file:
             try:
@@ -156,10 +156,9 @@ class PhraseCommands(CommandGroup):
                 text = None
         return {"text": text, "file": str(file) if file else None, "own": file == self._file}
 
-    def _save(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_phrases_save(self, text: Any = ...) -> dict[str, Any]:
         """Save other sentences, or with null use those of roomscribe.toml; all or nothing."""
-        (text,) = take_arguments(request, "text")
-        if "text" not in request:
+        if text is ...:
             raise bad_request("text: expected the text of a file, or null")
         before = self._settings.read(None)
         if text is None:
@@ -170,12 +169,7 @@ class PhraseCommands(CommandGroup):
         if change.mistakes:
             raise ControlError("refused", next(iter(change.mistakes.values())))
         if text is not None:
-            try:
-                write_whole(self._file, text, 0o600)
-            except OSError as error:
-                raise StoreError(
-                    f"{self._file}: cannot save the sentences: {error.strerror}; check the disk"
-                ) from error
+            save(self._file, text, "the sentences")
         self._settings.save(change)
         return {"file": str(self._phrases_file(change.after) or "")}
 
@@ -186,9 +180,6 @@ class PhraseCommands(CommandGroup):
             return self._model.make_phrases(table, alone=alone)
         except ConfigError as error:
             raise ControlError("refused", shorten(str(error), 400)) from None
-
-    def _current_file(self) -> Path | None:
-        return self._phrases_file(self._settings.read(None))
 
     def _phrases_file(self, reading: Reading) -> Path | None:
         if not isinstance(self._model, Transcriber):

@@ -8,20 +8,13 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from appliance.control import ControlError
-from appliance.daemon.command_group import (
-    CommandGroup,
-    bad_request,
-    parse_integer,
-    take_arguments,
-    unavailable,
-)
-from appliance.errors import StoreError
+from appliance.daemon.command_group import CommandGroup, bad_request, parse_integer, unavailable
 from appliance.records import SAMPLE_RATE, Listener, Transcription, Window
-from appliance.store import Store, Wanted
+from appliance.store import Store
 
 KEPT_S = 60.0
 """Age of the sound, from the end of speech, at which it is discarded."""
@@ -38,7 +31,6 @@ class Playback(CommandGroup, Listener):
         self._store, self._enabled, self._is_muted = store, enabled, is_muted
         self._lock = threading.Lock()
         self._window: Window | None = None
-        self.commands = {"playback": self._play}
 
     def on_stored(self, window: Window, _: Transcription) -> None:
         """Keep the sound of a window whose transcript is stored, in place of the one before."""
@@ -68,22 +60,18 @@ class Playback(CommandGroup, Listener):
         window = self._window
         if window is None or time.monotonic() - window.speech_end_s > KEPT_S:
             return None
-        try:
-            return window if self._store.count(Wanted(ids=[window.id])) else None
-        except StoreError:
-            return None
+        return window if self._store.has(window.id) else None
 
-    def _play(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_playback(self, transcript_id: Any, offset: Any) -> dict[str, Any]:
         """Return a part of the sound: base64 of 16-bit little-endian samples."""
-        id, offset = take_arguments(request, "transcript_id", "offset")
-        if not isinstance(id, str):
+        if not isinstance(transcript_id, str):
             raise bad_request("transcript_id: expected the id of a transcript")
         offset = parse_integer("offset", offset, 0, 1 << 31, 0)
         if not self._enabled:
             raise ControlError("refused", "Playback is off. Set `playback = true` under `[web]`.")
         self.poll()
         window = self._window
-        if window is None or window.id != id:
+        if window is None or window.id != transcript_id:
             raise unavailable("The sound of this sentence is no longer there.")
         part = window.samples[offset : offset + PART_SAMPLES]
         return {

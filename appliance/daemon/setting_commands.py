@@ -13,12 +13,12 @@ from appliance import config
 from appliance.capture import is_stream, public_name
 from appliance.config import MqttSettings, Reading, Settings
 from appliance.control import ControlError
-from appliance.daemon.command_group import CommandGroup, bad_request, take_arguments
-from appliance.errors import ModelError, RoomscribeError, StoreError
+from appliance.daemon.command_group import CommandGroup, bad_request, save
+from appliance.errors import ModelError, RoomscribeError
 from appliance.infer import transcribed_elsewhere
 from appliance.model import chosen_model, find_bundle, installed_bundles, library
 from appliance.mqtt import read_password
-from appliance.system import shorten, write_whole
+from appliance.system import shorten
 
 Overlay = dict[str, dict[str, Any]]
 """Changed settings, by section and key."""
@@ -83,9 +83,6 @@ class SettingCommands(CommandGroup):
         self.settings, self.read, self._reload = settings, read, reload
         self._chosen = chosen_model()
         self.file = config.overlay_file(settings)
-        self.commands = {
-            "settings": self._list, "configure": self._configure, "reload": self._check_and_reload,
-        }  # fmt: skip
 
     def propose(self, wanted: Mapping[str, Any], before: Reading) -> Change:
         """Return a change of `before`, the configuration as it is saved; None forgets a value."""
@@ -106,12 +103,7 @@ class SettingCommands(CommandGroup):
 
         Raises StoreError.
         """
-        try:
-            write_whole(self.file, config.as_toml(change.overlay), 0o600)
-        except OSError as error:
-            raise StoreError(
-                f"{self.file}: cannot save the settings: {error.strerror}; check the disk"
-            ) from error
+        save(self.file, config.as_toml(change.overlay), "the settings")
         self._reload()
         return {
             name: _shown(name, change.after)
@@ -119,8 +111,7 @@ class SettingCommands(CommandGroup):
             if _value(name, change.before.settings) != _value(name, change.after.settings)
         }
 
-    def _list(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
+    def _answer_settings(self) -> dict[str, Any]:
         reading = self.read(None)
         mqtt = reading.settings.mqtt
         login = {name: getattr(mqtt, name) for name in LOGIN_FIELDS if name != "password"}
@@ -129,15 +120,14 @@ class SettingCommands(CommandGroup):
             "broker": {**login, "password": bool(mqtt.username) and has_password(mqtt)},
         }
 
-    def _configure(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = check_settings(*take_arguments(request, "set"))
+    def _answer_configure(self, set: Any) -> dict[str, Any]:
+        wanted = check_settings(set)
         if mistakes := find_mistakes(wanted):
             return {"mistakes": mistakes}
         change = self.propose(wanted, self.read(None))
         return {"mistakes": change.mistakes} if change.mistakes else {"changed": self.save(change)}
 
-    def _check_and_reload(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        take_arguments(request)
+    def _answer_reload(self) -> dict[str, Any]:
         reading = self.read(None)
         if reading.mistakes:
             mistakes = [shorten(mistake.text, 400) for mistake in reading.mistakes[:50]]

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,11 +21,11 @@ import numpy as np
 from appliance.capture import measure_speech
 from appliance.config import Settings
 from appliance.daemon import systemd
-from appliance.daemon.backlog import Lease
+from appliance.daemon.backlog import Lease, Work
 from appliance.daemon.health import Health
 from appliance.errors import DeviceError, StoreError, lacks_memory
 from appliance.homeassistant import AddressPhrase, MediaPlayers
-from appliance.infer import AnyTranscriber, Gates, Request, Submit
+from appliance.infer import AnyTranscriber, Deliver, Gates, Request
 from appliance.records import (
     ADDRESSED,
     JOINED,
@@ -43,7 +43,7 @@ from appliance.records import (
     why_not_act,
 )
 from appliance.speaker import Spoken
-from appliance.store import Store, Wanted
+from appliance.store import Store
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -101,9 +101,6 @@ class _Part(NamedTuple):
 class Transcripts(Listener):
     """Gates texts and stores them. The transcriber's thread, if a method does not say otherwise."""
 
-    submit: Submit = staticmethod(lambda *_: None)
-    """Queues a request of the appliance itself."""
-
     def __init__(
         self,
         settings: Settings,
@@ -114,7 +111,10 @@ class Transcripts(Listener):
         *,
         media: MediaPlayers,
         spoken: Spoken,
+        submit: Callable[[Request, Deliver], Work | None],
     ) -> None:
+        """`submit` queues a request of the appliance itself."""
+        self.submit = submit
         self._settings, self._transcriber, self._store = settings, transcriber, store
         self._health, self._bus = health, bus
         self._gates = Gates(transcriber.gates)
@@ -215,12 +215,6 @@ class Transcripts(Listener):
             self._health.count("resumed")
         systemd.log_transcript(stored, self._settings.journal)
         self._bus.on_transcript(transcript)
-
-    def is_stored(self, transcript_id: str) -> bool:
-        """Return True if the log has that transcript; False if it cannot be read."""
-        with suppress(StoreError):
-            return self._store.count(Wanted(ids=(transcript_id,))) > 0
-        return False
 
     def on_reply(self, reply: AssistReply) -> None:
         """Remember an answer of Assist, which a media player of the area may say. Any thread."""

@@ -110,6 +110,14 @@ class AnyTranscriber(ABC):
     def warm_up(self) -> None:
         """Do what would make the first window slower."""
 
+    def is_common(self, word: str) -> bool:
+        """Return True if a word, in small letters, is one that the model knows. Any thread."""
+        return False
+
+    def set_names(self, names: Sequence[Name]) -> None:
+        """Set the names of the home, the likeliest first. Any thread."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Free the device, or cancel all requests."""

@@ -19,11 +19,14 @@ SAME = 0.76
 class Spoken:
     """Texts that loudspeakers of the home say or have just said. Any thread."""
 
-    def __init__(self, share: Callable[[str, float], object] = lambda *_: None) -> None:
-        """`share` gets what this room says, and until when, for the other rooms."""
-        self._lock, self._share = threading.Lock(), share
-        self.is_heard: Callable[[float], bool] = lambda _: False
-        """Tells if whatever is heard from a time on may be our own loudspeaker."""
+    def __init__(
+        self,
+        share: Callable[[str, float], object] = lambda *_: None,
+        is_heard: Callable[[float], bool] | None = None,
+    ) -> None:
+        """`share` gets what this room says, and until when, for the other rooms. `is_heard` tells
+        if whatever is heard from a time on may be our own loudspeaker."""
+        self._lock, self._share, self._is_heard = threading.Lock(), share, is_heard
         self._texts: deque[tuple[list[str], float]] = deque(maxlen=MOST_TEXTS)
 
     def note(self, text: str, until: float) -> None:
@@ -41,7 +44,7 @@ class Spoken:
     def is_own(self, text: str, at: float) -> bool:
         """Return True if a text that was heard at `at` is, or is a part of, what is being said
         then or was in the last REMEMBERED_S."""
-        if self.is_heard(at):
+        if self._is_heard and self._is_heard(at):
             return True
         heard = plain(text).split()
         with self._lock:

@@ -205,6 +205,12 @@ class Store:
 
         return self._database.read("read the log", count)
 
+    def has(self, transcript_id: str) -> bool:
+        """Return True if the log has that transcript; False if it cannot be read."""
+        with suppress(StoreError):
+            return self.count(Wanted(ids=(transcript_id,))) > 0
+        return False
+
     def delete(self, wanted: Wanted) -> Deleted:
         """Delete what is `wanted`, published or not, and overwrite its text in the file.
 

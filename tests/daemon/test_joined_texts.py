@@ -33,9 +33,8 @@ class Rig:
     def restart(self) -> None:
         folder = StoreSettings(path=str(self.store.path.parent))
         settings = Settings(spool=SpoolSettings(path=NO_FOLDER), store=folder)
-        core = make_core(settings, self.transcriber, self.store)
+        core = make_core(settings, self.transcriber, self.store, joins=True)
         self.health, self.backlog, self.works = core.health, core.backlog, make_works(core)
-        core.transcripts.submit = core.backlog.submit
 
     def say(self, text: str, index: int, overlap_s: float = 0.8, *, last: bool = False) -> None:
         self.transcriber.answer = replace(HEARD, text=text)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from rigs.checkout import ROOT, environment
@@ -298,18 +298,16 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
     first, second = Settings(), Settings(voice=VoiceSettings(open_score=0.6))
     monkeypatch.setattr(lifecycle, "_open", lambda wanted, *_: (wanted, Stopping()))
     monkeypatch.setattr(lifecycle, "Announcer", lambda *_: None)
-    monkeypatch.setattr(lifecycle, "_supervise", lambda *_: second)
-    process = SimpleNamespace(
-        signals=SimpleNamespace(reload=False), pipeline=None, stuck_s=1.0, limits=None, reread=None
-    )
-    ran, following = lifecycle._run_once(first, first, cast("lifecycle._Process", process))
-    assert (ran, following, process.signals.reload) == (first, second, True)
+    monkeypatch.setattr(lifecycle.Process, "_supervise", lambda *_: second)
+    signals = SimpleNamespace(reload=False)
+    process = lifecycle.Process(cast("lifecycle.Signals", signals), Settings, cast("Any", None), 1)
+    assert (*process.run_once(first, first), signals.reload) == (first, second, True)
 
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     found_mb = iter((500.0, 900.0, 700.0))
     monkeypatch.setattr(lifecycle, "memory_ceiling_mb", lambda: next(found_mb))
-    limits = lifecycle.MemoryLimits()
+    limits = lifecycle.Process(cast("Any", None), Settings, cast("Any", None), 1)
     assert [limits.limit_mb("tiny.en") for _ in range(3)] == [500, 500, 500]
     assert limits.limit_mb("base") == 900, "another model may need more"
     assert limits.limit_mb("tiny.en") == 500

@@ -28,18 +28,22 @@ def make_core(
     store: Store,
     *listeners: Listener,
     segmenter: Any = None,
+    joins: bool = False,
 ) -> Core:
-    """A core whose news `listeners` get, too."""
+    """A core whose news `listeners` get, too; `joins`: it joins sentences in two parts."""
     bus = Bus()
     health = Health(bus.on_change)
     media, spoken = MediaPlayers(), Spoken()
-    transcripts = Transcripts(settings, transcriber, store, health, bus, media=media, spoken=spoken)
-    backlog = Backlog(settings, health, bus, in_process=True, is_stored=transcripts.is_stored)
+    backlog = Backlog(settings, health, bus, in_process=True, is_stored=store.has)
+    transcripts = Transcripts(
+        settings, transcriber, store, health, bus, media=media, spoken=spoken,
+        submit=backlog.submit if joins else lambda *_: None,
+    )  # fmt: skip
     bus.add(transcripts, backlog, LevelMonitor(health), ActingMonitor(settings, health))
     bus.add(*listeners)
     return Core(
         settings, "kitchen", 0.05, bus, health, Mute(store_folder(settings.store)), media,
-        spoken, store, transcriber, transcripts, segmenter, backlog, StageQueue(1000),
+        spoken, None, store, transcriber, transcripts, segmenter, backlog, StageQueue(1000),
         StageQueue(1),
     )  # fmt: skip
 
