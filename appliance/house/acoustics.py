@@ -1,8 +1,14 @@
-"""Measures a window of sound, to compare it with what other rooms heard."""
+"""Measures a window of sound, to compare it with what other rooms heard, and scores it.
+
+A score is one number that can be compared with other rooms'. Its weights are those of a logistic
+regression: the difference of two rooms' scores is the logarithm of the odds that the first one is
+nearer to the speaker. They were fitted on simulated rooms, with synthetic voices.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +16,7 @@ from numpy.typing import NDArray
 
 from appliance.capture import frame_powers, quantile
 from appliance.house.sketch import LONGEST_STEPS, STEP_S
-from appliance.records import FULL_SCALE, SAMPLE_RATE, Samples, Window
+from appliance.records import FULL_SCALE, SAMPLE_RATE, Samples, Transcript, Window
 
 Powers = NDArray[np.float64]
 
@@ -30,6 +36,17 @@ DECAY_SHARE = 0.05
 """The steepest falls of a window are those of its speech; reverberation makes them flatter."""
 ABOVE_NOISE_DB = 15.0
 """A fall counts if it begins this far above the noise."""
+
+WEIGHTS = {
+    "confidence": 2.30,
+    "level_db": 0.102,
+    "snr_db": 0.142,
+    "decay_db": 0.246,
+}
+"""Weight of each property, per unit."""
+UNKNOWN = {"confidence": 0.4, "level_db": -40.0, "snr_db": 15.0, "decay_db": 10.0}
+"""Value in place of one that is unknown: what a poorly heard sentence has."""
+DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +91,20 @@ def _decay_db(decibels: Powers) -> float | None:
     begins = decibels[:-DECAY_FRAMES]
     falls = (begins - decibels[DECAY_FRAMES:])[begins > noise + ABOVE_NOISE_DB]
     return quantile(falls, 1 - DECAY_SHARE) if len(falls) else None
+
+
+def properties(transcript: Transcript, decay_db: float | None) -> dict[str, float]:
+    """Return what the score is computed from, in the order of WEIGHTS."""
+    found = {
+        "confidence": transcript.confidence if math.isfinite(transcript.confidence) else None,
+        "level_db": transcript.level_dbfs,
+        "snr_db": transcript.snr_db,
+        "decay_db": decay_db,
+    }
+    return {name: UNKNOWN[name] if value is None else value for name, value in found.items()}
+
+
+def score(transcript: Transcript, decay_db: float | None) -> float:
+    """Return how well a sentence was heard; higher is better."""
+    found = properties(transcript, decay_db)
+    return round(sum(WEIGHTS[name] * found[name] for name in WEIGHTS), DIGITS)

@@ -24,7 +24,6 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal, is_same_sentence
-from appliance.house.rooms import OtherRooms
 
 DECIDE_S, SLOWER_S = 0.1, 0.5
 """Time to wait for the claims of rooms that hear the same speech, from the first claim on: while it
@@ -40,6 +39,8 @@ SETTLED_S = 15.0
 """A connection this old has shown every room's Hearing of the present sentence."""
 REMEMBER_S = 60.0
 """Claims and decisions are kept for this time."""
+OPEN_S = 30.0
+"""A room that hears speech for longer than this without any claim is not waited for."""
 
 
 class Separation(enum.Enum):
@@ -84,6 +85,67 @@ class ClaimedSentence:
     state: SentenceState = SentenceState.WAITING
     separation: Separation = Separation.NONE
     others: set[str] = field(default_factory=set)
+
+    @property
+    def is_open(self) -> bool:
+        """True until it is decided who acts on it."""
+        return self.state in (SentenceState.WAITING, SentenceState.ACTING)
+
+
+class OtherRooms:
+    """What this room knows of the others: who is online, what they hear, claim and act on."""
+
+    def __init__(self) -> None:
+        self.nodes = set[str]()
+        """Rooms that are online, or were when our connection ended."""
+        self.hearers: dict[tuple[str, str], float] = {}
+        """When rooms began to hear what they have not claimed yet."""
+        self._claims: dict[str, tuple[Claim, float]] = {}
+        """Claims and when they came."""
+        self.acts: list[tuple[Act, float]] = []
+        """Acts, with the claim as it came first, and when they came."""
+
+    def leave(self, node: str) -> None:
+        """Note that a room is offline."""
+        self.nodes.discard(node)
+        self.hearers = {key: at_s for key, at_s in self.hearers.items() if key[0] != node}
+
+    def add_claim(self, claim: Claim, now_s: float) -> Claim:
+        """Note a claim, and return it as it came first: an act after a claim has no sketch."""
+        if claim.last:
+            self.hearers.pop((claim.node, claim.utterance), None)
+        return self._claims.setdefault(claim.id, (claim, now_s))[0]
+
+    def group(self, claim: Claim) -> list[tuple[Claim, float]]:
+        """Return the claims of the same sentence by rooms that are online, and when they came."""
+        return [
+            (other, came_s)
+            for other, came_s in self._claims.values()
+            if other.node in self.nodes and is_same_sentence(other, claim)
+        ]
+
+    def hear(self, claim: Claim) -> bool:
+        """Return True while another room hears speech that may be the same."""
+        return any(
+            start_s < claim.end_s and claim.end_s - start_s < OPEN_S
+            for start_s in self.hearers.values()
+        )
+
+    def act_on(self, claim: Claim) -> str:
+        """Return the room that acts on the sentence; empty without one."""
+        acts = (act for act, _ in self.acts if act.counts_for(claim) and self.is_about(act, claim))
+        return next((act.node for act in acts), "")
+
+    def is_about(self, act: Act, claim: Claim) -> bool:
+        """Return True if a room's Act is about the sentence that we claim."""
+        ids = {claim.id, *(other.id for other, _ in self.group(claim))}
+        return not ids.isdisjoint(act.over) or is_same_sentence(act.claim, claim)
+
+    def forget(self, before_s: float) -> None:
+        """Forget what is older than that."""
+        self.acts = [one for one in self.acts if one[1] > before_s]
+        self._claims = {key: one for key, one in self._claims.items() if one[1] > before_s}
+        self.hearers = {key: at_s for key, at_s in self.hearers.items() if at_s > before_s}
 
 
 class Arbiter:
@@ -158,9 +220,8 @@ class Arbiter:
         for sentence in self._sentences.values():
             self._advance(sentence, now_s)
         self.others.forget(now_s - REMEMBER_S)
-        old = [key for key, one in self._sentences.items() if one.ready_s < now_s - REMEMBER_S]
-        for key in old:
-            del self._sentences[key]
+        kept = self._sentences.items()
+        self._sentences = {key: one for key, one in kept if one.ready_s >= now_s - REMEMBER_S}
 
     def due_s(self, now_s: float) -> float:
         """Return when `poll` has to be called even if nothing happens; inf if never."""
@@ -199,8 +260,7 @@ class Arbiter:
         if sentence.state is SentenceState.ACTED:
             alone = sentence.separation is not Separation.NONE
             return sentence.claim.grade == 0 < act.claim.grade and not alone
-        open_states = (SentenceState.WAITING, SentenceState.ACTING)
-        return sentence.state in open_states and act.counts_for(sentence.claim)
+        return sentence.is_open and act.counts_for(sentence.claim)
 
     def _add_claim(self, found: Claim, now_s: float) -> Claim:
         claim = self.others.add_claim(found, now_s)
@@ -217,7 +277,7 @@ class Arbiter:
 
     def _advance(self, sentence: ClaimedSentence, now_s: float) -> None:
         """Decide about a sentence if everything for that is known, or if it is time."""
-        if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
+        if not sentence.is_open:
             return
         waits = sentence.state is SentenceState.WAITING
         if waits and (node := self.others.act_on(sentence.claim)):  # even if it has gone since
@@ -226,24 +286,26 @@ class Arbiter:
         if not self.rooms:
             self._decide(sentence, SentenceState.ACTED, now_s)
             return
-        separation = self._separation(now_s)
-        if separation is not Separation.NONE:
-            sentence.separation = separation
+        sentence.separation = self._separation(now_s)
+        if sentence.separation is not Separation.NONE:
             self._decide(sentence, SentenceState.ACTED, now_s)
-            return
-        if waits:
+        elif waits:
             self._choose(sentence, now_s)
 
     def _choose(self, sentence: ClaimedSentence, now_s: float) -> None:
         """Publish our Act if we are the best, or if the best has not published one in time."""
         if now_s < self._decide_s(sentence):
             return
-        group = self.others.group(sentence.claim)
-        is_best = all(sentence.claim.order < claim.order for claim, _ in group)
-        if is_best or now_s >= self._take_over_s(sentence):
+        if self._is_best(sentence) or now_s >= self._take_over_s(sentence):
             sentence.state = SentenceState.ACTING
             known = replace(sentence.claim, sketch=b"")  # from our claim
-            self._send(Act(known, tuple(claim.id for claim, _ in group)), now_s)
+            over = (claim.id for claim, _ in self.others.group(sentence.claim))
+            self._send(Act(known, tuple(over)), now_s)
+
+    def _is_best(self, sentence: ClaimedSentence) -> bool:
+        """Return True if our claim goes before those of all other rooms."""
+        group = self.others.group(sentence.claim)
+        return all(sentence.claim.order < claim.order for claim, _ in group)
 
     def _decide(
         self, sentence: ClaimedSentence, state: SentenceState, now_s: float, node: str = ""
@@ -323,14 +385,11 @@ class Arbiter:
         return max(sentence.ready_s, self._decide_s(sentence), *better) + TAKE_OVER_S
 
     def _due_s(self, sentence: ClaimedSentence) -> float:
-        if sentence.state not in (SentenceState.WAITING, SentenceState.ACTING):
+        if not sentence.is_open:
             return math.inf
         due_s = self._unanswered[0][1] + ANSWER_S if self._unanswered else math.inf
         if sentence.state is SentenceState.WAITING:
-            ordered = [
-                sentence.claim.order < claim.order for claim, _ in self.others.group(sentence.claim)
-            ]
-            wait_s = self._decide_s(sentence) if all(ordered) else math.inf
+            wait_s = self._decide_s(sentence) if self._is_best(sentence) else math.inf
             due_s = min(due_s, wait_s, self._take_over_s(sentence))
         return due_s
 
@@ -340,11 +399,6 @@ class Arbiter:
 
 
 def _identity(message: Message) -> tuple[type, str]:
-    return type(message), _key(message)
-
-
-def _key(message: Message) -> str:
     """Return what identifies one of our messages when it comes back."""
-    if isinstance(message, Act):
-        return message.claim.id
-    return message.id if isinstance(message, Claim) else message.utterance
+    claim = message.claim if isinstance(message, Act) else message
+    return type(message), getattr(claim, "id", "") or getattr(claim, "utterance", "")

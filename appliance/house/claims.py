@@ -87,7 +87,7 @@ class Act:
         return self.claim.grade > 0 or claim.grade == 0
 
 
-Message = Hearing | Withdrawal | Claim | Act
+Message = Hearing | Withdrawal | Saying | Claim | Act
 
 
 def is_same_sentence(one: Claim, other: Claim) -> bool:

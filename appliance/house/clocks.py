@@ -9,8 +9,9 @@ message are right, too. Whether wall clocks differ by a second or an hour does n
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
-from appliance.house.claims import Act, Claim, Hearing, Message
+from appliance.house.claims import Act, Claim, Message
 
 KEPT = 32
 """Messages of each room whose differences are kept."""
@@ -39,19 +40,9 @@ class ClockOffsets:
 
 def shift(message: Message, offset_s: float) -> Message:
     """Return a message with `offset_s` added to its times."""
-    match message:
-        case Hearing(node, utterance, start_s):
-            return Hearing(node, utterance, start_s + offset_s)
-        case Claim():
-            return _shift_claim(message, offset_s)
-        case Act(claim, over):
-            return Act(_shift_claim(claim, offset_s), over)
-    return message
-
-
-def _shift_claim(claim: Claim, offset_s: float) -> Claim:
-    start_s, end_s = claim.start_s + offset_s, claim.end_s + offset_s
-    return Claim(
-        claim.node, claim.id, claim.utterance, start_s, end_s,
-        claim.grade, claim.score, claim.sketch, claim.last,
-    )  # fmt: skip
+    if isinstance(message, Act):
+        claim = shift(message.claim, offset_s)
+        return replace(message, claim=claim) if isinstance(claim, Claim) else message
+    times = {name: getattr(message, name, None) for name in ("start_s", "end_s", "until_s")}
+    moved = {name: time_s + offset_s for name, time_s in times.items() if time_s is not None}
+    return replace(message, **moved)

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
-from appliance.house.acoustics import Measurement, measure_window
+from appliance.house.acoustics import Measurement, measure_window, score
 from appliance.house.arbiter import Arbiter, Decision, Separation
 from appliance.house.claims import Claim, Message, Saying
 from appliance.house.clocks import ClockOffsets, shift
 from appliance.house.messages import decode, encode, short_id
-from appliance.house.score import score
 from appliance.records import (
     HEARD_HERE,
     Discarded,
@@ -182,22 +181,18 @@ class House(Listener):
             self._arbiter.set_online(node, payload == b"online", now_s)
         return name in ("claim", "availability")
 
-    def _take_message(
-        self, node: str, message: Message | Saying, sent_s: float, now_s: float
-    ) -> None:
+    def _take_message(self, node: str, message: Message, sent_s: float, now_s: float) -> None:
         """Take in what a room published, unless another room is named as its sender."""
         if message.node != node:
             return
         if node != self._node:
             if not self._listens_to(node, now_s):
                 return
-            offset_s = self._clocks.observe(node, sent_s, now_s)
-            if isinstance(message, Saying):
-                self._note(message.text, message.until_s + offset_s)
-            else:
-                message = shift(message, offset_s)
+            message = shift(message, self._clocks.observe(node, sent_s, now_s))
         if not isinstance(message, Saying):
             self._arbiter.receive(message, now_s)
+        elif node != self._node:
+            self._note(message.text, message.until_s)
 
     def _listens_to(self, node: str, now_s: float) -> bool:
         """Return whether messages of a node count: it is online, and does not send too many."""

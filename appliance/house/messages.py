@@ -7,7 +7,6 @@ is trusted: whatever is not exactly as expected is ignored.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import re
@@ -36,7 +35,7 @@ def short_id(ulid: str) -> str:
     return ulid[-ID_LETTERS:]
 
 
-def encode(message: Message | Saying, now_s: float) -> bytes:
+def encode(message: Message, now_s: float) -> bytes:
     """Return a message of this room, sent now."""
     fields: dict[str, Any] = {"schema": SCHEMA, "kind": type(message).__name__.lower()}
     fields |= {"node": message.node, "sent": round(now_s * 1000)}
@@ -46,10 +45,8 @@ def encode(message: Message | Saying, now_s: float) -> bytes:
         case Withdrawal(_, utterance):
             fields["utterance"] = utterance
         case Saying(_, text, until_s):
-            fields |= {
-                "text": text[:MOST_LETTERS],
-                "for_ms": max(0, round((until_s - now_s) * 1000)),
-            }
+            fields["text"] = text[:MOST_LETTERS]
+            fields["for_ms"] = max(0, round((until_s - now_s) * 1000))
         case Claim():
             fields |= _claim_fields(message, now_s)
             if not message.last:
@@ -59,7 +56,7 @@ def encode(message: Message | Saying, now_s: float) -> bytes:
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def decode(payload: bytes) -> tuple[Message | Saying, float] | None:
+def decode(payload: bytes) -> tuple[Message, float] | None:
     """Return a message and when it was sent, both on the sender's clock; None if it is not one."""
     if len(payload) > LONGEST:
         return None
@@ -73,7 +70,7 @@ def decode(payload: bytes) -> tuple[Message | Saying, float] | None:
         return None
 
 
-def _decode(fields: dict[str, Any], sent_s: float) -> Message | Saying:
+def _decode(fields: dict[str, Any], sent_s: float) -> Message:
     node = _text(fields, "node", _NODE)
     if fields["kind"] == "saying":
         until_s = sent_s + _number(fields, "for_ms", 0, LONGEST_MS) / 1000
@@ -81,9 +78,7 @@ def _decode(fields: dict[str, Any], sent_s: float) -> Message | Saying:
     utterance = _text(fields, "utterance", _ID)
     match fields["kind"]:
         case "hearing":
-            return Hearing(
-                node, utterance, sent_s - _number(fields, "start_ms", 0, LONGEST_MS) / 1000
-            )
+            return Hearing(node, utterance, _moment_s(fields, "start_ms", sent_s))
         case "withdrawal":
             return Withdrawal(node, utterance)
         case "claim":
@@ -101,19 +96,16 @@ def _decode_claim(fields: dict[str, Any], node: str, utterance: str, sent_s: flo
     sketch = fields.get("sketch", "")
     if not isinstance(sketch, str) or len(sketch) > LONGEST_STEPS:
         raise ValueError
-    try:
-        packed = base64.b64decode(sketch, validate=True)
-    except binascii.Error as error:
-        raise ValueError from error
+    packed = base64.b64decode(sketch, validate=True)  # binascii.Error is a ValueError
     return Claim(
         node,
         _text(fields, "id", _ID),
         utterance,
-        sent_s - _number(fields, "start_ms", 0, LONGEST_MS) / 1000,
-        sent_s - _number(fields, "end_ms", 0, LONGEST_MS) / 1000,
+        _moment_s(fields, "start_ms", sent_s),
+        _moment_s(fields, "end_ms", sent_s),
         int(_number(fields, "grade", 0, 2)),
         _number(fields, "score", -1000, 1000),
-        _unpack(packed),
+        bytes(step for byte in packed for step in (byte >> 4, byte & 15)),
         fields.get("last") is not False,
     )
 
@@ -134,6 +126,10 @@ def _ago_ms(moment_s: float, now_s: float) -> int:
     return min(LONGEST_MS, max(0, round((now_s - moment_s) * 1000)))
 
 
+def _moment_s(fields: dict[str, Any], name: str, sent_s: float) -> float:
+    return sent_s - _number(fields, name, 0, LONGEST_MS) / 1000
+
+
 def _number(fields: dict[str, Any], name: str, least: float, most: float) -> float:
     found = fields[name]
     if type(found) not in (int, float) or not math.isfinite(found) or not least <= found <= most:
@@ -152,7 +148,3 @@ def _pack(steps: bytes) -> bytes:
     """Return steps of 0 to 15, two in a byte; an odd first one gets a neighbour like itself."""
     even = steps if len(steps) % 2 == 0 else steps[:1] + steps
     return bytes(high << 4 | low for high, low in zip(even[::2], even[1::2], strict=True))
-
-
-def _unpack(packed: bytes) -> bytes:
-    return bytes(step for byte in packed for step in (byte >> 4, byte & 15))

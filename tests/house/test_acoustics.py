@@ -13,9 +13,8 @@ from rigs.publishing import transcript
 from rigs.recordings import sentences
 
 from appliance.capture.recording import Recording
-from appliance.house.acoustics import measure_window
+from appliance.house.acoustics import measure_window, score
 from appliance.house.claims import SAME, SOUND_S, SURELY_SAME, Claim, is_same_sentence
-from appliance.house.score import score
 from appliance.house.sketch import LONGEST_STEPS, agreement
 from appliance.records import SAMPLE_RATE, Window
 
