@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from appliance.errors import ConfigError
@@ -35,8 +36,8 @@ class TextForm:
     pattern: str = ""
     """Regular expression that the whole text matches; empty: any text."""
     accepts: Callable[[str], bool] = lambda text: True
-    suggest: Callable[[str], str] = lambda text: ""
-    """Returns what a wrong text may be meant to be; empty: no idea."""
+    suggest: Callable[[str], str | None] = lambda text: None
+    """Returns what a wrong text may be meant to be; None or empty: no idea."""
 
     def fits(self, text: str) -> bool:
         """Return True if `text` has this form."""
@@ -69,7 +70,7 @@ def key(
     label: str = "",
     help: str = "",
     blank: tuple[float, str] | None = None,
-    shown: Mapping[str, str] | None = None,
+    shown: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Return a dataclass field for a configuration key; `low` and `high` are inclusive.
 
@@ -79,20 +80,7 @@ def key(
     empty field stands for the value in `blank`, whose text says so; `shown`:
     the texts of choices.
     """
-    metadata = {
-        "description": description,
-        "unit": unit,
-        "low": low,
-        "high": high,
-        "choices": choices,
-        "form": form,
-        "names": names,
-        "group": group,
-        "label": label,
-        "help": help,
-        "blank": blank,
-        "shown": shown or {},
-    }
+    metadata = {name: given for name, given in locals().items() if name != "default"}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -104,11 +92,8 @@ _LATIN = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d",
 
 def slug(name: str) -> str:
     """Return `name` as a node name: [a-z0-9_], without accents, 64 at most, perhaps empty."""
-    plain = (
-        unicodedata.normalize("NFKD", name.casefold().translate(_LATIN))
-        .encode("ascii", "ignore")
-        .decode()
-    )
+    apart = unicodedata.normalize("NFKD", name.casefold().translate(_LATIN))
+    plain = apart.encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9]+", "_", plain).strip("_")[:64]
 
 
@@ -183,12 +168,8 @@ WORDS_AT_MOST = 1000
 
 def is_word(text: str) -> bool:
     """Return True for a word or a name: 1 to 64 printable characters with a letter or digit."""
-    return (
-        any(map(str.isalnum, text))
-        and len(text) <= 64
-        and text == text.strip()
-        and (text.isprintable())
-    )
+    is_shown = text.isprintable() and text == text.strip()
+    return is_shown and len(text) <= 64 and any(map(str.isalnum, text))
 
 
 _HOST = r"[^\s./:]{1,63}(\.[^\s./:]{1,63}){0,31}\.?|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,8}(%\w+)?"
@@ -196,10 +177,6 @@ NO_DEVICE = "none"
 """capture.device of a machine without a microphone."""
 _ADDRESS = r"[0-9.]{7,15}|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,8}"
 _LISTEN = {"localhost": "127.0.0.1", "*": "0.0.0.0"}
-
-
-def _listen_address(text: str) -> str:
-    return _LISTEN.get(text, "")
 
 
 def _lower_code(text: str) -> str:
@@ -649,7 +626,7 @@ class WebSettings:
         form=TextForm(
             "an address such as 127.0.0.1 or 0.0.0.0, or the path of a socket",
             pattern=_ADDRESS + r"|/[^\s%]{1,100}",
-            suggest=_listen_address,
+            suggest=_LISTEN.get,
         ),
     )
     port: int = key(8099, "TCP port of the page.", low=1, high=65535)
@@ -738,7 +715,7 @@ class WyomingSettings:
         form=TextForm(
             "an address of this machine such as 0.0.0.0, :: or 127.0.0.1",
             accepts=is_address,
-            suggest=_listen_address,
+            suggest=_LISTEN.get,
         ),
     )
     port: int = key(10300, "TCP port.", low=1, high=65535)
@@ -1163,24 +1140,22 @@ def contradictions(settings: Settings) -> Iterator[Mistake]:
     """Yield what is wrong with values that contradict each other."""
     mqtt = settings.mqtt
     yield from _fleet_contradictions(settings)
-    if settings.assist.phrase:
-        by_text = bool(settings.homeassistant.url)
-        heard = by_text or settings.wyoming.satellite
-        for name, wanted, there in (
-            ("homeassistant.url", "Home Assistant's address", heard),
-            ("homeassistant.enabled", "true", settings.homeassistant.enabled or not by_text),
-            ("mqtt.enabled", "true", mqtt.enabled or not by_text),
-        ):
-            if not there:
-                found = "false" if wanted == "true" else "none"
-                text = f"expected {wanted} as {name} beside it, found {found}"
-                yield Mistake(("assist.phrase", name), f"assist.phrase: {text}")
-    if mqtt.password_file and not mqtt.username:
-        text = "mqtt.password_file: expected mqtt.username beside it, found none"
-        yield Mistake(("mqtt.password_file", "mqtt.username"), text)
-    if mqtt.ca_file and not mqtt.tls:
-        text = "mqtt.ca_file: expected mqtt.tls = true beside it, found false"
-        yield Mistake(("mqtt.ca_file", "mqtt.tls"), text)
+    phrase, by_text = settings.assist.phrase, bool(settings.homeassistant.url)
+    heard = by_text or settings.wyoming.satellite
+    for name, beside, there, wanted, found in (
+        ("assist.phrase", "homeassistant.url", heard or not phrase,
+         "Home Assistant's address as homeassistant.url", "none"),
+        ("assist.phrase", "homeassistant.enabled",
+         settings.homeassistant.enabled or not (phrase and by_text),
+         "true as homeassistant.enabled", "false"),
+        ("assist.phrase", "mqtt.enabled", mqtt.enabled or not (phrase and by_text),
+         "true as mqtt.enabled", "false"),
+        ("mqtt.password_file", "mqtt.username", mqtt.username or not mqtt.password_file,
+         "mqtt.username", "none"),
+        ("mqtt.ca_file", "mqtt.tls", mqtt.tls or not mqtt.ca_file, "mqtt.tls = true", "false"),
+    ):  # fmt: skip
+        if not there:
+            yield Mistake((name, beside), f"{name}: expected {wanted} beside it, found {found}")
 
 
 def _fleet_contradictions(settings: Settings) -> Iterator[Mistake]:
