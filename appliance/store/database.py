@@ -18,15 +18,7 @@ from typing import TypeVar
 
 from appliance.errors import StoreError
 from appliance.store import files, repair, tables
-from appliance.store.files import (
-    DamagedError,
-    Identity,
-    connect,
-    identity,
-    is_damage,
-    plain_errors,
-    sibling,
-)
+from appliance.store.files import Identity, connect, identity, is_damage, plain_errors, sibling
 
 log = logging.getLogger("roomscribe.store")
 T = TypeVar("T")
@@ -66,13 +58,15 @@ class Database:
         access: AccessMode,
         busy_s: float = BUSY_S,
         steps: tables.Steps = tables.STEPS,
+        *,
+        has_subscriber: bool = True,
     ) -> None:
         """Open the file; refuse a newer one, and a missing one unless for the OWNER, who brings one
-        of an older version up to date with `steps`."""
+        of an older version up to date with `steps`. If transcripts are published, unpublished ones
+        survive the file's deletion."""
         self.path, self.numbering = path, repair.Numbering()
         self._busy_s, self._steps = busy_s, steps
-        self.has_subscriber = access is AccessMode.OWNER
-        """True if transcripts are published: unpublished ones survive the file's deletion then."""
+        self.has_subscriber = has_subscriber and access is AccessMode.OWNER
         self.connection: sqlite3.Connection | None = None
         self._access = access
         self._lock = threading.RLock()
@@ -246,7 +240,7 @@ class Database:
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
         if tables.version(connection) and (trouble := repair.check(connection)):
-            raise DamagedError(trouble)
+            raise tables.DamagedError(trouble)
         tables.create(connection)
         tables.migrate(connection, self._steps)
         with tables.transaction(connection):
@@ -267,13 +261,11 @@ class Database:
         if found == self._identity:
             return
         self._carried = repair.read_undelivered(self.connection) if self.has_subscriber else []
+        what, number = "replaced" if found else "deleted", self.numbering.highest + 1
         log.error(
             "%s was %s while it was open. The log continues with number %d; %d unpublished "
             "transcripts were carried over",
-            self.path,
-            "replaced" if found else "deleted",
-            self.numbering.highest + 1,
-            len(self._carried),
+            *(self.path, what, number, len(self._carried)),
         )
         # close it before opening the new one: both would use the -shm file of the same name
         self._let_go()

@@ -193,6 +193,9 @@ class DatabaseWithFallback:
     def _fallback_path(self) -> Path:
         return self._memory.path / self.path.name
 
+    def _open(self, path: Path) -> Database:
+        return Database(path, AccessMode.OWNER, has_subscriber=self.has_subscriber)
+
     def _take_folder(self) -> bool:
         """Lock the folder in memory; return False if another daemon has it, or it cannot be."""
         try:
@@ -215,8 +218,7 @@ class DatabaseWithFallback:
         if not self._take_folder():
             raise why
         try:
-            fallback = Database(self._fallback_path, AccessMode.OWNER)
-            fallback.has_subscriber = self.has_subscriber
+            fallback = self._open(self._fallback_path)
             known, unpublished = fallback.numbering, list[Row]()
             if file:
                 known.undelivered = file.numbering.undelivered
@@ -249,15 +251,14 @@ class DatabaseWithFallback:
         with plain_errors(self.path, "open the log"):
             files.make_folder(self.path)
             files.probe(self.path)
-        real = Database(self.path, AccessMode.OWNER)
-        real.has_subscriber = self.has_subscriber
+        real = self._open(self.path)
         try:
             if fallback:
                 # the publisher may have reached all of it
                 reached = fallback.numbering.highest if self.has_subscriber else 0
                 self._append_back(fallback, real, reached)
             elif self._fallback_path.exists() and self._take_folder():
-                self._append_back(Database(self._fallback_path, AccessMode.OWNER), real, 0)
+                self._append_back(self._open(self._fallback_path), real, 0)
         except BaseException:
             real.close()
             raise
@@ -279,11 +280,8 @@ class DatabaseWithFallback:
             repair.delete_set_aside_files(self._fallback_path)
             files.delete(self._fallback_path)
         except OSError as error:
-            log.warning(
-                "%s: %s: it cannot be deleted and will be appended again",
-                self._fallback_path,
-                error.strerror,
-            )
+            why = f"{error.strerror}: it cannot be deleted and will be appended again"
+            log.warning("%s: %s", self._fallback_path, why)
         self._leave_folder()
         log.info("%s: stored %d transcripts that were kept in memory", self.path, count)
 

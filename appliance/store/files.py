@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from appliance.errors import StoreError
-from appliance.store.tables import DamagedRowError
+from appliance.store.tables import DamagedError
 from appliance.system import sync_folder
 
 Identity = tuple[int, int]
@@ -44,10 +44,6 @@ _FIXES = {
     errno.EDQUOT: "free some space",
     errno.EIO: "check the disk, or replace the card",
 }
-_PASSING = (
-    *("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR"),
-    "SQLITE_BUSY",
-)
 _MISTAKES = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR)
 """store.path cannot be a folder; all other errors may be solved while the daemon runs."""
 
@@ -149,15 +145,9 @@ class UnwritableError(StoreError):
         self.found, self.fix = found, fix
 
 
-class DamagedError(sqlite3.DatabaseError):
-    """The file can be opened but is damaged."""
-
-    sqlite_errorname = "SQLITE_CORRUPT"
-
-
 def is_damage(error: BaseException) -> bool:
     """Return True if the file itself is broken: only a new file helps."""
-    if isinstance(error, DamagedRowError | UnicodeDecodeError):
+    if isinstance(error, DamagedError | UnicodeDecodeError):
         return True  # SQLite's own message may quote bytes that are not UTF-8, too
     name = getattr(error, "sqlite_errorname", None) or ""
     undecodable = isinstance(error, sqlite3.OperationalError) and "decode to UTF-8" in str(error)
@@ -172,17 +162,17 @@ def plain_errors(path: Path, doing: str, sudo: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (sqlite3.Error, DamagedRowError, UnicodeDecodeError) as error:
+    except (sqlite3.Error, DamagedError, UnicodeDecodeError) as error:
         name = getattr(error, "sqlite_errorname", None) or ""
         name = "SQLITE_CORRUPT" if is_damage(error) and not name.startswith("SQLITE_N") else name
-        kinds = (kind for kind in _FOUND_AND_FIX if name.startswith(kind))
-        found, fix = _FOUND_AND_FIX.get(next(kinds, ""), (str(error), "see the message"))
+        kind = next((kind for kind in _FOUND_AND_FIX if name.startswith(kind)), "")
+        found, fix = _FOUND_AND_FIX.get(kind, (str(error), "see the message"))
         fix = sudo if fix == _GIVE and sudo and _is_closed(path) else fix
         message = (
             f"{path}: cannot {doing}: expected a writable SQLite database, "
             f"found {found} ({error}); {fix}"
         )
-        if name.startswith(_PASSING):
+        if kind and not is_damage(error):
             raise UnwritableError(message, found, fix) from error
         raise StoreError(message) from error
     except (OSError, RuntimeError) as error:

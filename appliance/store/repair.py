@@ -82,21 +82,17 @@ def heal(path: Path, numbering: Numbering, why: object) -> None:
 
     Raises OSError and sqlite3.Error (disk full...); the damaged file stays in place then.
     """
-    part = sibling(path, ".part")
+    part, now = sibling(path, ".part"), datetime.now(UTC)
     delete(part)
     count = salvage(path, part, numbering)
-    aside = sibling(path, datetime.now(UTC).strftime(f".damaged-{_STAMP}"))
+    aside = sibling(path, now.strftime(f".damaged-{_STAMP}"))
     _replace(path, part, aside)
     log.error(
         "%s is damaged (%s): set aside as %s; %d transcripts were saved from it, "
         "and the log goes on with number %d",
-        path,
-        why,
-        aside.name,
-        count,
-        numbering.highest + 1,
+        *(path, why, aside.name, count, numbering.highest + 1),
     )
-    prune(path, 0, datetime.now(UTC))
+    prune(path, 0, now)
 
 
 def finish(path: Path) -> None:
@@ -125,14 +121,11 @@ def set_aside_files(path: Path) -> list[Path]:
     return sorted(found, reverse=True)
 
 
-def prune(path: Path, days: int, now: datetime) -> int:
-    """Delete set-aside files beyond MOST_ASIDE or `days` (0: any age); return how many."""
+def prune(path: Path, days: int, now: datetime, most: int = MOST_ASIDE) -> int:
+    """Delete set-aside files beyond the newest `most` or `days` (0: any age); return how many."""
     earliest = (now - timedelta(days=days)).astimezone(UTC).strftime(_STAMP) if days else ""
-    old = [
-        file
-        for number, file in enumerate(set_aside_files(path))
-        if number >= MOST_ASIDE or file.name.rpartition("-")[2] < earliest
-    ]
+    found = set_aside_files(path)
+    old = [*found[most:], *(one for one in found[:most] if one.name.split("-")[-1] < earliest)]
     for file in old:
         delete(file)
     return len(old)
@@ -140,8 +133,7 @@ def prune(path: Path, days: int, now: datetime) -> int:
 
 def delete_set_aside_files(path: Path) -> None:
     """Delete every set-aside file."""
-    for file in set_aside_files(path):
-        delete(file)
+    prune(path, 0, datetime.now(UTC), most=0)
 
 
 def continue_numbering(connection: sqlite3.Connection, numbering: Numbering) -> None:
@@ -199,35 +191,24 @@ def _learn(source: sqlite3.Connection, numbering: Numbering) -> None:
     If the highest number cannot be read, the Unix time takes its place: it is above every number,
     since nobody says a sentence every second. A number is never used twice.
     """
-    for (cursor,) in _rows(source, tables.CURSOR):
-        if isinstance(cursor, int) and 0 <= cursor <= _LAST_NUMBER:
-            numbering.raise_to(cursor=cursor)
-    if numbering.highest:
-        return
-    for (highest,) in _rows(source, tables.HIGHEST):
-        if isinstance(highest, int) and 0 < highest <= _LAST_NUMBER:
-            numbering.raise_to(highest)
-    if not numbering.highest:
-        numbering.raise_to(int(time.time()))
+    found = [[one for (one,) in _rows(source, sql)] for sql in (tables.HIGHEST, tables.CURSOR)]
+    highest, cursor = (
+        next((one for one in values if isinstance(one, int) and 0 <= one <= _LAST_NUMBER), 0)
+        for values in found
+    )
+    numbering.raise_to(numbering.highest or highest or int(time.time()), cursor)
 
 
 def _readable(source: sqlite3.Connection, highest: int) -> Iterator[Row]:
     """Yield the whole rows up to the damage, then those from the end down to it."""
     last = 0
-    for row in _rows(source, f"{tables.SELECT} ORDER BY seq"):
-        if _is_whole(row, highest):
-            last = row[0]
-            yield row
-    for row in _rows(source, f"{tables.SELECT} WHERE seq > ? ORDER BY seq DESC", last):
-        if _is_whole(row, highest):
-            yield row
-
-
-def _is_whole(row: Row, highest: int) -> bool:
-    with suppress(tables.DamagedRowError):
-        tables.from_row(row)
-        return bool(0 < row[0] <= highest)
-    return False
+    for order in ("ASC", "DESC"):
+        for row in _rows(source, f"{tables.SELECT} WHERE seq > ? ORDER BY seq {order}", last):
+            with suppress(tables.DamagedError):
+                tables.from_row(row)
+                if 0 < row[0] <= highest:
+                    last = row[0]
+                    yield row
 
 
 def _rows(source: sqlite3.Connection, sql: str, *values: object) -> Iterator[Row]:

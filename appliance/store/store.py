@@ -110,11 +110,10 @@ class Store:
 
         def insert(connection: sqlite3.Connection) -> StoredTranscript:
             connection.execute(tables.INSERT, values)
-            sql = f"{tables.SELECT} WHERE id = ?"
-            row = connection.execute(sql, (transcript.id,)).fetchone()
-            if row is None:  # inserted, but its index does not find it
-                raise tables.DamagedRowError("the index of ids is damaged")
-            return tables.from_row(row)
+            found = tables.find(connection, transcript.id)
+            if found is None:  # inserted, but its index does not find it
+                raise tables.DamagedError("the index of ids is damaged")
+            return found
 
         stored = self._database.write("store a transcript", insert)
         self._database.numbering.raise_to(highest=stored.seq)
@@ -131,9 +130,7 @@ class Store:
 
         def update(connection: sqlite3.Connection) -> StoredTranscript | None:
             tables.correct(connection, id, text)
-            sql = f"{tables.SELECT} WHERE id = ?"
-            row = connection.execute(sql, (id,)).fetchone()
-            return tables.from_row(row) if row else None
+            return tables.find(connection, id)
 
         return self._database.write("store a correction", update)
 
@@ -164,12 +161,12 @@ class Store:
         wanted = Wanted(since, until, (grep,) if isinstance(grep, str) else grep)
         return self._select("", (), "seq DESC", limit, wanted)[::-1]
 
-    def walk(self, wanted: Wanted, after: int = 0, page: int = PAGE) -> Iterator[StoredTranscript]:
-        """Yield all of `wanted` numbered above `after`, in order; `page` in memory at a time.
+    def walk(self, wanted: Wanted, after: int = 0) -> Iterator[StoredTranscript]:
+        """Yield all of `wanted` numbered above `after`, in order; PAGE in memory at a time.
 
         Raises StoreError.
         """
-        while found := self._select("AND seq > ?", (after,), "seq", page, wanted):
+        while found := self._select("AND seq > ?", (after,), "seq", PAGE, wanted):
             yield from found
             after = found[-1].seq
 
@@ -217,20 +214,20 @@ class Store:
         Others may use the log between the steps. Set-aside damaged files may contain the text and
         are deleted, too. Raises StoreError; a part may be deleted then.
         """
-        count, last = 0, -1
+        count, last, begin = 0, -1, True
         condition, values = where(wanted)
 
         def forget_some(found: sqlite3.Connection) -> tuple[int, int]:
-            numbers = tables.select_some(found, condition, values, last, PAGE)
-            found.executemany("DELETE FROM transcripts WHERE seq = ?", [(one,) for one in numbers])
-            return len(numbers), numbers[-1] if numbers else last
+            sql = f"SELECT seq FROM transcripts WHERE {condition} AND seq > ? ORDER BY seq LIMIT ?"
+            rows = found.execute(sql, (*values, last, PAGE)).fetchall()
+            found.executemany("DELETE FROM transcripts WHERE seq = ?", rows)
+            return len(rows), rows[-1][0] if rows else last
 
         steps = 1
         while steps:
             steps, last = self._database.write("delete transcripts", forget_some)
             count += steps
             time.sleep(_PAUSE_S)
-        begin = True
         while count and self._database.write(
             "delete transcripts", partial(tables.merge_search, begin=begin)
         ):

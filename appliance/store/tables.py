@@ -189,8 +189,8 @@ HIGHEST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence"
 """The highest number ever given, 0 at first."""
 
 
-class DamagedRowError(ValueError):
-    """A row that SQLite can read, with impossible values."""
+class DamagedError(ValueError):
+    """What SQLite can read, with impossible content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,45 +231,40 @@ def iso(moment: datetime) -> str:
 def to_row(transcript: Transcript) -> tuple[Any, ...]:
     """Return the values for INSERT, with the present time."""
     values = {name: getattr(transcript, name) for name in _RECORD}
-    values["start"] = iso(transcript.start)
-    values["end"] = iso(transcript.end)
-    values["flags"] = json.dumps(transcript.flags)
-    values["heard_also"] = json.dumps(transcript.heard_also)
+    values |= {name: iso(values[name]) for name in ("start", "end")}
+    values |= {name: json.dumps(values[name]) for name in ("flags", "heard_also")}
     values["words"] = json.dumps([astuple(word) for word in transcript.words])
     values["phrase"] = json.dumps(asdict(transcript.phrase)) if transcript.phrase else None
     for name in _FLOATS:  # SQLite stores NaN as NULL, which the tables refuse
         values[name] = math.inf if math.isnan(values[name]) else float(values[name])
-    text = transcript.text.replace(
-        "\0", "\N{REPLACEMENT CHARACTER}"
-    )  # would end the text for the index
+    text = transcript.text.replace("\0", "\ufffd")  # it would end the text for the index
     values["text"] = text.encode("utf-8", "replace").decode("utf-8")
     return (*values.values(), iso(datetime.now(UTC)), boot_id(), boot_clock_s())
 
 
 def from_row(row: Row) -> StoredTranscript:
-    """Return the transcript in a row of SELECT. Raises DamagedRowError."""
+    """Return the transcript in a row of SELECT. Raises DamagedError."""
     seq, *values = row
     *record, stored, boot, boot_s = values
     named = dict(zip(_RECORD, record, strict=True))
     try:
-        named["start"] = datetime.fromisoformat(named["start"])
-        named["end"] = datetime.fromisoformat(named["end"])
-        named["flags"] = tuple(json.loads(named["flags"]))
+        moment = datetime.fromisoformat(stored)
+        for name in ("start", "end"):
+            named[name] = datetime.fromisoformat(named[name])
+        for name in ("flags", "heard_also"):
+            named[name] = tuple(json.loads(named[name]))
         if named["phrase"] is not None:
             named["phrase"] = Phrase(**json.loads(named["phrase"]))
-        moment = datetime.fromisoformat(stored)
-        named["heard_also"] = tuple(json.loads(named["heard_also"]))
         named["words"] = tuple(Word(*word) for word in json.loads(named["words"]))
         for name in _MEASURED:
             named[name] = None if named[name] is None else float(named[name])
         for name in _FLOATS:
             named[name] = float(named[name])
-        if not isinstance(named["correction"], str | None):
-            raise TypeError
-        if not all(isinstance(named[name], str) for name in _TEXTS):
+        texts = [named[name] for name in _TEXTS]
+        if not all(isinstance(text, str) for text in [*texts, named["correction"] or ""]):
             raise TypeError
     except (TypeError, ValueError) as error:
-        raise DamagedRowError(f"transcript {seq} has a field that cannot be read") from error
+        raise DamagedError(f"transcript {seq} has a field that cannot be read") from error
     return StoredTranscript(seq, Transcript(**named), moment, boot, boot_s)
 
 
@@ -355,21 +350,15 @@ def _grams(needles: Sequence[str]) -> list[str]:
     return ['"' + gram.replace('"', '""') + '"' for gram in list(found)[:_MOST_GRAMS]]
 
 
+def find(connection: sqlite3.Connection, id: str) -> StoredTranscript | None:
+    """Return a transcript; None if there is none with this id. Raises DamagedError."""
+    row = connection.execute(f"{SELECT} WHERE id = ?", (id,)).fetchone()
+    return from_row(row) if row else None
+
+
 def correct(connection: sqlite3.Connection, id: str, text: str | None) -> None:
     """Store what was really said in a transcript; None removes it."""
     connection.execute("UPDATE transcripts SET correction = ? WHERE id = ?", (text, id))
-
-
-def select_some(
-    connection: sqlite3.Connection,
-    condition: str,
-    values: tuple[object, ...],
-    after: int,
-    most: int,
-) -> list[int]:
-    """Return the numbers of the next `most` transcripts above `after` that match a condition."""
-    sql = f"SELECT seq FROM transcripts WHERE {condition} AND seq > ? ORDER BY seq LIMIT ?"
-    return [seq for (seq,) in connection.execute(sql, (*values, after, most))]
 
 
 def merge_search(connection: sqlite3.Connection, *, begin: bool) -> bool:

@@ -86,7 +86,7 @@ def test_an_expected_sentence_is_stored_and_its_damage_is_found(settings: StoreS
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("UPDATE transcripts SET phrase = ? WHERE seq = 2", (broken,))
             row = connection.execute(f"{tables.SELECT} WHERE seq = 2").fetchone()
-            with pytest.raises(tables.DamagedRowError):
+            with pytest.raises(tables.DamagedError):
                 tables.from_row(row)
 
 
@@ -100,7 +100,7 @@ def test_how_sure_the_language_is_is_stored_and_its_damage_is_found(
     with closing(sqlite3.connect(Path(settings.path) / FILE_NAME)) as connection:
         connection.execute("UPDATE transcripts SET language_probability = 'x' WHERE seq = 2")
         row = connection.execute(f"{tables.SELECT} WHERE seq = 2").fetchone()
-        with pytest.raises(tables.DamagedRowError):
+        with pytest.raises(tables.DamagedError):
             tables.from_row(row)
 
 
@@ -121,7 +121,7 @@ def test_a_correction_is_stored_beside_the_text_and_its_damage_is_found(
     with closing(sqlite3.connect(Path(settings.path) / FILE_NAME)) as connection:
         connection.execute("UPDATE transcripts SET correction = x'00'")
         row = connection.execute(tables.SELECT).fetchone()
-        with pytest.raises(tables.DamagedRowError):
+        with pytest.raises(tables.DamagedError):
             tables.from_row(row)
 
 
@@ -148,5 +148,5 @@ def test_level_rooms_and_times_of_words_are_stored(settings: StoreSettings) -> N
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("UPDATE transcripts SET heard_also = ? WHERE seq = 2", (broken,))
             row = connection.execute(f"{tables.SELECT} WHERE seq = 2").fetchone()
-            with pytest.raises(tables.DamagedRowError):
+            with pytest.raises(tables.DamagedError):
                 tables.from_row(row)
