@@ -9,7 +9,7 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.capture.devices import LOUDSPEAKER, is_stream, names_to_configure, public_name
     from appliance.capture.filters import Resampler
-    from appliance.capture.frames import Framer
+    from appliance.capture.frames import Framer, Source
     from appliance.capture.loudness import (
         CLIPPED_SHARE,
         QUIET_DBFS,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         measure_speech,
         quantile,
     )
-    from appliance.capture.microphone import Microphone, Source, list_microphones, open_source
+    from appliance.capture.microphone import Microphone, list_microphones, open_source
     from appliance.capture.portaudio import SOUND
     from appliance.capture.recorder import EndError, Opened, Recorder, StallError
     from appliance.capture.recording import Recording

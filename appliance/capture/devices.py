@@ -150,7 +150,8 @@ def why_missing(
     from pathlib import Path
 
     root = root or Path("/")
-    cards = _cards(root)
+    found = re.findall(r"^\s*(\d+)\s*\[(\S+)\s*\]:\s*(.+)$", _cards_text(root), re.MULTILINE)
+    cards = {number: line.partition(" - ")[2] or short for number, short, line in found}
     short, whole = wanted.casefold().partition(":")[0], wanted.casefold()
     for node in sorted(root.glob(role.nodes)):
         number = re.sub(r"\D.*", "", node.name.removeprefix("pcmC"))
@@ -202,12 +203,6 @@ def _cards_text(root: Path | None = None) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _cards(root: Path) -> dict[str, str]:
-    """Names of the kernel's sound cards by number, from /proc/asound/cards."""
-    found = re.findall(r"^\s*(\d+)\s*\[(\S+)\s*\]:\s*(.+)$", _cards_text(root), re.MULTILINE)
-    return {number: line.partition(" - ")[2] or short for number, short, line in found}
 
 
 def _open(node: Path) -> None:

@@ -41,7 +41,7 @@ LOUD_DB = 10.0
 """A voice that speaks up is this far above the usual level, and above the pauses in it."""
 SOFT_DB = 12.0
 """Sound this far below the voice while the score falls is its end."""
-CLEAR_DB = 14.0
+CLEAR_DB = VOICE_DB + NEAR_DB
 """The end of a voice this far above the noise is found by level alone; from VOICE_DB on, the score
 must fade, too, because words sink into the noise."""
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.clock import SampleClock
 from appliance.capture.devices import MICROPHONE, Device, Role, is_stream, stable_name
 from appliance.capture.filters import Resampler
-from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.frames import FRAME_SAMPLES, Framer, SampleClock, Source
 from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
@@ -93,7 +92,7 @@ def read_device(settings: CaptureSettings) -> str:
     return found or settings.device
 
 
-class Microphone:
+class Microphone(Source):
     """Frames of 30 ms from the microphone that the settings name, opened.
 
     One thread reads; any thread may call `stop` and look at the public fields.
@@ -195,10 +194,8 @@ class Microphone:
         if self._played:
             self._played.is_removed = (self._canceller.state.reduction_db or 0.0) >= REMOVED_DB
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the recorder, and the reference's."""
         self._recorder.kill()
         if self._reference:
             self._reference.close()
@@ -241,42 +238,6 @@ class _Stream:
             start_s = self.clock.began_s + self._given / SAMPLE_RATE
             self._given += len(samples)
             yield from self.framer.push(samples, start_s)
-
-
-class Source(Protocol):
-    """What every sound source does; one thread reads, any thread may call `stop`."""
-
-    @property
-    def description(self) -> str:
-        """For people: the device's or the file's name."""
-        ...
-
-    @property
-    def silence(self) -> str:
-        """Why there is no sound although samples come, with the fix; empty when all is well."""
-        ...
-
-    @property
-    def trouble(self) -> str:
-        """What else is wrong with the sound, with the fix; empty when all is well."""
-        ...
-
-    @property
-    def echo(self) -> EchoState | None:
-        """What the echo canceller does; None without a reference."""
-        ...
-
-    def frames(self) -> Iterator[Frame]:
-        """Frames of 30 ms until the source ends or `stop` is called; raises DeviceError."""
-        ...
-
-    def stop(self) -> None:
-        """Makes `frames` end soon."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def open_source(

@@ -176,13 +176,6 @@ class Recorder:
             raise EndError(json.loads(message.data)["lost"])
         return None
 
-    def waiting(self) -> Iterator[Message]:
-        """Yield the blocks that have arrived, without waiting. Raises EndError."""
-        for message in self.receive():
-            if message.kind != SOUND:
-                raise EndError(json.loads(message.data)["lost"])
-            yield message
-
     def receive(self) -> Iterator[Message]:
         """Yield the messages that have arrived, without waiting. Raises EndError."""
         while self._process and self._process.stdout:

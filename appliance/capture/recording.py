@@ -1,7 +1,7 @@
 """Frames from a sound file or from standard input, as if they came from the microphone.
 
-libsndfile reads files, and the program ffmpeg, if installed, what libsndfile does not know. A sound
-file from a pipe is read into memory first; raw PCM is streamed.
+libsndfile reads files, and the program ffmpeg, if installed, what libsndfile does not know (m4a,
+mp4, webm, mkv, aac). A sound file from a pipe is read into memory first; raw PCM is streamed.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import logging
 import mmap
 import os
 import re
+import resource
 import select
 import shutil
 import stat
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Self
+from typing import BinaryIO, cast
 
 import numpy as np
 
-from appliance.capture.ffmpeg import Ffmpeg
 from appliance.capture.filters import Resampler
-from appliance.capture.frames import Framer
+from appliance.capture.frames import Framer, Source
 from appliance.errors import AudioError, DeviceError
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Frame, Samples
 from appliance.system import legible, one_line
@@ -57,9 +58,17 @@ BUSY_S = 5.0
 POLL_S = 0.2
 PIPED_FILE_BYTES = 256 << 20
 """Limit of a file read from a pipe into memory."""
+FFMPEG_ENDS_S = 5.0
+FORMATS = (
+    "mov,matroska,aac,ogg,mp3,flac,wav,caf,aiff,asf,amr,avi,flv,mpegts,mpeg,wv,ape,ac3,eac3,tta"
+)
+"""Of ffmpeg's readers those that hold sound or films in one file (`ffmpeg -demuxers`)."""
+LARGEST, MOST_BYTES, MOST_CPU_S = 64 << 20, 256 << 20, 600
+"""Bytes that ffmpeg may ask for at once and in all, and seconds that it may compute, whatever a
+header says. An hour of sound takes 20 MB and 10 s."""
 
 
-class Recording:
+class Recording(Source):
     """Frames of 30 ms from a file of any rate, channels and encoding, or from `-`: standard input.
 
     In real time, a frame comes when it would have been recorded, on time.monotonic()'s clock.
@@ -77,9 +86,6 @@ class Recording:
         self.name = name or path
         self._sound = _open(path, self.name, self)
         self.description = legible(self._sound.description)
-
-    silence = trouble = ""
-    echo = None
 
     @property
     def duration_s(self) -> float:
@@ -110,10 +116,8 @@ class Recording:
             self.warnings.append(text)
             log.warning("%s", text)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._sound.close()
 
     def _paced(self, frames: Iterator[Frame]) -> Iterator[Frame]:
@@ -190,27 +194,78 @@ class _File:
 
 
 class _FfmpegFile:
-    """A file that ffmpeg decodes."""
+    """A file that a running ffmpeg unpacks: its default sound track, as 16-bit PCM at 16 kHz, mono.
+
+    ffmpeg is given an open file and no name: one that begins with `-` or looks like an address
+    means nothing to it. It may open nothing else, and takes none of the formats that name other
+    files (playlists).
+    """
 
     def __init__(self, file: str, owner: Recording, reason: str) -> None:
         """`reason`: why libsndfile does not read it. Raises AudioError without ffmpeg."""
         self._owner = owner
-        with Path(file).open("rb") as opened:
-            self._program = Ffmpeg(owner.name, opened.fileno(), reason)
         self.description = f"{Path(owner.name).name} (ffmpeg)"
+        program = shutil.which("ffmpeg")
+        if program is None:
+            raise AudioError(
+                f"{owner.name}: expected WAV, FLAC, Ogg or MP3, found another file ({reason}): "
+                "ffmpeg may read it: `sudo apt install ffmpeg`, or convert it where there is one: "
+                "`ffmpeg -i FILE -vn FILE.flac`"
+            )
+        self._errors = os.memfd_create("ffmpeg")
+        with Path(file).open("rb") as opened:
+            # fmt: off
+            command = [
+                program, "-nostdin", "-v", "error", "-threads", "1", "-max_alloc", str(LARGEST),
+                "-protocol_whitelist", "file,pipe", "-format_whitelist", FORMATS,
+                "-i", f"file:/proc/self/fd/{opened.fileno()}",
+                "-vn", "-sn", "-dn", "-map_metadata", "-1", "-bitexact",
+                "-af", "aresample=async=1:first_pts=0",  # silence until a track that begins later
+                "-ac", "1", "-ar", str(SAMPLE_RATE), "-c:a", "pcm_s16le", "-f", "s16le", "pipe:1",
+            ]
+            # fmt: on
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                pass_fds=[opened.fileno()],
+                process_group=0,  # Ctrl-C is ours to answer
+            )
+        self._stdout = cast(BinaryIO, self._process.stdout)
+        limits = {resource.RLIMIT_DATA: MOST_BYTES, resource.RLIMIT_CPU: MOST_CPU_S}
+        for kind, most in limits.items():
+            with suppress(ProcessLookupError):  # it has ended
+                resource.prlimit(self._process.pid, kind, (most, most))
 
     def blocks(self, stopped: threading.Event) -> Iterator[Samples]:
         """Yield the first audio track; of a damaged file what ffmpeg reads, with a warning."""
         found = 0
-        for samples in _raw_blocks(self._program.output, stopped):
+        for samples in _raw_blocks(self._stdout.fileno(), stopped):
             found += len(samples)
             yield samples
         if not stopped.is_set():
-            self._owner.warn_of_damage(self._program.trouble(), found / SAMPLE_RATE)
+            self._owner.warn_of_damage(self._trouble(), found / SAMPLE_RATE)
+
+    def _trouble(self) -> str:
+        """After the last sample: what ffmpeg found wrong; "" when all is well."""
+        try:
+            status = self._process.wait(FFMPEG_ENDS_S)
+        except subprocess.TimeoutExpired:
+            return "ffmpeg does not end"
+        output = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
+        for line in output.splitlines():
+            text = re.sub(r"^(\[[^]]*\] |file:/proc/self/fd/\d+: )+", "", line).strip(" .")
+            if text:
+                return text
+        return f"ffmpeg ended with status {status}" if status else ""
 
     def close(self) -> None:
         """End ffmpeg."""
-        self._program.close()
+        self._process.kill()
+        self._process.wait()
+        self._stdout.close()
+        os.close(self._errors)
 
 
 class _Pipe:

@@ -113,12 +113,20 @@ class VoiceDetector:
                 self._store_past(samples)
                 return ASLEEP
             self._wake()
-        elif rises and self._noise_s >= LASTING_S:
-            self._clear_memory()
-        open_score = self._open_score()
+        elif rises and self._noise_s >= LASTING_S:  # the next windows are like the first sound
+            self._silero.reset()
+            self._scores.clear()
+            self._awake_for_s = self._noise_s = 0.0
+        # lower after silence, higher in sound without a pause
+        share = FRESH_SHARE if self._awake_for_s < LASTING_S else BUSY_SHARE
+        open_score = min(MAX_OPEN_SCORE, self._settings.open_score * share)
         close_score = min(CLOSE_SCORE, open_score)
-        scores = self._score(samples)
-        opens = any(self._add_score(score, open_score) for score in scores)
+        scores, opens = self._score(samples), False
+        for score in scores:
+            self._scores.append(score)
+            opens = sum(past >= open_score for past in self._scores) >= OPENING_HITS
+            if opens:
+                break
         self._opened = self._opened or opens
         lowest = self._settings.open_score * FRESH_SHARE
         self._like_speech = self._like_speech or max(scores, default=0.0) >= lowest
@@ -168,12 +176,6 @@ class VoiceDetector:
         narrowed: Samples = np.clip(louder, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
         return narrowed
 
-    def _clear_memory(self) -> None:
-        """Let Silero score the next windows like the first sound after silence."""
-        self._silero.reset()
-        self._scores.clear()
-        self._awake_for_s = self._noise_s = 0.0
-
     def _wake(self) -> None:
         """Wake Silero, with the sound before the waking frame as its first windows."""
         _compute_on_one_thread()
@@ -191,16 +193,6 @@ class VoiceDetector:
         self._pending = pending[whole:]
         windows = pending[:whole].reshape(-1, SILERO_SAMPLES) / np.float32(32767)
         return [float(self._silero.process_samples(window.tolist())) for window in windows]
-
-    def _open_score(self) -> float:
-        """Return the score that opens: lower after silence, higher in sound without a pause."""
-        share = FRESH_SHARE if self._awake_for_s < LASTING_S else BUSY_SHARE
-        return min(MAX_OPEN_SCORE, self._settings.open_score * share)
-
-    def _add_score(self, score: float, open_score: float) -> bool:
-        """Store a score; return True if enough of the last windows are speech."""
-        self._scores.append(score)
-        return sum(past >= open_score for past in self._scores) >= OPENING_HITS
 
     def _store_past(self, samples: Samples) -> None:
         """Store the newest samples, as many as Silero looks back."""

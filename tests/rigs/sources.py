@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
 
 import numpy as np
 
+from appliance.capture.frames import Source
 from appliance.records import Frame
 
 
@@ -19,12 +19,10 @@ def silence(pause_s: float = 0.0) -> Iterator[Frame]:
         yield Frame(np.zeros(480, np.int16), time.monotonic())
 
 
-class FakeSource:
+class FakeSource(Source):
     """A microphone that gives the frames of a script."""
 
     description = "a fake microphone"
-    silence = trouble = ""
-    echo = stream = None
 
     def __init__(
         self, script: Iterable[Frame], before_each: Callable[[], object] = lambda: None
@@ -44,8 +42,5 @@ class FakeSource:
     def stop(self) -> None:
         self._stopped.set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.closed = True
