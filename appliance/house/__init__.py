@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from appliance import lazily
 
 if TYPE_CHECKING:
-    from appliance.house.arbiter import Arbiter, Decision, Separation
-    from appliance.house.claims import Act, Claim, Hearing, Message, Withdrawal
     from appliance.house.house import House
 
 __getattr__ = lazily(__name__, __file__)

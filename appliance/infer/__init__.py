@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.diagnosis import NpuError
     from appliance.infer.hailo.npu import Npu, open_npu
     from appliance.infer.joining import is_unspaced
-    from appliance.infer.languages import choose_languages
     from appliance.infer.mel import log_mel, window_mel
     from appliance.infer.network import Network, Step, StepNetwork
     from appliance.infer.numbers import in_words
     from appliance.infer.opening import (
         check_files,
-        fill_gates,
         open_encoder,
         open_transcriber,
         phrases_file,
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
         transcribed_elsewhere,
     )
     from appliance.infer.sentences import parse_phrases, plain
-    from appliance.infer.sessions import Session, onnxruntime
+    from appliance.infer.sessions import Session
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.transcriber import AnyTranscriber, Encoded, Transcriber
 

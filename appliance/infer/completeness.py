@@ -11,7 +11,7 @@ import re
 
 from appliance.config import SegmenterSettings
 from appliance.infer.gates import judge
-from appliance.records import Transcription, Window
+from appliance.records import EXPECTED_FROM, Transcription, Window
 
 LONGEST_MS, MORE_MS = 1000, 400
 """Silence that ends an incomplete sentence: the first, or the hang-over plus the second if that is
@@ -20,8 +20,8 @@ MOSTLY = 4
 """A text in the utterance history is complete if it was a whole sentence this many times as often
 as the beginning of a longer one."""
 
-EXPECTED, SURELY = 0.7, 0.9
-"""Confidence from which an expected sentence counts, and from which it ends early."""
+SURELY = 0.9
+"""Confidence from which an expected sentence ends early."""
 LISTED = -0.7
 """Mean log-probability (0.5) from which a text that is an expected sentence counts as one."""
 LONGER_SHARE = 2 / 3
@@ -77,7 +77,7 @@ def by_expectation(result: Transcription) -> str:
     if result.is_listed and result.avg_logprob >= LISTED:
         return "longer" if result.text_continues else "whole"
     phrase = result.phrase
-    if phrase is None or phrase.confidence < EXPECTED:
+    if phrase is None or phrase.confidence < EXPECTED_FROM:
         return ""
     expected, text = (_WORD.findall(one.casefold()) for one in (phrase.sentence, result.text))
     if expected[: len(text)] == text and (expected != text or phrase.confidence < SURELY):

@@ -260,11 +260,16 @@ class Decoder:
 
     def _logprob(self, step: Step, row: int, token: int, *, first: bool = False) -> float:
         """Log-probability of a token after the step's row; `first`: the first of the text."""
-        logits, total = step.logits[row], float(step.totals[row])
-        if first:
-            logits = suppress(logits, self._barred_first)
-            total = log_sum(logits)
+        logits, total = self._after(step, row, first=first)
         return float(logits[self._columns_of([token])[0]]) - total
+
+    def _after(self, step: Step, row: int, *, first: bool) -> tuple[Logits, float]:
+        """What may follow a step's row, and the logarithm of the sum of exp(logit); `first`: as the
+        first token of the text."""
+        if not (first and len(self._barred_first)):
+            return step.logits[row], float(step.totals[row])
+        logits = suppress(step.logits[row], self._barred_first)
+        return logits, log_sum(logits)
 
     def _recognise(self, step: Step, before: str) -> tuple[str, float]:
         """The language and its probability, by the first row of a step; "" and NaN if there is
@@ -313,19 +318,22 @@ class Decoder:
 
     def _best(self, step: Step, row: int, *, first: bool) -> tuple[int, float]:
         """The likeliest column after a step's row and its log-probability. Raises ModelError."""
-        if first and len(self._barred_first):
-            logits = suppress(step.logits[row], self._barred_first)
-            column = int(np.argmax(logits))
-            return column, self._finite(float(logits[column]) - log_sum(logits))
-        column = int(np.argmax(step.logits[row]))
-        return column, self._finite(float(step.logits[row, column] - step.totals[row]))
+        logits, total = self._after(step, row, first=first)
+        column = int(np.argmax(logits))
+        logprob = float(logits[column]) - total
+        if not math.isfinite(logprob):
+            raise ModelError(
+                f"{self._bundle.folder / STEP_FILE}: expected finite logits, found NaN; "
+                "the encoder or the bundle is at fault"
+            )
+        return column, logprob
 
     def _no_speech_prob(self, step: Step) -> float:
         """Probability of the no-speech token after start-of-transcript; 0 if the model has none."""
         token = self._bundle.tokens.no_speech
         if token is None:
             return 0.0
-        with np.errstate(invalid="ignore"):  # NaN is found by `_finite`
+        with np.errstate(invalid="ignore"):  # `_best` finds NaN
             total = float(np.logaddexp(step.totals[0], log_sum(step.left_out[0])))
         if token in self._left_out:
             logit = step.left_out[0, np.searchsorted(self._left_out, token)]
@@ -337,11 +345,3 @@ class Decoder:
         """Columns of token ids; suppressed ones are dropped."""
         wanted = np.array(tokens, np.intp)
         return np.searchsorted(self._kept, wanted[np.isin(wanted, self._kept)])
-
-    def _finite(self, logprob: float) -> float:
-        if not math.isfinite(logprob):
-            raise ModelError(
-                f"{self._bundle.folder / STEP_FILE}: expected finite logits, found NaN; "
-                "the encoder or the bundle is at fault"
-            )
-        return logprob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from appliance.config import GateSettings
@@ -76,19 +76,16 @@ def find_single_word(transcription: Transcription) -> str:
     return re.sub(r"\W+$", "", words[0]) + (mark if mark in ".!?" else "")
 
 
-def resolve_gates(gates: GateSettings, transcription: Transcription) -> GateSettings:
-    """Return the gates for a text of another machine's model: limits that they leave to the model
-    are those that it recommends."""
-    left = {
-        name: value for name, value in transcription.recommended.items() if getattr(gates, name) < 0
-    }
+def fill_gates(gates: GateSettings, recommended: Mapping[str, float]) -> GateSettings:
+    """Return the gates with the limits that a model recommends where they leave them to it."""
+    left = {name: value for name, value in recommended.items() if getattr(gates, name) < 0}
     return replace(gates, **left) if left else gates
 
 
 def find_flags(transcription: Transcription, gates: GateSettings) -> tuple[str, ...]:
     """Return the flags of a transcription that is kept: low_confidence, unsure_to_act (more likely
     right than wrong), repetition (it repeats itself)."""
-    gates = resolve_gates(gates, transcription)
+    gates = fill_gates(gates, transcription.recommended)
     doubtful = transcription.confidence < gates.low_confidence
     sure = gates.act_confidence == 0 or transcription.confidence >= gates.act_confidence
     found = {

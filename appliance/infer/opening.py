@@ -5,16 +5,16 @@ Modules that compute are imported when a model is opened, see `transcriber`.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.config import BUILT_IN_SENTENCES, EncoderSettings, GateSettings, Settings
+from appliance.config import BUILT_IN_SENTENCES, EncoderSettings, Settings
 from appliance.errors import ModelError, RoomscribeError
 from appliance.infer.corrections import Corrections
+from appliance.infer.gates import fill_gates
 from appliance.infer.runtime import Model, lacking_runtime
 from appliance.infer.transcriber import Transcriber
 
@@ -59,10 +59,8 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
     make_phrases = _PhraseMaker(settings, bundle, tokenizer, decoder, spoken)
     phrases = make_phrases.configured()
     rescorer = _open_rescorer(settings, bundle, tokenizer, decoder)
-    several = chosen.beam_size > 1
-    search = functools.partial(decoder.search, chosen.beam_size) if several else None
     encoder = open_encoder(bundle, settings.encoder)
-    gates = fill_gates(settings.gates, bundle)
+    gates = fill_gates(settings.gates, recommended_gates(bundle))
     if languages:  # others read here which languages may be spoken, and which one if it is one
         single = "" if chosen.language == "auto" else language
         bundle = replace(bundle, language=single, languages=tuple(languages.tokens))
@@ -74,8 +72,7 @@ def open_transcriber(settings: Settings, bundle: Bundle | None = None) -> Transc
         gates,
         language=language,
         corrections=Corrections(settings.vocabulary.replace),
-        search=search,
-        attention=decoder.attention,
+        beam_size=chosen.beam_size,
         rescorer=rescorer,
         phrases=phrases,
         make_phrases=make_phrases,
@@ -92,12 +89,9 @@ def check_files(settings: Settings) -> None:
         read_phrases(Path(settings.phrases.own_file), _home(settings))
 
 
-def fill_gates(gates: GateSettings, bundle: Bundle) -> GateSettings:
-    """Return the gates with the bundle's limits where the configuration leaves them to it."""
-    fitted = {"low_confidence": bundle.calibration.low, "act_confidence": bundle.calibration.act}
-    return replace(
-        gates, **{name: value for name, value in fitted.items() if getattr(gates, name) < 0}
-    )
+def recommended_gates(bundle: Bundle) -> dict[str, float]:
+    """Return the limits that a model recommends, by the names of GateSettings."""
+    return {"low_confidence": bundle.calibration.low, "act_confidence": bundle.calibration.act}
 
 
 def _open_rescorer(

@@ -60,7 +60,7 @@ with _quiet():
     # Debian's onnxruntime 1.21 and its onnx share a table of operators, and each fills it. The
     # second one prints "Schema error" 567 times; loading a graph here makes that happen now.
     try:
-        import onnxruntime as onnxruntime  # noqa: PLC0414 - the lab has it from here
+        import onnxruntime
     except ImportError as error:
         raise ModelError(
             lacking_runtime() or f"onnxruntime cannot be used: {one_line(error)}; install it again"

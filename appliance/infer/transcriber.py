@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from appliance.config import GateSettings
 from appliance.infer.corrections import Corrections
@@ -147,25 +146,21 @@ class Transcriber(AnyTranscriber):
         language: str,
         corrections: Corrections,
         make_phrases: Callable[..., Phrases],
-        search: Callable[[Decoded, float, Callable[[], bool]], Decoded] | None = None,
-        attention: Callable[[States, Sequence[int]], tuple[NDArray[np.float32], int]] | None = None,
+        beam_size: int = 1,
         rescorer: Rescorer | None = None,
         phrases: Phrases | None = None,
         address: str = "",
     ) -> None:
-        """`language` is written if the decoder does not find out. `search` looks for a better text
-        than a greedy one, of so many seconds of sound, while a function returns True.
-        `attention` is Decoder's.
-        `make_phrases` makes expected sentences from the tables of a file. `address` is the phrase
-        before a command."""
+        """`language` is written if the decoder does not find out. A better text than a greedy one
+        is searched for with `beam_size` texts, if it is more than 1. `make_phrases` makes expected
+        sentences from the tables of a file. `address` is the phrase before a command."""
         from appliance.infer.languages import RoomLanguages
 
         self._bundle, self.encoder, self.gates = bundle, encoder, gates
         self.phrases = phrases
         """The expected sentences; None without any."""
-        self.decoder, self._tokenizer, self._search = decoder, tokenizer, search
+        self.decoder, self._tokenizer, self._beam_size = decoder, tokenizer, beam_size
         self._rescorer, self._corrections = rescorer, corrections
-        self._attention = attention
         self._make_phrases, self._home_names = make_phrases, tuple[Name, ...]()
         self._language, self._address = language, address
         self._rooms = RoomLanguages()
@@ -235,6 +230,13 @@ class Transcriber(AnyTranscriber):
         self._rooms.remember(room, result)
         return _Candidate(encoded, decoded, result, begun_s)
 
+    def _replaced(self, best: _Candidate, decoded: Decoded) -> _Candidate:
+        """Return another text of the same states."""
+        if decoded is best.decoded:
+            return best
+        result = self._describe(decoded, best.encoded, best.begun_s)
+        return replace(best, decoded=decoded, result=result)
+
     def _hear_command(self, best: _Candidate) -> _Candidate:
         """Decode once more behind the address phrase if the text is the phrase alone, and there is
         speech for more: Whisper sometimes ends its text there."""
@@ -247,23 +249,18 @@ class Transcriber(AnyTranscriber):
             return best
         beginning = self._tokenizer.tokenize(f" {text.rstrip('.,!?')},")
         decoded = self.decoder.decode_behind(beginning, best.decoded, window.duration_s)
-        if decoded is best.decoded:
-            return best
-        result = self._describe(decoded, best.encoded, best.begun_s)
-        return replace(best, decoded=decoded, result=result)
+        return self._replaced(best, decoded)
 
     def _search_better(self, best: _Candidate, pending: Pending) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""
         doubtful = best.decoded.avg_logprob < DOUBTFUL or not best.decoded.ended
-        if not (self._search and doubtful):
+        if self._beam_size == 1 or not doubtful:
             return best
-        decoded = self._search(
-            best.decoded,
-            best.encoded.request.window.duration_s,
-            lambda: pending.wanted and pending.has_time(),
+        duration_s = best.encoded.request.window.duration_s
+        decoded = self.decoder.search(
+            self._beam_size, best.decoded, duration_s, lambda: pending.wanted and pending.has_time()
         )
-        result = self._describe(decoded, best.encoded, best.begun_s)
-        return replace(best, decoded=decoded, result=result)
+        return self._replaced(best, decoded)
 
     def _look_up(self, best: _Candidate) -> _Candidate:
         """Add whether the text is an expected sentence, if completeness is wanted, in 1 ms."""
@@ -280,13 +277,13 @@ class Transcriber(AnyTranscriber):
     def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
         if not self._rescorer or not best.result.text:
             return best
-        decoded = self._rescorer.rescore(best.decoded, best.encoded.request.names)
-        result = self._describe(decoded, best.encoded, best.begun_s)
-        # as sure as what was heard: a name is put in because no model expects it
-        result = replace(
-            result, avg_logprob=best.result.avg_logprob, confidence=best.result.confidence
+        found = self._replaced(
+            best, self._rescorer.rescore(best.decoded, best.encoded.request.names)
         )
-        return replace(best, decoded=decoded, result=result)
+        # as sure as what was heard: a name is put in because no model expects it
+        logprob, confidence = best.result.avg_logprob, best.result.confidence
+        result = replace(found.result, avg_logprob=logprob, confidence=confidence)
+        return replace(found, result=result)
 
     def _find_phrase(self, best: _Candidate, pending: Pending) -> _Candidate:
         request = best.encoded.request
@@ -311,12 +308,12 @@ class Transcriber(AnyTranscriber):
 
     def _time_words(self, best: _Candidate) -> _Candidate:
         """Add when each word was spoken, if the model tells. Comes last: it uses the decoder."""
-        if not (self._attention and self.bundle.alignment):
+        if not self.bundle.alignment:
             return best
         from appliance.infer.word_times import time_words
 
         encoded, tokens = best.encoded, best.decoded.tokens
-        weights, first = self._attention(encoded.states, tokens)
+        weights, first = self.decoder.attention(encoded.states, tokens)
         samples = encoded.request.window.samples
         words = time_words(weights, first, tokens, self._tokenizer, samples)
         return replace(best, result=replace(best.result, words=words))

@@ -18,7 +18,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -360,28 +360,27 @@ def sound(text: str) -> str:
 
 def size(letters: str) -> float:
     """Return the weight of the letters of a sound."""
-    return sum(_LIGHT if letter in _VOWELS else 1.0 for letter in letters)
+    return float(sum(map(_weight, letters)))
+
+
+def _weight(letter: str) -> float:
+    return _LIGHT if letter in _VOWELS else 1.0
 
 
 def likeness(sound: str, other: str) -> float:
     """Return how alike two sounds are, 0 to 1: 1 minus their weighted edit distance (Levenshtein)
     over the size of the larger; 0 for less than LEAST."""
-    costs = [_LIGHT if letter in _VOWELS else 1.0 for letter in other]
-    row = [0.0]
-    for cost in costs:
-        row.append(row[-1] + cost)
+    costs = [*map(_weight, other)]
+    row = [*accumulate(costs, initial=0.0)]
     larger = max(row[-1], size(sound), 1e-9)
     for letter in sound:
         if min(row) > (1.0 - LEAST) * larger:
             return 0.0
-        vowel = letter in _VOWELS
-        lost = _LIGHT if vowel else 1.0
+        lost = _weight(letter)
         above, row = row, [row[0] + lost]
         for at, cost in enumerate(costs):
-            if letter == other[at]:
-                changed = above[at]
-            else:
-                changed = above[at] + (_OTHER_VOWEL if vowel and cost == _LIGHT else 1.0)
+            other_cost = _OTHER_VOWEL if lost == cost == _LIGHT else 1.0
+            changed = above[at] + (other_cost if letter != other[at] else 0.0)
             row.append(min(changed, above[at + 1] + lost, row[at] + cost))
     return max(0.0, 1.0 - row[-1] / larger)
 
@@ -394,6 +393,6 @@ def _codes(sounds: Sequence[str]) -> NDArray[np.float32]:
         for letter in letters:
             time_of_it = counts[letter] = counts.get(letter, 0) + 1
             if time_of_it <= _TIMES:
-                weight = _LIGHT if letter in _VOWELS else 1.0
-                codes[row, ord(letter) % _BINS * _TIMES + time_of_it - 1] = weight**0.5
+                place = ord(letter) % _BINS * _TIMES + time_of_it - 1
+                codes[row, place] = _weight(letter) ** 0.5
     return codes

@@ -24,7 +24,7 @@ from rigs.windows import a_window
 from appliance.config import GateSettings
 from appliance.fleet import messages
 from appliance.fleet.messages import Answer, Job, MessageError, Refusal, read_answer
-from appliance.infer.gates import Gates, resolve_gates
+from appliance.infer.gates import Gates, fill_gates
 from appliance.infer.runtime import RemoteModel
 from appliance.records import SAMPLE_RATE, Phrase
 
@@ -72,8 +72,8 @@ def test_an_answer_carries_all_that_a_satellite_makes_of_a_text() -> None:
 def test_a_satellites_gates_are_its_own_or_those_of_the_workers_model() -> None:
     gates = GateSettings(low_confidence=0.2)
     heard = replace(HEARD, recommended={"low_confidence": 0.9, "act_confidence": 0.4})
-    assert resolve_gates(gates, heard).low_confidence == 0.2
-    assert resolve_gates(gates, heard).act_confidence == 0.4
+    assert fill_gates(gates, heard.recommended).low_confidence == 0.2
+    assert fill_gates(gates, heard.recommended).act_confidence == 0.4
     kept, reason = Gates(GateSettings()).apply(a_window(), heard)
     assert ("low_confidence" in kept.flags, reason) == (True, None)
     assert "low_confidence" not in Gates(GateSettings()).apply(a_window(), HEARD)[0].flags

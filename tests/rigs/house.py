@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from appliance.house import Arbiter, Claim, Decision, Message
+from appliance.house.arbiter import Arbiter, Decision
+from appliance.house.claims import Claim, Message
 from appliance.house.clocks import ClockOffsets, shift
 
 TICK_S = 0.001

@@ -161,7 +161,7 @@ class NpuModel:
         configured, self._configured, self._bindings = self._configured, None, None
         if configured is not None:
             # a pending job's callback holds it: dropping the reference here would not end it
-            quietly(lambda: configured.__exit__(None, None, None))
+            or_none(lambda: configured.__exit__(None, None, None))  # it is freed in any case
             del configured
         self._model = None
 
@@ -208,14 +208,6 @@ def explaining(doing: str, binding: Any, hef: Path | None = None) -> Iterator[No
         raise explain(error, doing, str(binding.__version__), hef) from None
 
 
-def quietly(action: Callable[[], object]) -> None:
-    """Call `action` and ignore errors: the object is freed in any case."""
-    try:
-        action()
-    except Exception:  # whatever HailoRT raises while it is being closed
-        return
-
-
 @dataclass(frozen=True, slots=True)
 class Readings:
     """Readings of the chip's sensors."""
@@ -235,14 +227,14 @@ def read(binding: Any, device_id: str) -> Readings:
 
     HailoRT allows a second, reading handle on a chip that is in use. Takes some ms, raises nothing.
     """
-    opened = _or_none(lambda: binding.Device(device_id))
+    opened = or_none(lambda: binding.Device(device_id))
     if opened is None:
         return Readings()
     with opened as device:
         control = device.control
-        sensors = _or_none(control.get_chip_temperature)
-        power = _or_none(control.power_measurement)
-        health = _or_none(getattr(control, "_get_health_information", None))
+        sensors = or_none(control.get_chip_temperature)
+        power = or_none(control.power_measurement)
+        health = or_none(getattr(control, "_get_health_information", None))
     return Readings(
         None if sensors is None else max(sensors.ts0_temperature, sensors.ts1_temperature),
         None if power is None else float(power),
@@ -267,7 +259,8 @@ def _is_throttled(health: Any) -> bool:
     return bool(health.overcurrent_throttling_active or by_heat)
 
 
-def _or_none(reading: Callable[[], Any] | None) -> Any:
+def or_none(reading: Callable[[], Any] | None) -> Any:
+    """Return what `reading` does; None without it, or if it raises."""
     try:
         return reading() if reading else None
     except Exception:  # raw HailoRTStatusException, HailoRTException, or no such method

@@ -22,7 +22,7 @@ from appliance.infer.hailo.device import (
     explaining,
     identify,
     load_binding,
-    quietly,
+    or_none,
     read,
     too_hot,
 )
@@ -120,7 +120,7 @@ class Npu(Encoder):
         for model in reversed(self._models):
             model.close()
         if self._device is not None:
-            quietly(self._device.release)
+            or_none(self._device.release)
             self._device = None
 
     def _parameters(self) -> Any:
