@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from appliance.capture.recording import Recording
     from appliance.capture.reference import PlayedSound
     from appliance.capture.segmenter import JoiningSegmenter, Segmenter
-    from appliance.capture.utterance import split_sound
+    from appliance.capture.utterance import PRE_ROLL_MS, split_sound
     from appliance.capture.voice import VoiceDetector
 
 __getattr__ = lazily(__name__, __file__)

@@ -293,17 +293,9 @@ class Backlog(Listener):
         with self._news:
             self._speculation = None if work else self._speculation
             in_memory = sum(1 for waiting in self._waiting if waiting.window) < SAMPLES_IN_MEMORY
-            self._waiting.append(
-                _Waiting(
-                    window.id,
-                    window.utterance_id,
-                    window.duration_s,
-                    time.monotonic(),
-                    window=window if in_memory or not spooled else None,
-                    spooled=spooled,
-                    speculation=work,
-                )
-            )
+            kept = window if in_memory or not spooled else None
+            fields = window.id, window.utterance_id, window.duration_s, time.monotonic()
+            self._waiting.append(_Waiting(*fields, window=kept, spooled=spooled, speculation=work))
             dropped = self._remove_surplus()
             self._news.notify()
         for waiting in dropped:
@@ -336,21 +328,18 @@ class Backlog(Listener):
         self._report_delay()
         window = oldest.window or self._spool.load(oldest.id)
         if window and oldest.deaths > DEATHS and self._in_process:
-            log.error(
-                "a window of %.1f s is set aside: %d processes ended while they transcribed it",
-                window.duration_s,
-                oldest.deaths,
-            )
+            what = "a window of %.1f s is set aside: %d processes ended while they transcribed it"
+            log.error(what, window.duration_s, oldest.deaths)
             self._health.count("set_aside")
             self._end_lease(oldest, "set_aside")
             return None
-        if window:
-            if self._in_process:
-                self._spool.begin(window.id)
-            queue_ms = (time.monotonic() - oldest.queued_s) * 1000
-            return Lease(window, queue_ms, oldest.speculation, self._books)
-        self._end_lease(oldest, "failed")
-        return None
+        if not window:
+            self._end_lease(oldest, "failed")
+            return None
+        if self._in_process:
+            self._spool.begin(window.id)
+        queue_ms = (time.monotonic() - oldest.queued_s) * 1000
+        return Lease(window, queue_ms, oldest.speculation, self._books)
 
     def _end_lease(self, waiting: _Waiting, reason: str) -> None:
         """End the lease of a window that nobody transcribes."""

@@ -110,7 +110,9 @@ class BrokerCommands(CommandGroup):
             login[name] = getattr(current, name) if value is None else value
         if mistakes := _login_mistakes(login, password) | find_mistakes(other):
             return {"mistakes": mistakes}
-        if password is None and _is_elsewhere(login, current) and has_password(current):
+        same = all(login[key] == getattr(current, key) for key in ("host", "port", "username"))
+        is_elsewhere = login["username"] and (not same or login["tls"] < current.tls)
+        if password is None and is_elsewhere and has_password(current):
             # the saved password is sent to no other broker, and to the same one not less safely
             why = "Enter the password again, because the broker or its user has changed."
             return {"mistakes": {"mqtt.password": why}}
@@ -158,9 +160,3 @@ def _login_mistakes(login: Mapping[str, Any], password: Any) -> dict[str, str]:
 def _is_password(text: str) -> bool:
     """Return True for a password that fits on one line of a file."""
     return 0 < len(text) <= PASSWORD_LETTERS and text.isprintable() and is_text(text)
-
-
-def _is_elsewhere(login: Mapping[str, Any], current: MqttSettings) -> bool:
-    """Return True if a login needs a password and goes to another broker, or loses encryption."""
-    same = all(login[key] == getattr(current, key) for key in ("host", "port", "username"))
-    return bool(login["username"]) and (not same or login["tls"] < current.tls)

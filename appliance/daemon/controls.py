@@ -16,15 +16,7 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.mute_end import EXPECTED
 from appliance.daemon.report import Reporter
 from appliance.mqtt import Publisher, events
-from appliance.records import (
-    Correction,
-    Discarded,
-    Frame,
-    HeardIn,
-    Listener,
-    Partial,
-    Transcript,
-)
+from appliance.records import Correction, Discarded, Frame, HeardIn, Listener, Partial, Transcript
 from appliance.store import Store
 
 LATENCIES_FROM, LATENCIES = timedelta(hours=1), 1000
@@ -77,8 +69,7 @@ class Controls(Listener):
     def on_speech(self, speaking: bool) -> None:
         """Send that someone starts or stops speaking."""
         self._speaking = speaking
-        if self._server:
-            self._server.publish("speech", {"speaking": speaking})
+        self._send("speech", {"speaking": speaking})
 
     @property
     def wants_partials(self) -> bool:
@@ -87,30 +78,29 @@ class Controls(Listener):
 
     def on_partial(self, partial: Partial) -> None:
         """Send the text so far of someone who speaks."""
-        if self._server:
-            self._server.publish("partial", events.partial(partial))
+        self._send("partial", events.partial(partial))
 
     def on_correction(self, correction: Correction) -> None:
         """Send that a user has corrected a transcript."""
-        if self._server:
-            self._server.publish("correction", events.correction(correction))
+        self._send("correction", events.correction(correction))
 
     def on_heard_in(self, heard: HeardIn) -> None:
         """Send which other rooms heard a sentence."""
+        self._send("heard_in", events.heard_in(heard))
+
+    def _send(self, event: str, message: dict[str, Any]) -> None:
         if self._server:
-            self._server.publish("heard_in", events.heard_in(heard))
+            self._server.publish(event, message)
 
     def on_frame(self, frame: Frame) -> None:
         """Take in the next frame, for a test of the microphone or its level. Capture's thread."""
         wants_level = self._server is not None and "level" in self._server.wanted
         if not (self._microphone.is_recording or wants_level):
             return
-        complete = self._microphone.record(frame)
-        level = self._meter.push(frame)
-        if self._server and complete:
+        if self._microphone.record(frame) and self._server:
             self._server.wake()
-        if self._server and level:
-            self._server.publish("level", level)
+        if level := self._meter.push(frame):
+            self._send("level", level)
 
     # the control socket's thread
 

@@ -64,7 +64,8 @@ class Partials:
         if segmenter.speculative_window:
             self._cancel_pass()
             return
-        due = now_s >= self._next_s and not self._is_waiting() and self._bus.wants_partials
+        waits = self._pass and self._pass.wanted
+        due = now_s >= self._next_s and not waits and self._bus.wants_partials
         if due and (window := segmenter.so_far()):
             self._next_s = now_s + EVERY_S
             with self._lock:  # its text may come before it is known here
@@ -84,10 +85,6 @@ class Partials:
         with self._lock:
             if text and work.wanted:
                 self._eager = work, self._publish(self._revision(work.window, text, eager=True))
-
-    def _is_waiting(self) -> bool:
-        """True while a pass is neither done nor cancelled."""
-        return bool(self._pass and self._pass.wanted)
 
     def _deliver(self, request: Request, result: Transcription | Exception) -> None:
         """Publish the text of a pass, unless nothing in it is new."""
@@ -127,14 +124,9 @@ class Partials:
             last = None
         before = last.text if last and last.window == window.index else ""
         return Partial(
-            window.utterance_id,
-            window.index,
-            last.rev + 1 if last else 1,
-            text,
-            stable_chars(before, text),
-            eager=eager,
-            continues=window.continues,
-        )
+            window.utterance_id, window.index, last.rev + 1 if last else 1, text,
+            stable_chars(before, text), eager=eager, continues=window.continues,
+        )  # fmt: skip
 
     def _publish(self, partial: Partial) -> Partial:
         """Give a revision to the listeners. The lock is held, so that they come in order."""

@@ -110,10 +110,6 @@ class Reporter:
 
     def _fleet_state(self) -> tuple[str, str] | None:
         """Return the role in the fleet and the connected server; None without a role."""
-        satellite = (
-            self.core.transcriber
-            if isinstance(self.core.transcriber, SatelliteTranscriber)
-            else None
-        )
-        link = satellite.link if satellite else self.fleet
+        model = self.core.transcriber
+        link = model.link if isinstance(model, SatelliteTranscriber) else self.fleet
         return (self.core.settings.fleet.role, link.server) if link else None

@@ -23,7 +23,6 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -135,27 +134,17 @@ class Kept:
 class Spool:
     """The open folder, or none. Any thread may call any method, and none raises."""
 
-    def __init__(
-        self,
-        held: MemoryFolder | None,
-        health: Health,
-        write: Callable[[Path, bytes], None] = write,
-    ) -> None:
+    def __init__(self, held: MemoryFolder | None, health: Health) -> None:
         """Own the folder `held`. Use Spool.open."""
         self.folder = held.path if held else None
         """None if windows are only in the process."""
-        self._held, self._health, self._write = held, health, write
+        self._held, self._health = held, health
         self._lock = threading.Lock()
         self._kept: dict[str, Kept] = {}
         self._number = 0
 
     @classmethod
-    def open(
-        cls,
-        settings: Settings,
-        health: Health,
-        write: Callable[[Path, bytes], None] = write,
-    ) -> Spool:
+    def open(cls, settings: Settings, health: Health) -> Spool:
         """Return the configured spool with the windows that were left in it.
 
         If it cannot be opened, log why and return one without a folder.
@@ -164,7 +153,7 @@ class Spool:
         try:
             held = MemoryFolder(folder)
             held.take()
-            spool = cls(held, health, write)
+            spool = cls(held, health)
             spool._recover(folder)
             return spool
         except OSError as error:
@@ -194,9 +183,8 @@ class Spool:
         try:
             self._write_file(path, data)
         except OSError as error:
-            trouble = (
-                f"{self.folder}: cannot save waiting windows: {error.strerror}; a crash loses them"
-            )
+            why = f"cannot save waiting windows: {error.strerror}; a crash loses them"
+            trouble = f"{self.folder}: {why}"
             if self._health.trouble("spool", trouble):
                 log.warning("%s", trouble)
             return False
@@ -220,19 +208,15 @@ class Spool:
     def begin(self, window_id: str) -> None:
         """Count an attempt, in case this process dies of it; once until `mark_survived`."""
         with self._lock:
-            kept = self._kept.get(window_id)
-            if kept is None:
-                return
-            if not kept.counted:
-                kept.attempts = min(255, kept.attempts + 1)
-            kept.begun = kept.counted = True
-            write_attempts(kept.path, kept.attempts)
+            if kept := self._kept.get(window_id):
+                kept.attempts = min(255, kept.attempts + (not kept.counted))
+                kept.begun = kept.counted = True
+                write_attempts(kept.path, kept.attempts)
 
     def mark_survived(self, window_id: str) -> None:
         """Forget the attempts: it is transcribed, or no death is its fault."""
         with self._lock:
-            kept = self._kept.get(window_id)
-            if kept is not None:
+            if kept := self._kept.get(window_id):
                 kept.attempts, kept.counted = 0, False
                 write_attempts(kept.path, kept.attempts)
 
@@ -240,8 +224,8 @@ class Spool:
         """Delete a window that is stored or discarded."""
         with self._lock:
             kept = self._kept.pop(window_id, None)
-        if kept is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if kept:
                 kept.path.unlink()
 
     def delete_transcribed(self) -> bool:
@@ -291,12 +275,12 @@ class Spool:
     def _write_file(self, path: Path, data: bytes) -> None:
         """Write a file; make the folder again if it is gone. Raises OSError."""
         try:
-            self._write(path, data)
+            write(path, data)
         except FileNotFoundError:
             if self._held is None:
                 raise
             self._held.take()
-            self._write(path, data)
+            write(path, data)
 
     def _delete_damaged(self, path: Path, error: Exception) -> None:
         with contextlib.suppress(OSError):

@@ -51,14 +51,8 @@ def log_transcript(stored: StoredTranscript, settings: JournalSettings) -> None:
         "ROOMSCRIBE_ENCODER": transcript.encoder,
         "ROOMSCRIBE_FLAGS": ",".join(transcript.flags),
     }
-    log.info(
-        "transcript %d: %.1f s of speech, %.0f ms after its end%s",
-        stored.seq,
-        transcript.duration_s,
-        transcript.latency_ms,
-        text,
-        extra=fields,
-    )
+    what = stored.seq, transcript.duration_s, transcript.latency_ms, text
+    log.info("transcript %d: %.1f s of speech, %.0f ms after its end%s", *what, extra=fields)
 
 
 def notify(state: str) -> bool:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appliance.capture import measure_speech
+from appliance.capture import PRE_ROLL_MS, measure_speech
 from appliance.config import Settings
 from appliance.daemon import systemd
 from appliance.daemon.backlog import Lease, Work
@@ -51,7 +51,7 @@ REPLY_S = 10.0
 """A media player has begun and ended an answer of Assist after this."""
 EXPIRE_EVERY_S = 3600.0
 """Seconds between two deletions of transcripts that are older than the retention."""
-CONTINUES_S, PRE_ROLL_S = 2.0, 0.6
+CONTINUES_S, PRE_ROLL_S = 2.0, PRE_ROLL_MS / 1000
 """Longest pause in a sentence; longest sound before the speech of a window. In 14 of 34 commands of
 people, a pause of 1 s within them ended an utterance."""
 UNSURE = (NoAct.LOW_CONFIDENCE, NoAct.UNSURE, NoAct.GUARDED)
@@ -238,22 +238,16 @@ class Transcripts(Listener):
             return
         self._expire_s = time.monotonic() + EXPIRE_EVERY_S
         try:
-            deleted = self._store.expire(datetime.now(UTC))
+            if deleted := self._store.expire(datetime.now(UTC)):
+                log.info("deleted %d transcripts older than the retention", deleted)
         except StoreError as error:
             log.warning("%s", error)
-            return
-        if deleted:
-            log.info("deleted %d transcripts older than the retention", deleted)
 
     def on_discarded(self, discarded: Discarded) -> None:
         """Count and log speech that gave no transcript. Any thread."""
         self._health.count(f"discarded_{discarded.reason}")
-        log.info(
-            "discarded %.1f s of sound: %s (utterance %s)",
-            discarded.duration_s,
-            discarded.reason,
-            discarded.utterance_id,
-        )
+        what = discarded.duration_s, discarded.reason, discarded.utterance_id
+        log.info("discarded %.1f s of sound: %s (utterance %s)", *what)
 
     def _text_before(self, window: Window) -> str:
         """Return the text of the window before, if an earlier process stored it; else ""."""

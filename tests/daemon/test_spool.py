@@ -150,19 +150,18 @@ def test_another_users_folder_is_not_trusted(memory: Path) -> None:
         folders.MemoryFolder(memory / "spool").take()
 
 
-def test_a_full_folder_is_a_trouble_that_passes(memory: Path) -> None:
+def test_a_full_folder_is_a_trouble_that_passes(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
     health = Health()
-    full = True
-
-    def write(path: Path, data: bytes) -> None:
-        if full:
-            raise OSError(28, "No space left on device")
-        spool_module.write(path, data)
-
-    with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), health, write) as spool:
-        assert not spool.put(a_window())
+    with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), health) as spool:
+        with monkeypatch.context() as full:
+            full.setattr(spool_module, "write", refuse)
+            assert not spool.put(a_window())
         assert "No space left" in health.snapshot().troubles["spool"]
-        full = False
         assert spool.put(a_window())
         assert health.snapshot().troubles == {}
 
