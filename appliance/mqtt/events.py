@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,6 @@ from appliance.records import (
     AssistReply,
     Correction,
     Discarded,
-    EchoState,
     HeardIn,
     Partial,
     Phrase,
@@ -143,6 +143,9 @@ def state(
     fleet = {"fleet": {"role": role, "server": server or None}} if role else {}
     before, at = appliance.updated or ("", None)
     updated = {"updated": {"from": before, "at": timestamp(at)}} if at else {}
+    echo = asdict(appliance.echo) if appliance.echo else {}
+    echo.pop("problem", None)  # it is among the reasons
+    reference = {"reference": echo} if echo else {}
     until = {"muted_until": timestamp(appliance.muted_until)} if appliance.muted_until else {}
     return {
         "status": "degraded" if degraded else appliance.status,
@@ -157,25 +160,11 @@ def state(
         "uptime_s": rounded(appliance.uptime_s),
         **updated,
         **until,
-        **_reference(appliance.echo),
+        **reference,
         **wyoming,
         **({"assist": dict(appliance.assist)} if appliance.assist else {}),
         **rooms,
         **fleet,
-    }
-
-
-def _reference(echo: EchoState | None) -> dict[str, Any]:
-    """Return the field `reference`; nothing without a reference."""
-    if echo is None:
-        return {}
-    return {
-        "reference": {
-            "active": echo.active,
-            "reduction_db": echo.reduction_db,
-            "delay_ms": echo.delay_ms,
-            "drift_ppm": echo.drift_ppm,
-        }
     }
 
 
@@ -199,34 +188,21 @@ def heard_in(heard: HeardIn) -> dict[str, Any]:
 
 def partial(text: Partial) -> dict[str, Any]:
     """Return the `partial` message: text while somebody speaks."""
-    message = {
-        "utterance_id": text.utterance_id,
-        "window": text.window,
-        "rev": text.rev,
-        "text": text.text,
-        "stable_chars": text.stable_chars,
-        "eager": text.eager,
-        "resumed": text.resumed,
-        "final": False,
-    }
-    if text.continues:
-        message["continues"] = text.continues
+    message = asdict(text) | {"final": False}
+    if not text.continues:
+        del message["continues"]
     return message
 
 
 def assist_reply(reply: AssistReply) -> dict[str, Any]:
     """Return the `assist/reply` message: the result of a sentence for Assist."""
+    fields = asdict(reply)
+    for name in ("language", "error", "conversation_id"):
+        fields[name] = fields[name] or None
     return {
         "schema": SCHEMA,
-        "id": reply.id,
-        "text": reply.text,
-        "status": reply.status,
-        "speech": reply.speech,
-        "language": reply.language or None,
-        "error": reply.error or None,
-        "conversation_id": reply.conversation_id or None,
+        **fields,
         "took_ms": rounded(reply.took_ms),
-        "goes_on": reply.goes_on,
     }
 
 

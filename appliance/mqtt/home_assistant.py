@@ -101,213 +101,173 @@ def _speech(base: str) -> dict[str, Any]:
     Transcripts stay available without the microphone, which may be lost before its last sentence.
     """
     return {
-        "transcript": {
-            **_component(base, "event", "transcript", "Transcript", events.TRANSCRIPT),
-            "icon": "mdi:text-recognition",
-            "event_types": ["transcript"],
-        },
-        "correction": {
-            **_component(base, "event", "correction", "Correction", events.CORRECTION, qos=0),
-            "entity_category": "diagnostic",
-            # so that it is not chosen in place of Transcript
-            "enabled_by_default": False,
-            "icon": "mdi:pencil",
-            "event_types": ["correction"],
-        },
-        "text": {
-            **_component(base, "sensor", "text", "Last text", events.LAST, entity="last_text"),
-            "icon": "mdi:text",
-            "value_template": f"{{{{ ({_SPOKEN})[:{TEXT_LETTERS}] }}}}",
-            "json_attributes_topic": base + events.LAST,
-            "json_attributes_template": (
+        **_component(
+            base, "event", "transcript", "Transcript", events.TRANSCRIPT,
+            icon="mdi:text-recognition", event_types=["transcript"],
+        ),
+        # disabled, so that it is not chosen in place of Transcript
+        **_component(
+            base, "event", "correction", "Correction", events.CORRECTION, qos=0,
+            entity_category="diagnostic", enabled_by_default=False, icon="mdi:pencil",
+            event_types=["correction"],
+        ),
+        **_component(
+            base, "sensor", "text", "Last text", events.LAST, entity="last_text", icon="mdi:text",
+            value_template=f"{{{{ ({_SPOKEN})[:{TEXT_LETTERS}] }}}}",
+            json_attributes_topic=base + events.LAST,
+            json_attributes_template=(
                 f"{{{{ {{'text': {_SPOKEN}, 'id': value_json.id, "
                 "'corrected': value_json.correction is defined, "
                 "'late': value_json.late | default(false), "
                 "'language': value_json.language | default(none)} | tojson }}"
             ),
-            "force_update": True,
-        },
-        "speech": {
-            **_component(base, "binary_sensor", "speech", "Speech", events.SPEECH, qos=0),
-            "device_class": "sound",
-            "availability": [
-                {"topic": base + events.AVAILABILITY},
-                {"topic": base + events.MICROPHONE},
-            ],
-            "availability_mode": "all",
-        },
-    }
+            force_update=True,
+        ),
+        **_component(
+            base, "binary_sensor", "speech", "Speech", events.SPEECH, qos=0, device_class="sound",
+            **_available(base, {"topic": base + events.MICROPHONE}),
+        ),
+    }  # fmt: skip
+
+
+def _available(base: str, also: dict[str, str]) -> dict[str, Any]:
+    """Return the keys of a component that is available while the appliance and `also` are."""
+    both = [{"topic": base + events.AVAILABILITY}, also]
+    return {"availability": both, "availability_mode": "all"}
 
 
 def _assist(base: str) -> dict[str, Any]:
     """Return the event of Assist's replies: its history tells what became of each command."""
     fields = {"command": "text", "answer": "speech", "reason": "error", "transcript_id": "id"}
     values = "".join(f", '{name}': value_json.{field}" for name, field in fields.items())
-    return {
-        "assist": {
-            **_component(base, "event", "assist", "Assist", events.ASSIST_REPLY, qos=0),
-            "icon": "mdi:home-assistant",
-            "event_types": ["action_done", "query_answer", "answered", "error", "failed"],
-            "value_template": f"{{{{ {{'event_type': value_json.status{values}}} | tojson }}}}",
-        }
-    }
+    return _component(
+        base, "event", "assist", "Assist", events.ASSIST_REPLY, qos=0, icon="mdi:home-assistant",
+        event_types=["action_done", "query_answer", "answered", "error", "failed"],
+        value_template=f"{{{{ {{'event_type': value_json.status{values}}} | tojson }}}}",
+    )  # fmt: skip
 
 
 def _switches(base: str) -> dict[str, Any]:
-    return {
-        "microphone": {
-            **_component(base, "binary_sensor", "microphone", "Microphone", events.MICROPHONE),
-            "device_class": "connectivity",
-            "entity_category": "diagnostic",
-            "payload_on": events.ONLINE.decode(),
-            "payload_off": events.OFFLINE.decode(),
-            # a muted microphone is closed, neither connected nor disconnected
-            "availability": [
-                {"topic": base + events.AVAILABILITY},
-                {
-                    "topic": base + events.MUTE,
-                    "payload_available": events.OFF.decode(),
-                    "payload_not_available": events.ON.decode(),
-                },
-            ],
-            "availability_mode": "all",
-        },
-        "mute": {
-            **_component(base, "switch", "mute", "Mute", events.MUTE),
-            # Home Assistant does not expose it to Assist by itself: nobody unmutes it by voice
-            "entity_category": "config",
-            "command_topic": f"{base}{events.MUTE}/set",
-        },
-        "mute_30_minutes": _mute_button(base, "mute_30_minutes", "Mute for 30 minutes", "30m"),
-        "mute_until_tomorrow": _mute_button(
-            base, "mute_until_tomorrow", "Mute until tomorrow", "tomorrow"
-        ),
-        "muted_until": {
-            **_component(base, "sensor", "muted_until", "Muted until", events.STATE),
-            "entity_category": "diagnostic",
-            "icon": "mdi:timer-off-outline",
-            "device_class": "timestamp",
-            "value_template": "{{ value_json.muted_until | default(none) }}",
-        },
+    # a muted microphone is closed, neither connected nor disconnected
+    unmuted = {
+        "topic": base + events.MUTE,
+        "payload_available": events.OFF.decode(),
+        "payload_not_available": events.ON.decode(),
     }
+    return {
+        **_component(
+            base, "binary_sensor", "microphone", "Microphone", events.MICROPHONE,
+            device_class="connectivity", entity_category="diagnostic",
+            payload_on=events.ONLINE.decode(), payload_off=events.OFFLINE.decode(),
+            **_available(base, unmuted),
+        ),
+        # Home Assistant does not expose it to Assist by itself: nobody unmutes it by voice
+        **_component(
+            base, "switch", "mute", "Mute", events.MUTE, entity_category="config",
+            command_topic=f"{base}{events.MUTE}/set",
+        ),
+        **_mute_button(base, "mute_30_minutes", "Mute for 30 minutes", "30m"),
+        **_mute_button(base, "mute_until_tomorrow", "Mute until tomorrow", "tomorrow"),
+        **_component(
+            base, "sensor", "muted_until", "Muted until", events.STATE,
+            entity_category="diagnostic", icon="mdi:timer-off-outline", device_class="timestamp",
+            value_template="{{ value_json.muted_until | default(none) }}",
+        ),
+    }  # fmt: skip
 
 
 def _mute_button(base: str, name: str, shown: str, end: str) -> dict[str, Any]:
     """Return a button that mutes until `end`; it has no state."""
-    button = _component(base, "button", name, shown, events.MUTE)
-    del button["state_topic"]
-    return button | {
-        "icon": "mdi:microphone-off",
-        "entity_category": "config",
-        "command_topic": f"{base}{events.MUTE}/set",
-        "payload_press": f"{events.ON.decode()} {end}",
-    }
+    button = _component(
+        base, "button", name, shown, events.MUTE, icon="mdi:microphone-off",
+        entity_category="config", command_topic=f"{base}{events.MUTE}/set",
+        payload_press=f"{events.ON.decode()} {end}",
+    )  # fmt: skip
+    del button[name]["state_topic"]
+    return button
 
 
 def _measurements(base: str) -> dict[str, Any]:
-    measured = {"state_class": "measurement"}
     return {
-        "confidence": {
-            **_component(base, "sensor", "confidence", "Confidence", events.TRANSCRIPT),
-            "icon": "mdi:gauge",
-            **measured,
-            "unit_of_measurement": "%",
-            "suggested_display_precision": 0,
-            "value_template": "{{ (value_json.confidence * 100) | round(1) "
+        **_component(
+            base, "sensor", "confidence", "Confidence", events.TRANSCRIPT, icon="mdi:gauge",
+            state_class="measurement", unit_of_measurement="%", suggested_display_precision=0,
+            value_template="{{ (value_json.confidence * 100) | round(1) "
             "if value_json.confidence is number else none }}",
-        },
-        "latency": {
-            **_component(base, "sensor", "latency", "Latency", events.TRANSCRIPT),
-            "entity_category": "diagnostic",
-            "device_class": "duration",
-            **measured,
-            "unit_of_measurement": "ms",
-            "value_template": "{{ value_json.latency_ms | default(none) }}",
-        },
-    }
+        ),
+        **_component(
+            base, "sensor", "latency", "Latency", events.TRANSCRIPT, entity_category="diagnostic",
+            device_class="duration", state_class="measurement", unit_of_measurement="ms",
+            value_template="{{ value_json.latency_ms | default(none) }}",
+        ),
+    }  # fmt: skip
 
 
 def _temperatures(base: str, present: Collection[str]) -> dict[str, Any]:
     """Return the sensors of `present`, keys of TEMPERATURES."""
-    return {
-        f"{key}_temperature": {
-            **_component(
-                base,
-                "sensor",
-                f"{key}_temperature",
-                shown,
-                events.STATS,
-                qos=0,
-                entity=shown.lower().replace(" ", "_"),
-            ),
-            "entity_category": "diagnostic",
-            "device_class": "temperature",
-            "state_class": "measurement",
-            "unit_of_measurement": "°C",
-            "value_template": f"{{{{ value_json.{key}_temperature_c | default(none) }}}}",
-        }
-        for key, shown in TEMPERATURES.items()
-        if key in present
-    }
+    found: dict[str, Any] = {}
+    for key in present:
+        name, shown = f"{key}_temperature", TEMPERATURES[key]
+        found |= _component(
+            base, "sensor", name, shown, events.STATS, qos=0,
+            entity=shown.lower().replace(" ", "_"), entity_category="diagnostic",
+            device_class="temperature", state_class="measurement", unit_of_measurement="°C",
+            value_template=f"{{{{ value_json.{key}_temperature_c | default(none) }}}}",
+        )  # fmt: skip
+    return found
 
 
 def _diagnostics(base: str) -> dict[str, Any]:
-    diagnostic = {"entity_category": "diagnostic"}
     return {
-        "outbox": {
-            **_component(
-                base,
-                "sensor",
-                "outbox",
-                "Unpublished transcripts",
-                events.STATE,
-                entity="outbox_depth",
-            ),
-            **diagnostic,
-            "icon": "mdi:tray-full",
-            "state_class": "measurement",
-            "unit_of_measurement": "transcripts",
-            "value_template": "{{ value_json.outbox_depth | default(none) }}",
-        },
-        "status": {
-            **_component(base, "sensor", "status", "Status", events.STATE),
-            **diagnostic,
-            "icon": "mdi:heart-pulse",
-            "device_class": "enum",
-            "options": ["running", "degraded", "muted", "stopped"],
-            "value_template": "{{ value_json.status }}",
-            "json_attributes_topic": base + events.STATE,
-        },
-        "problem": {
-            **_component(base, "binary_sensor", "problem", "Problem", events.STATE),
-            **diagnostic,
-            "device_class": "problem",
-            # not for reasons alone: some end by themselves, as while transcripts wait
-            "value_template": "{{ 'ON' if value_json.status == 'degraded' "
+        **_component(
+            base, "sensor", "outbox", "Unpublished transcripts", events.STATE,
+            entity="outbox_depth", entity_category="diagnostic", icon="mdi:tray-full",
+            state_class="measurement", unit_of_measurement="transcripts",
+            value_template="{{ value_json.outbox_depth | default(none) }}",
+        ),
+        **_component(
+            base, "sensor", "status", "Status", events.STATE, entity_category="diagnostic",
+            icon="mdi:heart-pulse", device_class="enum",
+            options=["running", "degraded", "muted", "stopped"],
+            value_template="{{ value_json.status }}", json_attributes_topic=base + events.STATE,
+        ),
+        # not for reasons alone: some end by themselves, as while transcripts wait
+        **_component(
+            base, "binary_sensor", "problem", "Problem", events.STATE,
+            entity_category="diagnostic", device_class="problem",
+            value_template="{{ 'ON' if value_json.status == 'degraded' "
             "or value_json.status == 'muted' and value_json.reasons else 'OFF' }}",
-            "json_attributes_topic": base + events.STATE,
-            "json_attributes_template": "{{ {'reasons': value_json.reasons} | tojson }}",
-        },
-    }
+            json_attributes_topic=base + events.STATE,
+            json_attributes_template="{{ {'reasons': value_json.reasons} | tojson }}",
+        ),
+    }  # fmt: skip
 
 
 def _component(
-    base: str, platform: str, name: str, shown: str, source: str, *, qos: int = 1, entity: str = ""
-) -> dict[str, Any]:
-    """Return the keys that every component begins with.
+    base: str,
+    platform: str,
+    name: str,
+    shown: str,
+    source: str,
+    *,
+    qos: int = 1,
+    entity: str = "",
+    **more: Any,
+) -> dict[str, dict[str, Any]]:
+    """Return a component by its name: the keys of all, and `more`.
 
     `source` is the node's topic of its state. `entity` ends the entity id, if `name` does not: the
     id is the same with and without an area, which Home Assistant 2026.11 else puts into it.
     """
     node = _node(base)
-    begin = {
+    keys = {
         "platform": platform,
         "unique_id": f"roomscribe_{node}_{name}",
         "default_entity_id": f"{platform}.roomscribe_{node}_{entity or name}",
         "name": shown,
         "state_topic": base + source,
     }
-    return begin | {"qos": qos} if qos else begin
+    return {name: keys | ({"qos": qos} if qos else {}) | more}
 
 
 def _node(base: str) -> str:
