@@ -5,14 +5,14 @@ import { brokerLogin, brokerValues, PUBLISHES } from "./broker.js";
 import { button, element, setText } from "./dom.js";
 import { Field, showMistakes } from "./field.js";
 import { describe } from "./settings.js";
-import { message } from "./text.js";
+import { notice } from "./text.js";
 
 export class BrokerStep {
   #next;
   #publishes = false;
   #fields = new Map();
   #later = element("p", { class: "soft small" });
-  #wrong = element("p", { class: "wrong", role: "alert", hidden: true });
+  #wrong = notice();
   #status = element("p", { class: "soft", role: "status" });
   #group = element("div", { class: "broker", role: "group", "aria-label": "Broker" });
   #connect = button("Connect", () => this.#try(), { class: "main" });
@@ -35,8 +35,8 @@ export class BrokerStep {
 
   close() {}
 
-  async #read() {
-    try {
+  #read() {
+    return this.#attempt(async () => {
       const about = await describe(), { settings, broker } = await command("settings");
       this.#publishes = settings[PUBLISHES].value;
       for (const [name, value] of Object.entries(brokerValues(broker))) {
@@ -49,49 +49,40 @@ export class BrokerStep {
       setText(this.#later, this.#publishes
         ? "“Not now” switches publishing off. Sentences are then only in the log of this appliance, until you switch it on under Settings."
         : "With “Not now”, sentences are only in the log of this appliance. You can enter a broker later, under Settings.");
-    } catch (error) {
-      this.#fail(error);
-    }
+    });
   }
 
-  #fail(error) {
-    setText(this.#status, "");
-    this.#wrong.hidden = !error;
-    this.#wrong.replaceChildren(...(error ? message(error.message) : []));
+  async #attempt(action) {
+    if (!(await this.#wrong.attempt(action))) setText(this.#status, "");
   }
 
   /** Save the login if the broker accepts it, and go on. */
-  async #try() {
+  #try() {
     if (!this.#fields.size) return this.#read(); // the settings could not be read
-    this.#fail(null);
     for (const field of this.#fields.values()) field.showMistake("");
     setText(this.#status, "Connecting to the broker …");
-    try {
+    return this.#attempt(async () => {
       const { mistakes } = await command("broker", { ...brokerLogin(this.#fields), set: { [PUBLISHES]: true } });
       if (mistakes) this.#refuse(mistakes);
       else this.#next();
-    } catch (error) {
-      this.#fail(error);
-    }
+    });
   }
 
   /** Show each mistake at its field, or below the fields if it has none. */
   #refuse(mistakes) {
-    const [first] = showMistakes(this.#fields, mistakes, (text) => this.#fail({ message: text }));
+    const [first] = showMistakes(this.#fields, mistakes, (text) => this.#wrong.show(text));
     setText(this.#status, "Nothing was saved. Correct it, or press “Not now”.");
     first?.input.focus();
   }
 
   /** Go on without a broker; one that is not there is no problem then. */
-  async #skip() {
-    this.#fail(null);
-    try {
+  #skip() {
+    setText(this.#status, "");
+    return this.#attempt(async () => {
       const { mistakes = {} } = this.#publishes ? await command("configure", { set: { [PUBLISHES]: false } }) : {};
       const [mistake] = Object.values(mistakes);
-      if (mistake) this.#fail({ message: mistake });
+      if (mistake) this.#wrong.show(mistake);
       else this.#next();
-    } catch (error) {
-      this.#fail(error);
-    }
+    });
   }
 }

@@ -1,8 +1,8 @@
 // Correct a sentence: what was really said, and what the appliance may learn from the difference.
 
 import { command } from "./api.js";
-import { button, element, setText } from "./dom.js";
-import { message } from "./text.js";
+import { button, element, openDialog, setText } from "./dom.js";
+import { notice } from "./text.js";
 
 const LETTERS = 1000;
 
@@ -13,31 +13,20 @@ export function correctSentence(one) {
     lang: one.language || null, "aria-describedby": "said-wrong",
   });
   input.value = one.correction ?? one.text;
-  const wrong = element("p", { class: "wrong", id: "said-wrong", role: "alert", hidden: true });
+  const wrong = notice({ id: "said-wrong" });
   const close = () => {
-    dialog.close();
-    dialog.remove();
+    remove();
     document.querySelector(`[data-seq="${one.seq}"] button`)?.focus(); // the row was made anew meanwhile
   };
-  const fail = (error) => {
-    wrong.replaceChildren(...message(error.message));
-    wrong.hidden = false;
-  };
-
-  async function save(text) {
-    wrong.hidden = true;
-    try {
-      const { offers } = await command("correct", { transcript_id: one.id, text });
-      const choices = learnable(offers, fail);
-      if (!choices.length) return close();
-      form.replaceChildren(element("p", { role: "status" }, "Saved. Is this wrong often? Choose what Roomscribe should learn."),
-        element("ul", { class: "offers" }, choices.map((choice) => element("li", {}, choice))), wrong,
-        element("div", { class: "row end" }, button("Done", close, { class: "main" })));
-      choices[0].focus();
-    } catch (error) {
-      fail(error);
-    }
-  }
+  const save = (text) => wrong.attempt(async () => {
+    const { offers } = await command("correct", { transcript_id: one.id, text });
+    const choices = learnable(offers, wrong);
+    if (!choices.length) return close();
+    form.replaceChildren(element("p", { role: "status" }, "Saved. Is this wrong often? Choose what Roomscribe should learn."),
+      element("ul", { class: "offers" }, choices.map((choice) => element("li", {}, choice))), wrong,
+      element("div", { class: "row end" }, button("Done", close, { class: "main" })));
+    choices[0].focus();
+  });
 
   const isExpected = one.phrase && one.phrase !== one.text.toLowerCase();
   const form = element("form", { onsubmit: (event) => (event.preventDefault(), save(input.value.trim())) },
@@ -49,25 +38,17 @@ export function correctSentence(one) {
     element("div", { class: "row end" },
       one.correction && button("Remove correction", () => save(null), { class: "plain" }),
       button("Cancel", close), element("button", { type: "submit", class: "main" }, "Save")));
-  const dialog = element("dialog", { "aria-labelledby": "correct", oncancel: close },
-    element("h2", { id: "correct" }, "Correct this sentence"), form);
-  document.querySelector("main").append(dialog);
-  dialog.showModal();
+  const remove = openDialog("Correct this sentence", close, form);
   input.select();
 }
 
 /** Return a button for each thing to learn. */
-function learnable({ words, replace }, fail) {
+function learnable({ words, replace }, wrong) {
   const learn = (text, given) => {
     const made = button(text, async () => {
-      if (made.dataset.learnt) return;
-      try {
-        await command("learn", given);
-        made.dataset.learnt = "true";
-        setText(made, `✓ ${text}`);
-      } catch (error) {
-        fail(error);
-      }
+      if (made.dataset.learnt || !(await wrong.attempt(() => command("learn", given)))) return;
+      made.dataset.learnt = "true";
+      setText(made, `✓ ${text}`);
     });
     return made;
   };

@@ -57,6 +57,18 @@ export function fillList(list, items, keyOf, make) {
   }
 }
 
+/** Show a dialog; `onCancel` runs when Escape is pressed. Returns a function that closes it. */
+export function openDialog(title, onCancel, ...content) {
+  const dialog = element("dialog", { "aria-labelledby": "dialog", oncancel: onCancel },
+    element("h2", { id: "dialog" }, title), ...content);
+  document.querySelector("main").append(dialog);
+  dialog.showModal();
+  return () => {
+    dialog.close();
+    dialog.remove();
+  };
+}
+
 /** Return a drawing of that name, for eyes alone. */
 export const icon = (name) =>
   element(

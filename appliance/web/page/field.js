@@ -1,7 +1,7 @@
 // One setting: its label, input, unit, help and mistake.
 
-import { element, fillList, setAttribute, setText } from "./dom.js";
-import { correction } from "./text.js";
+import { element, fillList, setAttribute } from "./dom.js";
+import { correction, notice } from "./text.js";
 
 const ONE_PER_LINE = { list: "One per line", table: "heard = written" };
 const TABLE_MISTAKE = "Write each line as: heard = written";
@@ -53,7 +53,7 @@ export class Field {
     const id = `key-${name}`, help = [about.help, range(about)].filter(Boolean).join(" ");
     this.input = this.#makeInput(id);
     setAttribute(this.input, "aria-describedby", help ? `${id}-about ${id}-wrong` : `${id}-wrong`);
-    this.#mistake = element("p", { class: "wrong", id: `${id}-wrong`, role: "alert", hidden: true });
+    this.#mistake = notice({ id: `${id}-wrong` }, correction);
     const label = element("label", { for: id }, about.title);
     const isNumber = about.kind === "int" || about.kind === "float";
     const input = isNumber ? element("div", { class: "unit" }, this.input, element("span", {}, about.unit)) : this.input;
@@ -143,9 +143,7 @@ export class Field {
   /** Show what is wrong with the field; "": nothing. */
   showMistake(text) {
     setAttribute(this.input, "aria-invalid", text ? "true" : null);
-    this.#mistake.hidden = !text;
-    if (text) this.#mistake.replaceChildren(...correction(text));
-    else setText(this.#mistake, "");
+    this.#mistake.show(text);
   }
 
   /** Return true for a well-formed table, or any other value; show what is wrong otherwise. */

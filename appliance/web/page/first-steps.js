@@ -6,7 +6,7 @@ import { BrokerStep } from "./broker-step.js";
 import { button, element, setText } from "./dom.js";
 import { MicrophoneStep } from "./microphone-step.js";
 import { SentenceStep } from "./sentence-step.js";
-import { message } from "./text.js";
+import { notice } from "./text.js";
 
 const STEPS = [["Microphone", MicrophoneStep], ["Broker", BrokerStep], ["A first sentence", SentenceStep]];
 
@@ -18,7 +18,7 @@ export class FirstSteps {
   #step = null;
   #heading = element("h2", { id: "step", tabindex: -1 });
   #body = element("div", { class: "setup" });
-  #problem = element("p", { class: "wrong", role: "alert", hidden: true });
+  #problem = notice();
   #back = button("Back", () => this.#go(this.#number - 1));
   #actions = element("span", { class: "row" });
   #skip = button("Skip the first steps", () => this.#finish(), { class: "plain" });
@@ -47,7 +47,7 @@ export class FirstSteps {
     const [title, Step] = STEPS[number];
     this.#step?.close();
     this.#number = number;
-    this.#problem.hidden = true;
+    this.#problem.show("");
     this.#step = new Step({
       mute: this.#mute,
       next: () => (number + 1 < STEPS.length ? this.#go(number + 1) : this.#finish()),
@@ -61,14 +61,7 @@ export class FirstSteps {
   }
 
   async #finish() {
-    this.#problem.hidden = true;
-    try {
-      await call("api/first-steps", {});
-    } catch (error) {
-      this.#problem.replaceChildren(...message(error.message));
-      this.#problem.hidden = false;
-      return;
-    }
+    if (!(await this.#problem.attempt(() => call("api/first-steps", {})))) return;
     session.first_steps = false;
     location.hash = "live";
   }

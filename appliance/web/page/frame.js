@@ -8,7 +8,7 @@ import { History } from "./history.js";
 import { Live } from "./live.js";
 import { showLevel } from "./meter.js";
 import { describe, Settings } from "./settings.js";
-import { message } from "./text.js";
+import { message, notice } from "./text.js";
 
 const SHOWN = 60; // lines of the live view
 const FIRST = 30; // of which so many are read at the start
@@ -32,7 +32,7 @@ export class Frame {
   #status = element("span", { class: "pill", role: "status" }, "…");
   #links = Object.entries(VIEWS).map(([name, [title]]) => element("a", { href: `#${name}` }, icon(name), title));
   #title = element("h2", { class: "hidden" });
-  #problem = element("p", { class: "banner bad", role: "alert", hidden: true });
+  #problem = notice({ class: "banner bad" });
   #reason = element("span");
   #degraded = element("p", { class: "banner", role: "status", hidden: true },
     this.#reason, " ", element("a", { href: "#health" }, "Show details"));
@@ -152,9 +152,7 @@ export class Frame {
     document.title = `${ALL_VIEWS[name][0]} · Roomscribe ${room}`;
     this.#status.className = `pill ${status || ""}`;
     setText(this.#status, STATUSES[status] || (up ? "…" : "Offline"));
-    this.#problem.hidden = up;
-    if (!up && this.#problem.dataset.why !== why) this.#problem.replaceChildren(...message(why));
-    this.#problem.dataset.why = up ? "" : why;
+    this.#problem.show(up ? "" : why);
     const shown = up && name === "live" && state?.status === "degraded" && state.reasons[0];
     this.#degraded.hidden = !shown;
     if (shown && this.#reason.dataset.why !== shown) this.#reason.replaceChildren(...message(shown));

@@ -1,9 +1,9 @@
 // The log: search, delete, save as a file.
 
 import { command, readLog, session } from "./api.js";
-import { button, element, fillList, setText } from "./dom.js";
+import { button, element, fillList, openDialog, setText } from "./dom.js";
 import { sentenceKey, sentenceRow } from "./sentence.js";
-import { count, dayName, dayOf, message } from "./text.js";
+import { count, dayName, dayOf, notice } from "./text.js";
 
 const PAGE = 50; // sentences that are read at once
 const LIMIT = 200; // the most that one answer has
@@ -21,18 +21,11 @@ function bounds(day) {
 /** Ask before something is deleted; true to go on. The focus returns to where it was. */
 function confirmDelete(title, ...text) {
   return new Promise((resolve) => {
-    const answer = (yes) => () => {
-      dialog.close();
-      dialog.remove();
-      resolve(yes);
-    };
-    const dialog = element("dialog", { "aria-labelledby": "question", oncancel: answer(false) },
-      element("h2", { id: "question" }, title), element("p", {}, text),
+    const answer = (yes) => () => (close(), resolve(yes));
+    const close = openDialog(title, answer(false), element("p", {}, text),
       element("div", { class: "row end" },
         element("button", { type: "button", autofocus: true, onclick: answer(false) }, "Keep"),
         element("button", { type: "button", class: "danger", onclick: answer(true) }, "Delete")));
-    document.querySelector("main").append(dialog);
-    dialog.showModal();
   });
 }
 
@@ -49,7 +42,7 @@ export class History {
   });
   #day = element("input", { type: "date", oninput: () => this.#typed() });
   #status = element("span", { class: "soft number", role: "status" }, "Searching …");
-  #problem = element("p", { class: "banner bad", role: "alert", hidden: true });
+  #problem = notice({ class: "banner bad" });
   #days = element("div", { class: "days" });
   #empty = element("p", { class: "empty", hidden: true });
   #more = button("Show older", () => this.#read(PAGE, this.#found.transcripts.at(-1).seq), { hidden: true });
@@ -83,7 +76,7 @@ export class History {
     const newest = live.lines.find((one) => one.seq !== undefined)?.seq ?? 0;
     if (back || (this.#found && !this.#day.value && newest > this.#newest)) this.#read(this.#shownCount());
     this.#newest = Math.max(this.#newest, newest);
-    if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
+    if (!live.up) this.#problem.show(""); // the frame shows that there is no connection
   }
 
   /** Show what became known of a sentence later, such as a correction. */
@@ -128,7 +121,7 @@ export class History {
       transcripts.sort((one, other) => other.seq - one.seq);
       this.#found = { transcripts, more: answer.more, total: before ? this.#found.total : answer.total };
       this.#newest = Math.max(this.#newest, transcripts[0]?.seq ?? 0);
-      this.#problem.hidden = true;
+      this.#problem.show("");
       this.#show(count(this.#found.total, "sentence", "sentences"));
     } catch (error) {
       if (turn === this.#turn) this.#fail(error);
@@ -137,8 +130,7 @@ export class History {
 
   #fail(error) {
     setText(this.#status, "");
-    this.#problem.replaceChildren(...message(error.message));
-    this.#problem.hidden = !this.#live.up;
+    this.#problem.show(this.#live.up ? error.message : "");
   }
 
   #show(status) {

@@ -2,11 +2,11 @@
 
 import { session } from "./api.js";
 import { button, element, fillList, setAttribute, setText } from "./dom.js";
-import { keepMeter } from "./meter.js";
+import { MeterPlace } from "./meter.js";
 import { mutedUntil, muteForAWhile } from "./mute.js";
 import { isRecent, playSentence } from "./playback.js";
 import { sentenceKey, sentenceRow } from "./sentence.js";
-import { clock, message, reason, seconds } from "./text.js";
+import { clock, notice, reason, seconds } from "./text.js";
 
 function heading(live) {
   if (!live.up) return "No connection";
@@ -21,11 +21,11 @@ const discardedRow = (one) =>
 
 export class Live {
   static events = "level";
-  #meter = null;
+  #meter = new MeterPlace();
   #light = element("span", { class: "light", "aria-hidden": "true" });
   #heading = element("strong");
   #last = element("div", { class: "soft small number" });
-  #problem = element("p", { class: "wrong", role: "alert", hidden: true });
+  #problem = notice();
   #partial = element("p", { dir: "auto" });
   #coming = element("ul", { class: "sentences", hidden: true },
     element("li", { class: "coming" }, element("time", {}, "now"), this.#partial));
@@ -40,10 +40,10 @@ export class Live {
 
   /** `mute(on, end)` mutes the microphone or opens it; it raises Refusal. */
   constructor({ mute }) {
-    this.#mute = button("Mute", () => this.#attempt(() => mute(!this.#mute.classList.contains("main"))));
-    this.#muteForAWhile = muteForAWhile((end) => this.#attempt(() => mute(true, end)));
+    this.#mute = button("Mute", () => this.#problem.attempt(() => mute(!this.#mute.classList.contains("main"))));
+    this.#muteForAWhile = muteForAWhile((end) => this.#problem.attempt(() => mute(true, end)));
     this.#now = element("section", { class: "card now", "aria-label": "Now" },
-      this.#light, element("div", {}, this.#heading, this.#last, this.#play), this.#mute, this.#muteForAWhile, this.#problem);
+      this.#light, element("div", {}, this.#heading, this.#last, this.#play), this.#mute, this.#muteForAWhile, this.#problem, this.#meter.node);
     this.nodes = [
       this.#now,
       element("section", { class: "card", "aria-labelledby": "sentences" },
@@ -64,7 +64,7 @@ export class Live {
     setText(this.#mute, muted ? "Unmute" : "Mute");
     this.#mute.classList.toggle("main", muted);
     for (const one of [this.#mute, ...this.#muteForAWhile.children]) one.disabled = !live.up;
-    this.#meter = keepMeter(this.#now, this.#meter, live.up && !muted && !deaf);
+    this.#meter.show(live.up && !muted && !deaf);
     this.#coming.hidden = !live.partial;
     setText(this.#partial, live.partial ? `${live.partial.text} …` : "");
     setAttribute(this.#partial, "lang", live.partial?.language);
@@ -80,23 +80,12 @@ export class Live {
 
   async #playLast() {
     setText(this.#play, "Playing …");
-    await this.#attempt(() => playSentence(this.#recent.id));
+    await this.#problem.attempt(() => playSentence(this.#recent.id));
     setText(this.#play, "Play last sentence");
-  }
-
-  /** Run an async function, and show its refusal. */
-  async #attempt(action) {
-    this.#problem.hidden = true;
-    try {
-      await action();
-    } catch (error) {
-      this.#problem.replaceChildren(...message(error.message));
-      this.#problem.hidden = false;
-    }
   }
 
   close() {
     clearInterval(this.#timer);
-    this.#meter = keepMeter(this.#now, this.#meter, false);
+    this.#meter.show(false);
   }
 }

@@ -2,12 +2,13 @@
 
 import { call } from "./api.js";
 import { element } from "./dom.js";
-import { message } from "./text.js";
+import { notice } from "./text.js";
 
 /** Return the login form. `hasPassword`: one is set; `problem` is why the last attempt failed;
  * `enter` shows the page once the session is there. */
 export function loginForm({ hasPassword, problem }, enter) {
-  const why = element("p", { class: "wrong", id: "why", role: "alert", hidden: !problem }, problem ? message(problem) : "");
+  const why = notice({ id: "why" });
+  why.show(problem);
   const field = element("input", {
     id: "password", type: "password", autocomplete: "current-password", required: true, autofocus: true, "aria-describedby": "why",
   });
@@ -15,12 +16,8 @@ export function loginForm({ hasPassword, problem }, enter) {
   const submit = async (event) => {
     event.preventDefault();
     send.disabled = true;
-    try {
-      await call("api/login", { password: field.value });
-      await enter();
-    } catch (error) {
-      why.replaceChildren(...message(error.message));
-      why.hidden = false;
+    const isIn = await why.attempt(() => call("api/login", { password: field.value }).then(enter));
+    if (!isIn) {
       field.setAttribute("aria-invalid", "true");
       field.select();
     }

@@ -19,7 +19,7 @@ export function watchLevel(show) {
   return () => meters.delete(watcher);
 }
 
-export class Meter {
+class Meter {
   #canvas = element("canvas", { width: 1200, height: 36 });
   #role = element("div", {
     role: "meter", "aria-label": "Microphone level", "aria-valuemin": FLOOR_DB, "aria-valuemax": 0,
@@ -78,15 +78,16 @@ export class Meter {
   }
 }
 
-/** Show a meter in `place` while `wanted`, and none otherwise. Returns the meter, or null. */
-export function keepMeter(place, meter, wanted) {
-  if (wanted === Boolean(meter)) return meter;
-  if (meter) {
-    meter.close();
-    meter.node.remove();
-    return null;
+/** A place that has a meter while one is wanted. */
+export class MeterPlace {
+  #meter = null;
+  node = element("div", { class: "whole", hidden: true });
+
+  show(isWanted) {
+    if (isWanted === Boolean(this.#meter)) return;
+    this.#meter?.close();
+    this.#meter = isWanted ? new Meter() : null;
+    this.node.hidden = !isWanted;
+    this.node.replaceChildren(...(isWanted ? [this.#meter.node] : []));
   }
-  const made = new Meter();
-  place.append(made.node);
-  return made;
 }

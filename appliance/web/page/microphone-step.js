@@ -3,9 +3,9 @@
 import { command } from "./api.js";
 import { button, element, setText } from "./dom.js";
 import { Field } from "./field.js";
-import { microphoneChoices, MicrophoneTest, MicrophoneWatch } from "./microphone.js";
+import { microphoneChoices, microphoneTest, MicrophoneWatch } from "./microphone.js";
 import { describe } from "./settings.js";
-import { message } from "./text.js";
+import { notice } from "./text.js";
 
 const DEVICE = "capture.device";
 
@@ -16,9 +16,9 @@ export class MicrophoneStep {
   #field = null;
   #place = element("div");
   #watch;
-  #test = new MicrophoneTest();
+  #test = microphoneTest();
   #list = button("Look for microphones again", () => this.#read(), { class: "plain", hidden: true });
-  #wrong = element("p", { class: "wrong", role: "alert", hidden: true });
+  #wrong = notice();
   #status = element("p", { class: "soft", role: "status" });
   #main = button("Next", () => this.#save(), { class: "main" });
 
@@ -59,17 +59,12 @@ export class MicrophoneStep {
       const { devices } = await command("devices");
       this.#field.choose(microphoneChoices(this.#field.value, devices));
       this.#list.hidden = devices.length > 0;
-      this.#fail(devices.length || !this.#watch.isMuted ? "" : "No microphone found. Plug one in, then look again.");
+      this.#wrong.show(devices.length || !this.#watch.isMuted ? "" : "No microphone found. Plug one in, then look again.");
     } catch (error) {
       this.#list.hidden = false;
-      this.#fail(this.#up ? error.message : ""); // the frame shows that there is no connection
+      this.#wrong.show(this.#up ? error.message : ""); // the frame shows that there is no connection
     }
     this.#show();
-  }
-
-  #fail(text) {
-    this.#wrong.hidden = !text;
-    this.#wrong.replaceChildren(...(text ? message(text) : []));
   }
 
   #show() {
@@ -80,7 +75,7 @@ export class MicrophoneStep {
   async #save() {
     if (!this.#field?.isChanged) return this.#next();
     this.#field.showMistake("");
-    this.#fail("");
+    this.#wrong.show("");
     setText(this.#status, "Saving …");
     try {
       const { mistakes } = await command("configure", { set: { [DEVICE]: this.#field.value } });
@@ -89,7 +84,7 @@ export class MicrophoneStep {
       setText(this.#status, mistakes ? "Nothing was saved." : "Saved. Speak, and see that the bar moves.");
     } catch (error) {
       setText(this.#status, "");
-      this.#fail(error.message);
+      this.#wrong.show(error.message);
     }
     this.#show();
   }

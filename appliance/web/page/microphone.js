@@ -2,8 +2,8 @@
 
 import { command } from "./api.js";
 import { button, element, setText } from "./dom.js";
-import { keepMeter, watchLevel } from "./meter.js";
-import { message } from "./text.js";
+import { MeterPlace, watchLevel } from "./meter.js";
+import { message, notice } from "./text.js";
 
 const TEST_S = 5;
 const STALE_MS = 3000; // without a level, or with silence alone, for this long, no sound arrives
@@ -27,57 +27,44 @@ export function microphoneChoices(value, devices = []) {
   ];
 }
 
-/** A button that records a few seconds and shows how loud they were. */
-export class MicrophoneTest {
-  #button = button(`Test for ${TEST_S} seconds`, () => this.#run());
+/** A button that tries something, and what came of it. */
+class Trial {
   #result = element("div", { class: "result", role: "status" });
-  nodes = [element("div", { class: "row" }, this.#button), this.#result];
 
-  update({ up }) {
-    this.#button.disabled = !up;
+  /** `meanwhile` is its text until the async function `run` returns nodes to show. */
+  constructor(text, meanwhile, run) {
+    this.button = button(text, async () => {
+      setText(this.button, meanwhile);
+      this.#result.replaceChildren();
+      this.#result.replaceChildren(...await run().catch((error) => [element("p", { class: "wrong" }, message(error.message))]));
+      setText(this.button, text);
+    });
+    this.nodes = [element("div", { class: "row" }, this.button), this.#result];
   }
 
-  async #run() {
-    setText(this.#button, "Say a sentence …");
-    this.#result.replaceChildren();
-    try {
-      const { verdict, peak_db, words } = await command("microphone_test", { seconds: TEST_S });
-      const loudest = peak_db === null || peak_db === undefined ? "" : ` Loudest: ${Math.round(peak_db)} dB.`;
-      this.#result.replaceChildren(element("p", {}, `${VERDICTS[verdict]}${loudest}`), words ? element("p", { class: "soft" }, `Heard: “${words}”`) : "");
-    } catch (error) {
-      this.#result.replaceChildren(element("p", { class: "wrong" }, message(error.message)));
-    }
-    setText(this.#button, `Test for ${TEST_S} seconds`);
+  update({ up }) {
+    this.button.disabled = !up;
   }
 }
 
-/** A button that plays a ring. */
-export class SpeakerTest {
-  #button = button("Play a test sound", () => this.#run());
-  #result = element("p", { class: "soft", role: "status" });
-  nodes = [element("div", { class: "row" }, this.#button), this.#result];
+/** Record a few seconds and show how loud they were. */
+export const microphoneTest = () => new Trial(`Test for ${TEST_S} seconds`, "Say a sentence …", async () => {
+  const { verdict, peak_db, words } = await command("microphone_test", { seconds: TEST_S });
+  const loudest = peak_db === null || peak_db === undefined ? "" : ` Loudest: ${Math.round(peak_db)} dB.`;
+  return [element("p", {}, `${VERDICTS[verdict]}${loudest}`), words ? element("p", { class: "soft" }, `Heard: “${words}”`) : ""];
+});
 
-  update({ up }) {
-    this.#button.disabled = !up;
-  }
-
-  async #run() {
-    setText(this.#result, "Do you hear this?");
-    try {
-      const { ending } = await command("speaker_test");
-      setText(this.#result, ending === "failed" ? "It could not be played. Health shows why." : "Played.");
-    } catch (error) {
-      this.#result.replaceChildren(...message(error.message));
-    }
-  }
-}
+/** Play a ring. */
+export const speakerTest = () => new Trial("Play a test sound", "Do you hear this?", async () => {
+  const { ending } = await command("speaker_test");
+  return [element("p", { class: "soft" }, ending === "failed" ? "It could not be played. Health shows why." : "Played.")];
+});
 
 /** The level, and why there is none. */
 export class MicrophoneWatch {
   #live = { up: true, state: null };
-  #meter = null;
-  #meterPlace = element("div");
-  #problem = element("p", { class: "wrong", role: "status", hidden: true });
+  #meter = new MeterPlace();
+  #problem = notice({ role: "status" });
   #unmute;
   #advice;
   #refused = ""; // why it cannot be unmuted
@@ -98,13 +85,13 @@ export class MicrophoneWatch {
       this.#refused = await mute(false).then(() => "", (error) => error.message);
       this.#show();
     }, { hidden: true });
-    this.nodes = [this.#meterPlace, this.#problem, element("div", { class: "row" }, this.#unmute)];
+    this.nodes = [this.#meter.node, this.#problem, element("div", { class: "row" }, this.#unmute)];
   }
 
   close() {
     clearInterval(this.#timer);
     this.#stop();
-    this.#meter = keepMeter(this.#meterPlace, this.#meter, false);
+    this.#meter.show(false);
   }
 
   get isMuted() {
@@ -122,7 +109,7 @@ export class MicrophoneWatch {
     if (this.isOpen && !wasOpen) this.#openedMs = Date.now();
     if (wasOpen || this.isOpen) this.#missing = null;
     if (live.up && live.state?.microphone === "none" && !this.isMuted) this.#findReason();
-    this.#meter = keepMeter(this.#meterPlace, this.#meter, this.isOpen);
+    this.#meter.show(this.isOpen);
     this.#show();
   }
 
@@ -140,12 +127,8 @@ export class MicrophoneWatch {
   }
 
   #show() {
-    const text = this.#judge();
     this.#unmute.hidden = !this.#live.up || !this.isMuted;
-    if (this.#problem.dataset.why === text) return; // the same text is not read aloud twice
-    this.#problem.dataset.why = text;
-    this.#problem.hidden = !text;
-    this.#problem.replaceChildren(...(text ? message(text) : []));
+    this.#problem.show(this.#judge());
   }
 
   /** Return what is wrong and what to do; "" if nothing is, or there is no connection, which the frame shows. */

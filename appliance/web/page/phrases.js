@@ -2,7 +2,7 @@
 
 import { command } from "./api.js";
 import { button, element, setAttribute, setText } from "./dom.js";
-import { message, percent } from "./text.js";
+import { message, notice, percent } from "./text.js";
 
 const TRY_S = 5;
 
@@ -13,7 +13,7 @@ export class Phrases {
   #input = element("textarea", {
     id: "phrases", rows: 12, spellcheck: "false", autocapitalize: "off", "aria-describedby": "phrases-about phrases-wrong", oninput: () => this.#draw(),
   });
-  #wrong = element("p", { class: "wrong", id: "phrases-wrong", role: "alert", hidden: true });
+  #wrong = notice({ id: "phrases-wrong" });
   #notice = element("p", { class: "soft small", role: "status" });
   #result = element("div", { class: "result", role: "status" });
   #try = button("Say it now", () => this.#listen());
@@ -56,9 +56,8 @@ export class Phrases {
   }
 
   #showWrong(text) {
-    this.#wrong.hidden = !text;
     setAttribute(this.#input, "aria-invalid", text ? "true" : null);
-    this.#wrong.replaceChildren(...(text ? message(text) : []));
+    this.#wrong.show(text);
   }
 
   #fail(error) {

@@ -5,11 +5,11 @@ import { BROKER, brokerLogin, brokerValues, PUBLISHES } from "./broker.js";
 import { button, element, setText } from "./dom.js";
 import { Field, showMistakes } from "./field.js";
 import { FIRST_LANGUAGES, showLanguages } from "./language.js";
-import { keepMeter } from "./meter.js";
-import { microphoneChoices, MicrophoneTest, SpeakerTest } from "./microphone.js";
+import { MeterPlace } from "./meter.js";
+import { microphoneChoices, microphoneTest, speakerTest } from "./microphone.js";
 import { Models } from "./models.js";
 import { Phrases } from "./phrases.js";
-import { count, megabytes, message, titles } from "./text.js";
+import { count, megabytes, notice, titles } from "./text.js";
 
 const COLUMNS = [["Microphone", "Model", "Words"], ["Loudspeaker", "Room", "MQTT and Home Assistant", "Log"]];
 
@@ -35,10 +35,9 @@ export class Settings {
   static events = "level";
   #live = { up: true };
   #fields = new Map();
-  #meter = null;
-  #meterPlace = element("div");
+  #meter = new MeterPlace();
   #loading = element("p", { class: "soft" }, "Loading …");
-  #problem = element("p", { class: "banner bad", role: "alert", hidden: true });
+  #problem = notice({ class: "banner bad" });
   #form = element("form", { class: "setup", novalidate: true, onsubmit: (event) => this.#submit(event) });
   #status = element("span", { class: "soft", role: "status" });
   #discard = button("Discard", () => this.#discardAll(), { class: "plain" });
@@ -50,8 +49,8 @@ export class Settings {
   #broker = element("div", { class: "broker", role: "group", "aria-label": "Broker" });
   #installed = [];
   #models = new Models((installed) => this.#showModels(installed));
-  #test = new MicrophoneTest();
-  #speakerTest = new SpeakerTest();
+  #test = microphoneTest();
+  #speakerTest = speakerTest();
 
   constructor() {
     this.nodes = [this.#problem, this.#loading, this.#form, new Phrases().node,
@@ -63,9 +62,9 @@ export class Settings {
     const back = live.up && !this.#live.up;
     this.#live = live;
     if (back) this.#read();
-    if (!live.up) this.#problem.hidden = true; // the frame shows that there is no connection
+    if (!live.up) this.#problem.show(""); // the frame shows that there is no connection
     setText(this.#inUse, live.state ? `In use: ${live.state.model_title} on ${live.state.encoder}` : "");
-    this.#meter = keepMeter(this.#meterPlace, this.#meter, live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
+    this.#meter.show(live.up && live.state?.status !== "muted" && live.state?.microphone !== "none");
     this.#test.update(live);
     this.#speakerTest.update(live);
     this.#models.update(live);
@@ -74,7 +73,7 @@ export class Settings {
   }
 
   close() {
-    this.#meter = keepMeter(this.#meterPlace, this.#meter, false);
+    this.#meter.show(false);
     this.#models.close();
   }
 
@@ -87,7 +86,7 @@ export class Settings {
       this.#fields.get("mqtt.password").placeholder(settings.broker.password ? "unchanged" : "none");
       this.#fields.get("appliance.node")?.placeholder(this.#live.state?.node || "");
       this.#count();
-      this.#problem.hidden = true;
+      this.#problem.show("");
       await this.#models.read();
     } catch (error) {
       this.#fail(error);
@@ -96,8 +95,7 @@ export class Settings {
   }
 
   #fail(error) {
-    this.#problem.replaceChildren(...message(error.message));
-    this.#problem.hidden = !this.#live.up;
+    this.#problem.show(this.#live.up ? error.message : "");
   }
 
   #build(about, values) {
@@ -129,7 +127,7 @@ export class Settings {
     const nodes = fields.filter((field) => !inBroker.includes(field)).map((field) => field.node);
     if (inBroker.length) nodes.splice(1, 0, this.#broker); // below the switch that shows it
     if (title === "Loudspeaker") nodes.push(...this.#speakerTest.nodes);
-    if (title === "Microphone") nodes.push(this.#meterPlace, ...this.#test.nodes);
+    if (title === "Microphone") nodes.push(this.#meter.node, ...this.#test.nodes);
     if (title === "Model") nodes.push(this.#inUse, this.#models.node);
     return element("fieldset", { class: "card" }, element("legend", {}, element("h2", {}, title)), nodes);
   }

@@ -71,6 +71,29 @@ export const message = (text) =>
     index % 2 && !titles.has(part) ? element("code", {}, part) : withTitles(part),
   );
 
+/** Return a place for what is wrong. `show(text)` shows it, "" hides it; the same text is not read
+ * aloud twice. `attempt(action)` runs an async function, shows its refusal, and returns true if there is none. */
+export function notice(attributes = {}, asNodes = message) {
+  const node = element("p", { class: "wrong", role: "alert", ...attributes, hidden: true });
+  let shown = "";
+  node.show = (text) => {
+    if (text !== shown) node.replaceChildren(...(text ? asNodes(text) : []));
+    shown = text;
+    node.hidden = !text;
+  };
+  node.attempt = async (action) => {
+    node.show("");
+    try {
+      await action();
+      return true;
+    } catch (error) {
+      node.show(error.message);
+      return false;
+    }
+  };
+  return node;
+}
+
 /** Return what to enter, for a refused setting. The daemon's messages have the form "expected X,
  * found Y; did you mean Z?", perhaps after a file and a key. */
 export function correction(text) {
