@@ -163,7 +163,7 @@ def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:
 
 def read_listed(folder: Path, texts: Mapping[str, str]) -> list[Recorded]:
     """Return recordings of a folder by their names and texts. Raises AudioError."""
-    return [Recorded(_read(folder / name), text) for name, text in texts.items()]
+    return [Recorded(read_sound(folder / name), text) for name, text in texts.items()]
 
 
 def missing_packages() -> list[str]:
@@ -196,6 +196,7 @@ def count_words(
     )
 
 
-def _read(file: Path) -> Samples:
+def read_sound(file: Path) -> Samples:
+    """Return (n,) int16 at 16 kHz of a sound file. Raises AudioError."""
     with Recording(str(file), real_time=False) as recording:
         return np.concatenate([frame.samples for frame in recording.frames()])

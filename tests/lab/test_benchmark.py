@@ -25,7 +25,7 @@ from appliance.infer.decoder import Decoder
 from appliance.infer.network import Network, log_sum
 from appliance.infer.opening import open_transcriber
 from appliance.lab.benchmark import guards
-from appliance.lab.benchmark.cache import FixedNetwork, count_work
+from appliance.lab.benchmark.cache import ExportedNetwork, count_work
 from appliance.lab.benchmark.main import draw_chart, run_benchmark
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
@@ -144,7 +144,7 @@ def test_a_decoder_without_a_cache_writes_the_same_text(long: Path, tmp_path: Pa
     decoder = Decoder(bundle, 1)
     decoder.positions = bundle.positions
     states = np.random.default_rng(3).standard_normal((bundle.positions, bundle.d_model))
-    fixed = FixedNetwork(long, bundle, 24, tmp_path / "fixed.onnx")
+    fixed = ExportedNetwork(long, bundle, 24, tmp_path / "fixed.onnx")
     given = states.astype(np.float32), 10.0
     text, other = decoder.decode(*given, fixed), decoder.decode(*given)
     assert len(text.tokens) > 5

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 from rigs.checkout import SPEECH
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 from rigs.weights import find_weights
@@ -27,7 +27,8 @@ from appliance.convert.whisper import write_encoder
 from appliance.errors import AudioError, ModelError
 from appliance.lab.hailo import export
 from appliance.lab.hailo.calibration import recorded_mels
-from appliance.lab.hailo.export import Report, check_for_hailo, export_for_hailo
+from appliance.lab.hailo.export import Report, export_for_hailo
+from appliance.lab.hailo.graphs import sizes
 
 WINDOW_S, FRAMES, POSITIONS, LENGTH, WIDTH = 0.6, 60, 30, 32, ODD.d_model
 WEIGHTS = random_weights(ODD, 25)
@@ -104,7 +105,7 @@ def test_an_export_has_every_part_and_its_report_their_checksums(exported: Repor
         assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert report["calibration_windows"] == {"encoder": 3, "decoder": 3}
     *facts, states = report["checks"]["encoder.onnx"]
-    assert facts == check_for_hailo(exported.folder / "encoder.onnx")
+    assert "every tensor between them has a fixed size and is float32" in facts
     assert "states of recordings are the product's within" in states
     assert "input mel: (1, 128, 1, 60) float32" in report["checks"]["encoder.onnx"]
     assert any("3 windows in the calibration set" in remark for remark in report["remarks"])
@@ -273,81 +274,24 @@ def test_a_window_that_the_model_does_not_have_is_refused(
         export_for_hailo(checkpoint, tmp_path / "out", window_s=window_s)
 
 
-def free_axis(model: onnx.ModelProto) -> None:
-    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "frames"
+OPERATORS = {
+    *("Conv", "MatMul", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Erf", "Softmax"),
+    *("ReduceMean", "LayerNormalization", "Reshape", "Transpose", "Unsqueeze", "Split"),
+}
+"""Those of the exports that were compiled. Gather, Shape, Cast and other arithmetic on shapes and
+indices are what the compiler is known to refuse."""
 
 
-def gather(model: onnx.ModelProto) -> None:
-    model.graph.node[-1].output[0] = "gathered"
-    model.graph.initializer.append(numpy_helper.from_array(np.arange(30), "every"))
-    model.graph.node.append(helper.make_node("Gather", ["gathered", "every"], ["states"], axis=1))
-
-
-def shape_arithmetic(model: onnx.ModelProto) -> None:
-    model.graph.node.append(helper.make_node("Shape", ["mel"], ["size"]))
-
-
-def late_opset(model: onnx.ModelProto) -> None:
-    model.opset_import[0].version = 18
-
-
-def late_ir(model: onnx.ModelProto) -> None:
-    model.ir_version = 11
-
-
-def foreign_domain(model: onnx.ModelProto) -> None:
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-
-
-def not_a_number(model: onnx.ModelProto) -> None:
-    table = next(each for each in model.graph.initializer if each.name == "positions")
-    table.CopyFrom(numpy_helper.from_array(np.full((30, 48), np.nan, np.float32), "positions"))
-
-
-def half(model: onnx.ModelProto) -> None:
-    unused = numpy_helper.from_array(np.zeros(3, np.float16), "half")
-    model.graph.initializer.append(unused)
-
-
-def double_input(model: onnx.ModelProto) -> None:
-    model.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
-
-
-def broken(model: onnx.ModelProto) -> None:
-    model.graph.node[3].input[0] = "nowhere"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "fault"),
-    [
-        (free_axis, "mel: expected a fixed size on every axis, found a free one"),
-        (gather, "operators: expected none but Add, .*, found Gather"),
-        (shape_arithmetic, "operators: .* found Shape.*size: expected FLOAT, found INT64"),
-        (late_opset, "opset: expected 13, found 18"),
-        (late_ir, "IR version: expected at most 10, found 11"),
-        (foreign_domain, "expected ONNX's own, found the domain com.microsoft"),
-        (not_a_number, "constant positions: expected finite numbers, found NaN or infinity"),
-        (half, "constant half: expected FLOAT, found FLOAT16"),
-        (double_input, "expected a valid graph, found"),
-        (broken, "expected a valid graph, found: .*nowhere"),
-    ],
-)
-def test_a_graph_that_the_compiler_would_refuse_is_refused_with_the_reason(
-    exported: Report, tmp_path: Path, spoil: Callable[[onnx.ModelProto], None], fault: str
-) -> None:
-    model = onnx.load(exported.folder / "encoder.onnx")
-    spoil(model)
-    onnx.save(model, tmp_path / "spoilt.onnx")
-    with pytest.raises(ModelError, match=rf"spoilt\.onnx: .*{fault}"):
-        check_for_hailo(tmp_path / "spoilt.onnx")
-
-
-@pytest.mark.parametrize("content", [None, b"no graph at all"])
-def test_what_is_no_graph_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "x.onnx").write_bytes(content)
-    with pytest.raises(ModelError, match=r"x\.onnx: expected an ONNX graph, found: "):
-        check_for_hailo(tmp_path / "x.onnx")
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_a_graph_has_only_what_the_compiler_is_known_to_read(exported: Report, name: str) -> None:
+    model = onnx.load(exported.folder / f"{name}.onnx")
+    assert {node.op_type for node in model.graph.node} <= OPERATORS
+    assert [(each.domain, each.version) for each in model.opset_import] == [("", 13)]
+    inner = [*model.graph.value_info, *model.graph.output]
+    for tensor in (*model.graph.input, *inner):
+        assert sizes(tensor) and tensor.type.tensor_type.elem_type == TensorProto.FLOAT, tensor
+    outputs = {name for node in model.graph.node for name in node.output}
+    assert outputs == {tensor.name for tensor in inner}
 
 
 def run(file: Path, *inputs: NDArray[np.float32]) -> list[NDArray[np.float32]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from appliance.config import Settings
 from appliance.convert import Recipe, build_bundle, load_checkpoint
@@ -21,12 +22,12 @@ from appliance.infer import (
     Decoder,
     Network,
     Session,
-    Step,
     StepNetwork,
     window_mel,
 )
 from appliance.lab.benchmark.steps import TimedNetwork
-from appliance.lab.hailo.graphs import embed, host_tables, write_hailo_decoder
+from appliance.lab.hailo.decoder import FixedNetwork
+from appliance.lab.hailo.graphs import host_tables, write_hailo_decoder
 from appliance.lab.words import Recorded, cut_windows
 from appliance.model import WINDOW_S, Bundle, load_bundle
 from appliance.records import States
@@ -39,32 +40,22 @@ COLUMNS = (
 )
 
 
-class FixedNetwork:
-    """A decoder of fixed length without a cache: see StepNetwork."""
+class ExportedNetwork(FixedNetwork):
+    """The export for Hailo's compiler, in ONNX Runtime."""
 
     def __init__(self, checkpoint: Path, bundle: Bundle, length: int, file: Path) -> None:
         """Write the graph to `file` and load it. Raises ModelError."""
         weights = load_checkpoint(checkpoint)
         write_hailo_decoder(weights, bundle.positions, length, file)
-        self._tables, self._session = host_tables(weights, length), Session(file, 1)
-        self._bundle, self.capacity = bundle, length
-        self._feeds: dict[str, np.ndarray] = {}
-        self._tokens: list[int] = []
+        super().__init__(bundle, host_tables(weights, length))
+        self._session, self.capacity = Session(file, 1), length
 
-    def begin(self, states: States, positions: int) -> None:
-        """See StepNetwork; nothing can stand behind the states."""
-        self._feeds["encoder_hidden_states"] = states[None]
-        self._tokens.clear()
+    def _set_states(self, states: States) -> None:
+        self._states = states
 
-    def advance(
-        self, tokens: Sequence[int], wanted: Sequence[int], started: Sequence[int] = ()
-    ) -> Step:
-        """See StepNetwork."""
-        rows = [len(self._tokens) + index for index in wanted]
-        self._tokens += tokens
-        feeds = self._feeds | {"token_embeddings": embed(self._tables, self._tokens)[None]}
-        joined = np.concatenate([part[0][rows] for part in self._session.run(feeds)], axis=-1)
-        return Step.of(joined, self._bundle, started)
+    def _compute(self, embedded: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        feeds = {"encoder_hidden_states": self._states[None], "token_embeddings": embedded[None]}
+        return [part[0] for part in self._session.run(feeds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +87,7 @@ def cache_table(
     sounds, texts = [sounds[at] for at in fitting], [texts[at] for at in fitting]
     for length in LENGTHS:
         file = scratch / f"fixed-{length}.onnx"
-        fixed = FixedNetwork(checkpoint, bundles["FP32"], length, file)
+        fixed = ExportedNetwork(checkpoint, bundles["FP32"], length, file)
         yield _row(f"without a cache, {length} positions, FP32", decoder, fixed, sounds, texts)
     for name, bundle in bundles.items():
         cached = Decoder(bundle, 1)

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.capture import Recording, Segmenter, VoiceDetector
 from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.infer import Transcriber, in_words, judge
 from appliance.lab.fit.choices import Example
 from appliance.lab.recordings import listed_texts
-from appliance.records import Window
+from appliance.lab.words import cut_windows, read_sound
 
 _SHORT = (("what's", "what is"), ("it's", "it is"), ("i'm", "i am"), ("we're", "we are"))
 
@@ -78,23 +77,13 @@ def listen(
     texts = []
     for number, clip in enumerate(clips):
         advance(number, len(clips))
-        window = _only_window(clip.file, settings, transcriber.bundle.window_s)
-        if window is None:
+        windows = cut_windows(read_sound(clip.file), settings, transcriber.bundle.window_s)
+        if len(windows) != 1:
             continue
-        result = transcriber.transcribe(window)
+        result = transcriber.transcribe(windows[0])
         if judge(result):
             continue
         right, mean = is_same(result.text, clip.text), result.avg_logprob
         total = mean * (len(result.tokens) + 1)
         texts.append(Example(right, (mean, total), clip.text, result.confidence))
     return texts
-
-
-def _only_window(file: Path, settings: Settings, window_s: float) -> Window | None:
-    """The window that the microphone's path makes of a recording; None if it does not make exactly
-    one. Raises AudioError."""
-    segmenter = Segmenter(VoiceDetector(settings.voice), settings.segmenter, window_s)
-    with Recording(str(file), real_time=False) as recording:
-        found = [one for frame in recording.frames() for one in segmenter.push(frame)]
-    windows = [one for one in (*found, *segmenter.flush()) if isinstance(one, Window)]
-    return windows[0] if len(windows) == 1 else None

@@ -32,14 +32,13 @@ def logistic(
     return found
 
 
-def calibration_error(found: Numbers, right: Truths, weights: Numbers | None = None) -> float:
+def calibration_error(found: Numbers, right: Truths) -> float:
     """Return the expected calibration error: the mean distance of probability and share of right
     texts over BINS equal bins, by their sizes."""
-    weights = np.ones(len(found)) if weights is None else weights
     places = (found * BINS).astype(int).clip(0, BINS - 1)
     parts = [places == at for at in range(BINS)]
-    gaps = [abs(((found - right) * weights)[part].sum()) for part in parts]
-    return float(sum(gaps) / max(1e-9, weights.sum()))
+    gaps = [abs((found - right)[part].sum()) for part in parts]
+    return float(sum(gaps) / max(1e-9, len(found)))
 
 
 def ranking(found: Numbers, right: Truths) -> float:

@@ -18,12 +18,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture import Recording
 from appliance.config import EncoderSettings
 from appliance.convert import Recipe, build_bundle
 from appliance.errors import ConfigError
 from appliance.infer import Decoder, open_encoder, window_mel
 from appliance.lab.hailo.graphs import Tables, embed
+from appliance.lab.words import read_sound
 from appliance.model import load_bundle
 from appliance.records import FRAMES_PER_SECOND, HOP, Mel, States
 
@@ -37,8 +37,7 @@ def recorded_mels(names: Sequence[str], window_s: float, n_mels: int) -> Iterato
     """Log-mels (W, n_mels) of consecutive windows of the recordings; folders are searched."""
     frames = round(window_s * FRAMES_PER_SECOND)
     for name in _sound_files(names):
-        with Recording(name, real_time=False) as recording:
-            samples = np.concatenate([frame.samples for frame in recording.frames()])
+        samples = read_sound(Path(name))
         for start in range(0, len(samples), frames * HOP):
             yield window_mel(samples[start : start + frames * HOP], n_mels, frames)
 

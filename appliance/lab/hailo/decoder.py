@@ -9,6 +9,7 @@ examples for its published HEFs; none of those files was opened here.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,12 +30,11 @@ from appliance.infer import (
     open_transcriber,
 )
 from appliance.lab.benchmark.steps import decode_through
+from appliance.lab.hailo.graphs import Tables, embed
 from appliance.model import Bundle
 from appliance.records import States
 from appliance.system import one_line
 
-PAD = 0
-"""Token behind the last one, as in Hailo's calibration sets; no token attends to later ones."""
 STEP_WITHIN_MS = 400
 """Others have measured 50 to 70 ms for a step; it may have to wait for an encode first."""
 FIX = "name their folder with --npu-decoder (docs/hailo.md says where to get them)"
@@ -47,19 +47,11 @@ class DecoderFiles:
     def __init__(self, bundle: Bundle, folder: Path) -> None:
         """Open the files below `folder` for the model of `bundle`. Raises ModelError."""
         self.bundle, self.hef = bundle, _find(folder, "*decoder*.hef")
-        self._embedding = _table(folder, "token_embedding_weight*.npy", bundle.d_model)
-        self._positions = _table(folder, "onnx_add_input*.npy", bundle.d_model)
-        self.most = len(self._positions)
-        """Most tokens of a sequence, prompt included."""
-        if len(self._embedding) != bundle.vocabulary_size:
+        names = "token_embedding_weight*.npy", "onnx_add_input*.npy"
+        embedding, places = (_table(folder, name, bundle.d_model) for name in names)
+        self.tables: Tables = embedding, places
+        if len(embedding) != bundle.vocabulary_size:
             raise ModelError(f"{folder}: the token embedding is not that of {bundle.name}; {FIX}")
-
-    def embed(self, tokens: Sequence[int], length: int) -> NDArray[np.float32]:
-        """Return (length, d_model) float32: token plus position embeddings of `tokens`, padded."""
-        sequence = np.full(length, PAD)
-        sequence[: len(tokens)] = tokens
-        embedded: NDArray[np.float32] = self._embedding[sequence] + self._positions[:length]
-        return embedded
 
 
 def _find(folder: Path, pattern: str) -> Path:
@@ -80,27 +72,21 @@ def _table(folder: Path, pattern: str, width: int) -> NDArray[np.float32]:
         raise ModelError(f"{file}: expected rows of {width} numbers, found: {found}") from error
 
 
-class NpuDecoder(StepNetwork):
-    """The decoder's network on an open chip. One thread; one window at a time."""
+class FixedNetwork(StepNetwork):
+    """A decoder of fixed length without a cache: see StepNetwork. One thread."""
 
-    def __init__(self, npu: Npu, files: DecoderFiles, within_ms: int = STEP_WITHIN_MS) -> None:
-        """Load it beside the encoder; a step may take `within_ms`. Raises NpuError."""
-        self.capacity = 0
-        """Tokens in the sequence that each step computes, prompt included."""
-        self._binding, self._files, self._within_ms = npu.binding, files, within_ms
+    capacity = 0
+    """Tokens in the sequence that each step computes, prompt included."""
+
+    def __init__(self, bundle: Bundle, tables: Tables) -> None:
+        """`tables`: of the host, with at least as many positions as the sequence has tokens."""
+        self._bundle, self._tables = bundle, tables
         self._tokens: list[int] = []
-        self._parts: tuple[str, ...] = ()
-        """Names of the outputs in the order of the vocabulary."""
-        self.model = npu.load(files.hef, self._check, "decoding")
-        states, embedded = sorted(self.model.inputs)
-        bundle = files.bundle
-        self._states = self.model.inputs[states].reshape(bundle.positions, bundle.d_model)
-        self._embedded = self.model.inputs[embedded].reshape(self.capacity, bundle.d_model)
 
     def begin(self, states: States, positions: int) -> None:
-        """Begin a window: states (P, d_model) float32. `positions` is ignored: the HEF's number is
-        fixed, without silence behind."""
-        self._states[:] = states
+        """Begin a window: states (P, d_model) float32. `positions` is ignored: P is fixed, without
+        silence behind."""
+        self._set_states(states)
         self._tokens.clear()
 
     def advance(
@@ -109,18 +95,54 @@ class NpuDecoder(StepNetwork):
         """See StepNetwork. Raises NpuError."""
         rows = [len(self._tokens) + index for index in wanted]
         self._tokens += tokens
-        self._embedded[:] = self._files.embed(self._tokens, self.capacity)
+        embedding, places = self._tables
+        embedded = embed((embedding, places[: self.capacity]), self._tokens)
+        joined = np.concatenate([part[rows] for part in self._compute(embedded)], axis=-1)
+        return Step.of(joined, self._bundle, started)
+
+    @abstractmethod
+    def _set_states(self, states: States) -> None:
+        """Use these states from now on."""
+
+    @abstractmethod
+    def _compute(self, embedded: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """Return the parts (capacity, n) of the logits of a sequence (capacity, d_model)."""
+
+
+class NpuDecoder(FixedNetwork):
+    """The decoder's network on an open chip."""
+
+    def __init__(self, npu: Npu, files: DecoderFiles, within_ms: int = STEP_WITHIN_MS) -> None:
+        """Load it beside the encoder; a step may take `within_ms`. Raises NpuError."""
+        bundle = files.bundle
+        super().__init__(bundle, files.tables)
+        self._binding, self._files, self._within_ms = npu.binding, files, within_ms
+        self._parts: tuple[str, ...] = ()
+        """Names of the outputs in the order of the vocabulary."""
+        self.model = npu.load(files.hef, self._check, "decoding")
+        states, embedded = sorted(self.model.inputs)
+        self._states = self.model.inputs[states].reshape(bundle.positions, bundle.d_model)
+        self._embedded = self.model.inputs[embedded].reshape(self.capacity, bundle.d_model)
+
+    def _set_states(self, states: States) -> None:
+        self._states[:] = states
+
+    def _compute(self, embedded: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        self._embedded[:] = embedded
         self.model.run(self._within_ms)
         parts = [self.model.outputs[name].reshape(self.capacity, -1) for name in self._parts]
-        joined = np.concatenate([part[rows] for part in parts], axis=-1)
-        self.model.check_finite(joined)
-        return Step.of(joined, self._files.bundle, started)
+        for part in parts:
+            self.model.check_finite(part)
+        return parts
 
     def _check(
         self, inputs: dict[str, tuple[int, ...]], outputs: dict[str, tuple[int, ...]]
     ) -> None:
         """Raise NpuError unless the edges are those of this model's decoder, in a known order."""
-        bundle, most = self._files.bundle, min(self._files.most, self._files.bundle.max_tokens)
+        bundle, most = (
+            self._files.bundle,
+            min(len(self._files.tables[1]), self._files.bundle.max_tokens),
+        )
         rows = [_rows(inputs[name]) for name in sorted(inputs)]
         parts = [_rows(shape) for shape in outputs.values()]
         length = rows[-1][0]
