@@ -204,6 +204,8 @@ def test_the_apps_image_and_profile_fit_together() -> None:
     assert f'io.hass.version="{__version__}"' in docker
     profile = (APP / "apparmor.txt").read_text("utf-8")
     assert re.findall(r"(?m)^profile (\S+) ", profile) == [read(APP / "config.yaml")["slug"]]
+    assert "/run/audio/** rw," in profile
+    assert "_pulse.so" in (ROOT / "scripts/deb/image_install.sh").read_text("utf-8")
     assert profile.count("{\n") == 1, "one profile, which the supervisor renames"
 
 

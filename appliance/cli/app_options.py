@@ -31,6 +31,7 @@ KEYS = {
     "partials": "mqtt.partials",
     "retention_days": "store.retention_days",
     "wyoming": "wyoming.enabled",
+    "satellite": "wyoming.satellite",
     "log_level": "journal.level",
     "mqtt_host": "mqtt.host",
     "mqtt_port": "mqtt.port",
@@ -67,6 +68,8 @@ def write_app_config(
         "web.ingress": INGRESS,
         "web.path": str(state / "page"),
     }
+    if options.get("satellite"):
+        changes |= {"speaker.enabled": True, "speaker.device": "pulse:"}
     password = options.get("mqtt_password")
     if "mqtt.host" not in changes:
         broker = _find_broker(supervisor, token)

@@ -293,6 +293,9 @@ def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
             await advertise(f"roomscribe-{core.node}{more}"[:63], port, report)
         elif not more:
             await offer_to_supervisor(port, report)
+        else:  # the supervisor keeps one offer of each app
+            host = os.uname().nodename
+            log.info("the satellite: add Wyoming Protocol, host %s, port %d", host, port)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)

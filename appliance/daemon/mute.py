@@ -31,7 +31,9 @@ log = logging.getLogger("roomscribe.daemon")
 
 FILE_NAME = "mute"
 LOCK_NAME = "listening"
-_ON, _OFF = b"ON\n", b"OFF\n"
+HOME = "Home Assistant"
+"""Who mutes by the satellite's switch there."""
+_ON, _ON_THERE, _OFF = b"ON\n", b"ON there\n", b"OFF\n"
 RETRY_S = 2.0
 """Seconds between two attempts to read or write the file."""
 
@@ -45,6 +47,8 @@ class Position(NamedTuple):
     on: bool
     until: datetime | None = None
     """When it is unmuted by itself, in UTC and whole seconds; None: never."""
+    there: bool = False
+    """Muted by HOME, which may unmute."""
 
     def has_ended(self, now: datetime) -> bool:
         """Return True for a mute whose end has come."""
@@ -65,7 +69,7 @@ CLOCK = Clock(partial(datetime.now, UTC), partial(time.clock_gettime, time.CLOCK
 
 def write(file: Path, position: Position) -> Stamp:
     """Write the file, whole or not at all, and flush it to the disk. Raises StoreError."""
-    text = _ON if position.on else _OFF
+    text = (_ON_THERE if position.there else _ON) if position.on else _OFF
     if position.on and position.until:
         text = f"ON {position.until.replace(tzinfo=None).isoformat(timespec='seconds')}Z\n".encode()
     try:
@@ -105,8 +109,8 @@ def _read(file: Path) -> tuple[Stamp | None, Position | None, str]:
 
 def _parse(text: bytes) -> Position:
     """Return the position that the file's text says. Raises ValueError."""
-    if text in (_ON.strip(), _OFF.strip()):
-        return Position(text == _ON.strip())
+    if text in (_ON.strip(), _ON_THERE.strip(), _OFF.strip()):
+        return Position(text != _OFF.strip(), there=text == _ON_THERE.strip())
     word, _, end = text.decode("ascii").partition(" ")
     until = datetime.fromisoformat(end)
     if word != "ON" or until.tzinfo is None:
@@ -177,7 +181,9 @@ class Mute:
         """
         if end and not on:
             raise ValueError("expected no end, because only a mute has one")
-        wanted = Position(on, parse_end(end, self._clock.now()) if end else None)
+        wanted = Position(
+            on, parse_end(end, self._clock.now()) if end else None, on and who == HOME
+        )
         with self._lock:
             changed = self._change(wanted, who)
             self.unread = "" if changed else self.unread
@@ -186,6 +192,12 @@ class Mute:
         with self._lock:
             if self._position == wanted and (changed or self.unsaved):
                 self._save(wanted)
+
+    def follow_home(self, on: bool) -> None:
+        """Mute for HOME, and unmute only what it has muted."""
+        position = self._position
+        if position and (not position.on if on else position.there):
+            self.set(on, HOME)
 
     def toggle(self, who: str = "") -> None:
         """Mute or unmute; mute if the state is not known."""

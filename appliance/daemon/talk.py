@@ -70,11 +70,11 @@ class Talk(Listener):
         self._names = {name.casefold() for name in names}
         self.satellite = VoiceSatellite(
             satellite_name(core.node), settings.homeassistant.area, loudspeaker=loudspeaker,
-            pause=self._pause, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
+            pause=core.mute.follow_home, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
             count=core.health.count,
         )  # fmt: skip
         self._kept: dict[str, tuple[float, bytes]] = {}
-        self._is_muted_there = self._goes_on = self._expects_stop = False
+        self._goes_on = self._expects_stop = False
         self._invited_until_s = 0.0
 
     @property
@@ -143,16 +143,6 @@ class Talk(Listener):
         self._goes_on = reply.goes_on
         until_s = time.monotonic() + SAYS_S + LETTER_S * len(reply.speech)
         self._core.spoken.note(reply.speech, until_s)
-
-    def on_mute(self) -> None:
-        """Forget that Home Assistant has muted the room, if that is over."""
-        self._is_muted_there = self._is_muted_there and self._core.mute.on
-
-    def _pause(self, on: bool) -> None:
-        """Mute for Home Assistant; unmute only what it has muted."""
-        if on != self._core.mute.on and (on or self._is_muted_there):
-            self._core.mute.set(on, "Home Assistant")
-            self._is_muted_there = on
 
     def _on_sounded(self, text: str) -> None:
         """Listen without the phrase for a while, if the answer asks back."""

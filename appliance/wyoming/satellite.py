@@ -223,10 +223,9 @@ class VoiceSatellite:
     def begin_sound(self, link: _Link, event: Event, text: str | None) -> SpokenSound | None:
         """Return where a sound that is about to arrive goes; None if it cannot sound here. `text`
         is what it says; None for an announcement."""
-        rate, width, channels = (event.data.get(key) for key in ("rate", "width", "channels"))
-        if not (isinstance(rate, int) and 4000 <= rate <= 192_000 and width == 2):
-            return None
-        if not self._loudspeaker or channels not in (1, 2):
+        rate, width, channels = (event.data.get(key, 0) for key in ("rate", "width", "channels"))
+        is_known = rate in range(4000, 192_001) and (width, channels) in ((2, 1), (2, 2))
+        if not self._loudspeaker or not is_known:
             return None
         kind = Kind.ANNOUNCEMENT if text is None else Kind.ANSWER
 
@@ -270,7 +269,7 @@ class _Link:
             self._writer.write(events)
 
     async def run(self) -> None:
-        """HomeAnswer events until Home Assistant leaves. Raises what `next_event` raises."""
+        """Answer events until Home Assistant leaves. Raises what `next_event` raises."""
         while event := await next_event(self._reader, IDLE_S):
             self.heard_s = time.monotonic()
             if event.type == "describe":

@@ -276,8 +276,7 @@ def check_app(image: str, microphone: Microphone, heard: Path) -> None:
     expect(owner, USER, "the owner of the log")
     report("as a Home Assistant app it finds the broker and leaves root")
     wait("the offer of the Wyoming server", lambda: server.told)
-    config = {"uri": f"tcp://{socket.gethostname()}:10300"}
-    expect(server.told[0], {"service": "wyoming", "config": config}, "the offer")
+    expect(server.told[0]["config"], {"uri": f"tcp://{socket.gethostname()}:10300"}, "the offer")
     report("it tells the supervisor where its Wyoming server listens")
     user = {"X-Ingress-Path": "/api/hassio_ingress/x", "X-Remote-User-Id": "1", "Host": "house"}
     expect(status_of("/api/session", INGRESS, user), 200, "ingress")

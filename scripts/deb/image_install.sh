@@ -6,9 +6,12 @@ groupadd --system --gid 10300 roomscribe
 useradd --system --uid 10300 --gid 10300 --groups audio --no-create-home --home-dir /var/lib/roomscribe \
     --shell /usr/sbin/nologin roomscribe
 apt-get update -qq
-# parec reads PulseAudio (pulse:SOURCE); libspeexdsp1 removes a reference
+# parec reads PulseAudio (pulse:SOURCE), and one of ALSA's plugins plays there: the others need ffmpeg's libraries.
+# libspeexdsp1 removes a reference
 apt-get install -y -qq --no-install-recommends ca-certificates systemd-standalone-sysusers libspeexdsp1 \
     pulseaudio-utils "$@"
+cd /tmp && apt-get download -qq libasound2-plugins
+dpkg-deb --fsys-tarfile libasound2-plugins_*.deb | tar -x -C / --wildcards '*_pulse.so' '*/50-pulseaudio.conf' '*/copyright'
 # one volume holds everything: the log, the models and the page's password
 rm -rf /var/lib/roomscribe /var/lib/roomscribe-models /var/lib/roomscribe-web
 install -d -o 10300 -g 10300 -m 700 /var/lib/roomscribe
@@ -16,8 +19,7 @@ ln -s roomscribe/models /var/lib/roomscribe-models
 ln -s roomscribe/page /var/lib/roomscribe-web
 chown -R 10300:10300 /etc/roomscribe
 # what no container needs, and what differs from one build to the next
-find /usr/share/doc -mindepth 2 -not -path '*/roomscribe/*' -not -name copyright -not -type d -delete
-find /usr/share/doc -type d -empty -delete
+find /usr/share/doc -mindepth 1 -not -path '*/roomscribe/*' -not -name copyright \( -not -type d -o -empty \) -delete
 rm -rf /usr/share/man/* /usr/share/locale/* /usr/share/info/* /var/lib/apt/lists/* /var/cache/apt/*.bin \
     /var/cache/apt/archives/*.deb /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old \
     /var/log/*.log /var/log/apt/* /etc/*- /tmp/* /var/tmp/*

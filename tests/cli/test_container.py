@@ -163,7 +163,8 @@ def test_options_and_the_supervisors_broker_become_the_configuration(
     own = (
         '# mine\n[segmenter]\nearly_ms = 0\n[appliance]\nnode = "mine"\n[vocabulary]\nboost = 2.0\n'
     )
-    file = made(tmp_path, supervisor, {**options, "assist_phrase": "computer"}, own)
+    talking = {"assist_phrase": "computer", "satellite": True}
+    file = made(tmp_path, supervisor, options | talking, own)
     found = load(file)
     assert (found.appliance.node, found.capture.device) == ("kitchen", "pulse:")
     assert (found.segmenter.early_ms, found.vocabulary.boost) == (0, 2.0), "of the user's own file"
@@ -173,7 +174,8 @@ def test_options_and_the_supervisors_broker_become_the_configuration(
     assert (found.web.listen, found.web.ingress) == ("0.0.0.0", INGRESS)
     assert found.homeassistant.url == f"{supervisor.url}/core"
     assert Path(found.homeassistant.token_file).read_text() == f"{TOKEN}\n"
-    assert found.assist.phrase == "computer"
+    assert (found.assist.phrase, found.wyoming.satellite) == ("computer", True)
+    assert (found.speaker.enabled, found.speaker.device) == (True, "pulse:")
     for secret in file.parent.iterdir():
         assert secret.stat().st_mode & 0o077 == 0, secret
     assert "secret" not in file.read_text("utf-8")
