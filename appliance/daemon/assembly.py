@@ -58,7 +58,7 @@ from appliance.infer import AnyTranscriber, transcribed_elsewhere
 from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
-from appliance.store import Store, remove_empty, runtime_folder
+from appliance.store import Store, lost_at_boot, remove_empty, runtime_folder
 from appliance.wyoming import (
     TOKEN,
     Hooks,
@@ -158,6 +158,9 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     opened.enter_context(lock_instance(folder))
     health, mute = Health(bus.on_change), Mute(folder, on_change=bus.on_mute)
     store = opened.enter_context(factories.store(settings, partial(health.trouble, "log")))
+    if lost := lost_at_boot(folder):
+        health.notice("disk", ": ".join(lost))
+        log.warning("%s", ": ".join(lost))
     transcriber = opened.enter_context(factories.transcriber(settings, lambda: mute.on))
     transcriber.warm_up()
     report_backend(health, transcriber)

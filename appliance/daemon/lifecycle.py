@@ -9,7 +9,7 @@ import os
 import queue
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -110,9 +110,13 @@ class Announcer:
     the pipeline makes progress.
     """
 
-    def __init__(self, pipeline: Pipeline, begun_s: float, stuck_s: float = STUCK_S) -> None:
-        """`begun_s` is when starting began, on time.monotonic()'s clock."""
+    def __init__(
+        self, pipeline: Pipeline, begun_s: float, stuck_s: float = STUCK_S, before: int = 0
+    ) -> None:
+        """`begun_s` is when starting began, on time.monotonic()'s clock; `before` the number of
+        transcripts of earlier pipelines."""
         self._pipeline, self._begun_s, self._stuck_s = pipeline, begun_s, stuck_s
+        self._before = before
         self.trouble = ""
         """A further problem, put in front of STATUS."""
         self.ready = False
@@ -139,7 +143,7 @@ class Announcer:
                 time.monotonic() - self._begun_s,
             )
             notify("READY=1")
-        text = "; ".join(filter(None, (self.trouble, status(self._pipeline))))
+        text = "; ".join(filter(None, (self.trouble, status(self._pipeline, self._before))))
         if text != self._status:
             self._status = text
             notify(f"STATUS={text}")
@@ -189,6 +193,8 @@ class Process:
         self._signals, self._pipeline, self._stuck_s = signals, pipeline, stuck_s
         self._reread = reread
         self._limits_mb: dict[str, float] = {}
+        self.counted: Counter[str] = Counter()
+        """Counters of the pipelines that have ended."""
 
     def limit_mb(self, model: str) -> float:
         """Return the memory limit that was found when a model first ran. A reload must not raise
@@ -223,7 +229,7 @@ class Process:
         """
         begun_s, chosen = time.monotonic(), chosen_model()
         settings, running = _open(wanted, former, self._pipeline)
-        announcer = Announcer(running, begun_s, self._stuck_s)
+        announcer = Announcer(running, begun_s, self._stuck_s, self.counted["transcripts"])
         renewed = None
         running.start()
         try:
@@ -232,6 +238,7 @@ class Process:
             if renewed is None:
                 notify("STOPPING=1\nSTATUS=publishing what was heard")
             running.stop()
+            self.counted.update(running.health.counters())
         # requested after the configuration was read, and already acknowledged
         self._signals.reload |= running.reload.is_set()
         running.check()
@@ -305,11 +312,11 @@ class Process:
         return None
 
 
-def status(pipeline: Pipeline) -> str:
+def status(pipeline: Pipeline, before: int = 0) -> str:
     """Return in one line what the appliance does, and its problems: `listening, 128 transcripts,
-    CPU` (or NPU, or server)."""
+    CPU` (or NPU, or server). `before`: transcripts of earlier pipelines."""
     state = pipeline.state()
-    transcripts = pipeline.health.counters().get("transcripts", 0)
+    transcripts = before + pipeline.health.counters().get("transcripts", 0)
     unit = {"cpu": "CPU", "fleet": "fleet"}.get(state.encoder, "NPU")
     troubles = (*state.reasons, *pipeline.broker_reasons())
     return "; ".join((f"{_doing(state)}, {transcripts} transcripts, {unit}", *troubles))

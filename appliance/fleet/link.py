@@ -353,6 +353,7 @@ def _read(path: Path, name: str, *, own: bool) -> Credential:
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         no_text = isinstance(error, UnicodeDecodeError)
         found = "no UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
+        fix = "run this with sudo" if isinstance(error, PermissionError) else fix
         raise ConfigError(f"{expected}, found {path}: {found}; {fix}") from (
             None if no_text else error
         )

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from appliance.store.folders import (
         FILE_NAME,
         MemoryFolder,
+        lost_at_boot,
         remove_empty,
         runtime_folder,
         runtime_folders,

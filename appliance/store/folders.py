@@ -19,6 +19,11 @@ LOCK_NAME = "lock"
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 IN_MEMORY = ("tmpfs", "ramfs")
+OVERLAY = "{} is on an overlay in memory: the next boot loses the log, the settings and the mute"
+KEEP = (
+    "switch the overlay file system off (`sudo raspi-config`, Performance Options), or mount a "
+    "disk at {}"
+)
 OURS = re.compile(r"roomscribe(-\d+)?$|[0-9a-f]{16}$")
 """Names of folders that were created for folders in memory."""
 
@@ -66,17 +71,38 @@ def _runtime() -> Path:
 
 def is_in_memory(folder: Path) -> bool:
     """Return True if `folder` exists and is on a file system without a disk."""
+    return _mount(folder)[0] in IN_MEMORY
+
+
+def lost_at_boot(folder: Path) -> tuple[str, str] | None:
+    """Return what the machine's next start loses, and the fix, if `folder` is on an overlay whose
+    upper layer is in memory, as raspi-config's is; else None."""
+    kind, options = _mount(folder)
+    upper = re.search(r"\bupperdir=([^,]*)", options)
+    if kind != "overlay" or not upper:
+        return None
+    if (layer := Path(upper[1])).is_dir():
+        lost = is_in_memory(layer)
+    else:  # its mount is hidden from us; statvfs(3) measures it all the same
+        disk, page_bytes = os.statvfs(folder), os.sysconf("SC_PAGE_SIZE")
+        lost = disk.f_blocks * disk.f_frsize <= os.sysconf("SC_PHYS_PAGES") * page_bytes
+    return (lost and (OVERLAY.format(folder), KEEP.format(folder))) or None
+
+
+def _mount(folder: Path) -> tuple[str, str]:
+    """Return type and options of the file system of `folder`; empty if they are unknown."""
     try:
         device = folder.stat().st_dev
         mounts = MOUNTS.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
+        return "", ""
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():
         mount, _, file_system = line.partition(" - ")
         if mount.split()[2:3] == [number]:
-            return file_system.split()[:1] in [[kind] for kind in IN_MEMORY]
-    return False
+            kind, _source, options = file_system.split(" ", 2)
+            return kind, options
+    return "", ""
 
 
 class MemoryFolder:

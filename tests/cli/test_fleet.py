@@ -278,3 +278,13 @@ def test_a_user_without_rights_is_told_to_use_sudo(tmp_path: Path) -> None:
         done = roomscribe("fleet", *typed, "--config", config, wrapper=OBEYING_MODES)
         assert done.returncode == 78
         assert "run this with sudo" in errors(done)[0]
+
+
+def test_a_credential_of_another_user_needs_root(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(mode=0)
+    fleet = {"role": "satellite", "server": "tls://house:4222", "credential": secret}
+    config = write_config(tmp_path, fleet=fleet)
+    done = roomscribe("fleet", "status", "--config", config, wrapper=OBEYING_MODES)
+    assert (done.returncode, len(errors(done))) == (78, 1)
+    assert "Permission denied; run this with sudo" in done.stderr

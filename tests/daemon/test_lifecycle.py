@@ -78,18 +78,18 @@ def test_ready_is_told_when_sound_has_come_and_not_before(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
     pipeline = SilentPipeline()
-    announcer = lifecycle.Announcer(pipeline, 0.0)  # type: ignore[arg-type]
+    announcer = lifecycle.Announcer(pipeline, 0.0, before=2)  # type: ignore[arg-type]
     announcer.announce()
     assert systemd.everything() == []
     pipeline.sounding.set()
     announcer.announce()
-    status = "STATUS=listening, 0 transcripts, NPU; broker is away"
+    status = "STATUS=listening, 2 transcripts, NPU; broker is away"
     assert systemd.everything() == ["READY=1", status]
     announcer.announce()
     assert systemd.everything() == [], "nothing is told twice"
     pipeline.health.count("transcripts", 128)
     announcer.announce()
-    assert systemd.everything() == [status.replace(" 0 ", " 128 ")]
+    assert systemd.everything() == [status.replace(" 2 ", " 130 ")]
 
 
 class Tasks:
@@ -284,7 +284,8 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
         """A pipeline whose control socket acknowledges a reload while it stops."""
 
         def __init__(self) -> None:
-            self.reload = threading.Event()
+            self.reload, self.health = threading.Event(), Health()
+            self.health.count("transcripts", 3)
 
         def start(self) -> None:
             """Starts nothing."""
@@ -301,7 +302,9 @@ def test_a_reload_that_is_asked_for_while_the_pipeline_stops_is_not_lost(
     monkeypatch.setattr(lifecycle.Process, "_supervise", lambda *_: second)
     signals = SimpleNamespace(reload=False)
     process = lifecycle.Process(cast("lifecycle.Signals", signals), Settings, cast("Any", None), 1)
+    process.counted["transcripts"] = 2
     assert (*process.run_once(first, first), signals.reload) == (first, second, True)
+    assert process.counted == {"transcripts": 5}
 
 
 def test_a_reload_does_not_raise_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:

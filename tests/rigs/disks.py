@@ -37,6 +37,28 @@ def mounted(disk: Path, size: str) -> Iterator[Path]:
 
 
 @contextmanager
+def overlay(disk: Path, *, hidden: bool) -> Iterator[Path]:
+    """The new folder `disk` on an overlay whose upper layer is in memory, as raspi-config makes
+    it; `hidden`: where its mount cannot be seen. Skips the test where none can be."""
+    with mounted(disk.with_name("memory"), "64m") as memory:
+        folders = [disk.with_name("lower"), memory / "upper", memory / "work", disk]
+        for folder in folders:
+            folder.mkdir()
+        options = "lowerdir={},upperdir={},workdir={}".format(*folders)
+        command = ["mount", "-t", "overlay", "-o", options, "roomscribe-test", str(disk)]
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("not permitted: mounting an overlay")
+        if hidden:
+            subprocess.run(["mount", "-t", "tmpfs", "roomscribe-test", str(memory)], check=True)
+        try:
+            yield disk
+        finally:
+            subprocess.run(["umount", "-l", str(disk)], check=True)
+            if hidden:
+                subprocess.run(["umount", "-l", str(memory)], check=True)
+
+
+@contextmanager
 def image(file: Path, size: str) -> Iterator[Path]:
     """A disk with ext4 whose blocks lie in `file`; skips the test where none can be mounted."""
     from rigs.needs import NOT_ROOT, require  # every test loads this plugin, and few need that

@@ -14,6 +14,7 @@ from rigs.broker import Broker
 from rigs.checkout import ROOT, TESTS
 from rigs.command import following
 from rigs.daemon import daemon, in_silence, log_of, write_config
+from rigs.disks import overlay
 from rigs.mqtt_client import Subscriber
 from rigs.needs import module, needs_broker
 from rigs.waiting import PATIENCE_S, until
@@ -72,6 +73,18 @@ def test_what_is_said_is_heard_over_the_socket_and_the_daemon_obeys(tmp_path: Pa
                     pass
         until(lambda: "the configuration has changed" in log_of(config))
     assert configuration.load(config).segmenter.hang_over_ms == 900
+
+
+def test_a_log_that_the_next_boot_loses_is_in_the_reasons(tmp_path: Path) -> None:
+    with overlay(tmp_path / "disk", hidden=False) as disk:
+        config = write_config(tmp_path, store={"path": disk})
+        with in_silence(config):
+            until(lambda: "ready after" in log_of(config))
+            with ControlClient([place_of(config)]) as client:
+                client.subscribe("state")
+                state = hear(client, "state")
+    assert state["status"] == "running"
+    assert [f"{disk} is on an overlay in memory" in reason for reason in state["reasons"]] == [True]
 
 
 @needs_broker

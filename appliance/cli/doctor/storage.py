@@ -8,7 +8,7 @@ from pathlib import Path
 
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import store_folder
-from appliance.store import FILE_NAME, Store, open_fallback
+from appliance.store import FILE_NAME, Store, lost_at_boot, open_fallback
 
 LEAST_FREE_MB = 200
 """The log grows by about 1 kB per sentence; the system needs some space, too."""
@@ -50,7 +50,7 @@ def log(around: Surroundings) -> Outcome:
 
 
 def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
-    """Check that the disk of the log has free space."""
+    """Check that the disk of the log keeps what is written, and has free space."""
     folder = store_folder(around.settings.store)
     while not _exists(folder):
         folder = folder.parent
@@ -59,6 +59,8 @@ def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
             f"the disk of {folder} is read-only",
             "find the reason with `dmesg`; if the card has errors, replace it",
         )
+    if lost := lost_at_boot(folder):
+        return failed(*lost)
     free_mb = shutil.disk_usage(folder).free / 1e6
     found = f"{free_mb:,.0f} MB free where the log is".replace(",", " ")
     if free_mb < least_free_mb:

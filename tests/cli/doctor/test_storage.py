@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from rigs.disks import DiskRig
+from rigs.disks import DiskRig, overlay
 from rigs.needs import needs_memory
 from rigs.publishing import transcript
 
@@ -97,6 +97,14 @@ def test_a_read_only_disk_is_a_fault_and_a_log_in_memory_another(
         found = storage.log(Surroundings(settings))
     assert found.status == "failed"
     assert "are in memory" in found.found
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_overlay_in_memory_is_a_fault(tmp_path: Path, hidden: bool) -> None:
+    with overlay(tmp_path / "state", hidden=hidden) as folder:
+        found = storage.disk(around(folder / "not" / "yet"))
+    assert (found.status, "the next boot loses the log" in found.found) == ("failed", True)
+    assert "raspi-config" in found.fix
 
 
 def test_a_full_disk_is_a_fault(tmp_path: Path) -> None:
