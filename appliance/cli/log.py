@@ -144,7 +144,7 @@ def log(options: argparse.Namespace, settings: Settings) -> int:
     options.limit = options.limit and min(options.limit, MOST)
     if (options.json or options.csv) and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # JSON and CSV are UTF-8 on any terminal
-    wanted = Wanted(options.since, options.until, tuple(text for text in options.grep if text))
+    wanted = Wanted(options.since, options.until, tuple(options.grep))
     if options.delete:
         return _delete(options, settings, wanted)
     if options.correct:
@@ -197,7 +197,7 @@ def _local(day: date, time_of_day: clock = clock.min) -> datetime:
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
     """End with status 2 if the options contradict each other."""
-    filtered = options.since or options.until or any(options.grep)
+    filtered = options.since or options.until or options.grep
     wrong = {
         "--limit must be 0 or more": options.limit is not None and options.limit < 0,
         "--all and --yes need --delete": not options.delete and (options.all or options.yes),

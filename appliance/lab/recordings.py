@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from appliance.errors import ConfigError
+from appliance.system import one_line
 
 LISTS = ("MANIFEST.tsv", "transcripts.tsv")
 SHIPPED = Path(__file__).resolve().parent / "speech"
@@ -27,7 +29,7 @@ def listed_texts(folder: Path) -> dict[str, str] | None:
         text = next((name for name in TEXT_COLUMNS if name in row), None)
         if file is None or text is None:
             raise ConfigError(
-                f"{listed}: expected the columns file and text, found {', '.join(row)}"
+                f"{listed}: expected the columns file and text, found {', '.join(map(str, row))}"
             )
         if row[text]:
             texts[row[file]] = row[text]
@@ -36,6 +38,11 @@ def listed_texts(folder: Path) -> dict[str, str] | None:
 
 def read_rows(file: Path) -> list[dict[str, str]]:
     """The rows of a list by the names of their columns. A backslash takes the sign behind it as it
-    is; quotation marks are signs like others. Raises OSError."""
-    with file.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE, escapechar="\\"))
+    is; quotation marks are signs like others. Raises ConfigError."""
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "escapechar": "\\"}
+            return list(csv.DictReader(stream, **form))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise ConfigError(f"{file}: cannot be read: {why}. Write it as UTF-8.") from error

@@ -103,6 +103,37 @@ def ended(
     return done
 
 
+@pytest.mark.parametrize(
+    ("typed", "status", "part"),
+    [
+        ("benchmark --recordings FOLDER", 78, "transcripts.tsv: cannot be read"),
+        ("benchmark --rows ,", 78, "expected some of faster-whisper, "),
+        (f"benchmark --threads {'9' * 400}", 2, "expected a whole number from 1"),
+        ("model fit BUNDLE --recordings FOLDER", 78, "Write it as UTF-8"),
+        ("model fit BUNDLE --corrections FOLDER", 78, "Is a directory"),
+        ("model fit BUNDLE --corrections FOLDER/deep", 78, "deep, line 1: expected a transcript"),
+        (f"setup --yes --node {ODD}", 2, "--node is not UTF-8: k\\xfcche"),
+        (f"setup --yes --broker x:{'1' * 5000}", 78, "is not a broker's address"),
+        ("setup --yes --password-file FOLDER/none", 2, "add --broker with the broker's address"),
+    ],
+)
+def test_odd_input_is_one_line(
+    house: Path, bundle_folder: Path, typed: str, status: int, part: str
+) -> None:
+    folder = house / "odd"
+    folder.mkdir(exist_ok=True)
+    (folder / "transcripts.tsv").write_bytes(b"file\ttext\nx.wav\tgr\xfcn\n")
+    (folder / "deep").write_text("[" * 100_000, encoding="utf-8")
+    config = write_config(folder)
+    before = config.read_text(encoding="utf-8")
+    typed = typed.replace("FOLDER", str(folder)).replace("BUNDLE", str(bundle_folder))
+    done = roomscribe(*typed.split(), "--config", config)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+    *_, last = done.stderr.splitlines()
+    assert part in last
+    assert config.read_text(encoding="utf-8") == before
+
+
 def test_every_command_is_tried_here() -> None:
     def leaves(one: argparse.ArgumentParser) -> Iterator[str]:
         below = [a for a in one._actions if isinstance(a, argparse._SubParsersAction)]

@@ -247,7 +247,7 @@ def test_the_user_is_asked_before_anything_is_deleted(
     ("typed", "said"),
     [
         ("--delete --yes", "--delete needs --since, --until, --grep or --all"),
-        ("--delete --yes --grep=", "--delete needs --since"),
+        ("--delete --yes --grep=", "is a variable not set?"),
         ("--delete --all --grep x --yes", "--all cannot be combined with"),
         ("--delete --all --limit 3 --yes", "cannot be combined with --limit"),
         ("--delete --all", "add --yes"),

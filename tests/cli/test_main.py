@@ -74,6 +74,7 @@ def test_no_command_shows_all_of_them_by_group() -> None:
         ("mute onn", "usage: roomscribe mute", "did you mean on?"),
         ("transribe x.wav", "usage: roomscribe", "did you mean transcribe?"),
         ("-q -v log", "usage: roomscribe", "not allowed with"),
+        ("run --recording=", "usage: roomscribe", "run --recording=; is a variable not set?"),
     ],
 )
 def test_a_wrong_word_shows_its_commands_usage_and_the_nearest_right_one(
@@ -83,6 +84,15 @@ def test_a_wrong_word_shows_its_commands_usage_and_the_nearest_right_one(
     assert done.returncode == 2
     assert usage in done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "typed", [("transcribe", ""), ("log", "--grep", "", "--delete", "--yes"), ("model", "info", "")]
+)
+def test_an_empty_argument_is_not_taken_for_none(typed: tuple[str, ...]) -> None:
+    done = roomscribe(*typed)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is a variable not set?" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from appliance.cli.setup.answers import Answers, Context
 from appliance.cli.terminal import YELLOW
 from appliance.config import DEFAULT_PATH, MqttSettings, node_name
 from appliance.errors import BrokerError, ConfigError
+from appliance.system import shorten
 
 if TYPE_CHECKING:
     from appliance.mqtt import BrokerProbe
@@ -104,14 +105,14 @@ def take_broker(context: Context, answers: Answers, address: str) -> Answers:
 
 def parse_address(address: str) -> dict[str, Any]:
     """Return `host` and `port` of HOST, HOST:PORT or [ADDRESS]:PORT. Raises ConfigError."""
-    found = re.fullmatch(r"\[?([^\[\]]+?)\]?(?::(\d+))?", address.strip())
+    found = re.fullmatch(r"\[?([^\[\]]+?)\]?(?::(\d{1,9}))?", address.strip())
     host = found[1] if found else ""
     port = int(found[2] or MQTT_PORT) if found else 0
     for name, value in (("mqtt.host", host), ("mqtt.port", port)):
         if mistake := config.mistake(name, value):
             raise ConfigError(
-                f"{address!r} is not a broker's address ({mistake}); give HOST or HOST:PORT, such "
-                "as 192.168.1.5:1883"
+                f"'{shorten(address)}' is not a broker's address ({mistake}); give HOST or "
+                "HOST:PORT, such as 192.168.1.5:1883"
             )
     return {"host": host, "port": port}
 

@@ -24,7 +24,7 @@ from appliance.cli.terminal import BOLD
 from appliance.config import DEFAULT_PATH, Settings, slug
 from appliance.control import SOCKET_NAME
 from appliance.errors import ConfigError
-from appliance.system import require_writable
+from appliance.system import legible, require_writable
 
 Questions = tuple[tuple[str, Callable[[Context, Answers], Answers]], ...]
 FLAGS = "--node, --device, --broker and --model"
@@ -80,6 +80,12 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
         )
     if options.hef and not options.model:
         options.usage_error("--hef: add --model with the name of the model that it is for")
+    if options.yes and not options.broker and (options.username or options.password_file):
+        options.usage_error("--username, --password-file: add --broker with the broker's address")
+    for name in ("node", "device", "broker", "username"):
+        value = getattr(options, name) or ""
+        if value != legible(value):
+            options.usage_error(f"--{name} is not UTF-8: {legible(value)}")
     from appliance.cli.doctor.main import GROUPS, print_findings, surroundings
     from appliance.store import runtime_folders
 

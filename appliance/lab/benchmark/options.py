@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+
+from appliance.system import shorten
 
 DEFAULT_SENTENCES = 12
 """Of the sentences that come with the package, without --recordings."""
@@ -74,7 +77,6 @@ def _add_tables(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text}")
-    return number
+    if not re.fullmatch("[1-9][0-9]{0,5}", text):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {shorten(text)}")
+    return int(text)

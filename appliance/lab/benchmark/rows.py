@@ -79,10 +79,8 @@ def wanted_rows(given: str) -> tuple[str, ...]:
     """Return the rows named in `given`, a list with commas; if it is empty, all. Raises
     ConfigError."""
     names = tuple(name.strip() for name in given.split(",") if name.strip())
-    if unknown := [name for name in names if name not in LABELS]:
-        raise ConfigError(
-            f"benchmark --rows: expected some of {', '.join(LABELS)}, found {', '.join(unknown)}"
-        )
+    if not set(names) <= set(LABELS) or (given and not names):
+        raise ConfigError(f"benchmark --rows: expected some of {', '.join(LABELS)}, found {given}")
     return names or tuple(LABELS)
 
 

@@ -96,7 +96,7 @@ def read_corrections(file: Path, bundle: Bundle) -> list[Example]:
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the corrections cannot be read: {error}") from error
+        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}") from error
     found = []
     for number, line in enumerate(lines, 1):
         try:
@@ -108,7 +108,7 @@ def read_corrections(file: Path, bundle: Bundle) -> list[Example]:
             now = bundle.calibration.confidence([float(mean)] * count)
             features = (float(mean), float(mean) * count)
             found.append(Example(is_same(text, spoken), features, spoken, now))
-        except (AttributeError, LookupError, TypeError, ValueError):
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
             raise ConfigError(
                 f"{file}, line {number}: expected a transcript with a correction, as "
                 "`roomscribe log --json` prints them; write the file with that command"

@@ -28,12 +28,7 @@ class Clip:
 def recorded_clips(folder: Path) -> list[Clip]:
     """Return the sentences of a folder with a list (columns file and text). Raises ConfigError,
     which names the file."""
-    try:
-        texts = listed_texts(folder)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{folder}: its list of recordings cannot be read: {error}. Write it as UTF-8."
-        ) from error
+    texts = listed_texts(folder)
     if texts is None:
         raise ConfigError(
             f"{folder}: expected a folder with transcripts.tsv, found none. Write one line per "
