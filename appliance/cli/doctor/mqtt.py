@@ -21,28 +21,34 @@ ASK_S = 5.0
 
 
 def broker(around: Surroundings, connect_s: float = 5.0) -> Outcome:
-    """Check that the broker lets us in and returns a message on a topic of this appliance."""
+    """Check that the broker lets us in and returns a message on a topic of this appliance; say if
+    it returns one of another appliance, too."""
     mqtt, node = around.settings.mqtt, node_name(around.settings)
     if not mqtt.enabled:
         return skipped("mqtt.enabled is false")
     if mqtt.username and is_hidden(mqtt.password_file, PASSWORD_CREDENTIAL, around.daemon):
         return skipped("this user cannot read the broker's password: run `sudo roomscribe doctor`")
     topic, message = mqtt.topic(node, "doctor"), secrets.token_hex(4).encode()
+    other = mqtt.topic(secrets.token_hex(4), "doctor")
     who = repr(mqtt.username) if mqtt.username else "clients without a user name"
     fix = f"allow {who} to read and write {topic} in the broker's access list"
     around.doing(f"connecting to the broker {mqtt.host}:{mqtt.port}")
     with BrokerProbe(mqtt, node, connect_s) as probe:
         around.doing("waiting for the broker")
-        if probe.subscribe([topic]):
+        refused = probe.subscribe([topic, other])
+        if topic in refused:
             return failed(f"the broker does not allow reading {topic}", fix)
+        kept = refused or probe.publish(other, b"")
         begun_s = time.monotonic()
         if code := probe.publish(topic, message):
             return failed(f"the broker does not allow writing {topic} (reason code {code})", fix)
-        if message not in [one.payload for one in probe.receive(count=1)]:
+        payloads = [one.payload for one in probe.receive(count=1 if kept else 2)]
+        if message not in payloads:
             return failed(f"a message to {topic} did not come back", fix)
         took_ms = 1000 * (time.monotonic() - begun_s)
     where = f"{mqtt.host}:{mqtt.port}{f' as {mqtt.username!r}' if mqtt.username else ''}"
-    return ok(f"{where}: a message came back after {took_ms:.1f} ms")
+    open_to_all = "; no access list keeps it from other rooms' topics" if b"" in payloads else ""
+    return ok(f"{where}: a message came back after {took_ms:.1f} ms{open_to_all}")
 
 
 def secret_files(around: Surroundings) -> Outcome:

@@ -85,6 +85,7 @@ def test_a_broker_that_lets_us_in_brings_our_message_back(open_broker: Broker) -
     found = doctor.broker(around(open_broker))
     assert found.status == "ok"
     assert ": a message came back after " in found.found
+    assert "no access list keeps it from other rooms' topics" in found.found
 
 
 @pytest.mark.parametrize("key", ["password_file", "token_file"])
@@ -142,7 +143,8 @@ def test_a_missing_user_name_differs_from_a_wrong_one(strict_broker: Broker) -> 
 
 
 def test_missing_rights_fail(strict_broker: Broker, tmp_path: Path) -> None:
-    assert doctor.broker(as_user(strict_broker, tmp_path, "whole")).status == "ok"
+    whole = doctor.broker(as_user(strict_broker, tmp_path, "whole"))
+    assert (whole.status, "access list" in whole.found) == ("ok", False)
     for user, fault in (("nobody", "does not allow"), ("writer", "did not come back")):
         found = doctor.broker(as_user(strict_broker, tmp_path, user))
         assert found.status == "failed"
