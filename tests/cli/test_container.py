@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from rigs.checkout import environment as environment_of
-from rigs.command import errors, is_gone, roomscribe, start
+from rigs.command import is_gone, refusal, roomscribe, start
 from rigs.daemon import write_config
 from rigs.supervisor import TOKEN, Supervisor
 from rigs.waiting import PATIENCE_S, until
@@ -125,14 +125,12 @@ def test_a_daemon_that_does_not_end_is_killed(tmp_path: Path) -> None:
 def test_a_wrong_configuration_ends_the_container(tmp_path: Path) -> None:
     config = write_config(tmp_path, mqtt={"hots": "x"})
     done = roomscribe("container", "run", "--config", config)
-    assert done.returncode == 78
-    assert "unknown key hots" in errors(done)[0]
+    assert "unknown key hots" in refusal(done, 78)
 
 
 def test_a_container_without_a_daemon_is_not_healthy(tmp_path: Path) -> None:
     done = roomscribe("container", "check", "--config", write_config(tmp_path))
-    assert done.returncode == 69
-    assert errors(done)[0].startswith("roomscribe: the daemon is not running")
+    assert refusal(done, 69).startswith("roomscribe: the daemon is not running")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 from rigs.broker import Broker
 from rigs.checkout import BUILT_IN, TESTS
-from rigs.command import OBEYING_MODES, errors, roomscribe
+from rigs.command import OBEYING_MODES, errors, refusal, roomscribe
 from rigs.daemon import daemon, log_of, write_config
 from rigs.hailo_simulator.control import Simulator
 from rigs.hailo_simulator.hef_files import write_hef
@@ -156,13 +156,12 @@ def test_a_user_who_may_not_write_the_configuration_is_asked_no_question(tmp_pat
         done = roomscribe("setup", "--config", config, "--yes", wrapper=OBEYING_MODES)
     finally:
         tmp_path.chmod(0o755)
-    assert done.returncode == 78
-    assert "run `sudo roomscribe setup`" in errors(done)[0]
+    assert "run `sudo roomscribe setup`" in refusal(done, 78)
 
 
 @needs_broker
 @needs_microphone
-def test_a_person_answers_six_questions_and_sees_each_work(  # noqa: PLR0915
+def test_a_person_answers_six_questions_and_sees_each_work(
     tmp_path: Path,
 ) -> None:
     microphone = PulseMicrophone(tmp_path / "microphone")
@@ -181,35 +180,24 @@ def test_a_person_answers_six_questions_and_sees_each_work(  # noqa: PLR0915
                 environment={**microphone.environment, **WIDE, **OFFLINE},
             )
             with terminal:
-                terminal.until("[shed]")
-                terminal.enter("Küche")
-                terminal.until("Which microphone? [default]")
-                terminal.enter("back")
-                terminal.until("[kuche]")
-                terminal.enter()
-                terminal.until("Which microphone? [default]")
-                terminal.enter()
+                terminal.answer("[shed]", "Küche")
+                terminal.answer("Which microphone? [default]", "back")
+                terminal.answer("[kuche]")
+                terminal.answer("Which microphone? [default]")
                 terminal.until("default: used by the daemon, which receives sound")
-                terminal.until("Which loudspeaker answers? [none]")
-                terminal.enter("pulse")
+                terminal.answer("Which loudspeaker answers? [none]", "pulse")
                 terminal.until("A ring was played.")
-                terminal.until("Did you hear it? [yes]")
-                terminal.enter()
-                terminal.until("or none [none]")
-                terminal.enter(f"127.0.0.1:{broker.port}")
-                terminal.until("efuses a client without mqtt.username")
-                terminal.enter("ada")
-                terminal.until("not shown")
-                terminal.enter("mellon7")
+                terminal.answer("Did you hear it? [yes]")
+                terminal.answer("or none [none]", f"127.0.0.1:{broker.port}")
+                terminal.answer("efuses a client without mqtt.username", "ada")
+                terminal.answer("not shown", "mellon7")
                 terminal.until("accepts the connection.\nHome Assistant does not use")
                 terminal.until("12.5 % of words wrong")
                 terminal.until("Recommended: base, or tiny.en where that is too slow.")
-                terminal.until("Which model? [tiny.en]")
-                terminal.enter()
+                terminal.answer("Which model? [tiny.en]")
                 terminal.until("Whisper tiny.en heard the test sentence word for word")
                 terminal.until('+node = "kuche"')
-                terminal.until("Write it? [yes]")
-                terminal.enter("y")
+                terminal.answer("Write it? [yes]", "y")
                 terminal.until("the daemon uses them")
                 terminal.until("Say a sentence.")
                 speaker = threading.Thread(target=_speak_until, args=(microphone, heard))
@@ -255,10 +243,8 @@ def test_what_is_declined_is_not_written(tmp_path: Path) -> None:
     before = config.read_text()
     arguments = ("--device", "", "--broker", "none", "--model", "tiny.en")
     with Terminal("setup", "--config", config, *arguments) as terminal:
-        terminal.until("[kitchen]")
-        terminal.enter("hall")
-        terminal.until("Write it?")
-        terminal.enter("no")
+        terminal.answer("[kitchen]", "hall")
+        terminal.answer("Write it?", "no")
         terminal.until("Nothing was changed")
         assert terminal.wait() == 1
     assert config.read_text() == before
@@ -285,24 +271,17 @@ def test_a_wrong_answer_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
         options = ("--device", "", "--node", "Living Room")
         nowhere = OFFLINE | {"PATH": os.environ["PATH"]}
         with Terminal("setup", "--config", config, *options, environment=nowhere) as terminal:
-            terminal.until("or none [")
-            terminal.enter("127.0.0.1:9")
+            terminal.answer("or none [", "127.0.0.1:9")
             terminal.until("does not answer")
-            terminal.until("Press Enter to keep none: ")
-            terminal.enter("nosuch:99999")
+            terminal.answer("Press Enter to keep none: ", "nosuch:99999")
             terminal.until("'nosuch:99999' is not a broker's address")
-            terminal.until("Press Enter to keep none: ")
-            terminal.enter(f"127.0.0.1:{broker.port}")
+            terminal.answer("Press Enter to keep none: ", f"127.0.0.1:{broker.port}")
             terminal.until("accepts the connection")
-            terminal.until("Which model? [tiny.en]")
-            terminal.enter("tiny")
-            terminal.until("Which model? [tiny.en]")
-            terminal.enter()
-            terminal.until("Write it? [yes]")
-            terminal.enter("maybe")
+            terminal.answer("Which model? [tiny.en]", "tiny")
+            terminal.answer("Which model? [tiny.en]")
+            terminal.answer("Write it? [yes]", "maybe")
             terminal.until("Please answer yes or no")
-            terminal.until("Write it? [yes]")
-            terminal.enter("yes")
+            terminal.answer("Write it? [yes]", "yes")
             terminal.until(" skipped; ")
             assert terminal.wait() == 0
     table = tomllib.loads(config.read_text())
@@ -320,15 +299,12 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
     here = OFFLINE | {"ROOMSCRIBE_MODELS": str(tmp_path / "models")}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
-        terminal.until("Which model? [tiny.en]")
-        terminal.enter(f"{tmp_path}/nothing")
+        terminal.answer("Which model? [tiny.en]", f"{tmp_path}/nothing")
         terminal.until("such as openai/whisper-tiny, or a folder")
-        terminal.until("Which model? [tiny.en]")
-        terminal.enter(f"{tmp_path}/mine")
+        terminal.answer("Which model? [tiny.en]", f"{tmp_path}/mine")
         terminal.until("mine: installed")
         terminal.until("add the model mine again, or choose another one.")
-        terminal.until("Which model? [tiny.en]")
-        terminal.enter()
+        terminal.answer("Which model? [tiny.en]")
         terminal.until(" skipped; ")
     assert config.read_text() == before
     assert not (tmp_path / "models" / "in-use").exists()
@@ -361,21 +337,18 @@ def test_setup_takes_a_hef_that_the_user_compiled(
     options = ("--device", "", "--broker", "none", "--node", "kitchen")
     here = OFFLINE | simulator.environment | {"ROOMSCRIBE_MODELS": str(models)}
     with Terminal("setup", "--config", config, *options, environment=WIDE | here) as terminal:
-        terminal.until("tiny.en or base with a HEF of 10 s that you compile")
-        terminal.enter(f"{tmp_path}/mine")
-        terminal.until("A HEF that you compiled for its encoder (a path; Enter: none)?")
-        terminal.enter(f"{tmp_path}/no.hef")
+        terminal.answer("tiny.en or base with a HEF of 10 s that you compile", f"{tmp_path}/mine")
+        terminal.answer(
+            "A HEF that you compiled for its encoder (a path; Enter: none)?", f"{tmp_path}/no.hef"
+        )
         terminal.until("expected a HEF")
-        terminal.until("Which model? [tiny.en]")
-        terminal.enter(f"{tmp_path}/mine")
-        terminal.until("Enter: none)?")
-        terminal.enter(str(hef))
+        terminal.answer("Which model? [tiny.en]", f"{tmp_path}/mine")
+        terminal.answer("Enter: none)?", str(hef))
         terminal.until("mine: installed")
         assert (models / "mine" / "encoder.hef").read_bytes() == hef.read_bytes()
         terminal.until("Which model? [tiny.en]", 60)  # random weights misread the sentence
         terminal.enter()
-        terminal.until("Enter: none)?")
-        terminal.enter()
+        terminal.answer("Enter: none)?")
         terminal.until(" skipped; ")
 
 
@@ -390,10 +363,8 @@ def test_an_empty_answer_keeps_the_broker_that_was_there(tmp_path: Path) -> None
     before = config.read_text()
     options = ("--device", "", "--model", "tiny.en", "--node", "kitchen")
     with Terminal("setup", "--config", config, *options) as terminal:
-        terminal.until("or none [")
-        terminal.enter("127.0.0.1:9")
-        terminal.until("Press Enter to keep none: ")
-        terminal.enter()
+        terminal.answer("or none [", "127.0.0.1:9")
+        terminal.answer("Press Enter to keep none: ")
         terminal.until("The broker stays as it was: none")
         terminal.until(" skipped; ")
         assert terminal.wait() == 0
@@ -407,15 +378,11 @@ def test_a_microphone_that_no_daemon_has_is_listened_to(tmp_path: Path) -> None:
     with PulseMicrophone(tmp_path / "microphone") as microphone:
         environment = {**microphone.environment, **WIDE}
         with Terminal("setup", "--config", config, *options, environment=environment) as terminal:
-            terminal.until("Which microphone? [default]")
-            terminal.enter()
-            terminal.until("default: press Enter, and speak")
-            terminal.enter()
+            terminal.answer("Which microphone? [default]")
+            terminal.answer("default: press Enter, and speak")
             terminal.until("digital silence")
-            terminal.until("Use it all the same? [yes]")
-            terminal.enter("no")
-            terminal.until("Which microphone? [default]")
-            terminal.enter()
+            terminal.answer("Use it all the same? [yes]", "no")
+            terminal.answer("Which microphone? [default]")
             terminal.until("default: press Enter, and speak")
             speaker = threading.Thread(target=microphone.speak, args=(SENTENCE,))
             speaker.start()

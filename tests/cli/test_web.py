@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rigs.command import OBEYING_MODES, errors, roomscribe
+from rigs.command import OBEYING_MODES, errors, refusal, roomscribe
 from rigs.daemon import write_config
 
 from appliance.config import WebSettings
@@ -58,8 +58,7 @@ def test_the_password_is_one_line_of_standard_input_and_can_be_taken_away(tmp_pa
     assert access.is_password("correct horse")
     for wrong in (b"short\n", b"\n", b""):
         done = roomscribe("web", "password", "--config", config, stdin=wrong)
-        assert done.returncode == 78
-        assert errors(done)[0].startswith("roomscribe: the password is ")
+        assert refusal(done, 78).startswith("roomscribe: the password is ")
     assert access.is_password("correct horse")
     assert roomscribe("web", "password", "--config", config, "--remove").returncode == 0
     assert not access.has_password
@@ -69,11 +68,9 @@ def test_a_folder_that_is_another_users_is_named_with_the_fix(tmp_path: Path) ->
     config = config_of(tmp_path, enabled=True)
     (tmp_path / "page").mkdir(mode=0o500)
     done = roomscribe("web", "open", "--config", config, wrapper=OBEYING_MODES)
-    assert done.returncode == 74
-    assert "run this with sudo" in errors(done)[0]
+    assert "run this with sudo" in refusal(done, 74)
 
 
 def test_beyond_this_machine_it_is_not_switched_on_without_a_password(tmp_path: Path) -> None:
     done = roomscribe("web", "enable", "--config", config_of(tmp_path, listen="0.0.0.0"))
-    assert done.returncode == 78
-    assert "the page needs a password to listen on 0.0.0.0" in errors(done)[0]
+    assert "the page needs a password to listen on 0.0.0.0" in refusal(done, 78)

@@ -15,9 +15,8 @@ from typing import Self
 
 import numpy as np
 import pytest
-import soundfile
 from rigs.command import is_gone
-from rigs.microphone import SINK, PulseMicrophone
+from rigs.microphone import PulseMicrophone
 from rigs.needs import needs_microphone
 from rigs.sources import FakeSource, silence
 from rigs.waiting import PATIENCE_S, until
@@ -185,33 +184,27 @@ def test_a_supervisor_that_is_killed_leaves_no_reader_and_no_open_microphone(
 
 
 def test_digital_silence_counts_as_no_microphone_until_the_first_sound(
-    rig: PulseMicrophone, tmp_path: Path
+    rig: PulseMicrophone,
 ) -> None:
     hum = np.tile(np.array([20, -20], np.int16), 8_000 * 30)
-    soundfile.write(tmp_path / "hum.wav", hum, 16_000)
-    play = ["paplay", f"--device={SINK}", str(tmp_path / "hum.wav")]
     with Listener(rig, silence_s=0.5) as listener:
         told = trouble(listener)
         assert told.startswith("'microphone'")
         assert "digital silence" in told
-        with subprocess.Popen(play, env=rig.environment) as player:
+        with rig.playing(hum):
             assert trouble(listener) == ""
             rig.mute(True)
             assert "alsamixer" in trouble(listener)
             rig.mute(False)
             assert trouble(listener) == ""
-            player.kill()
 
 
 def test_sound_that_is_clipped_for_long_is_told_and_the_microphone_stays_online(
-    rig: PulseMicrophone, listener: Listener, tmp_path: Path
+    rig: PulseMicrophone, listener: Listener
 ) -> None:
     square = np.where(np.arange(16_000 * 20) // 40 % 2, 32767, -32768).astype(np.int16)
-    soundfile.write(tmp_path / "square.wav", square, 16_000)
-    play = ["paplay", f"--device={SINK}", str(tmp_path / "square.wav")]
-    with subprocess.Popen(play, env=rig.environment) as player:
+    with rig.playing(square):
         told = trouble(listener)
-        player.kill()
     assert told.startswith("'sound'")
     assert "clipped" in told
     assert "'microphone'" not in told

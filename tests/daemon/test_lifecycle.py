@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 from rigs.checkout import ROOT, environment
-from rigs.daemon import daemon, log_of, write_config
+from rigs.daemon import daemon, end, log_of, write_config
 from rigs.systemd import Systemd
 from rigs.waiting import PATIENCE_S, until
 from rigs.wyoming import free_port
@@ -242,8 +242,7 @@ def test_a_reload_to_a_missing_model_goes_on_with_the_old_configuration(
         running.send_signal(signal.SIGHUP)
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
+        end(running)
     log = log_of(config)
     (told,) = [line for line in log.splitlines() if "ERROR" in line]
     assert "nowhere" in told

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Literal
 
 import pytest
-from rigs.waiting import PATIENCE_S
+from rigs.command import is_gone
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.lab.child import Child, ChildDiedError, ChildFailedError
 
@@ -95,16 +95,4 @@ def test_a_child_that_takes_too_long_ends_with_all_that_it_started(
         grandchild = child.receive(PATIENCE_S)
         with pytest.raises(TimeoutError):
             child.receive(0.3)
-    deadline_s = time.monotonic() + PATIENCE_S
-    while _runs(grandchild):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
-def _runs(process: int) -> bool:
-    """False for a zombie, too, which waits for whoever adopted it."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
+    until(lambda: is_gone(grandchild))

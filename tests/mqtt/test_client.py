@@ -17,10 +17,10 @@ from paho.mqtt.packettypes import PacketTypes
 from rigs.broker import Broker
 from rigs.mqtt_client import Subscriber, properties_of
 from rigs.needs import needs_broker
-from rigs.publishing import running, transcript
+from rigs.publishing import add, running
 from rigs.waiting import PATIENCE_S, until
 
-from appliance.config import MqttSettings, StoreSettings
+from appliance.config import StoreSettings
 from appliance.mqtt.client import RECEIVED_WAITING, ReceivedMessage, ReceivedQueue
 from appliance.mqtt.commands import BURST, Expect, Subscription, subscriptions
 from appliance.mqtt.connection import DELAYS
@@ -137,8 +137,7 @@ def house(store: Store) -> Iterator[House]:
     with Broker() as broker, Asker(broker.port) as asker:
         one = House(broker, store, switch, asker)
         wanted = subscriptions("kitchen", switch, one.expect, one.send)
-        chosen = MqttSettings(host=broker.host, port=broker.port)
-        with running(chosen, store, subscriptions=wanted) as one.publisher:
+        with running(broker.settings, store, subscriptions=wanted) as one.publisher:
             until(lambda: "kitchen/command/expect" in broker.log())
             yield one
 
@@ -198,7 +197,6 @@ def test_every_mute_is_obeyed_in_a_flood_of_requests(store: Store) -> None:
             pass
 
     with Broker() as broker, Asker(broker.port) as asker, Asker(broker.port, "rude") as rude:
-        chosen = MqttSettings(host=broker.host, port=broker.port)
         over = threading.Event()
         sent = 0
 
@@ -211,7 +209,7 @@ def test_every_mute_is_obeyed_in_a_flood_of_requests(store: Store) -> None:
         def more_than(count: int) -> Callable[[], bool]:
             return lambda: sent > count
 
-        with running(chosen, store, subscriptions=handlers(switch, work)):
+        with running(broker.settings, store, subscriptions=handlers(switch, work)):
             until(lambda: "kitchen/command/expect" in broker.log())
             thread = threading.Thread(target=flood, daemon=True)
             thread.start()
@@ -242,10 +240,9 @@ def test_mutes_go_first_and_no_kind_of_message_pushes_another_out() -> None:
 def test_a_mute_is_obeyed_while_the_store_fails(store: Store) -> None:
     switch = Switch()
     with Broker() as broker, Asker(broker.port) as asker:
-        chosen = MqttSettings(host=broker.host, port=broker.port)
         wanted = handlers(switch)
         slow = replace(DELAYS, store_s=3600.0)
-        with running(chosen, store, subscriptions=wanted, delays=slow) as publisher:
+        with running(broker.settings, store, subscriptions=wanted, delays=slow) as publisher:
             until(lambda: "kitchen/command/expect" in broker.log())
             store.close()
             publisher.on_change()
@@ -313,13 +310,12 @@ def test_no_message_ends_the_publisher_whatever_its_handler_raises(store: Store)
         raise RecursionError("maximum recursion depth exceeded")
 
     with Broker() as broker, Asker(broker.port) as asker:
-        settings = MqttSettings(host=broker.host, port=broker.port)
 
         def is_handled_again() -> bool:
             asker.publish("mute/set", b"ON")
             return len(handled) > 1
 
-        with running(settings, store, subscriptions={"mute/set": fail}):
+        with running(broker.settings, store, subscriptions={"mute/set": fail}):
             until(is_handled_again)
 
 
@@ -328,8 +324,7 @@ def test_what_is_retained_on_the_topics_of_commands_does_nothing(store: Store) -
     with Broker() as broker, Asker(broker.port) as asker:
         asker.publish("mute/set", b"ON", retain=True)
         asker.publish("command/expect", b"\xff" * 5000, retain=True)
-        chosen = MqttSettings(host=broker.host, port=broker.port)
-        with running(chosen, store, subscriptions=handlers(switch)) as publisher:
+        with running(broker.settings, store, subscriptions=handlers(switch)) as publisher:
             until(lambda: publisher.status().connected)
             asker.publish("mute/set", b"OFF")
             until(lambda: switch.turned)
@@ -340,15 +335,13 @@ def test_what_is_retained_on_the_topics_of_commands_does_nothing(store: Store) -
 def test_a_command_of_a_megabyte_disturbs_nothing(store: Store) -> None:
     switch = Switch()
     with Broker() as broker, Asker(broker.port) as asker, Subscriber(broker.port) as heard:
-        chosen = MqttSettings(host=broker.host, port=broker.port)
-        with running(chosen, store, subscriptions=handlers(switch)) as publisher:
+        with running(broker.settings, store, subscriptions=handlers(switch)) as publisher:
             until(lambda: "kitchen/command/expect" in broker.log())
             for name in ("mute/set", "command/expect"):
                 asker.publish(name, b"x" * 1_000_000)
             asker.publish("mute/set", b"ON")
             until(lambda: switch.turned == [True])
-            store.append(transcript("as ever"))
-            publisher.on_change()
+            add(store, publisher, "as ever")
             until(lambda: heard.texts() == ["as ever"])
             assert publisher.status().connected
         until(lambda: heard.payloads("availability") == [b"online", b"offline"])
@@ -357,17 +350,16 @@ def test_a_command_of_a_megabyte_disturbs_nothing(store: Store) -> None:
 
 @needs_broker
 def test_what_is_longer_than_the_broker_accepts_is_left_out_and_named(store: Store) -> None:
-    with Broker(config="max_packet_size 1500") as broker:
-        settings = MqttSettings(host=broker.host, port=broker.port)
-        with Subscriber(broker.port) as house, running(settings, store) as publisher:
-            store.append(transcript("told at once"))
-            publisher.on_change()
-            until(lambda: house.payloads("transcript"))
-            reasons = publisher.status().reasons
-            assert publisher.status().connected
-    assert len(reasons) == 1
-    assert "homeassistant/device/" in reasons[0]
-    assert "max_packet_size" in reasons[0]
+    with (
+        Broker(config="max_packet_size 1500") as broker,
+        Subscriber(broker.port) as house,
+        running(broker.settings, store) as publisher,
+    ):
+        add(store, publisher, "told at once")
+        until(lambda: house.payloads("transcript"))
+        (reason,) = publisher.status().reasons
+        assert publisher.status().connected
+    assert "homeassistant/device/" in reason and "max_packet_size" in reason
 
 
 def test_one_topic_that_the_access_list_refuses_is_named_and_the_rest_works(
@@ -384,10 +376,9 @@ def test_one_topic_that_the_access_list_refuses_is_named_and_the_rest_works(
     with (
         Broker(config=f"acl_file {rules}") as broker,
         Subscriber(broker.port, "listener") as heard,
-        running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
+        running(broker.settings, store) as publisher,
     ):
-        store.append(transcript("told all the same"))
-        publisher.on_change()
+        add(store, publisher, "told all the same")
         until(heard.events)
         until(publisher.reasons)
         (why,) = publisher.reasons()
@@ -399,20 +390,23 @@ def test_one_topic_that_the_access_list_refuses_is_named_and_the_rest_works(
 def test_two_appliances_with_one_client_id_say_so_and_leave_each_other_alone(
     store: Store, tmp_path: Path
 ) -> None:
-    with Broker() as broker, Store.open(StoreSettings(path=str(tmp_path / "other"))) as other:
-        chosen = MqttSettings(host=broker.host, port=broker.port)
-        with running(chosen, store) as one, running(chosen, other) as two:
+    with (
+        Broker() as broker,
+        Store.open(StoreSettings(path=str(tmp_path / "other"))) as other,
+        running(broker.settings, store) as one,
+        running(broker.settings, other) as two,
+    ):
 
-            def reasons() -> str:
-                return "".join(one.status().reasons + two.status().reasons)
+        def reasons() -> str:
+            return "".join(one.status().reasons + two.status().reasons)
 
-            # Mosquitto 2.1 says it, of 2.0 it is guessed
-            until(lambda: "another client uses the client id" in reasons())
-            count = broker.log().count("New client connected")
-            assert count < 10
-            time.sleep(3)
-            assert broker.log().count("New client connected") == count
-            assert "'roomscribe-kitchen'" in reasons()
+        # Mosquitto 2.1 says it, of 2.0 it is guessed
+        until(lambda: "another client uses the client id" in reasons())
+        count = broker.log().count("New client connected")
+        assert count < 10
+        time.sleep(3)
+        assert broker.log().count("New client connected") == count
+        assert "'roomscribe-kitchen'" in reasons()
 
 
 def test_state_reports_a_second_appliance_of_the_same_node_while_it_may_return(
@@ -424,14 +418,13 @@ def test_state_reports_a_second_appliance_of_the_same_node_while_it_may_return(
         Subscriber(broker.port) as heard,
         Store.open(StoreSettings(path=str(tmp_path / "other"))) as other,
     ):
-        chosen = MqttSettings(host=broker.host, port=broker.port)
 
         def told() -> bool:
             reasons = heard.state()["reasons"] if heard.payloads("state") else []
             return any("another client uses the client id" in reason for reason in reasons)
 
-        with running(chosen, store, delays=hasty) as one:
-            with running(chosen, other, delays=hasty):
+        with running(broker.settings, store, delays=hasty) as one:
+            with running(broker.settings, other, delays=hasty):
                 until(told)
             until(lambda: one.status().connected)
             until(lambda: not told())

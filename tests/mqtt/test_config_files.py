@@ -490,11 +490,10 @@ def test_the_example_broker_admits_known_users_and_limits_their_topics(
     shutil.move(made.folder / "passwords", tmp_path)
     shutil.rmtree(made.folder)
     with Broker(config=config) as broker, Store.open(StoreSettings(str(tmp_path / "s"))) as store:
-        stranger = MqttSettings(host=broker.host, port=broker.port)
-        with running(stranger, store) as publisher:
+        with running(broker.settings, store) as publisher:
             until(lambda: "refuses a client without" in "".join(publisher.reasons()))
         known = replace(
-            stranger, username="roomscribe_kitchen", password_file=str(tmp_path / "secret")
+            broker.settings, username="roomscribe_kitchen", password_file=str(tmp_path / "secret")
         )
         with running(known, store) as publisher:
             until(lambda: publisher.status().connected)

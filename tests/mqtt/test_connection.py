@@ -303,13 +303,12 @@ def test_a_broker_that_was_not_up_yet_is_not_taken_for_an_old_one(store: Store) 
 )
 def test_a_broker_that_can_do_less_is_lived_with(store: Store, config: str, lost: str) -> None:
     with Broker(config=config) as broker, Subscriber(broker.port) as heard:
-        settings = MqttSettings(host=broker.host, port=broker.port)
-        with running(settings, store) as publisher:
+        with running(broker.settings, store) as publisher:
             until(lambda: publisher.status().connected)
             add(store, publisher, "turn on the light", "turn it off")
             until(lambda: heard.texts() == ["turn on the light", "turn it off"])
             assert re.search(lost, "".join(publisher.reasons(waits=True)))
             assert publisher.reasons(waits=False) == ()
-            with BrokerProbe(settings, "kitchen") as probe:
+            with BrokerProbe(broker.settings, "kitchen") as probe:
                 assert probe.publish("x/y", b"1", retain=True) == 0
         until(lambda: heard.payloads("availability") == [b"online", b"offline"])

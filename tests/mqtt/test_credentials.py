@@ -116,7 +116,7 @@ def test_a_broker_without_tls_is_named_as_such(store: Store, house: Authority) -
 
 def test_a_tls_port_without_tls_is_named_as_such(store: Store, house: Authority) -> None:
     with secure_broker(house) as broker:
-        why = trouble(MqttSettings(host=broker.host, port=broker.port), store)
+        why = trouble(broker.settings, store)
     assert "is mqtt.port its TLS port (set mqtt.tls)" in why
 
 

@@ -38,7 +38,7 @@ SOON = Delays(announce_s=(0.2, 0.3))
 
 
 def settings(broker: Broker, **changes: Any) -> MqttSettings:
-    return replace(MqttSettings(host=broker.host, port=broker.port), **changes)
+    return replace(broker.settings, **changes)
 
 
 def is_connected(publisher: Publisher) -> bool:

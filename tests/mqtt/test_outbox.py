@@ -12,7 +12,7 @@ from rigs.publishing import running, transcript
 from rigs.stores import connection_of
 from rigs.waiting import until
 
-from appliance.config import MqttSettings, StoreSettings
+from appliance.config import StoreSettings
 from appliance.errors import StoreError
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.outbox import Outbox
@@ -137,7 +137,7 @@ def test_speech_that_ended_long_before_publication_is_late(
     with (
         Broker() as broker,
         Subscriber(broker.port) as subscriber,
-        running(MqttSettings(host=broker.host, port=broker.port), store) as publisher,
+        running(broker.settings, store) as publisher,
     ):
         until(lambda: publisher.status().connected)
         store.append(transcript("a", latency_ms=latency_ms))
@@ -153,9 +153,7 @@ def test_a_store_that_refuses_the_cursor_for_a_while_sends_nothing_twice(store: 
     with (
         Broker() as broker,
         Subscriber(broker.port) as subscriber,
-        running(
-            MqttSettings(host=broker.host, port=broker.port), refusing, delays=Delays(store_s=0.1)
-        ) as publisher,
+        running(broker.settings, refusing, delays=Delays(store_s=0.1)) as publisher,
     ):
         until(lambda: len(subscriber.events()) >= 30)
         until(lambda: "the disk is full" in "".join(publisher.reasons()))

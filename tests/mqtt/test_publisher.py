@@ -38,7 +38,7 @@ pytestmark = needs_broker
 
 
 def settings(broker: Broker, **changes: Any) -> MqttSettings:
-    return replace(MqttSettings(host=broker.host, port=broker.port), **changes)
+    return replace(broker.settings, **changes)
 
 
 def open_files() -> int:

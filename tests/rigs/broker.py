@@ -13,6 +13,8 @@ from pathlib import Path
 
 from rigs.waiting import PATIENCE_S
 
+from appliance.config import MqttSettings
+
 
 def missing() -> str:
     """What to install before a broker can be started; empty when nothing."""
@@ -64,6 +66,11 @@ class Broker:
             lines.append(f"password_file {self._password_file(users)}")
         self._config = self.folder / "mosquitto.conf"
         self._config.write_text("\n".join([*lines, config, ""]), encoding="utf-8")
+
+    @property
+    def settings(self) -> MqttSettings:
+        """Those of an appliance that publishes to it."""
+        return MqttSettings(host=self.host, port=self.port)
 
     def start(self) -> None:
         """Starts it and returns when it takes connections; RuntimeError with its log if not."""

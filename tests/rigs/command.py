@@ -135,6 +135,13 @@ def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("roomscribe: ")]
 
 
+def refusal(done: subprocess.CompletedProcess[str], status: int) -> str:
+    """Return the one line with which a command ended with that status."""
+    assert done.returncode == status, done.stderr
+    (line,) = errors(done)
+    return line
+
+
 def is_gone(pid: int) -> bool:
     """Return whether the process has ended; a zombie has."""
     try:

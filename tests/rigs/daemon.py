@@ -98,6 +98,12 @@ def in_silence(
         yield running
 
 
+def end(running: subprocess.Popen[bytes]) -> None:
+    """Stop a daemon as systemd does, in order."""
+    running.terminate()
+    assert running.wait(PATIENCE_S) == 0
+
+
 def transcripts(config: Path) -> list[dict[str, Any]]:
     """What the log has, the oldest first, as `roomscribe log --json` prints it."""
     done = roomscribe("log", "--json", "--config", config)

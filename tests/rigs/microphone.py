@@ -21,9 +21,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
 from rigs.waiting import PATIENCE_S
 
 SINK = "roomscribe_rig"
@@ -84,26 +89,15 @@ class PulseMicrophone:
             encoding="utf-8",
         )
         options = ["--daemonize=no", "--exit-idle-time=-1", "--use-pid-file=no", "--realtime=no"]
+        options.append("--log-level=error")
+        folders = {"HOME": "home", "XDG_RUNTIME_DIR": "run"}
+        home = {name: str(self._folder / folder) for name, folder in folders.items()}
         log = self._folder / "pulseaudio.log"
         with log.open("wb") as output:
             self._server = subprocess.Popen(
                 # against stutter on a busy machine; who may not, goes on without
-                [
-                    "nice",
-                    "-n",
-                    "-10",
-                    "pulseaudio",
-                    "-n",
-                    "-F",
-                    str(script),
-                    "--log-level=error",
-                    *options,
-                ],
-                env=self.environment
-                | {
-                    "HOME": str(self._folder / "home"),
-                    "XDG_RUNTIME_DIR": str(self._folder / "run"),
-                },
+                ["nice", "-n", "-10", "pulseaudio", "-n", "-F", str(script), *options],
+                env=self.environment | home,
                 stdout=output,
                 stderr=output,
             )
@@ -116,10 +110,22 @@ class PulseMicrophone:
 
     def speak(self, file: Path) -> None:
         """Plays a sound file (what libsndfile reads) into the microphone; back when it is over."""
-        subprocess.run(
-            ["paplay", f"--device={SINK}", str(file)],
-            env=self.environment, check=True, timeout=PATIENCE_S,
-        )  # fmt: skip
+        with self.play(file) as player:
+            assert player.wait(PATIENCE_S) == 0
+
+    def play(self, file: Path) -> subprocess.Popen[bytes]:
+        """Begins to play a sound file."""
+        return subprocess.Popen(["paplay", f"--device={SINK}", str(file)], env=self.environment)
+
+    @contextmanager
+    def playing(self, samples: NDArray[np.int16]) -> Iterator[None]:
+        """Plays 16 kHz mono for the time of the `with`, at most."""
+        soundfile.write(self._folder / "playing.wav", samples, 16_000)
+        with self.play(self._folder / "playing.wav") as player:
+            try:
+                yield
+            finally:
+                player.kill()
 
     def unplug(self) -> None:
         """Takes the microphone away, as pulling its plug would."""

@@ -55,6 +55,11 @@ class Terminal:
         """Types a line."""
         os.write(self._master, f"{text}\n".encode())
 
+    def answer(self, question: str, text: str = "") -> None:
+        """Waits for a question and types a line."""
+        self.until(question)
+        self.enter(text)
+
     def press(self, letter: str) -> None:
         """Types a letter, or Ctrl-C as \\x03."""
         os.write(self._master, letter.encode())

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from rigs.checkout import SPEECH
 from rigs.command import PROGRAM
-from rigs.daemon import daemon, in_silence, log_of, write_config
+from rigs.daemon import daemon, end, in_silence, log_of, write_config
 from rigs.needs import needs_memory
 from rigs.waiting import PATIENCE_S, until
 from rigs.windows import a_window
@@ -99,8 +99,7 @@ def test_what_a_killed_daemon_had_heard_is_transcribed_once_and_in_order(house: 
             kills += 1
     with house.daemon() as running:
         until(lambda: house.waiting() == 0)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
+        end(running)
     assert kills >= 1
     assert house.stored() == heard
     assert not list(house.spool.glob("*")), "nothing of the sound is left"
@@ -157,8 +156,7 @@ def test_what_there_is_no_time_for_at_a_stop_is_taken_up_by_the_next_start(house
     heard = [window.id for window in house.hears(9)]
     with house.daemon("-c", PROGRAM_WITH.format(name="open_slow")) as running:
         until(lambda: "listening to" in house.log)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
+        end(running)
     assert "windows are left to the next start" in house.log
     assert "untranscribed" not in house.log, "nothing is lost, and nothing of that is said"
     assert len(house.stored()) < 9
@@ -176,5 +174,4 @@ def test_a_reload_hands_what_waits_to_the_new_pipeline(house: House) -> None:
         until(lambda: house.log.count("listening to") == 2)
         assert "no spool" not in house.log
         time.sleep(0.2)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
+        end(running)

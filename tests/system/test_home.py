@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from rigs import broker as rig_broker
-from rigs.daemon import daemon, in_silence, log_of, write_config
+from rigs.daemon import daemon, end, in_silence, log_of, write_config
 from rigs.home_websocket import DEVICE, TOKEN, Hub
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker
@@ -107,5 +106,4 @@ def test_a_home_assistant_that_is_away_is_only_a_reason(hub: Hub, tmp_path: Path
             until(lambda: not reasons())
             hub.silent = {"config/device_registry/list"}
             hub.change()
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(PATIENCE_S) == 0
+            end(running)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
-from rigs import microphone as rig_microphone
 from rigs.checkout import SPEECH
 from rigs.daemon import listening_house
 from rigs.needs import needs_broker, needs_microphone
@@ -21,11 +19,7 @@ def test_a_sentence_during_which_the_microphone_went_is_flagged(
     tmp_path: Path,
 ) -> None:
     with listening_house(tmp_path) as (microphone, heard, running):
-        with subprocess.Popen(
-            ["paplay", f"--device={rig_microphone.SINK}", str(FIRST)],
-            env=microphone.environment,
-            stderr=subprocess.DEVNULL,
-        ) as speaker:
+        with microphone.play(FIRST) as speaker:
             until(lambda: heard.payloads("speech")[-1:] == [b"ON"])
             time.sleep(0.8)
             microphone.unplug()

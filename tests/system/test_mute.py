@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from paho.mqtt.client import MQTTMessage
-from rigs import broker as rig_broker, microphone as rig_microphone
+from rigs import broker as rig_broker
 from rigs.checkout import SPEECH
 from rigs.command import roomscribe
-from rigs.daemon import daemon, listening_house, log_of, write_config
+from rigs.daemon import daemon, end, listening_house, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import PATIENCE_S, until
@@ -40,9 +39,7 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
     with listening_house(tmp_path) as (microphone, heard, running):
         assert microphone.listeners() == 1
         assert heard.payloads("mute") == [b"OFF"]
-        speaker = subprocess.Popen(
-            ["paplay", f"--device={rig_microphone.SINK}", str(FIRST)], env=microphone.environment
-        )
+        speaker = microphone.play(FIRST)
         until(lambda: heard.payloads("speech")[-1:] == [b"ON"])
         time.sleep(0.3)
         command(heard, b"ON 30m")
@@ -105,8 +102,7 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             assert done.stdout.endswith("06:00: the microphone is closed\n")
             until(lambda: heard.payloads("mute")[-1] == b"ON")
             end = heard.state()["muted_until"]
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(PATIENCE_S) == 0
+            end(running)
         assert roomscribe("mute", "--config", config).returncode == 0
         before = len(heard.payloads("state"))
         with daemon(config) as running:
@@ -145,8 +141,7 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
             # all that a start tells, and our own command
             until(lambda: {"speech", "stats", "set"} <= last_parts(heard.messages))
             told = len(heard.messages)
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(PATIENCE_S) == 0
+            end(running)
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         after = last_parts(heard.messages[told:])
         assert after <= {"availability", "state"}, "nothing else has changed"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 from functools import partial
 from pathlib import Path
 
 from rigs import broker as rig_broker
 from rigs.checkout import SPEECH
 from rigs.command import roomscribe
-from rigs.daemon import listening_house, write_config
+from rigs.daemon import end, listening_house, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
-from rigs.waiting import PATIENCE_S, until
+from rigs.waiting import until
 
 FIRST = SPEECH / "00.flac"
 SECOND = SPEECH / "02.flac"
@@ -31,8 +30,7 @@ def test_sentences_spoken_into_the_microphone_reach_a_subscriber(tmp_path: Path)
             microphone.speak(file)
             until(partial(has_heard, number))
         state = heard.state()
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
+        end(running)
         until(lambda: heard.payloads("availability")[-1] == b"offline")
         events = heard.events()
     assert [event["seq"] for event in events] == [1, 2]

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from rigs.daemon import in_silence, log_of, write_config
+from rigs.daemon import end, in_silence, log_of, write_config
 from rigs.recordings import heard_right
 from rigs.waiting import PATIENCE_S, until
 from rigs.windows import NO_FOLDER
@@ -61,8 +61,7 @@ def test_a_daemon_that_is_killed_in_mid_request_serves_again_when_it_is_back(
         wait_for_port(house.port)
         assert same_words(house.text(), SENTENCE.text)
         until(lambda: len(house.stored()) == 2)
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
+        end(running)
     texts, sources = zip(*house.stored(), strict=True)
     assert all(same_words(text, SENTENCE.text) for text in texts)
     assert sources == ("wyoming",) * 2
@@ -75,8 +74,7 @@ def test_the_mute_leaves_the_server_alone_and_nothing_of_others_is_stored(tmp_pa
         running.send_signal(signal.SIGUSR1)
         until(lambda: "the microphone is closed" in log_of(house.config))
         text = house.text()
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0
+        end(running)
     assert same_words(text, SENTENCE.text)
     assert house.stored() == []
     assert text not in log_of(house.config)

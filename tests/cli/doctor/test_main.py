@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import soundfile
 from rigs.broker import Broker
 from rigs.checkout import ROOT
-from rigs.daemon import daemon, log_of, write_config
+from rigs.command import is_gone
+from rigs.daemon import daemon, end, write_config
 from rigs.hailo_simulator.control import Simulator, with_hef
-from rigs.microphone import SINK, PulseMicrophone
+from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import NEVER_S, PATIENCE_S, until
@@ -152,12 +152,7 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         folder = with_hef(load_bundle("tiny.en"), tmp_path / "tiny.en").folder
         config = write_config(tmp_path, broker.port, model={"bundle": folder})
         environment = rig.environment | simulator.environment
-        soundfile.write(tmp_path / "noise.wav", noise(0.01, 60), 16_000)
-        player = subprocess.Popen(
-            ["paplay", f"--device={SINK}", str(tmp_path / "noise.wav")], env=environment
-        )
-        stack.callback(player.wait)
-        stack.callback(player.kill)
+        stack.enter_context(rig.playing(noise(0.01, 60)))
         listener = stack.enter_context(Subscriber(broker.port))
         running = stack.enter_context(daemon(config, environment=environment))
         until(lambda: listener.payloads("availability") == [b"online"])
@@ -171,8 +166,7 @@ def test_beside_a_running_daemon_all_checks_pass_and_nothing_is_disturbed(tmp_pa
         assert found["broker"]["status"] == "ok"
         assert "encoder hailo8" in found["daemon state"]["found"]
         assert found["log"]["status"] == "ok"
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0, log_of(config)
+        end(running)
         # if the machine is busy for longer than the daemon waits for the broker when it stops, the
         # broker publishes the last will, too: `offline` once more
         until(lambda: listener.payloads("availability")[:2] == [b"online", b"offline"])
@@ -247,7 +241,7 @@ def test_what_a_hanging_check_started_ends_with_it(tmp_path: Path) -> None:
 
     assert check(hang, within_s=1.0).status == "failed"
     pid = int((tmp_path / "pid").read_text(encoding="ascii"))
-    until(lambda: not _runs(pid))
+    until(lambda: is_gone(pid))
 
 
 def test_a_crash_is_a_failed_check_with_the_last_words() -> None:
@@ -312,11 +306,3 @@ def test_the_exit_status_counts_to_63_at_most() -> None:
     findings = list(examine(AROUND, {"a": (Check("x", lambda _around: failed("", ""), ""),)}))
     assert exit_status(findings * 2) == 2
     assert exit_status(findings * 300) == 63
-
-
-def _runs(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1]
-    except OSError:
-        return False
-    return status.split()[0] != "Z"
