@@ -11,8 +11,6 @@ lock                  held by whoever adds one of these: in new/, whose parts ar
                       they are complete
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Shared by all tests: fixtures, the model, and the summaries below pytest's."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

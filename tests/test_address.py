@@ -1,7 +1,5 @@
 """`scripts/address` writes the project's address, of which the checkout has one placeholder."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

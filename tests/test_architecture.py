@@ -6,8 +6,6 @@ convert, lab -> infer, model
 everything -> config, records, system, errors
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

@@ -1,7 +1,5 @@
 """scripts/built_in_model.py makes the model of a checkout once, or says in one line why not."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Configuration: every mistake at once, each with its place and its fix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

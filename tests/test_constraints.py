@@ -1,7 +1,5 @@
 """The pinned versions of scripts/constraints/ against what pyproject.toml and the package name."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

@@ -5,8 +5,6 @@ enforces them (supervisor/apps/validate.py at commit 090ef31e of home-assistant/
 the Compose specification (compose-spec.io), as of November 2026.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

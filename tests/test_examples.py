@@ -1,7 +1,5 @@
 """The examples for engineers run as docs/reuse.md shows them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

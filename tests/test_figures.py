@@ -1,7 +1,5 @@
 """The figures of README.md and docs/figures.md are of the shipped model, and within the limits."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

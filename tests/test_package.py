@@ -1,7 +1,5 @@
 """The unit, the package's files and the texts made from the command line, as far as files tell."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

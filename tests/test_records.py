@@ -1,7 +1,5 @@
 """The one rule for acting on a transcript."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

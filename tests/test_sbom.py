@@ -1,7 +1,5 @@
 """scripts/deb/sbom.py: what a package is made of."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

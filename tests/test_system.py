@@ -1,7 +1,5 @@
 """Whole files, locks, processes of one's own, and text made fit for a message."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Which version a build says that it is."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The workflows at the forge: what they use is pinned, and what they run is in the checkout."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

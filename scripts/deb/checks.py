@@ -1,7 +1,5 @@
 """Checks of the installed package: the daemon with its broker and its microphone."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of the package over its life: mistakes, reload, upgrade, removal."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,8 +1,6 @@
 """What must hold of the package for a satellite: it waits, has another machine transcribe, and
 changes places with the whole package without a loss."""
 
-from __future__ import annotations
-
 import shlex
 
 from deb.checks import APT, CONFIG, SPOKEN, expect, hears, is_up, listens, restart

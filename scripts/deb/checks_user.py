@@ -1,7 +1,5 @@
 """What must hold for an ordinary user of the machine: commands, and what they print."""
 
-from __future__ import annotations
-
 import random
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Checks of the local page: off at first, then for users with a link, and ended when idle."""
 
-from __future__ import annotations
-
 import json
 import re
 

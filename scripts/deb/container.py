@@ -1,7 +1,5 @@
 """A booted Debian container with a broker and a microphone in it, for scripts/test-deb."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

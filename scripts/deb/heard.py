@@ -3,8 +3,6 @@
 python -m deb.heard SAID HEARD    two files with a line for each sentence; status 1 below 80 %
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -3,8 +3,6 @@
 python hub.py FILE    writes the hub's address to FILE and serves until it is ended
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import tempfile

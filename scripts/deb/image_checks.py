@@ -4,8 +4,6 @@
 status is 0 if all passed.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

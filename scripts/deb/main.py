@@ -6,8 +6,6 @@ Beside DEB lie the satellite's and the model's package. FORMER is the folder wit
 older release; without them, the check that needs them is skipped.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

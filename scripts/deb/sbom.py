@@ -5,8 +5,6 @@ python -m deb.sbom TREE    TREE is debian/PACKAGE, complete but for dh_md5sums
 Nothing in it depends on the day or the machine of the build.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -7,8 +7,6 @@ The page of the commands is argparse-manpage's, the completions are shtab's (bot
 Debian); the page of the settings is made here, since no tool knows them.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

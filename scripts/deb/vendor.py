@@ -6,8 +6,6 @@ TRIPLET is such as aarch64-linux-gnu; --links makes only the links to Debian's o
 dh_python3, which removes links that dangle here.
 """
 
-from __future__ import annotations
-
 import sys
 import zipfile
 from pathlib import Path, PurePosixPath

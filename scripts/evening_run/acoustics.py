@@ -5,8 +5,6 @@ with the same absorption on all walls, chosen so that the response has the wante
 time. Everything is computed from a seed. Sounds are (n,) float64 at 16 kHz, int16's scale.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What happened in a block, and what disagrees at the end of an evening."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict

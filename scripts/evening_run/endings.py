@@ -6,8 +6,6 @@ noise, breath, the room's tail and the click of a mouse follow the last word: it
 (its tenth percentile) and within 30 dB of its loudest.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

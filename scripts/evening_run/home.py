@@ -1,7 +1,5 @@
 """The simulated home: names of its people and things in Home Assistant."""
 
-from __future__ import annotations
-
 import re
 
 from rigs.home_websocket import Hub

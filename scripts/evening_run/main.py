@@ -17,8 +17,6 @@ too. --model takes another model than the built-in one. --write puts the figures
 docs/figures.md. Results are in FOLDER.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Match events to sentences by the events' times."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Play a block of an evening to a stand and record the result of each sound."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Measure processes: memory, threads, file descriptors, CPU time."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

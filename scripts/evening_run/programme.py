@@ -3,8 +3,6 @@
 The end of speech is read from the clean recording, before rooms and noise are added.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Write an evening's figures into README.md and docs/figures.md, between their markers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

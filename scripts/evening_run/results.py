@@ -1,7 +1,5 @@
 """Results of an evening: those of its blocks together, and what was measured on what."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The schedule of an evening: when each sound is played and what else happens."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Score an evening: the figures of each group and of all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

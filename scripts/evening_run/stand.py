@@ -3,8 +3,6 @@
 A real daemon, page, browser, Mosquitto and PulseAudio; a stand-in for Home Assistant's websocket.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

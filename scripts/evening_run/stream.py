@@ -4,8 +4,6 @@ What is played and what the microphone gave are the same bytes, so the place of 
 microphone's stream is found exactly, and so is a stutter. Between the sounds there is room tone.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The tables of an evening, in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requirements that each evening must meet, on any machine, also a busy one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

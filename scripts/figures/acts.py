@@ -12,8 +12,6 @@ rightly if that one has its words, but for plurals and articles. Folders have a 
 transcripts.tsv (columns file and text).
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

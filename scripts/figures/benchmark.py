@@ -9,8 +9,6 @@ The simulated chip computes the encoder in float32 on this processor and adds a 
 --write puts the tables and the chart into docs/figures.md and docs/benchmark-*.svg.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -13,8 +13,6 @@ the lights to black") and 33 ("close the garage door in the balcony") are random
 nobody would say. What Whisper mishears of the others, such as "lamp" as "lump", is left in.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ Words are compared after Whisper's own normaliser. An action is what Home Assist
 would do with the evening's expected sentences. Memory and CPU time are of one thread.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ float32: as it is, with 8 bits at its edges, and with a real chip's noise. --bas
 without which its rows are left out. --write puts the table into docs/figures.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ The encoder computes: its multiply-adds take at least as long as in a large prod
 decoder reads: its weights, and keys and values of the sound, once a token, at the speed of memory.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import tempfile

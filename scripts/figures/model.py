@@ -8,8 +8,6 @@ Both get the same log-mel of 30 s and the same prompt, and decode greedily, or s
 folder's list. The exit status is 1 if a sequence differs. Word errors: `roomscribe benchmark`.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -7,8 +7,6 @@ more, with three quarters and four thirds of it. The sound is that of all record
 $ROOMSCRIBE_SHARED/data/audio, apart and mixed with noise. Numbers of `Segmenter.expect` do nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

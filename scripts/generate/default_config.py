@@ -3,8 +3,6 @@
 PYTHONPATH=tests:scripts .venv/bin/python -m generate.default_config
 """
 
-from __future__ import annotations
-
 import json
 import textwrap
 from dataclasses import MISSING

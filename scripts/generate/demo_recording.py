@@ -5,8 +5,6 @@
 The SVG has no script: each line is shown by an animation of CSS, over and over.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 PYTHONPATH=tests:scripts .venv/bin/python -m generate.icons
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ Run once, by a person; the tests themselves need no torch. Weights and inputs co
 (tests/rigs/models.py), so that only results are stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import platform

@@ -7,8 +7,6 @@ Mosquitto, PulseAudio microphone, daemon, page and Chromium, and takes about a m
 idle machine: the pictures show the latency of each sentence.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import tempfile

@@ -4,8 +4,6 @@
 read what a daemon left behind without touching it.
 """
 
-from __future__ import annotations
-
 import difflib
 import shutil
 import sqlite3

@@ -4,8 +4,6 @@ Every sentence that was spoken must reach a subscriber; the trouble must be in `
 without a restart. Each case has a small ext4 disk, a daemon and a broker of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -6,8 +6,6 @@ knows from what has been read of it what has been heard. Frames carry the time w
 given.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import time

@@ -10,8 +10,6 @@ steps     random steps of the real parts, with a guarantee checked after each (d
 With no name all of them; a short run leaves the steps to the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

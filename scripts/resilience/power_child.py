@@ -3,8 +3,6 @@
 python -m resilience.power_child FOLDER TRANSCRIPTS [--without-sync]
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sys

@@ -1,7 +1,5 @@
 """Shared by the tests: sentences between silences, a daemon's folder, a daemon fed by a pipe."""
 
-from __future__ import annotations
-
 import array
 import fcntl
 import functools

@@ -1,7 +1,5 @@
 """Microphones by name, and what is said when the one that is meant cannot be had."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loudspeakers' sound is removed, whatever its delay and clock; without it nothing changes."""
 
-from __future__ import annotations
-
 from ctypes.util import find_library
 from dataclasses import dataclass
 

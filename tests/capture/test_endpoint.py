@@ -1,7 +1,5 @@
 """The end of speech is found in noise, and what only seems to be speech is no utterance."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest.mock import patch
 

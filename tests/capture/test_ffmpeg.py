@@ -1,7 +1,5 @@
 """What libsndfile does not know is unpacked by a real ffmpeg, or refused in one line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A hum is removed, channels become one. Rates are tested with recordings and microphones."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

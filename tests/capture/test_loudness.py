@@ -1,7 +1,5 @@
 """How loud sound, its speech and its noise are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

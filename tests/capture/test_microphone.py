@@ -3,8 +3,6 @@
 Digital silence and distortion, told and taken back.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

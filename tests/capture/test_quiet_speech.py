@@ -1,7 +1,5 @@
 """Speech at lower levels: words suffer below `QUIET_DBFS`, and not above it."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The process that reads the microphone: asked, waited for, killed; and what it would open."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Sound files and raw PCM become the same frames, whatever they are made of."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct

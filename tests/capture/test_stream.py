@@ -1,7 +1,5 @@
 """Streams as microphones and references: through ffmpeg, a pipe and PulseAudio."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

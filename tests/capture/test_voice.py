@@ -1,7 +1,5 @@
 """The voice detector on synthetic sound, and on real recordings where there are some."""
 
-from __future__ import annotations
-
 import itertools
 import resource
 import threading

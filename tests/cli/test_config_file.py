@@ -1,7 +1,5 @@
 """Keys are set in a configuration, and everything else in it stays."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest

@@ -3,8 +3,6 @@
 PYTHONPATH=.:tests:scripts python tests/cli/test_docs.py --write     writes the page anew
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import errno

@@ -1,7 +1,5 @@
 """What holds for every command: closed streams, a full disk, a reader that goes, odd file names."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

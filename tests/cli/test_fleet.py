@@ -1,7 +1,5 @@
 """`roomscribe fleet` at the command line, with a real nats-server; scripts/test-deb has systemd."""
 
-from __future__ import annotations
-
 import io
 import re
 import signal

@@ -3,8 +3,6 @@
 `roomscribe log --follow`: what comes, through restarts and replaced files, until it is ended.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`roomscribe log` while the daemon keeps what it hears in memory."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line: what a user types, and what bad input says."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

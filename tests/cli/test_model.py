@@ -1,7 +1,5 @@
 """`roomscribe model ...` as its user types it, against a hub on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`roomscribe mqtt watch` and `forget` on a real broker."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

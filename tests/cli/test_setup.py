@@ -1,7 +1,5 @@
 """`roomscribe setup`: on a terminal with a real microphone and broker, and by its options alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

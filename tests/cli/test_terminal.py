@@ -1,7 +1,5 @@
 """What a terminal is shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from appliance.cli.terminal import percent

@@ -1,7 +1,5 @@
 """`roomscribe transcribe`: subtitles that people can read, and what a terminal is told."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

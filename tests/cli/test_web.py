@@ -1,7 +1,5 @@
 """`roomscribe web` at the command line; scripts/test-deb tries what needs systemd."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A reader of the control socket: what it says when there is no daemon, or one that is strange."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A checkpoint becomes a bundle in the staging folder: what is told and refused on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

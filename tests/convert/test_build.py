@@ -1,7 +1,5 @@
 """A checkpoint becomes a bundle, whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

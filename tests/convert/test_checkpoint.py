@@ -1,7 +1,5 @@
 """A checkpoint folder is loaded with every number as it is, or refused in one line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

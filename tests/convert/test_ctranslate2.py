@@ -1,7 +1,5 @@
 """A model of CTranslate2 is read with every number as it is, or refused in one line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a checkpoint says of its tokens is read as transformers reads it, or refused in one line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

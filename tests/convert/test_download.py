@@ -1,7 +1,5 @@
 """One file over HTTP: it comes whole and verified, or not at all, whatever the server does."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io

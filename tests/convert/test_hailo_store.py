@@ -1,7 +1,5 @@
 """Hailo's HEFs: which there are, and that nothing but a whole HEF is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights are found in exported ONNX files, whatever the exporter called them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

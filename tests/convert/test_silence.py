@@ -1,7 +1,5 @@
 """Behind a window stand the states that the model's own encoder gives for silence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A known model comes from the first source that has it, with the weights that it must have."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A checkpoint by name: all of its files at one commit, verified, and clear words otherwise."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The queue of windows: bounded, few samples in memory, the oldest dropped; and its leases."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A broker that is chosen over the control socket is tried, and its password kept by itself."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The capture supervisor with a real microphone that is taken away, hangs, or is too loud."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """What the control socket's commands do, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import stat
 import sys

@@ -1,7 +1,5 @@
 """The texts of windows are joined on their way into the store, and those of a sentence's parts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

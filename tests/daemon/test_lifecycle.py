@@ -1,7 +1,5 @@
 """Life under systemd: what the daemon tells it, and what it does when asked to reload or stop."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

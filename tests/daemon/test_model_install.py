@@ -1,7 +1,5 @@
 """A model is added by a process of another user's, asked over a socket."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

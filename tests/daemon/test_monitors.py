@@ -1,7 +1,5 @@
 """What is wrong with speech over many sentences, and when that is over."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The mute: its file, and a source that is closed while it holds."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

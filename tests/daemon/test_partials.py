@@ -1,7 +1,5 @@
 """What of a window is told while it is spoken, and what is withdrawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast

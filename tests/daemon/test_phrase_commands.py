@@ -1,7 +1,5 @@
 """Expected sentences over the control socket: edited, tried, and expected as an answer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future

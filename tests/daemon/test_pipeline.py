@@ -2,8 +2,6 @@
 still is named and starves the watchdog.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The sound of the last sentence: whose it is, what it is, and what discards it."""
 
-from __future__ import annotations
-
 import base64
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the appliance says of its update."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

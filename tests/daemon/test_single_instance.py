@@ -1,7 +1,5 @@
 """One daemon at a time owns the log, also beside one that hangs for good."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The spool: what is kept over a crash, what is deleted, that it stops nothing; a window's file."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

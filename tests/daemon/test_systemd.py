@@ -1,7 +1,5 @@
 """The journal: no text unless asked for, levels kept, systemd told."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import sys

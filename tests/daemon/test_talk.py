@@ -1,7 +1,5 @@
 """Which way a sentence goes to Home Assistant, what is refused, stopped, muted and asked back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

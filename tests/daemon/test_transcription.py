@@ -1,7 +1,5 @@
 """`WorkTranscriber` without threads: what it stores and discards."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable, Iterator

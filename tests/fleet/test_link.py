@@ -1,8 +1,6 @@
 """The connection to the fleet's server comes back for ever, stalls nobody, and tells a stranger
 nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import stat

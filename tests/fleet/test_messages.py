@@ -1,7 +1,5 @@
 """What satellites and workers tell each other survives the way, and nothing of it is trusted."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Each window is transcribed once, by a worker or by the satellite's model, whatever fails."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -4,8 +4,6 @@ The server checks the subject that a client publishes to, but not the reply subj
 (the server itself, or a worker) publishes there with its own rights.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 import time

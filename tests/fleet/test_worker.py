@@ -1,7 +1,5 @@
 """A worker does each window once, gives back what it cannot finish, and answers for what it is."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """A configuration, however damaged, gives settings or one clear line for each mistake."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import MISSING
 from pathlib import Path

@@ -4,8 +4,6 @@ is lost, doubled or out of order.
 The pipeline's three threads take turns as a seed wills, between any two of their calls.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections import deque

@@ -1,7 +1,5 @@
 """A sound file, however damaged, gives frames of 16-bit sound or one clear line."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

@@ -1,7 +1,5 @@
 """Whatever bytes come over the network: their own connection ends in order, the next is served."""
 
-from __future__ import annotations
-
 import logging
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A Home Assistant of the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Sentences that are said to the home: with the address phrase, and after it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any

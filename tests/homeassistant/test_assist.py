@@ -1,7 +1,5 @@
 """Sentences for Assist: what begins with the phrase, and all that speaks against one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

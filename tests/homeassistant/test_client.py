@@ -1,7 +1,5 @@
 """The connection that is kept: through restarts, refusals and changes, and what is handed over."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

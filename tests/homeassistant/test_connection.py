@@ -1,7 +1,5 @@
 """The websocket: who lets us in, what is asked, and what comes that nobody expects."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """The names of the home: which of them, in which order, and what no person says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import stat

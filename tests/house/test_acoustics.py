@@ -1,7 +1,5 @@
 """What a window sounds like: its sketch tells sentences apart, its decay tells rooms apart."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

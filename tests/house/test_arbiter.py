@@ -1,7 +1,5 @@
 """Rooms that hear one sentence: exactly one acts, whatever happens to rooms, broker and clocks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Times of other rooms are right however their clocks are set and their messages are delayed."""
 
-from __future__ import annotations
-
 import pytest
 
 from appliance.house.claims import Act, Claim, Hearing, Withdrawal

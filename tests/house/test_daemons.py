@@ -1,7 +1,5 @@
 """Two daemons as shipped hear one sentence, on a real Mosquitto and beside a Home Assistant."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

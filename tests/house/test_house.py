@@ -1,7 +1,5 @@
 """Rooms that exchange messages: who acts, what is published, and what the log is told."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Messages to other rooms come out as they went in, and nothing else is one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The rules of the beam search, with networks of a few tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

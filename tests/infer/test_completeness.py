@@ -1,7 +1,5 @@
 """How long a sentence is waited for: by its text, the decoder, and what was said before."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is always misheard is written as the table says: whole words, case kept."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

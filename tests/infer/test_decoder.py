@@ -1,7 +1,5 @@
 """The decoder writes the likeliest tokens of its logits, within its limits."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

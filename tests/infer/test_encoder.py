@@ -1,7 +1,5 @@
 """The encoder runs on the NPU, and on the CPU while that cannot: no window is lost between them."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

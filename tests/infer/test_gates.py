@@ -1,7 +1,5 @@
 """What a window's transcription says that is new, how it is marked, and why it is discarded."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 

@@ -1,7 +1,5 @@
 """Texts of windows that overlap are joined: nothing is lost, and what was repeated is left out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """Which of a few languages is spoken is found out by one step, with what the room spoke last."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """The mel: against published values where they are at hand, and by its properties everywhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

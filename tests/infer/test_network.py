@@ -1,7 +1,5 @@
 """Silence behind a window is exact: against a plain decoder with every position really there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

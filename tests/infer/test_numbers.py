@@ -1,7 +1,5 @@
 """Numbers in words."""
 
-from __future__ import annotations
-
 from appliance.infer.numbers import in_words
 
 

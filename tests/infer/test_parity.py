@@ -1,7 +1,5 @@
 """The graphs compute what transformers' Whisper computes: against golden values, and live."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

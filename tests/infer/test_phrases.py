@@ -1,7 +1,5 @@
 """Which of the expected sentences a window says."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

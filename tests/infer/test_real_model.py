@@ -4,8 +4,6 @@ Published ids and probabilities are those of weights in float32 and of a window 
 bundle is made of the weights that scripts/setup.sh fetched. The recordings are not ours to ship.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of expected sentences: how they are written, and what a sentence means."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path

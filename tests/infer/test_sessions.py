@@ -1,7 +1,5 @@
 """Bundles of 8 bits hear nearly the same as those of 32, and are a third of the size."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Token ids become text, byte by byte."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

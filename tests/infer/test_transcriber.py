@@ -1,7 +1,5 @@
 """Windows go in, transcriptions come out, sized by the bundle."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """Words of a home come into a text where the sound allows it, and nowhere else; whatever others
 call a name is bounded, and told in a line."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Words are timed by the decoder's attention and the pauses of the sound."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 

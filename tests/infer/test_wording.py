@@ -1,7 +1,5 @@
 """How a sentence differs from the text that was heard."""
 
-from __future__ import annotations
-
 import pytest
 
 from appliance.infer.sentences import plain

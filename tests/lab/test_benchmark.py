@@ -1,7 +1,5 @@
 """`roomscribe benchmark`, with small random weights: what it measures, says and refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A function in a process of its own: what it sends, how it dies, and that nothing stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

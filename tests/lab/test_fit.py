@@ -1,7 +1,5 @@
 """`roomscribe model fit`: what it chooses, what it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

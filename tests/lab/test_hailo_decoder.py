@@ -1,7 +1,5 @@
 """The full-NPU path: the decoder as a HEF writes what the CPU's does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

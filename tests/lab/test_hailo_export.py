@@ -1,7 +1,5 @@
 """An export holds all that Hailo's compiler needs, whole or not at all, and checks itself."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The graphs for Hailo's compiler compute what transformers' Whisper does, in torch's own order."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Packs: every number rounded right, every byte where the index says."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Iterator

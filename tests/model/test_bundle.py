@@ -1,7 +1,5 @@
 """A bundle is whole and right, or it is refused with a message that says what to do."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Models are installed, replaced, removed and chosen whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A store for the tests of the publisher."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

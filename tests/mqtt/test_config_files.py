@@ -1,7 +1,5 @@
 """The files for other programs: Home Assistant's blueprints and card, Mosquitto's configuration."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

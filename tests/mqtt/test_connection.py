@@ -1,7 +1,5 @@
 """Brokers and networks that go wrong without saying so: all is noticed, nothing is lost."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

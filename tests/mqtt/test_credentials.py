@@ -1,7 +1,5 @@
 """TLS to a real Mosquitto: its certificate and name are checked."""
 
-from __future__ import annotations
-
 import ssl
 import subprocess
 import threading

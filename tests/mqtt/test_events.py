@@ -3,8 +3,6 @@
 Every payload is as its JSON Schema, which ships with the product, says.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

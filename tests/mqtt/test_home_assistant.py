@@ -1,7 +1,5 @@
 """Home Assistant: the discovery message, and a house that comes late, goes, and misses nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """The outbox: its order, its cursor while the store refuses, and what it takes for late."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

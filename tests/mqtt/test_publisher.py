@@ -1,7 +1,5 @@
 """Store to subscriber through a real Mosquitto: order, outages, refusals, the last will."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

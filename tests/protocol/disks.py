@@ -1,7 +1,5 @@
 """The disk of the state machine: it refuses, tears, lies and loses what was not synced."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Checks the guarantees of docs/promises.md after each step of the state machine (machine.py)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

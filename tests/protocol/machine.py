@@ -2,8 +2,6 @@
 the broker's and the network's here. guarantees.py checks each step.
 """
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from protocol.fakes import NOBODY

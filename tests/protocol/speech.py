@@ -2,8 +2,6 @@
 disk, and what people do.
 """
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from protocol.guarantees import WINDOWS, Guarantees

@@ -1,7 +1,5 @@
 """The real store, spool, backlog and publisher keep the guarantees."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What systemd does for roomscribe-models.socket: `roomscribe model serve` for each connection."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

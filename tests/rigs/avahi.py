@@ -1,7 +1,5 @@
 """A message bus of our own with a real avahi-daemon on it, and a server that is announced there."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

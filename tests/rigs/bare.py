@@ -1,7 +1,5 @@
 """The command where nothing runs a model, as with the package roomscribe-satellite."""
 
-from __future__ import annotations
-
 MAIN = """
 from appliance.__main__ import main
 

@@ -1,7 +1,5 @@
 """A real browser without a window, as a phone or a desk has it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Who imports whom in appliance/: each module's imports, also through a package's `__init__`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Certificates of an authority of our own, by the openssl command; made anew for each test run."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

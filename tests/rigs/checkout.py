@@ -1,7 +1,5 @@
 """Where things lie in a checkout, and beside it; scripts use it on machines without pytest, too."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run `roomscribe` as its users do: in another process, with a command line."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

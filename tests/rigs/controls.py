@@ -1,8 +1,6 @@
 """The control socket's commands without a pipeline: a log, a mute, and a model that is told what to
 say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

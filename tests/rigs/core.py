@@ -1,7 +1,5 @@
 """What the parts of an appliance share, without threads: for tests of single parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from appliance.config import Settings, store_folder

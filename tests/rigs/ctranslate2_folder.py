@@ -4,8 +4,6 @@ Format: OpenNMT/CTranslate2, python/ctranslate2/specs/model_spec.py; the fused m
 python/ctranslate2/converters/transformers.py, WhisperLoader.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The daemon as systemd starts it: its configuration, its process, and a house around it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

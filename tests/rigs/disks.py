@@ -1,7 +1,5 @@
 """A small disk that may be full or refuse, a folder in memory, and the daemon's log on them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

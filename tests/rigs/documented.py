@@ -5,8 +5,6 @@ line ends with a backslash or a pipe. ```toml: settings for roomscribe.toml, or 
 file whose path is the comment on its first line. ```text, json and yaml: shown, not typed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

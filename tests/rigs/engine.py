@@ -1,7 +1,5 @@
 """A fleet's server as `roomscribe fleet invite` sets it up, run on loopback."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rigs.nats import NatsServer

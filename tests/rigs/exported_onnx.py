@@ -6,8 +6,6 @@ or of torch's other exporter (dynamo=True: everything is named, nodes have no pa
 at the operator that uses it; what holds no weight is left out, so the graphs compute nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

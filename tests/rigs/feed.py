@@ -1,7 +1,5 @@
 """What a control socket tells, without an appliance."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future

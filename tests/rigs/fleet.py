@@ -1,7 +1,5 @@
 """A plain NATS client for tests of several rooms: somebody who is no appliance."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -3,8 +3,6 @@
 Few examples run by default; ROOMSCRIBE_FUZZ=1000 is the full run. The same ones each time.
 """
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, Phase, settings, strategies as st

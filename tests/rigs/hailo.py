@@ -1,7 +1,5 @@
 """A simulated Hailo for one test, and a bundle with a HEF for it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ says `online`; an event that comes while its entity is unavailable runs nothing;
 reads nothing any more for seconds, and only then says `offline`.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

@@ -4,8 +4,6 @@ It answers in another order than it was asked in, refuses a token, an administra
 what has not been loaded yet with the words of the real one, and restarts when it is told to.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

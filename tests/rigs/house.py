@@ -4,8 +4,6 @@ Latencies, the ends that rooms find, what they decode and when, kills, restarts 
 from a seed. Nothing sleeps: an hour takes a second.
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 import itertools

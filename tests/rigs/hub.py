@@ -10,8 +10,6 @@ of a commit; large ones are redirected to another host (here: another port); unk
 are 401 to strangers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A proxy that serves a site below a path, which it removes, as Home Assistant's ingress does."""
 
-from __future__ import annotations
-
 import http.client
 import http.server
 import threading

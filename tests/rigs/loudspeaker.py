@@ -1,7 +1,5 @@
 """A loudspeaker without hardware: a player's process that keeps what it is given in a file."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ initialised, so the listening program is a process of its own with this environm
 without D-Bus, and beside a running PulseAudio, of which it takes nothing.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

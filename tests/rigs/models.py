@@ -6,8 +6,6 @@ whose stream numpy keeps; `fingerprint` tells a changed stream from a wrong grap
 Bundles with random weights, built once a session by the real build: for tests of infer/.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -3,8 +3,6 @@
 tests/mqtt/test_client.py apart, which looks at paho itself.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """A real nats-server of our own on a free port of loopback."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

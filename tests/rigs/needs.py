@@ -8,8 +8,6 @@
 conftest.py counts the skipped tests by reason at the end of a run.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import Any

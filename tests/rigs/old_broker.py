@@ -1,7 +1,5 @@
 """A broker of MQTT 3.1.1: Mosquitto, behind a door that knows no newer version."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import suppress

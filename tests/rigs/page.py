@@ -1,7 +1,5 @@
 """A control socket with a log in memory behind it, for the page: what a daemon would tell."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import itertools

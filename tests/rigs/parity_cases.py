@@ -1,7 +1,5 @@
 """What the parity tests and the script that makes their golden values agree on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of expected sentences."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whisper's decoder in plain numpy, float64, every position really there: to compare with."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

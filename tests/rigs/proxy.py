@@ -1,7 +1,5 @@
 """A TCP connection that can go bad without a word: what a pulled cable or a lost router does."""
 
-from __future__ import annotations
-
 import select
 import socket
 import threading

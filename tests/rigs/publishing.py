@@ -1,7 +1,5 @@
 """A transcript and a state to publish, and a publisher that runs."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Recordings of speech: the 40 sentences of tests/speech, and those that a MANIFEST.tsv lists."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

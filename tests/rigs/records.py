@@ -1,7 +1,5 @@
 """Compares records field by field: frozen dataclasses that hold arrays or NaN have no `==`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, is_dataclass
 from typing import Any

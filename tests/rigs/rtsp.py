@@ -3,8 +3,6 @@
 It asks for a digest, as cameras do, and knows no more than ffmpeg needs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import socketserver

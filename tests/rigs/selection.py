@@ -1,7 +1,5 @@
 """`pytest --selected`: the tests that start no server, browser or daemon."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable
 from functools import cache

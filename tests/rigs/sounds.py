@@ -1,7 +1,5 @@
 """Sounds for tests and measurements: read from files, cut into windows, made of noise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A sound source without a device."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ without a model, and what a pipeline tells of them, in order.
 A word is a run of frames of one level; `w7` is the word of the seventh level.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 

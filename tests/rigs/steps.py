@@ -1,7 +1,5 @@
 """Steps of a decoder's network on the CPU, with the logits of the whole vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

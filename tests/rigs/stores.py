@@ -1,7 +1,5 @@
 """Looks into a log's file that is open."""
 
-from __future__ import annotations
-
 import sqlite3
 
 from appliance.store.database import Database

@@ -4,8 +4,6 @@ The rules of /discovery are those of supervisor/api/discovery.py at commit 090ef
 home-assistant/supervisor. Without libraries: it runs beside the container image, too.
 """
 
-from __future__ import annotations
-
 import http.server
 import json
 import threading

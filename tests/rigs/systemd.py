@@ -1,7 +1,5 @@
 """systemd's end of the notification socket."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A command on a terminal of its own, as a person drives it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """A transcriber that says what it is told to say, for tests of what is made of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

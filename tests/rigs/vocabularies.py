@@ -1,7 +1,5 @@
 """The byte letters of GPT-2 and the published vocabularies, read apart from the product."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

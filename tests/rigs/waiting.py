@@ -1,7 +1,5 @@
 """Wait for a condition that another thread or process fulfils."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

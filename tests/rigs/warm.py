@@ -5,8 +5,6 @@ caller's arguments, environment and standard streams, and ends like any interpre
 the caller's working directory (always ROOT), umask and limits.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

@@ -3,8 +3,6 @@
 scripts/setup.sh keeps them in the user's cache; $ROOMSCRIBE_MODEL_SOURCES may name their folder.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

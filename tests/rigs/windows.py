@@ -1,7 +1,5 @@
 """Windows and noise made up for tests."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

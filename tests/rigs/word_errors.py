@@ -1,7 +1,5 @@
 """Word errors between what was said and what was heard."""
 
-from __future__ import annotations
-
 import re
 
 from appliance.cli.doctor.model import word_errors as count_errors

@@ -1,7 +1,5 @@
 """A worker of a fleet without a daemon: what it is given is transcribed by a test."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,8 +1,6 @@
 """A Wyoming server over a transcriber, without a daemon; and clients of it: one that sends what it
 likes, and the protocol's own library in the releases that Home Assistant came with."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -4,8 +4,6 @@ server is, sends a WAV file as Home Assistant sends a command, prints each event
 python -m rigs.wyoming_client PORT FILE [real-time]
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

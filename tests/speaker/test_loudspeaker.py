@@ -1,7 +1,5 @@
 """The loudspeaker: order, stopping, losing it; and real sound through PulseAudio."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """The ring is audible, ends in silence and has no clicks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from appliance.speaker import ring

@@ -1,7 +1,5 @@
 """What the house says is told from what people say."""
 
-from __future__ import annotations
-
 import pytest
 
 from appliance.speaker import Spoken

@@ -1,7 +1,5 @@
 """The log's tests write hundreds of commits: where they can, into memory."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A store that is deleted, replaced, locked or made read-only heals by itself."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing

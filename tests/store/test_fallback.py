@@ -3,8 +3,6 @@
 What was heard in memory meets the file again: nothing is forgotten, and nothing comes back.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

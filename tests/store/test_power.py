@@ -1,7 +1,5 @@
 """Power cuts at many moments: what was promised is there. More: scripts/measure torture power."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

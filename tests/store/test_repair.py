@@ -1,7 +1,5 @@
 """A damaged store heals by itself, keeps what can be read, and its numbers go on."""
 
-from __future__ import annotations
-
 import logging
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """What is deleted is gone: from the tables, the index, free pages and the -wal file."""
 
-from __future__ import annotations
-
 import os
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """Search: contains this text, in any script, whatever is typed."""
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from collections.abc import Iterator

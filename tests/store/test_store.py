@@ -1,7 +1,5 @@
 """The store's promises: committed before told, all or nothing, clear words about trouble."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows: what is stored comes back, and damage is found; another layout is refused."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from contextlib import closing

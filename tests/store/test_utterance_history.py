@@ -1,7 +1,5 @@
 """What was said is counted, within bounds, and forgotten with the log."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The control socket of a running daemon, as its readers see it; through kill -9, too."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

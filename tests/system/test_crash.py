@@ -1,7 +1,5 @@
 """Windows over the death of the daemon: `roomscribe run`, for real, killed while it transcribes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

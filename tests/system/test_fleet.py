@@ -1,7 +1,5 @@
 """Two rooms as two daemons: what is said in one is transcribed by the other, whatever dies."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The daemon in a home that has a Home Assistant: names, sentences for Assist, and its answers."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Iterator

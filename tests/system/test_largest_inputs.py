@@ -1,7 +1,5 @@
 """Each door takes its largest input, and the work that it costs is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

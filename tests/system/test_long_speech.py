@@ -1,7 +1,5 @@
 """Speech longer than a window goes through whole: as sound, and as text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

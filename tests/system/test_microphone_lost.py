@@ -1,7 +1,5 @@
 """The daemon and a microphone that goes in the middle of a sentence."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Muted, for real: the daemon lets go of a PulseAudio microphone, however it is asked."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

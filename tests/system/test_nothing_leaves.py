@@ -4,8 +4,6 @@ There, all addresses lead to the loopback interface and the name server is a str
 look-up or a connection to anybody shows as a packet. The home is empty.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The whole path, for real: a PulseAudio microphone, the daemon, Mosquitto, a subscriber."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The daemon and the commands where nothing runs a model, as with the package for a satellite."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A second daemon on the same log: refused, and the first one is not disturbed."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The daemon serves the house, for real: who asks knows what becomes of it, and it comes back."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

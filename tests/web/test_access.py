@@ -1,7 +1,5 @@
 """Who may see the page: hosts, password, links, sessions, attempts."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

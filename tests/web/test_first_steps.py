@@ -1,7 +1,5 @@
 """The page's first steps and the charts of Health, in a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The page in a real browser, behind a proxy that rewrites its paths as Home Assistant does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rigs.browser import browser, needs_browser

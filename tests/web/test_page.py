@@ -1,7 +1,5 @@
 """The page in a real browser, at a phone's and a desk's size: what somebody sees and does there."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

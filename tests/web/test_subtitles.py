@@ -1,7 +1,5 @@
 """Subtitles that people can read."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

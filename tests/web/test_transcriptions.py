@@ -1,7 +1,5 @@
 """`POST /v1/audio/transcriptions` with curl, a real page and a real daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

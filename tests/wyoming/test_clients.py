@@ -1,7 +1,5 @@
 """The protocol's own library, in the releases that are about, has a sentence transcribed."""
 
-from __future__ import annotations
-
 import wave
 from collections.abc import Iterator
 from pathlib import Path

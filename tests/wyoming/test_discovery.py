@@ -1,8 +1,6 @@
 """The server is announced by a real avahi-daemon on a bus of its own, as the network sees it, and
 in an app by the supervisor."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Events as bytes: what the library writes is read, and nothing else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A request's sound is heard as the microphone's is, in whatever form and in whatever pieces."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The satellite as Home Assistant meets it, with a loudspeaker whose device is a file."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

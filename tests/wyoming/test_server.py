@@ -1,7 +1,5 @@
 """The server as others meet it: what it says, whom it serves, and what it does not put up with."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import sys

@@ -1,7 +1,5 @@
 """Timers of the room: when they ring, and for how long."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from appliance.wyoming.protocol import Event

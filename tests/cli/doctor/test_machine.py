@@ -1,7 +1,5 @@
 """Python and its libraries, the configuration, memory, clock and the Raspberry Pi's power."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`roomscribe doctor` as its user sees it: the page, the JSON, the exit status; beside a daemon."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

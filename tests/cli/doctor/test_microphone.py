@@ -1,7 +1,5 @@
 """The microphone, real through PulseAudio, or as a daemon reports it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The bundle's check and the self-test: a known sentence in, known text out."""
 
-from __future__ import annotations
-
 import filecmp
 import shutil
 from dataclasses import replace

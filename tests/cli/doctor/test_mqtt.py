@@ -1,7 +1,5 @@
 """The broker's checks against a real Mosquitto, beside a daemon that notices nothing."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The NPU's checks against the simulated Hailo."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`roomscribe doctor --report`: one report, and nothing in it of whose machine it is."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The local log: whole, damaged, newer, absent; and beside a daemon that writes."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from pathlib import Path

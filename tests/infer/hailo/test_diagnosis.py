@@ -1,7 +1,5 @@
 """What the system knows of a Hailo, and advice that fits it: every fix is one that apt takes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

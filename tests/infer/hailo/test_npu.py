@@ -1,7 +1,5 @@
 """The encoder on a Hailo, against a simulator that refuses what HailoRT refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

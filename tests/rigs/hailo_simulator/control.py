@@ -8,8 +8,6 @@
 The settings lie in a file: other processes with the same $HAILO_SIMULATOR see the same chip.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Nothing in the product reads more of a HEF than its first bytes: the rest is HailoRT's own matter.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping, Sequence
