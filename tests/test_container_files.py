@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generate.icons import decode, icons
+from generate.icons import icons
+from PIL import Image
 from rigs.checkout import ROOT
 from rigs.needs import module
 
@@ -150,8 +151,8 @@ def test_the_repository_of_apps_keeps_to_home_assistants_rules(repository: Path)
 
 def test_the_apps_pictures_are_those_that_the_program_draws() -> None:
     for file, image in icons():
-        assert np.array_equal(decode(file.read_bytes()), image), file
-    shapes = [decode((APP / name).read_bytes()).shape for name in ("icon.png", "logo.png")]
+        assert np.array_equal(np.asarray(Image.open(file)), image), file
+    shapes = [np.asarray(Image.open(APP / name)).shape for name in ("icon.png", "logo.png")]
     assert shapes == [(128, 128, 4), (100, 250, 4)]
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from deb import checks_user
+from deb import checks
 from rigs import documented
 from rigs.checkout import ROOT, environment
 from rigs.needs import NOT_ROOT, require
@@ -325,7 +325,7 @@ def test_a_models_folder_that_is_a_link_is_left_alone_and_the_fix_is_told(system
 
 def test_the_packages_test_knows_the_output_of_commands_that_the_readme_has() -> None:
     shown = {step.text for step in documented.steps_of(ROOT / "README.md")}
-    assert shown >= checks_user.README.keys()
+    assert shown >= checks.README.keys()
 
 
 def test_the_manual_has_every_command_and_every_key(texts: Path) -> None:

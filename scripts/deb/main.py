@@ -14,13 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deb import (
-    checks as daily,
-    checks_life as life,
-    checks_satellite as satellites,
-    checks_user as user,
-    checks_web as web,
-)
+from deb import checks, checks_life as life, checks_web as web
 from deb.container import CheckError, Container
 
 NEXT = "+next"
@@ -69,37 +63,37 @@ def plan(deb: Path, former: Path, newer: Path) -> dict[str, Callable[[Container]
         for name in ("roomscribe", "roomscribe-model-tiny-en")
         for deb in former.glob(f"{name}_*.deb")
     )
-    checks = [
-        daily.is_whole,
-        daily.is_sandboxed,
-        daily.finds_broker,
-        daily.finds_microphone,
-        daily.keeps_text_private,
-        user.has_a_user,
-        user.serves_a_user,
-        user.sets_up,
-        user.keeps_to_readme,
-        user.reads_models,
+    plain = [
+        checks.is_whole,
+        checks.is_sandboxed,
+        checks.finds_broker,
+        checks.finds_microphone,
+        checks.keeps_text_private,
+        checks.has_a_user,
+        checks.serves_a_user,
+        checks.sets_up,
+        checks.keeps_to_readme,
+        checks.reads_models,
         web.shows_a_page,
         web.adds_a_model,
-        daily.outlives_hanging,
-        daily.stops_in_time,
+        checks.outlives_hanging,
+        checks.stops_in_time,
         life.keeps_what_waits,
         life.opens_its_port,
         life.has_password,
     ]
     return {
-        "installs": lambda box: daily.installs(box, whole_deb, model_deb),
-        **{check.__name__: check for check in checks},
+        "installs": lambda box: checks.installs(box, whole_deb, model_deb),
+        **{check.__name__: check for check in plain},
         "upgrades": lambda box: life.upgrades(box, newer_deb),
         "downgrades": lambda box: life.downgrades(box, whole_deb),
         "leaves": lambda box: life.leaves(box, whole_deb),
         "keeps_a_former_one": lambda box: life.keeps_a_former_one(box, former_debs, both),
-        "awaits_a_worker": lambda box: satellites.awaits_a_worker(box, satellite_deb),
-        "has_another_transcribe": lambda box: satellites.has_another_transcribe(
+        "awaits_a_worker": lambda box: life.awaits_a_worker(box, satellite_deb),
+        "has_another_transcribe": lambda box: life.has_another_transcribe(
             box, whole_deb, model_deb
         ),
-        "changes_places": lambda box: satellites.changes_places(box, whole_deb, satellite_deb),
+        "changes_places": lambda box: life.changes_places(box, whole_deb, satellite_deb),
     }
 
 
@@ -114,14 +108,14 @@ def main() -> int:
         shutil.copy(file, share)
     shutil.copytree(former, share / "former")
     newer = newer_package(deb, version, share)
-    checks = plan(deb, former, newer)
-    chosen = sys.argv[6:] or [*checks]
-    if unknown := set(chosen) - checks.keys():
-        print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(checks)}")
+    known = plan(deb, former, newer)
+    chosen = sys.argv[6:] or [*known]
+    if unknown := set(chosen) - known.keys():
+        print(f"test-deb: no such check: {', '.join(unknown)}; there are {', '.join(known)}")
         return 2
     begun_s = time.monotonic()
     box = Container(tools, root, work)
-    failed = run_checks(box, {name: checks[name] for name in checks if name in chosen})
+    failed = run_checks(box, {name: known[name] for name in known if name in chosen})
     total = f"{len(chosen)} checks in {time.monotonic() - begun_s:.0f} s"
     if failed:
         print(f"test-deb: FAILED: {', '.join(failed)} of {total}")

@@ -41,13 +41,15 @@ GROUP = r"\[[^][]*\]"
 """An optional argument in a usage line."""
 STATUS = (
     (0, "done"),
-    (1, "nothing found"),
+    (1, "nothing found, a deletion was declined; of mute: not muted"),
     (2, "wrong usage"),
     (65, "a recording that cannot be read"),
-    (69, "device trouble"),
-    (74, "trouble with the local log"),
+    (69, "trouble with a device, or the daemon does not run"),
+    (70, "an error that nobody foresaw"),
+    (74, "trouble with the log or the broker, or output that cannot be written (a full disk)"),
     (75, "a cause that may pass: a disk that fails, too little memory; of run, no such model"),
     (78, "a mistake in the configuration or the model; systemd does not start the daemon again"),
+    (130, "ended by Ctrl-C"),
 )
 
 

@@ -177,7 +177,7 @@ def on_speech(hear: Hear, spoken: Sequence[Clip]) -> dict[str, float]:
         "speech_word_errors": word_errors(plain),
         "noise_word_errors": word_errors(noisy),
         "confidence_error": confidence_error(both),
-        "wrong_actions": wrong_actions(both),
+        "wrong_actions": count_actions(both, right=False),
     }
 
 
@@ -200,8 +200,8 @@ def on_recordings(hear: Hear, folder: Path) -> dict[str, float]:
         "command_word_errors": word_errors(commands),
         "reading_word_errors": word_errors(read_aloud),
         "people_confidence_error": confidence_error([*commands, *read_aloud]),
-        "people_wrong_actions": wrong_actions(commands),
-        "people_right_actions": right_actions(commands),
+        "people_wrong_actions": count_actions(commands, right=False),
+        "people_right_actions": count_actions(commands, right=True),
         "talk_phantoms": sum(len(one.actions) for one in (*read_aloud, *talk)),
         "right_discarded": sum(one.right_discarded for one in (*commands, *read_aloud)),
         "noise_texts": kept,
@@ -295,14 +295,10 @@ def confidence_error(heard: Sequence[Heard]) -> float:
     return calibration_error(found, np.array([right for _, right in pairs], np.bool_))
 
 
-def wrong_actions(heard: Sequence[Heard]) -> int:
-    """Recordings after which Home Assistant would do something else than was said."""
-    return sum(any(not same_action(done, one.said) for done in one.actions) for one in heard)
-
-
-def right_actions(heard: Sequence[Heard]) -> int:
-    """Recordings after which Home Assistant would do what was said."""
-    return sum(any(same_action(done, one.said) for done in one.actions) for one in heard)
+def count_actions(heard: Sequence[Heard], *, right: bool) -> int:
+    """Recordings after which Home Assistant would do what was said, or something else."""
+    done = [[same_action(action, one.said) for action in one.actions] for one in heard]
+    return sum(right in found for found in done)
 
 
 def cost(folder: Path) -> dict[str, float]:

@@ -3,13 +3,12 @@
 PYTHONPATH=tests:scripts .venv/bin/python -m generate.icons
 """
 
-import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import fromarray
 from rigs.checkout import ROOT
 
 FOLDER = ROOT / "appliance" / "web" / "page" / "app"
@@ -54,29 +53,6 @@ def _cover(outside: Plane, pixel: float) -> Plane:
     return np.clip(0.5 - outside / pixel, 0.0, 1.0)
 
 
-def encode(image: Image) -> bytes:
-    """Return the image as a PNG."""
-    height, width, _ = image.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in image)  # each row without a filter
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)  # 8 bits, RGBA
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, data) for kind, data in parts)
-
-
-def decode(png: bytes) -> Image:
-    """Return the image of a PNG that `encode` wrote."""
-    width, height = struct.unpack(">II", png[16:24])
-    start = png.index(b"IDAT") + 4
-    (length,) = struct.unpack(">I", png[start - 8 : start - 4])
-    rows = np.frombuffer(zlib.decompress(png[start : start + length]), np.uint8)
-    return rows.reshape(height, 1 + 4 * width)[:, 1:].reshape(height, width, 4)
-
-
 def icons() -> Iterator[tuple[Path, Image]]:
     """Yield each file with its image."""
     yield FOLDER / "icon-192.png", draw(192)
@@ -90,4 +66,4 @@ def icons() -> Iterator[tuple[Path, Image]]:
 
 if __name__ == "__main__":
     for file, image in icons():
-        file.write_bytes(encode(image))
+        fromarray(image).save(file, optimize=True)

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 from rigs.checkout import ROOT
 
@@ -93,18 +92,11 @@ def steps(given: argparse.Namespace) -> bool:
 
 def run_module(name: str, *arguments: str, **variables: str) -> bool:
     """Run a module in another process, which prints what it finds; True if it succeeds."""
-    command = [sys.executable, "-m", name, *arguments]
-    return (
-        subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=False).returncode == 0
-    )
+    command, variables = [sys.executable, "-m", name, *arguments], os.environ | variables
+    return not subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
 
 
-ATTACKS: dict[str, Callable[[argparse.Namespace], bool]] = {
-    "kill": kill,
-    "disk": disk,
-    "power": power,
-    "steps": steps,
-}
+ATTACKS = {attack.__name__: attack for attack in (kill, disk, power, steps)}
 
 
 if __name__ == "__main__":

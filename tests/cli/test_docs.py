@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from deb.texts import STATUS
 from rigs import documented
 
 from appliance.config import parse
@@ -34,19 +35,8 @@ EXIT_STATUS = """\
 
 | status | meaning |
 |---|---|
-| 0 | done |
-| 1 | nothing found, a deletion was declined; of `mute`: not muted |
-| 2 | wrong usage |
-| 65 | a recording that cannot be read |
-| 69 | trouble with a device, or the daemon does not run |
-| 70 | an error that nobody foresaw |
-| 74 | trouble with the log or the broker, or output that cannot be written (a full disk) |
-| 75 | a cause that may pass: a disk that fails, too little memory; of `run`, no such model |
-| 78 | a mistake in the configuration or the model; systemd does not start the daemon again |
-| 130 | ended by Ctrl-C |
-
-`doctor` ends with the number of checks that failed, 63 at most.
 """
+LAST = "\n`doctor` ends with the number of checks that failed, 63 at most.\n"
 
 
 def page() -> str:
@@ -54,7 +44,8 @@ def page() -> str:
     from appliance.cli.main import parser
 
     rows = [f"| `{command.prog}` | {_cell(text)} |" for command, text in _named(parser())]
-    return "\n".join([HEAD + "\n".join(rows), "", EXIT_STATUS])
+    statuses = "".join(f"| {number} | {text} |\n" for number, text in STATUS)
+    return "\n".join([HEAD + "\n".join(rows), "", EXIT_STATUS + statuses + LAST])
 
 
 def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
