@@ -41,7 +41,7 @@ MAY_IMPORT = {
             "model",
             "speaker",
             "wyoming",
-        },
+        }
     },
     "fleet": {"capture", "infer", "model"},
     "lab": {"capture", "infer", "model", "convert"},

@@ -275,10 +275,7 @@ def test_a_mistake_in_what_was_chosen_names_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (
-            'role = "hear"',
-            "fleet.role: expected one of alone, satellite, worker, found 'hear'",
-        ),
+        ('role = "hear"', "fleet.role: expected one of alone, satellite, worker, found 'hear'"),
         (
             'server = "192.168.1.10"',
             "fleet.server: expected an address such as tls://192.168.1.10:4222, without a user or "

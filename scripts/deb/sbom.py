@@ -108,7 +108,7 @@ def models(tree: Path) -> Iterator[dict[str, Any]]:
                 "modelParameters": {
                     "task": "automatic speech recognition",
                     "architectureFamily": "Whisper",
-                },
+                }
             },
         }
 

@@ -57,7 +57,7 @@ TESTED = {
 """Names of sentences that nothing is fitted to."""
 LOCKS = {"lock", "unlock"}
 NUMBERED = {
-    *("alarm", "timer_start", "light_level", "climate", "volume", "name_level", "light_colour"),
+    *("alarm", "timer_start", "light_level", "climate", "volume", "name_level", "light_colour")
 }
 """Names of which more sentences are made."""
 EACH = 4, 8

@@ -27,10 +27,7 @@ from rigs.waiting import until
 SENTENCES = ("02.flac", "19.flac", "21.flac", "34.flac", "30.flac")
 """Of tests/speech, spoken before the pictures."""
 DESK = (1280, 800)
-PICTURES = (
-    ("page.png", "23.flac", DESK, "light"),
-    ("page-phone.png", "07.flac", PHONE, "dark"),
-)
+PICTURES = (("page.png", "23.flac", DESK, "light"), ("page-phone.png", "07.flac", PHONE, "dark"))
 """File in docs/, the sentence that is being spoken in it, size in CSS pixels, theme."""
 PAUSE_S = 3.0
 """From a text to the next sentence."""

@@ -52,9 +52,7 @@ def test_of_two_equal_cards_the_exact_name_takes_the_right_one() -> None:
     assert choose(twins[:1], "USB Mic (hw:2,0)") is twins[0]
 
 
-def test_of_two_equal_cards_that_swap_numbers_the_one_at_its_port_is_taken(
-    tmp_path: Path,
-) -> None:
+def test_of_two_equal_cards_that_swap_numbers_the_one_at_its_port_is_taken(tmp_path: Path) -> None:
     (tmp_path / "proc/asound").mkdir(parents=True)
 
     def twins(*ports: str) -> list[Device]:
@@ -129,8 +127,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
-    [(errno.EBUSY, "in use by another program"), (errno.EACCES, "group audio")],
+    ("number", "told"), [(errno.EBUSY, "in use by another program"), (errno.EACCES, "group audio")]
 )
 def test_a_card_that_is_there_and_cannot_be_opened_says_why(
     machine: Path, number: int, told: str

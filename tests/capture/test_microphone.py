@@ -154,9 +154,7 @@ def test_dates_keep_up_with_a_sound_card_whose_clock_is_slow() -> None:
 
 
 @needs_microphone
-def test_what_is_spoken_is_what_is_heard_bit_for_bit_and_in_time(
-    tmp_path: Path,
-) -> None:
+def test_what_is_spoken_is_what_is_heard_bit_for_bit_and_in_time(tmp_path: Path) -> None:
     spoken = np.random.default_rng(0).integers(-9000, 9000, 24000).astype(np.int16)
     # A sink that wakes up may swallow the first few milliseconds.
     soundfile.write(tmp_path / "noise.wav", np.append(np.zeros(8000, np.int16), spoken), 16000)

@@ -192,13 +192,7 @@ CARD = Device(0, "USB Mic: Audio (hw:1,0)", 6, 44100.0, default=True)
 
 @pytest.mark.parametrize(
     ("possible", "channel"),
-    [
-        ((16000.0, 1), 0),
-        ((16000.0, 2), 0),
-        ((44100.0, 1), 0),
-        ((44100.0, 6), 0),
-        ((16000.0, 6), 4),
-    ],
+    [((16000.0, 1), 0), ((16000.0, 2), 0), ((44100.0, 1), 0), ((44100.0, 6), 0), ((16000.0, 6), 4)],
 )
 def test_the_shape_nearest_to_what_is_needed_is_opened(
     possible: tuple[float, int], channel: int

@@ -195,9 +195,7 @@ def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
 
 
 @pytest.mark.parametrize("pause", range(11, 40))
-def test_speech_after_an_early_close_continues_in_the_next_utterance(
-    pause: int,
-) -> None:
+def test_speech_after_an_early_close_continues_in_the_next_utterance(pause: int) -> None:
     """At once, within the hang-over, within 800 ms, later: no frame of speech is lost, none is in
     two windows, and no pause but the one that was cut is heard."""
     room, first = closed_early()

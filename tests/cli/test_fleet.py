@@ -177,9 +177,7 @@ def test_a_code_is_pasted_into_a_terminal_and_the_change_declined(tmp_path: Path
             assert (kitchen.read_text(encoding="utf-8") == before) == (answer == "no")
 
 
-def test_without_a_model_a_box_is_a_satellite_and_takes_no_workers_code(
-    tmp_path: Path,
-) -> None:
+def test_without_a_model_a_box_is_a_satellite_and_takes_no_workers_code(tmp_path: Path) -> None:
     attic = box(tmp_path / "attic", "attic")
     done = roomscribe("fleet", "invite", "--yes", "--config", attic, program=bare.PROGRAM)
     assert done.returncode == 0, done.stderr
@@ -233,11 +231,7 @@ def no_input(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    typed: str,
-    status: int,
-    expected: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, status: int, expected: str
 ) -> None:
     config = box(tmp_path / "attic")
     before = config.read_text(encoding="utf-8")

@@ -342,10 +342,7 @@ def test_a_damaged_model_is_found_and_the_others_are_still_checked(desk: Desk) -
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             "pickle",
         ),
-        (
-            lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
-            "bert",
-        ),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "bert"),
     ],
     ids=["an empty folder", "half a file", "a header of 100 GB", "a pickle", "no Whisper"],
 )

@@ -55,9 +55,7 @@ def test_without_a_terminal_it_says_which_options_it_needs(tmp_path: Path) -> No
     assert config.read_text() == before
 
 
-def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(
-    tmp_path: Path,
-) -> None:
+def test_by_its_options_alone_it_writes_what_has_changed_and_nothing_twice(tmp_path: Path) -> None:
     config = write_config(tmp_path, capture={"silence_s": 5})
     config.chmod(0o640)
     arguments = ("setup", "--config", config, "--yes", "--node", "Wohnküche", "--broker", "none")
@@ -159,9 +157,7 @@ def test_a_user_who_may_not_write_the_configuration_is_asked_no_question(tmp_pat
 
 @needs_broker
 @needs_microphone
-def test_a_person_answers_six_questions_and_sees_each_work(
-    tmp_path: Path,
-) -> None:
+def test_a_person_answers_six_questions_and_sees_each_work(tmp_path: Path) -> None:
     microphone = PulseMicrophone(tmp_path / "microphone")
     with microphone, Broker(users={"ada": "mellon7", "watch": "mellon7"}) as broker:
         config = write_config(tmp_path)
@@ -308,9 +304,7 @@ def test_a_folder_is_added_and_refused_if_it_writes_nonsense(
     assert not (tmp_path / "models" / "in-use").exists()
 
 
-def test_setup_chooses_a_model_even_if_the_configuration_names_another(
-    tmp_path: Path,
-) -> None:
+def test_setup_chooses_a_model_even_if_the_configuration_names_another(tmp_path: Path) -> None:
     config = write_config(tmp_path, model={"bundle": "tiny.en"})
     models = tmp_path / "models"
     shutil.copytree(BUILT_IN, models / "mine")

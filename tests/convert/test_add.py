@@ -94,12 +94,7 @@ def test_of_a_folder_too_little_memory_is_refused_at_once(checkpoint: Path) -> N
 
 @pytest.mark.parametrize(
     ("config", "quantize", "measured_mb"),
-    [
-        (TINY, "int8", 280),
-        (TINY, "none", 359),
-        (LARGE, "int8", 1983),
-        (LARGE, "none", 6574),
-    ],
+    [(TINY, "int8", 280), (TINY, "none", 359), (LARGE, "int8", 1983), (LARGE, "none", 6574)],
 )
 def test_the_estimate_is_close_above_what_was_measured(
     config: WhisperConfig, quantize: str, measured_mb: float

@@ -112,11 +112,7 @@ def test_a_missing_vocabulary_says_where_it_is(folder: Path) -> None:
 
 
 def test_without_generation_config_json_the_keys_of_config_json_count(folder: Path) -> None:
-    old = {
-        "is_multilingual": True,
-        "suppress_tokens": [3, 9],
-        "begin_suppress_tokens": [5, 40],
-    }
+    old = {"is_multilingual": True, "suppress_tokens": [3, 9], "begin_suppress_tokens": [5, 40]}
     write(folder / "config.json", old)
     (folder / "generation_config.json").unlink()
     found = read(folder, size=60)

@@ -131,9 +131,7 @@ def test_what_waits_for_the_store_alone_goes_before_what_nobody_has_transcribed(
     assert len(rig.backlog) == 2
 
 
-def test_being_behind_is_a_trouble_until_it_has_caught_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_being_behind_is_a_trouble_until_it_has_caught_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     rig = Rig(None)
     caplog.clear()
@@ -184,9 +182,7 @@ def test_who_waits_for_a_window_is_woken_by_the_end() -> None:
 
 
 @needs_memory
-def test_a_failed_window_is_counted_and_goes_when_the_next_succeeds(
-    memory: Path,
-) -> None:
+def test_a_failed_window_is_counted_and_goes_when_the_next_succeeds(memory: Path) -> None:
     rig = Rig(memory)
     rig.push(2, 0.1)
     failed, good = rig.take(), rig.take()
@@ -199,9 +195,7 @@ def test_a_failed_window_is_counted_and_goes_when_the_next_succeeds(
 
 
 @needs_memory
-def test_windows_that_fail_in_a_row_are_left_to_the_next_start(
-    memory: Path,
-) -> None:
+def test_windows_that_fail_in_a_row_are_left_to_the_next_start(memory: Path) -> None:
     rig = Rig(memory)
     windows = rig.push(FAILURES_IN_A_ROW, 0.1)
     leases = [rig.take() for _ in windows]
@@ -214,9 +208,7 @@ def test_windows_that_fail_in_a_row_are_left_to_the_next_start(
 
 
 @needs_memory
-def test_a_deadly_window_is_tried_alone_then_after_another_then_set_aside(
-    memory: Path,
-) -> None:
+def test_a_deadly_window_is_tried_alone_then_after_another_then_set_aside(memory: Path) -> None:
     rig = Rig(memory)
     deadly, ahead, behind = rig.push(3, 0.1)
     assert [rig.take().window.id, rig.take().window.id] == [deadly.id, ahead.id]

@@ -171,9 +171,7 @@ def test_what_is_learnt_is_added_to_the_settings_once(house: Appliance) -> None:
     assert house.reloads == 4, "a word that is known changes nothing"
 
 
-def test_words_that_were_corrected_in_two_sentences_are_offered_to_replace(
-    tmp_path: Path,
-) -> None:
+def test_words_that_were_corrected_in_two_sentences_are_offered_to_replace(tmp_path: Path) -> None:
     texts = (
         "turn on the Light!",
         "lighten up",

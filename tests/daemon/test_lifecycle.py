@@ -366,9 +366,7 @@ def test_too_much_memory_ends_the_daemon_in_order_and_says_so(tmp_path: Path) ->
     assert done.stderr.splitlines()[-1].startswith("roomscribe: memory: expected at most 20 MB")
 
 
-def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(
-    tmp_path: Path,
-) -> None:
+def test_the_ceiling_of_memory_leaves_room_to_work_and_stays_below_systemds(tmp_path: Path) -> None:
     page_mb = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
     group = tmp_path / "sys/fs/cgroup/system.slice/roomscribe.service"
     (tmp_path / "proc/self").mkdir(parents=True)

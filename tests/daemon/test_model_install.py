@@ -64,9 +64,7 @@ def test_a_model_is_added_and_what_is_done_is_told(desk: Desk) -> None:
     assert any("verifying" in one.doing for one in told if one)
 
 
-def test_a_closed_page_delays_nothing_and_hears_of_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_closed_page_delays_nothing_and_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
 
     def report() -> None:

@@ -52,12 +52,7 @@ class Listening(Listener):
         self.queue = StageQueue[Frame](1000)
         self.frames = 0
         self.supervisor = CaptureSupervisor(
-            CaptureSettings(),
-            self.health,
-            self.mute,
-            self.queue,
-            bus,
-            source=microphones.open,
+            CaptureSettings(), self.health, self.mute, self.queue, bus, source=microphones.open
         )
         bus.add(self, self.supervisor)
         self.thread = threading.Thread(

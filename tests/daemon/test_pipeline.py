@@ -247,9 +247,7 @@ def test_whoever_waits_for_an_item_is_woken_by_a_mark() -> None:
     assert queue.next(30.0) is Sentinel.END
 
 
-def test_while_the_segmenter_stands_still_frames_are_dropped_and_counted(
-    tmp_path: Path,
-) -> None:
+def test_while_the_segmenter_stands_still_frames_are_dropped_and_counted(tmp_path: Path) -> None:
     gates = {name: Gate() for name in STAGES}
     gates["segmenter"].shut()
 
@@ -374,9 +372,7 @@ def test_a_speculation_that_cannot_be_encoded_hides_no_death_of_its_window(
     pipeline.stop()
 
 
-def test_speech_of_other_programs_is_transcribed_and_stored_if_wanted(
-    tmp_path: Path,
-) -> None:
+def test_speech_of_other_programs_is_transcribed_and_stored_if_wanted(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     house = WyomingSettings(enabled=True, listen="127.0.0.1", port=free_port(), log=True)
     transcriber: Any = FakeTranscriber()

@@ -133,9 +133,7 @@ def test_a_killed_daemon_holds_it_no_longer(memory: Path) -> None:
         "spool = t.opened(Path(sys.argv[1])); spool.put(t.a_window()); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, memory],
-        env={"PYTHONPATH": f"{TESTS}:{ROOT}"},
-        check=False,
+        [sys.executable, "-c", code, memory], env={"PYTHONPATH": f"{TESTS}:{ROOT}"}, check=False
     )
     assert done.returncode == -9
     with opened(memory) as spool:

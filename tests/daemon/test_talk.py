@@ -172,9 +172,7 @@ def test_after_an_answer_that_asks_back_the_next_needs_no_phrase(tmp_path: Path)
         until(lambda: one.talk.state["listening"])
 
 
-def test_home_assistant_unmutes_only_what_it_has_muted_also_after_a_restart(
-    tmp_path: Path,
-) -> None:
+def test_home_assistant_unmutes_only_what_it_has_muted_also_after_a_restart(tmp_path: Path) -> None:
     with room(tmp_path) as (one, client):
         client.send("pause-satellite")
         until(lambda: one.core.mute.on)

@@ -364,9 +364,7 @@ def test_a_speculation_that_nobody_needs_is_freed_at_once(rig: Rig) -> None:
     assert freed() is None, "its states would wait for Python to look for cycles"
 
 
-def test_the_silence_of_a_speculation_is_known_before_its_text(
-    rig: Rig,
-) -> None:
+def test_the_silence_of_a_speculation_is_known_before_its_text(rig: Rig) -> None:
     ahead = Ahead(rig)
     known: list[tuple[int, Transcription | None]] = []
 
@@ -382,9 +380,7 @@ def test_the_silence_of_a_speculation_is_known_before_its_text(
     assert rig.texts() == [HEARD.text]
 
 
-def test_an_utterance_that_closes_before_its_text_is_transcribed_once(
-    rig: Rig,
-) -> None:
+def test_an_utterance_that_closes_before_its_text_is_transcribed_once(rig: Rig) -> None:
     ahead = Ahead(rig)
 
     def close() -> None:

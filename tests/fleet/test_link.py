@@ -137,9 +137,7 @@ def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
             link.call(never(), 0.2)
 
 
-def test_a_server_without_tls_is_not_given_the_password(
-    tmp_path: Path,
-) -> None:
+def test_a_server_without_tls_is_not_given_the_password(tmp_path: Path) -> None:
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as stranger:
 

@@ -256,10 +256,7 @@ def test_a_text_that_home_assistant_understands_goes_before_the_sentence(
 def test_what_home_assistant_does_not_understand_whole_is_refused(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with (
-        living(hub, tmp_path) as one,
-        caplog.at_level("INFO", "roomscribe.homeassistant"),
-    ):
+    with living(hub, tmp_path) as one, caplog.at_level("INFO", "roomscribe.homeassistant"):
         until(lambda: one.words()[1:])
         hub.understood = {"match": False, "unmatched_slots": {"name": "bathroom "}}
         one.say("computer turn off the bathroom lights")

@@ -134,9 +134,7 @@ def test_a_name_is_what_somebody_can_say(text: str, name: str) -> None:
     assert clean(name) == name
 
 
-def test_of_a_hundred_thousand_entities_those_that_are_called_go_first(
-    hub: Hub,
-) -> None:
+def test_of_a_hundred_thousand_entities_those_that_are_called_go_first(hub: Hub) -> None:
     hub.exposed = {f"sensor.number_{one:06}": True for one in range(100_000)}
     hub.exposed |= {f"light.number_{one:04}": True for one in range(600)}
     hub.shown = {name: name.replace(".", " ").replace("_", " ") for name in hub.exposed}

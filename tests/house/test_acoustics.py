@@ -107,13 +107,7 @@ def test_reverberation_makes_the_level_fall_more_slowly() -> None:
 
 
 @pytest.mark.parametrize(
-    "better",
-    [
-        {"confidence": 0.9},
-        {"level_dbfs": -25.0},
-        {"snr_db": 30.0},
-    ],
-    ids=str,
+    "better", [{"confidence": 0.9}, {"level_dbfs": -25.0}, {"snr_db": 30.0}], ids=str
 )
 def test_each_property_counts(better: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"confidence": 0.5, "level_dbfs": -35.0, "snr_db": 15.0}

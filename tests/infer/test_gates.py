@@ -227,21 +227,12 @@ def test_a_loop_is_discarded_however_sure_the_model_is() -> None:
 
 
 def test_the_configured_gates_reach_the_transcriber(bundle: Bundle) -> None:
-    configured = GateSettings(
-        low_confidence=0.0,
-        act_confidence=0.14,
-    )
+    configured = GateSettings(low_confidence=0.0, act_confidence=0.14)
     assert len(fields(configured)) == 2, "a new key belongs into this test"
     with open_transcriber(Settings(gates=configured), bundle=bundle) as transcriber:
         assert transcriber.gates == configured
-    left = replace(
-        configured,
-        low_confidence=-1.0,
-        act_confidence=-1.0,
-    )
+    left = replace(configured, low_confidence=-1.0, act_confidence=-1.0)
     with open_transcriber(Settings(gates=left), bundle=bundle) as transcriber:
         assert transcriber.gates == replace(
-            left,
-            low_confidence=bundle.calibration.low,
-            act_confidence=bundle.calibration.act,
+            left, low_confidence=bundle.calibration.low, act_confidence=bundle.calibration.act
         )

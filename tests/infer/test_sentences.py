@@ -218,10 +218,7 @@ def test_a_text_is_compared_without_capitals_and_marks() -> None:
 ATTACKS: dict[str, dict[str, Any]] = {
     "brackets": {"sentences": ["[" * 520 + "x" + "]" * 520]},
     "numbers": {"sentences": ["{n}" * 4000], "slots": {"n": {"from": 0, "to": 999}}},
-    "slots": {
-        "sentences": ["x"],
-        "slots": {f"n{at}": {"from": 0, "to": 999} for at in range(400)},
-    },
+    "slots": {"sentences": ["x"], "slots": {f"n{at}": {"from": 0, "to": 999} for at in range(400)}},
 }
 
 

@@ -299,11 +299,7 @@ def any_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     checkpoint = write_checkpoint(
         folder / "checkpoint", SMALL_SHAPE, random_weights(SMALL_SHAPE, seed=1)
     )
-    recipe = Recipe(
-        name="random",
-        window_s=10.0,
-        quantize=request.param,
-    )
+    recipe = Recipe(name="random", window_s=10.0, quantize=request.param)
     build_bundle(checkpoint, folder / "bundle", recipe)
     return load_bundle(folder / "bundle")
 

@@ -121,9 +121,7 @@ def test_a_row_of_the_encoders_calibration_set_is_its_input_with_channels_last(
         assert np.abs(states[0] - expected[0]).max() < 1e-5
 
 
-def test_the_decoders_calibration_set_is_made_by_the_checkpoint_itself(
-    exported: Report,
-) -> None:
+def test_the_decoders_calibration_set_is_made_by_the_checkpoint_itself(exported: Report) -> None:
     assets = exported.folder / "decoder_assets"
     embedding = np.load(assets / "token_embedding_weight_odd.npy")
     places = np.load(assets / "onnx_add_input_odd.npy")

@@ -71,10 +71,7 @@ def written(
     write_hailo_encoder(checkpoint, case.positions, folder / "encoder.onnx")
     write_hailo_decoder(checkpoint, case.positions, LENGTH[case.name], folder / "decoder.onnx")
     yield Written(
-        case,
-        checkpoint,
-        opened(folder / "encoder.onnx"),
-        opened(folder / "decoder.onnx"),
+        case, checkpoint, opened(folder / "encoder.onnx"), opened(folder / "decoder.onnx")
     )
     shutil.rmtree(folder)
 

@@ -100,9 +100,7 @@ def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
     assert confidence(0.0, -2000.0) == pytest.approx(0.0, abs=1e-300)
 
 
-def test_an_earlier_phrase_calibration_weighs_words_as_every_whisper_does(
-    folder: Path,
-) -> None:
+def test_an_earlier_phrase_calibration_weighs_words_as_every_whisper_does(folder: Path) -> None:
     edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0})
     found = load_bundle(folder).phrase_calibration
     assert found.added == DEFAULT_PHRASE_CALIBRATION.added < 0

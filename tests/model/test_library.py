@@ -194,10 +194,7 @@ def test_the_choice_is_remembered_and_replaced(models: Path) -> None:
     ],
 )
 def test_each_refusal_of_the_disk_has_its_fix(number: int, fix: str) -> None:
-    with (
-        pytest.raises(ModelError, match=fix) as caught,
-        library.model_errors(Path("/models/tiny")),
-    ):
+    with pytest.raises(ModelError, match=fix) as caught, library.model_errors(Path("/models/tiny")):
         raise OSError(number, os.strerror(number), "/models/tiny/step.onnx")
     assert "\n" not in str(caught.value)
     assert "/models/tiny/step.onnx: the model cannot be written" in str(caught.value)

@@ -233,10 +233,7 @@ def test_a_blueprint_speaks_the_answers_of_its_room(node: str, speech: str, spea
     (trigger,), (action,) = plan["triggers"], plan["actions"]
     assert trigger == {"trigger": "mqtt", "topic": "{{ prefix }}/+/assist/reply"}
     reply = AssistReply("1", "turn on the light", "action_done", speech=speech)
-    found = {
-        "topic": f"roomscribe/{node}/assist/reply",
-        "payload_json": events.assist_reply(reply),
-    }
+    found = {"topic": f"roomscribe/{node}/assist/reply", "payload_json": events.assist_reply(reply)}
     known = {
         "trigger": found,
         "room": "device",

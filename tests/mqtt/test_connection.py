@@ -92,11 +92,7 @@ def test_a_broker_that_does_not_answer_is_offline_and_tried_again(
 def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
     store: Store,
 ) -> None:
-    with (
-        Broker() as broker,
-        Subscriber(broker.port) as subscriber,
-        Proxy(broker.port) as proxy,
-    ):
+    with Broker() as broker, Subscriber(broker.port) as subscriber, Proxy(broker.port) as proxy:
         here = MqttSettings(host="127.0.0.1", port=proxy.port)
         with running(here, store, delays=SOON) as publisher:
             until(lambda: publisher.status().connected)

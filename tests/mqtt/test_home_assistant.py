@@ -115,9 +115,7 @@ def test_only_temperatures_that_the_machine_has_get_a_sensor(
 
 
 @needs_broker
-def test_a_hailo_that_comes_later_is_announced_with_its_temperature_and_stays(
-    store: Store,
-) -> None:
+def test_a_hailo_that_comes_later_is_announced_with_its_temperature_and_stays(store: Store) -> None:
     state = replace(STATE, encoder="cpu")
 
     def sensors(heard: Subscriber) -> list[bool]:
@@ -140,9 +138,7 @@ def test_a_hailo_that_comes_later_is_announced_with_its_temperature_and_stays(
 
 
 @needs_broker
-def test_the_birth_message_is_reported_but_no_will_and_no_retained_one(
-    store: Store,
-) -> None:
+def test_the_birth_message_is_reported_but_no_will_and_no_retained_one(store: Store) -> None:
     births: list[float] = []
     with Broker() as broker:
         publish_once(broker.port, STATUS, b"online", retain=True)
@@ -160,9 +156,7 @@ def test_the_birth_message_is_reported_but_no_will_and_no_retained_one(
 
 
 @needs_broker
-def test_the_device_links_to_the_page_where_others_can_reach_it(
-    store: Store,
-) -> None:
+def test_the_device_links_to_the_page_where_others_can_reach_it(store: Store) -> None:
     plain = home_assistant.discovery_message("roomscribe/kitchen/", PI)["device"]
     at = page_url(WebSettings(enabled=True, listen="192.168.1.7", port=8100))
     linked = home_assistant.discovery_message("roomscribe/kitchen/", PI, page=at)["device"]

@@ -109,9 +109,7 @@ class RefusingStore(Store):
         super().move_cursor(seq, back=back)
 
 
-def test_a_cursor_that_is_written_later_sends_nothing_again(
-    store: Store,
-) -> None:
+def test_a_cursor_that_is_written_later_sends_nothing_again(store: Store) -> None:
     say(store, *range(4))
     refusing = RefusingStore(store)
     outbox = Outbox(refusing, 3600)

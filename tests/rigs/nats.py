@@ -32,12 +32,7 @@ class NatsServer:
     host = "127.0.0.1"
 
     def __init__(
-        self,
-        config: str = "",
-        *,
-        scheme: str = "nats",
-        file: Path | None = None,
-        port: int = 0,
+        self, config: str = "", *, scheme: str = "nats", file: Path | None = None, port: int = 0
     ) -> None:
         """`config` is added to the file: users, TLS, limits; or its `file` is another's, which
         names the `port`."""

@@ -24,9 +24,7 @@ from appliance.store.tables import Wanted
 pytestmark = needs_memory
 
 
-def test_a_read_only_disk_gets_everything_from_the_fallback_later(
-    rig: DiskRig,
-) -> None:
+def test_a_read_only_disk_gets_everything_from_the_fallback_later(rig: DiskRig) -> None:
     with rig.log() as (store, _):
         for text in ("one", "two", "three"):
             store.append(transcript(text))

@@ -109,9 +109,7 @@ def test_another_kind_of_file_is_set_aside_untouched(settings: StoreSettings) ->
     assert aside.read_bytes() == b"shopping list: " * 1000
 
 
-def test_a_field_that_cannot_be_read_costs_only_its_transcript(
-    settings: StoreSettings,
-) -> None:
+def test_a_field_that_cannot_be_read_costs_only_its_transcript(settings: StoreSettings) -> None:
     path = filled(settings)
     with Store.open(settings) as store:
         with closing(sqlite3.connect(path)) as other:

@@ -86,9 +86,7 @@ def test_a_log_that_the_next_boot_loses_is_in_the_reasons(tmp_path: Path) -> Non
 
 
 @needs_broker
-def test_a_broker_chosen_over_the_socket_is_used_also_after_a_restart(
-    tmp_path: Path,
-) -> None:
+def test_a_broker_chosen_over_the_socket_is_used_also_after_a_restart(tmp_path: Path) -> None:
     users = {"ear": "open sesame", "watch": "secret"}
     config = write_config(tmp_path)
     with (

@@ -47,9 +47,7 @@ def worker(folder: Path, server: NatsServer, node: str = "pi5") -> Path:
 def satellite(folder: Path, server: NatsServer, spool: Path, **fleet: Any) -> Path:
     folder.mkdir()
     return write_config(
-        folder,
-        fleet={"role": "satellite", "server": server.url, **fleet},
-        spool={"path": spool},
+        folder, fleet={"role": "satellite", "server": server.url, **fleet}, spool={"path": spool}
     )
 
 
@@ -105,7 +103,7 @@ def test_what_is_said_while_server_and_workers_are_away_comes_in_order(
         until(
             lambda: (
                 log_of(satellites).count("no worker") + log_of(satellites).count("lost") > before
-            ),
+            )
         )
         with FakeWorker(server.url) as second:
             second.say = says("second")

@@ -13,9 +13,7 @@ FIRST, SECOND = SPEECH / "00.flac", SPEECH / "01.flac"
 
 @needs_broker
 @needs_microphone
-def test_a_sentence_during_which_the_microphone_went_is_flagged(
-    tmp_path: Path,
-) -> None:
+def test_a_sentence_during_which_the_microphone_went_is_flagged(tmp_path: Path) -> None:
     with listening_house(tmp_path) as (microphone, heard, running):
         with microphone.play(FIRST) as speaker:
             until(lambda: heard.payloads("speech")[-1:] == [b"ON"])

@@ -98,8 +98,7 @@ def test_what_needs_a_model_says_in_one_line_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("--help",), ("model", "list"), ("model", "info"), ("devices", "--help")],
+    "arguments", [("--help",), ("model", "list"), ("model", "info"), ("devices", "--help")]
 )
 def test_what_needs_none_works(arguments: tuple[str, ...]) -> None:
     status, said = run_bare(*arguments)

@@ -309,10 +309,7 @@ def test_the_last_sentence_is_played_if_that_is_on_and_while_it_is_recent(
 ) -> None:
     feed = Feed()
     feed.say("an old one", timedelta(hours=1))
-    with (
-        serving(feed, tmp_path / SOCKET_NAME) as server,
-        page(tmp_path, playback=True) as home,
-    ):
+    with serving(feed, tmp_path / SOCKET_NAME) as server, page(tmp_path, playback=True) as home:
         tab.enter(home)
         until(lambda: tab.texts(SENTENCES))
         assert "Play last sentence" not in tab.text(".now")

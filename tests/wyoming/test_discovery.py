@@ -55,9 +55,7 @@ def last_is(told: list[str], part: str) -> Callable[[], bool]:
 
 
 @needs_avahi
-def test_the_server_is_announced_while_it_runs_and_after_avahis_return(
-    house: House,
-) -> None:
+def test_the_server_is_announced_while_it_runs_and_after_avahis_return(house: House) -> None:
     instance, port = f"roomscribe-{os.getpid()}", 10399
     house.start_avahi()
     with announcing(instance, port) as told:

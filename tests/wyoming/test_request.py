@@ -110,9 +110,7 @@ def in_form(sound: Samples, form: SoundFormat) -> bytes:
     return octets.tobytes()
 
 
-def test_the_windows_are_a_files_sample_for_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_windows_are_a_files_sample_for_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HighPass, "push", lambda _, sound: sound)  # it is switched between pieces
     long = np.concatenate([sound_of(one.file, 0.2, 0.4) for one in sentences()[:12]])
     for sound in (sound_of(LIGHT.file), long):

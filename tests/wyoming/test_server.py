@@ -312,9 +312,7 @@ def test_cut_and_reset_connections_leave_nothing_behind() -> None:
             assert talk.text() == HEARD.text
 
 
-def test_a_client_that_leaves_early_is_not_waited_for(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_client_that_leaves_early_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     with running() as house:
         house.worker.working.clear()
         with Talk(house.port) as talk:

@@ -105,9 +105,7 @@ def test_json_has_every_check_with_all_its_fields(silent_house: Path) -> None:
     assert (answer["schema"], answer["failed"]) == (1, done.returncode)
 
 
-def test_a_wrong_configuration_comes_first_and_the_rest_is_still_checked(
-    tmp_path: Path,
-) -> None:
+def test_a_wrong_configuration_comes_first_and_the_rest_is_still_checked(tmp_path: Path) -> None:
     config = write_config(tmp_path, mqtt={"port": 0}, capture={"silence_s": -9})
     found = checks_by_name(doctor("--json", "--config", config))
     first = next(iter(found.values()))

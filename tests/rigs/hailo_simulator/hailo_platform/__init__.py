@@ -24,11 +24,4 @@ if _pyhailort.setting("import_error"):
     raise RuntimeError(_pyhailort.setting("import_error"))
 
 __version__ = _pyhailort.setting("version")
-__all__ = [
-    "HEF",
-    "Device",
-    "FormatType",
-    "HailoRTException",
-    "HailoSchedulingAlgorithm",
-    "VDevice",
-]
+__all__ = ["HEF", "Device", "FormatType", "HailoRTException", "HailoSchedulingAlgorithm", "VDevice"]

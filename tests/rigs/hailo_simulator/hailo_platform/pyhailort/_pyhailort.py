@@ -87,11 +87,7 @@ STATUS_NAMES = {
     96: "HAILO_DEVICE_NOT_CONNECTED",
     98: "HAILO_LIBUSB_FAILURE",
 }
-RUNS = {
-    "HAILO8": {"HAILO8", "HAILO8L"},
-    "HAILO8L": {"HAILO8L"},
-    "HAILO10H": {"HAILO10H"},
-}
+RUNS = {"HAILO8": {"HAILO8", "HAILO8L"}, "HAILO8L": {"HAILO8L"}, "HAILO10H": {"HAILO10H"}}
 """Which HEFs a chip takes."""
 QUEUE_SIZE = 4
 ABORT, TIMEOUT, OPERATION = 63, 4, 6
@@ -419,10 +415,7 @@ def _end(
 
 
 def _work(
-    jobs: queue.Queue[Job | None],
-    stop: threading.Event,
-    gone: threading.Event,
-    network: Network,
+    jobs: queue.Queue[Job | None], stop: threading.Event, gone: threading.Event, network: Network
 ) -> None:
     while (job := jobs.get()) is not None:
         begun = time.perf_counter()
