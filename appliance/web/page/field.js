@@ -76,31 +76,23 @@ export class Field {
     });
   }
 
-  get #text() {
+  /** The input, also to be restored later. */
+  get draft() {
     return this.#about.kind === "bool" ? this.input.checked : this.input.value;
   }
 
-  set #text(text) {
+  set draft(text) {
     if (this.#about.kind === "bool") this.input.checked = text;
     else if (this.input.value !== text) this.input.value = text;
   }
 
   get isChanged() {
-    return this.#text !== this.#saved;
+    return this.draft !== this.#saved;
   }
 
   /** The input as the daemon takes it; null: see `isWellFormed`. */
   get value() {
-    return asValue(this.#about, this.#text);
-  }
-
-  /** The input, to be restored later. */
-  get draft() {
-    return this.#text;
-  }
-
-  set draft(text) {
-    this.#text = text;
+    return asValue(this.#about, this.draft);
   }
 
   /** Take over the daemon's value; unsaved input stays. */
@@ -110,18 +102,18 @@ export class Field {
     const text = asText(this.#about, value);
     this.#saved = text;
     if (this.#choices) this.choose(this.#choices);
-    if (!typed) this.#text = text;
+    if (!typed) this.draft = text;
   }
 
   /** Note that the input is saved. A password is not shown again. */
   markSaved() {
-    if (this.#about.kind === "password") this.#text = "";
-    this.#saved = this.#text;
+    if (this.#about.kind === "password") this.draft = "";
+    this.#saved = this.draft;
   }
 
   /** Show the saved value again. */
   revert() {
-    this.#text = this.#saved;
+    this.draft = this.#saved;
   }
 
   /** Offer these choices. A value that is not among them stays, marked as not found. */

@@ -36,7 +36,7 @@ export class History {
   #newest = 0;
   #turn = 0;
   #timer;
-  #live = { up: true };
+  #up = true;
   #query = element("input", {
     id: "query", type: "search", placeholder: "Search sentences", autocomplete: "off", maxlength: 200, oninput: () => this.#typed(),
   });
@@ -71,8 +71,8 @@ export class History {
   }
 
   update(live) {
-    const back = live.up && !this.#live.up;
-    this.#live = { up: live.up };
+    const back = live.up && !this.#up;
+    this.#up = live.up;
     const newest = live.lines.find((one) => one.seq !== undefined)?.seq ?? 0;
     if (back || (this.#found && !this.#day.value && newest > this.#newest)) this.#read(this.#shownCount());
     this.#newest = Math.max(this.#newest, newest);
@@ -130,7 +130,7 @@ export class History {
 
   #fail(error) {
     setText(this.#status, "");
-    this.#problem.show(this.#live.up ? error.message : "");
+    this.#problem.show(this.#up ? error.message : "");
   }
 
   #show(status) {

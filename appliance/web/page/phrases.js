@@ -23,14 +23,10 @@ export class Phrases {
     "Sentences that people say here. Roomscribe reports which one was most likely meant. Write (on|off) for alternatives, [the] for an optional word and {area} for one of the values under [slots].");
   #editor = element("div", { class: "field" }, element("label", { for: "phrases" }, "Sentences by name, and slots"), this.#input, this.#wrong);
   #closed = element("p", { class: "soft", hidden: true });
-  node = element("details", { class: "card", ontoggle: () => this.#open() },
+  node = element("details", { class: "card", ontoggle: () => this.node.open && !this.#isOpen && this.#read() },
     element("summary", {}, element("h2", {}, "Expected sentences")),
     this.#about, this.#closed, this.#editor,
     element("div", { class: "row" }, this.#try, this.#save, this.#reset), this.#notice, this.#result);
-
-  #open() {
-    if (this.node.open && !this.#isOpen) this.#read();
-  }
 
   async #read() {
     try {

@@ -89,13 +89,9 @@ export class Settings {
       this.#problem.show("");
       await this.#models.read();
     } catch (error) {
-      this.#fail(error);
+      this.#problem.show(this.#live.up ? error.message : ""); // the frame shows that there is no connection
     }
     await command("devices").then(({ devices }) => this.#showDevices(devices), () => {});
-  }
-
-  #fail(error) {
-    this.#problem.show(this.#live.up ? error.message : "");
   }
 
   #build(about, values) {
@@ -123,7 +119,7 @@ export class Settings {
 
   #card(title, fields) {
     const inBroker = fields.filter((field) => BROKER.includes(field.name));
-    this.#broker.append(...(inBroker.length ? inBroker.map((field) => field.node) : []));
+    this.#broker.append(...inBroker.map((field) => field.node));
     const nodes = fields.filter((field) => !inBroker.includes(field)).map((field) => field.node);
     if (inBroker.length) nodes.splice(1, 0, this.#broker); // below the switch that shows it
     if (title === "Loudspeaker") nodes.push(...this.#speakerTest.nodes);
@@ -207,26 +203,23 @@ export class Settings {
 
   /** Send all changes at once: the daemon saves everything or nothing. */
   async #send() {
-    const edited = this.#edited, values = new Map(edited.map((field) => [field.name, field.value]));
-    const set = Object.fromEntries([...values].filter(([name]) => !BROKER.includes(name)));
-    const isBroker = edited.some((field) => BROKER.includes(field.name));
+    const edited = this.#edited, others = edited.filter(({ name }) => !BROKER.includes(name));
+    const set = Object.fromEntries(others.map((field) => [field.name, field.value]));
+    const isBroker = others.length < edited.length;
     this.#show(isBroker ? "Connecting to the broker …" : "Saving …");
     try {
-      const answer = isBroker ? await command("broker", this.#login(set)) : await command("configure", { set });
-      if (answer.mistakes) return this.#refuse(showMistakes(this.#fields, answer.mistakes, (text) => this.#fail({ message: text })));
+      // with the other settings that are saved together with it
+      const login = () => ({ ...brokerLogin(this.#fields), set: { [PUBLISHES]: this.#fields.get(PUBLISHES).value, ...set } });
+      const answer = isBroker ? await command("broker", login()) : await command("configure", { set });
+      if (answer.mistakes) return this.#refuse(showMistakes(this.#fields, answer.mistakes, (text) => this.#problem.show(text)));
       for (const field of edited) field.markSaved();
       drafts.clear();
       this.#show("Saved.");
       await this.#read(); // the values as the daemon has them
     } catch (error) {
       this.#show("");
-      this.#fail(error);
+      this.#problem.show(this.#live.up ? error.message : ""); // the frame shows that there is no connection
     }
-  }
-
-  /** Return the arguments of `broker`, with the other settings that are saved together with it. */
-  #login(set) {
-    return { ...brokerLogin(this.#fields), set: { [PUBLISHES]: this.#fields.get(PUBLISHES).value, ...set } };
   }
 
   #refuse(fields) {
