@@ -38,13 +38,9 @@ class CommandRequestError(ValueError):
     """A malformed request; the message says what was expected, never what was found."""
 
 
-class Expect(Protocol):
-    """Expects sentences for a while."""
-
-    def __call__(
-        self, request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]
-    ) -> None:
-        """`answer` is called once, by any thread. Raises ValueError for a wrong request."""
+Expect = Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], object]], object]
+"""Takes a request to expect sentences for a while, and what is called once, by any thread, with the
+result. Raises ValueError for a wrong request."""
 
 
 class MuteSwitch(Protocol):

@@ -226,7 +226,7 @@ class BrokerConnection:
                 self._clock_s = time.time() - time.monotonic() if by_clock else None
                 return lost
             case Lost(troubles.TAKEN_OVER, _):
-                self._id_conflict = troubles.taken_over(self._client_id)
+                self._id_conflict = troubles.TAKEN.format(self._client_id)
                 return self._disconnect(now_s, refusal_s, self._id_conflict, code=item.code)
             case Lost(unanswered=True):
                 self._swap_version()
@@ -361,7 +361,7 @@ class BrokerConnection:
         else:
             self._short_connections = 0
         if self._short_connections >= SHORT_CONNECTIONS:
-            self._id_conflict = troubles.thrown_out(self._client_id)
+            self._id_conflict = troubles.THROWN_OUT.format(self._client_id)
             pause_s, code = self._delays.refusal_s, troubles.TAKEN_OVER
             return self._disconnect(now_s, pause_s, self._id_conflict, code=code)
         if steady:
@@ -369,7 +369,8 @@ class BrokerConnection:
         pauses_s = self._delays.outages_s
         pause_s = pauses_s[min(self._outages, len(pauses_s) - 1)]
         self._outages += 1
-        return self._disconnect(now_s, pause_s, *troubles.broker_offline(self._settings, detail))
+        why = troubles.OFFLINE.format(self._settings.host, self._settings.port)
+        return self._disconnect(now_s, pause_s, why, f": {detail}")
 
     def _find_timeout(self, now_s: float) -> str:
         """Return what the broker has left unanswered for too long; "" for nothing."""

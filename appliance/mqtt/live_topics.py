@@ -7,14 +7,16 @@ missed during an outage is not made up for; the present state is published again
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any
 
 from appliance.mqtt import events
+from appliance.mqtt.connection import BrokerConnection
 from appliance.mqtt.outbox import Outbox
 from appliance.mqtt.troubles import Troubles
 from appliance.records import (
@@ -22,9 +24,7 @@ from appliance.records import (
     ApplianceStats,
     AssistReply,
     Correction,
-    Discarded,
     OutgoingMessage,
-    Partial,
 )
 from appliance.store import Store
 
@@ -46,24 +46,25 @@ class Sources:
     stats: Callable[[], ApplianceStats] | None = None
 
 
-class Publish(Protocol):
-    """Sends a payload on one of the node's topics."""
-
-    def __call__(self, name: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> object:
-        """Raises BrokerError."""
-
-
 class LiveTopics:
     """State, microphone, speech, discarded speech: published live, and only what is new.
 
-    `speech`, `discarded`, `partial`, `assist` and `correction`: any thread.
+    `queue`, `speech`, `assist`, `correction` and `answer`: any thread; they set `wake`. The rest:
+    the publisher's thread, which calls the sources, too. Raises BrokerError.
     """
 
     def __init__(
-        self, node: str, sources: Sources, store: Store, *, outbox: Outbox, troubles: Troubles
+        self,
+        node: str,
+        sources: Sources,
+        store: Store,
+        connection: BrokerConnection,
+        wake: threading.Event,
+        *,
+        outbox: Outbox,
+        troubles: Troubles,
     ) -> None:
-        """The sources are called by the thread of `publish`."""
-        self._node = node
+        self._node, self._connection, self._wake = node, connection, wake
         self._sources, self._store, self._outbox = sources, store, outbox
         self._troubles = troubles
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
@@ -79,40 +80,35 @@ class LiveTopics:
         """The state that was published last, with its reasons."""
         self._state_s = self._stats_s = -math.inf
 
+    def queue(self, name: str, message: dict[str, Any] | bytes) -> None:
+        """Queue a message that is published only if the broker is online."""
+        payload = message if isinstance(message, bytes) else events.encode(message)
+        self._queue.append((name, payload))
+        self._wake.set()
+
     def speech(self, on: bool) -> None:
         """Queue that speech begins or ends."""
         self._speech = events.ON if on else events.OFF
-        self._queue.append((events.SPEECH, self._speech))
-
-    def discarded(self, speech: Discarded) -> None:
-        """Queue that speech gave no transcript."""
-        self._queue.append((events.DISCARDED, events.encode(events.discarded(speech))))
-
-    def partial(self, partial: Partial) -> None:
-        """Queue a partial text."""
-        self._queue.append((events.PARTIAL, events.encode(events.partial(partial))))
+        self.queue(events.SPEECH, self._speech)
 
     def assist(self, reply: AssistReply) -> None:
         """Queue Assist's reply to a sentence."""
         until_s = time.monotonic() + REPLY_S
         self._replies.append((until_s, events.encode(events.assist_reply(reply))))
+        self._wake.set()
 
     def correction(self, made: Correction) -> None:
         """Queue that a user has corrected a transcript."""
-        self._queue.append((events.CORRECTION, events.encode(events.correction(made))))
         self._corrected.append(made.transcript_id)
+        self.queue(events.CORRECTION, events.correction(made))
 
     def answer(self, message: OutgoingMessage) -> None:
         """Queue a late answer to a command."""
         self._answers.append(message)
-
-    def take_answers(self) -> Iterator[OutgoingMessage]:
-        """Yield the late answers and forget them. The thread of `publish`."""
-        while self._answers:
-            yield self._answers.popleft()
+        self._wake.set()
 
     def set_last(self, event: bytes) -> None:
-        """Set the event to publish as `last`. The thread of `publish`."""
+        """Set the event to publish as `last`."""
         self._last = event
 
     def on_connected(self) -> None:
@@ -128,33 +124,35 @@ class LiveTopics:
         self._published = ()
         self._state_s = self._stats_s = -math.inf
 
-    def publish(self, now_s: float, publish: Publish) -> None:
-        """Publish what is new; state and statistics once a minute in any case. Raises BrokerError.
+    def publish(self, now_s: float) -> None:
+        """Publish what is new; state and statistics once a minute in any case. Raises StoreError.
 
-        The order is: state, mute, microphone, statistics, queued messages, the last transcript.
+        Order: state, mute, microphone, statistics, queued messages, the last transcript, answers.
         """
         state = self._sources.state()
         reasons, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
         published = (*state.news(), reasons, waits)
         if published != self._published or now_s >= self._state_s + STATE_S:
             message = events.state(state, self._outbox.depth(), reasons, waits)
-            publish(events.STATE, events.encode(message), retain=True)
+            self._connection.publish(events.STATE, events.encode(message), retain=True)
             self._published, self._state_s = published, now_s
         if state.muted is not None:  # else the broker keeps the last known value
-            self._retain(events.MUTE, events.ON if state.muted else events.OFF, publish)
+            self._retain(events.MUTE, events.ON if state.muted else events.OFF)
         online = events.ONLINE if state.microphone_online else events.OFFLINE
-        self._retain(events.MICROPHONE, online, publish)
+        self._retain(events.MICROPHONE, online)
         if self._sources.stats and now_s >= self._stats_s + STATS_S:
             since = datetime.now(UTC) - LATENCIES_FROM
             latencies_ms = self._store.read_latencies(since, LATENCIES)
             message = events.stats(self._sources.stats(), latencies_ms, self._outbox.expired)
-            publish(events.STATS, events.encode(message), qos=0)
+            self._connection.publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s
-        self.publish_queued(publish)
+        self.publish_queued()
         self._correct_last()
         if self._last is not None:
-            publish(events.LAST, self._last, qos=0)
+            self._connection.publish(events.LAST, self._last, qos=0)
             self._last = None
+        while self._answers:
+            self._connection.send(self._answers.popleft())
 
     def _correct_last(self) -> None:
         """Publish `last` again if the newest transcript was corrected; late, so nothing acts on
@@ -167,25 +165,25 @@ class LiveTopics:
                 self._last = events.encode(event)
         self._corrected.clear()
 
-    def publish_stop(self, publish: Publish) -> None:
+    def publish_stop(self) -> None:
         """Publish as the last state that the appliance has stopped; a muted one stays muted."""
         state = self._sources.state()
         if state.status != "muted":
             message = events.state(state, self._outbox.depth()) | {"status": "stopped"}
-            publish(events.STATE, events.encode(message), retain=True)
+            self._connection.publish(events.STATE, events.encode(message), retain=True)
 
-    def publish_replies(self, now_s: float, publish: Publish) -> None:
-        """Publish the replies of Assist that are not too old. Raises BrokerError."""
+    def publish_replies(self, now_s: float) -> None:
+        """Publish the replies of Assist that are not too old."""
         while self._replies:
             until_s, payload = self._replies.popleft()
             if now_s <= until_s:
-                publish(events.ASSIST_REPLY, payload, qos=0)
+                self._connection.publish(events.ASSIST_REPLY, payload, qos=0)
 
-    def publish_queued(self, publish: Publish) -> None:
-        """Publish the queued messages. Raises BrokerError."""
+    def publish_queued(self) -> None:
+        """Publish the queued messages."""
         while self._queue:
             name, payload = self._queue.popleft()
-            publish(name, payload, qos=0)
+            self._connection.publish(name, payload, qos=0)
 
     @property
     def due_s(self) -> float:
@@ -193,8 +191,8 @@ class LiveTopics:
         stats_s = self._stats_s + STATS_S if self._sources.stats else math.inf
         return min(self._state_s + STATE_S, stats_s)
 
-    def _retain(self, name: str, payload: bytes, publish: Publish) -> None:
+    def _retain(self, name: str, payload: bytes) -> None:
         """Publish a retained payload unless the broker has it."""
         if self._retained.get(name) != payload:
-            publish(name, payload, retain=True)
+            self._connection.publish(name, payload, retain=True)
             self._retained[name] = payload

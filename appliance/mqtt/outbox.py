@@ -211,7 +211,7 @@ class Delivery:
             self._outbox.rewind()
             self._held_s = now_s + SUBSCRIBER_DELAY_S
             topic = self._settings.topic(self._node, events.TRANSCRIPT)
-            self._troubles.set(troubles.NOBODY, troubles.nobody_subscribes(topic))
+            self._troubles.set(troubles.NOBODY, troubles.NO_SUBSCRIBER.format(topic))
         else:
             self._troubles.clear(troubles.NOBODY)
             if self._outbox.mark_acknowledged(now_s):

@@ -98,9 +98,7 @@ class BrokerProbe:
         """
         qos = self._abilities.most_qos
         retain = retain and self._abilities.retains
-        number = self._link.publish(OutgoingMessage(topic, payload, qos, retain=retain))
-        self._wait(lambda: number in self._answers)
-        code = self._answers[number]
+        code = self._send(OutgoingMessage(topic, payload, qos, retain=retain))
         return code if code >= FIRST_FAILURE else 0
 
     def reaches(self, topic: str) -> bool:
@@ -108,9 +106,13 @@ class BrokerProbe:
 
         Raises BrokerError.
         """
-        number = self._link.publish(OutgoingMessage(topic, b"", self._abilities.most_qos))
+        message = OutgoingMessage(topic, b"", self._abilities.most_qos)
+        return self._send(message) != NOBODY_SUBSCRIBES
+
+    def _send(self, message: OutgoingMessage) -> int:
+        number = self._link.publish(message)
         self._wait(lambda: number in self._answers)
-        return self._answers[number] != NOBODY_SUBSCRIBES
+        return self._answers[number]
 
     def receive(self, within_s: float = ANSWER_S, count: float = math.inf) -> list[ReceivedMessage]:
         """Return the messages on subscribed topics that arrive in time, or the first `count`.

@@ -143,7 +143,15 @@ class Publisher(Listener):
             settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
         self._outbox = Outbox(store, delays.expiry_s)
-        self._live = LiveTopics(node, sources, store, outbox=self._outbox, troubles=self._troubles)
+        self._live = LiveTopics(
+            node,
+            sources,
+            store,
+            self._connection,
+            self._wake,
+            outbox=self._outbox,
+            troubles=self._troubles,
+        )
         self._delivery = Delivery(
             settings,
             node,
@@ -170,12 +178,10 @@ class Publisher(Listener):
     def on_speech(self, speaking: bool) -> None:
         """Publish that speech begins or ends, if the broker is online."""
         self._live.speech(speaking)
-        self._wake.set()
 
     def on_discarded(self, discarded: Discarded) -> None:
         """Publish, without text, that speech gave no transcript, if the broker is online."""
-        self._live.discarded(discarded)
-        self._wake.set()
+        self._live.queue(events.DISCARDED, events.discarded(discarded))
 
     @property
     def wants_partials(self) -> bool:
@@ -185,23 +191,19 @@ class Publisher(Listener):
     def on_partial(self, partial: Partial) -> None:
         """Publish a partial text, if that is enabled and the broker is online."""
         if self._partials:
-            self._live.partial(partial)
-            self._wake.set()
+            self._live.queue(events.PARTIAL, events.partial(partial))
 
     def on_reply(self, reply: AssistReply) -> None:
         """Publish Assist's reply to a sentence, if Home Assistant is back at the broker soon."""
         self._live.assist(reply)
-        self._wake.set()
 
     def on_correction(self, correction: Correction) -> None:
         """Publish that a user has corrected a transcript, if the broker is online."""
         self._live.correction(correction)
-        self._wake.set()
 
     def on_answer(self, message: OutgoingMessage) -> None:
         """Publish a late answer to a command, if the broker is online."""
         self._live.answer(message)
-        self._wake.set()
 
     def stop(self, flush_s: float = 2.0) -> None:
         """Make `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""
@@ -252,7 +254,7 @@ class Publisher(Listener):
                 break
         if self._connection.is_connected:
             with suppress(BrokerError, StoreError):
-                self._live.publish_stop(self._connection.publish)
+                self._live.publish_stop()
         self._connection.close()
 
     def _pause(self, pause_s: float) -> None:
@@ -330,14 +332,10 @@ class Publisher(Listener):
             self._troubles.set(troubles.HOME_ASSISTANT, self._presence.reason)
         else:
             self._troubles.clear(troubles.HOME_ASSISTANT)
-        self._live.publish(now_s, self._connection.publish)
-        for message in self._live.take_answers():
-            self._connection.send(message)
+        self._live.publish(now_s)
         if not held:
-            self._live.publish_replies(now_s, self._connection.publish)
-            self._delivery.send_due(
-                now_s, lambda: self._live.publish_queued(self._connection.publish)
-            )
+            self._live.publish_replies(now_s)
+            self._delivery.send_due(now_s, self._live.publish_queued)
 
     def _idle_s(self) -> float:
         """Return the seconds until something is due even if nobody wakes us."""

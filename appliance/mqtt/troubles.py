@@ -32,6 +32,15 @@ HOME_ASSISTANT_OFFLINE = "Home Assistant is offline; transcripts wait 10 minutes
 LACKING = "abilities"
 """The broker lacks something that we can do without. This does not degrade the state."""
 _LONGER = "let it accept longer packets (Mosquitto: max_packet_size, message_size_limit)"
+OWN_NODE = "give each appliance its own appliance.node"
+TAKEN = f"another client uses the client id {{!r}}: the broker ended our connection; {OWN_NODE}"
+THROWN_OUT = (
+    "the broker ends every connection soon: probably another client uses the client id {!r}; "
+    f"{OWN_NODE}"
+)
+"""The second of a broker that says nothing, as Mosquitto 2.0."""
+OFFLINE = "broker {}:{} is offline; transcripts wait in the log until it is back"
+NO_SUBSCRIBER = "nobody subscribes to {}; transcripts wait in the log for it"
 HOME_ASSISTANT_RETURNS = (
     "the connection to the broker, or Home Assistant, has just come back; transcripts wait some "
     "seconds until Home Assistant has certainly subscribed"
@@ -89,15 +98,6 @@ def lacking(settings: MqttSettings, *, speaks_5: bool, retains: bool, most_qos: 
     return f"broker {settings.host}:{settings.port} can do less: {'; '.join(lost)}" if lost else ""
 
 
-def broker_offline(settings: MqttSettings, detail: str) -> tuple[str, str]:
-    """Return reason and detail for a broker that does not answer."""
-    where = f"{settings.host}:{settings.port}"
-    return (
-        f"broker {where} is offline; transcripts wait in the log until it is back",
-        f": {detail}",
-    )
-
-
 def is_login(code: int) -> bool:
     """Return True for the CONNACK code of a wrong or missing user name or password."""
     return code in (_BAD_PASSWORD, _NOT_AUTHORIZED)
@@ -119,22 +119,6 @@ def refused(settings: MqttSettings, client_id: str, code: int, reason: str) -> s
     else:
         found, fix = user, "see the broker's log"
     return f"broker {settings.host}:{settings.port} refuses {found} ({reason}); {fix}"
-
-
-def taken_over(client_id: str) -> str:
-    """Return the reason if another client connected with our id."""
-    return (
-        f"another client uses the client id {client_id!r}: the broker ended our connection; "
-        "give each appliance its own appliance.node"
-    )
-
-
-def thrown_out(client_id: str) -> str:
-    """Return the reason if the broker ends one connection after another, as Mosquitto 2.0 does."""
-    return (
-        "the broker ends every connection soon: probably another client uses the client id "
-        f"{client_id!r}; give each appliance its own appliance.node"
-    )
 
 
 def denied(settings: MqttSettings, doing: str, code: int, reason: str) -> str:
@@ -160,8 +144,3 @@ def refused_alone(settings: MqttSettings, refused: Iterable[int], reason: str) -
         f"({reason}); later ones are published, and it is tried again for an hour; see the "
         f"broker's log, or {_LONGER}"
     )
-
-
-def nobody_subscribes(topic: str) -> str:
-    """Return the reason if nobody subscribes to transcripts (PUBACK 16)."""
-    return f"nobody subscribes to {topic}; transcripts wait in the log for it"
