@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from appliance.convert.shapes import MOST_LAYERS, TIED_OUTPUT, WhisperConfig, expected_shapes
-from appliance.convert.tensors import StoredTensor, shown
-from appliance.errors import ModelError
-from appliance.model import require_regular, unreadable
+from appliance.convert.tensors import StoredTensor, reading, refuse_other, shown
 
 MODEL_FILE = "model.bin"
 VERSION, SPECIFICATION, REVISION = 6, "WhisperSpec", 3
@@ -83,21 +81,11 @@ def open_ctranslate2(file: Path) -> CTranslate2Model:
 
     Of the weights only the keys' biases are read, which Whisper does not have and which must be 0.
     """
-    try:
-        require_regular(file)
-        with file.open("rb") as opened:
-            content = _read_content(_BoundedStream(opened), file)
+    with reading(file, "a Whisper model of CTranslate2") as opened:
+        content = _read_content(_BoundedStream(opened), file)
         tensors = _with_aliases(content)
         config = _read_sizes(tensors, content.settings)
-        weights = _named_weights(tensors, config)
-    except OSError as error:
-        raise unreadable(file, error) from error
-    except ValueError as error:
-        found = "a name that is no text" if isinstance(error, UnicodeError) else error
-        raise ModelError(
-            f"{file}: expected a Whisper model of CTranslate2, found {found}; get the file again"
-        ) from None
-    return CTranslate2Model(config, weights)
+        return CTranslate2Model(config, _named_weights(tensors, config))
 
 
 class _BoundedStream:
@@ -150,10 +138,7 @@ def _read_content(stream: _BoundedStream, file: Path) -> _Content:
 
 def _check_head(stream: _BoundedStream) -> None:
     first = stream.take(4)
-    if first == b"vers":
-        raise ValueError("a pointer of Git LFS in its place: git lfs pull in that folder")
-    if first[:2] == b"PK" or first[:1] == b"\x80":
-        raise ValueError("a pickle (PyTorch's own format) under this name")
+    refuse_other(first)
     if (version := int.from_bytes(first, "little")) != VERSION:
         raise ValueError(f"version {version} of the format where {VERSION} is supported; {CONVERT}")
     if (name := stream.text()) != SPECIFICATION:

@@ -26,9 +26,8 @@ from appliance.convert.shapes import (
     WhisperConfig,
     expected_shapes,
 )
-from appliance.convert.tensors import DTYPES, StoredTensor, shown
+from appliance.convert.tensors import DTYPES, StoredTensor, reading, shown
 from appliance.errors import ModelError
-from appliance.model import unreadable
 
 MAX_RANK = 8
 KINDS = {1: "F32", 10: "F16", 11: "F64", 16: "BF16"}
@@ -81,24 +80,19 @@ def open_onnx_weights(
 
 def _open(file: Path) -> tuple[Any, Constants]:
     """A file's graph, and its constants. Raises ModelError."""
-    try:
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as data:
-            graph, constants, at = (
-                onnx.load_from_string(data[:]).graph,
-                dict[str, StoredTensor](),
-                0,
-            )
-            for tensor in graph.initializer:
-                if tensor.data_type in KINDS:
-                    found, at = _locate(tensor, file, data, at)
-                    constants[tensor.name] = found
-    except OSError as error:
-        raise unreadable(file, error) from error
-    except (ValueError, DecodeError) as error:
-        found_text = error if type(error) is ValueError else "something else"
-        raise ModelError(
-            f"{file}: expected an ONNX model, found {found_text}; get the file again"
-        ) from None
+    constants, at = dict[str, StoredTensor](), 0
+    with (
+        reading(file, "an ONNX model") as stream,
+        mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as data,
+    ):
+        try:
+            graph = onnx.load_from_string(data[:]).graph
+        except (DecodeError, UnicodeDecodeError):
+            raise ValueError("something else") from None
+        for tensor in graph.initializer:
+            if tensor.data_type in KINDS:
+                found, at = _locate(tensor, file, data, at)
+                constants[tensor.name] = found
     for node in graph.node:
         if node.op_type in QUANTIZED or node.domain:
             raise ModelError(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -140,36 +141,47 @@ def listed(kind: str, troubles: Sequence[str], most: int = 300) -> str:
     return f"{len(troubles)} {kind}: " + "; ".join(troubles[:most]) + rest
 
 
-def open_safetensors(file: Path) -> dict[str, StoredTensor]:
-    """Every tensor of `file`, unread. Raises ModelError saying what is wrong with the file."""
+@contextmanager
+def reading(file: Path, expected: str) -> Iterator[BinaryIO]:
+    """Open a file of weights. What the block raises becomes a ModelError of one line, also a
+    ValueError that says what was found."""
     try:
         require_regular(file)
         with file.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(0)
-            header, start = _read_header(stream, size)
+            yield stream
     except OSError as error:
         raise unreadable(file, error) from error
     except (ValueError, RecursionError) as error:
-        found = "a header nested too deep" if isinstance(error, RecursionError) else error
+        names = {UnicodeDecodeError: "a name that is no text", RecursionError: "too deep a table"}
+        found = names.get(type(error), error)
         raise ModelError(
-            f"{file}: expected weights in safetensors, found {found}; get the file again"
+            f"{file}: expected {expected}, found {found}; get the file again"
         ) from None
-    header.pop(METADATA, None)
-    try:
+
+
+def refuse_other(first: bytes) -> None:
+    """Raise ValueError if a file begins as what often has the name of weights and is none."""
+    if first[:2] == b"PK" or first[:1] == b"\x80":
+        raise ValueError("a pickle (PyTorch's own format) under this name")
+    if first[:4] == b"vers":
+        raise ValueError("a pointer of Git LFS in its place: git lfs pull in that folder")
+
+
+def open_safetensors(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of `file`, unread. Raises ModelError saying what is wrong with the file."""
+    with reading(file, "weights in safetensors") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(0)
+        header, start = _read_header(stream, size)
+        header.pop(METADATA, None)
         return {name: _locate(file, name, entry, start, size) for name, entry in header.items()}
-    except ValueError as error:
-        raise ModelError(f"{file}: {error}; get the file again") from None
 
 
 def _read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     first = stream.read(8)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or length > size - 8:
-        if first[:2] == b"PK" or first[:1] == b"\x80":
-            raise ValueError("a pickle (PyTorch's own format) under this name")
-        if first == b"version ":
-            raise ValueError("a pointer of Git LFS in its place: git lfs pull in that folder")
+        refuse_other(first)
         raise ValueError(f"{size} bytes of which the header would take {length}")
     if length > HEADER_LIMIT:
         raise ValueError(f"a header of {length} bytes where {HEADER_LIMIT} are allowed")
@@ -185,13 +197,13 @@ def _locate(file: Path, name: str, entry: object, start: int, size: int) -> Stor
     dtype, shape = entry.get("dtype"), _counts(entry.get("shape"))
     offsets = _counts(entry.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
-        raise ValueError(f"{shown(name)}: expected dtype, shape and two data_offsets")
+        raise ValueError(f"{shown(name)} without dtype, shape and two data_offsets")
     first, last = offsets
     length = math.prod(shape) * DTYPES[dtype].itemsize if dtype in DTYPES else last - first
     if last - first != length or not first <= last <= size - start:
         raise ValueError(
-            f"{shown(name)}: expected {length} bytes for its shape, up to {size - start}, found "
-            f"{first} to {last}"
+            f"{shown(name)} from {first} to {last} where its shape takes {length} bytes, up to "
+            f"{size - start}"
         )
     return StoredTensor(file, start + first, length, shown(dtype), tuple(shape))
 

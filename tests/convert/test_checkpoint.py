@@ -240,7 +240,7 @@ def test_half_a_file_is_refused(folder: Path, size: int) -> None:
             struct.pack("<Q", 5_000_000) + b" " * 5_000_000,
             "a header of 5000000 bytes where 4000000",
         ),
-        (struct.pack("<Q", 300_000) + b"[" * 300_000, "a header nested too deep"),
+        (struct.pack("<Q", 300_000) + b"[" * 300_000, "too deep a table"),
         (struct.pack("<Q", 4) + b"[{}]", "a header that is no JSON table"),
         (struct.pack("<Q", 2) + b"\xff\xff", "expected weights in safetensors, found"),
         (b"PK\x03\x04" + b"\0" * 100, "a pickle (PyTorch's own format) under this name"),
@@ -271,19 +271,19 @@ def set_key(name: str, key: str, value: object) -> Callable[[dict[str, Any]], No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_offsets(NORM, 10**9, 10**9 + 32), f"{NORM}: expected 32 bytes for its shape, up to"),
-        (set_offsets(NORM, -32, 0), f"{NORM}: expected dtype, shape and two data_offsets"),
-        (set_offsets(NORM, 40, 8), f"{NORM}: expected 32 bytes"),
-        (set_offsets(NORM, 0, 8), f"{NORM}: expected 32 bytes for its shape"),
-        (set_offsets(NORM, 0, "8"), f"{NORM}: expected dtype, shape and two"),
-        (set_key(NORM, "shape", [2**70]), f"{NORM}: expected dtype, shape and two"),
+        (set_offsets(NORM, 10**9, 10**9 + 32), "where its shape takes 32 bytes, up to"),
+        (set_offsets(NORM, -32, 0), f"{NORM} without dtype, shape and two data_offsets"),
+        (set_offsets(NORM, 40, 8), f"{NORM} from 40 to 8 where its shape takes 32 bytes"),
+        (set_offsets(NORM, 0, 8), "where its shape takes 32 bytes"),
+        (set_offsets(NORM, 0, "8"), f"{NORM} without dtype, shape and two"),
+        (set_key(NORM, "shape", [2**70]), f"{NORM} without dtype, shape and two"),
         (
             set_key(NORM, "shape", [2**62, 2**62]),
-            f"{NORM}: expected 850705917302346158658436518579",
+            "where its shape takes 850705917302346158658436518579",
         ),
-        (set_key(NORM, "dtype", 5), f"{NORM}: expected dtype, shape and two"),
+        (set_key(NORM, "dtype", 5), f"{NORM} without dtype, shape and two"),
         (set_key(NORM, "dtype", "F8\n"), f"{NORM}: expected F32, F16, BF16, F64, found F8\\n"),
-        (lambda header: header.update({NORM: 5}), f"{NORM}: expected dtype, shape and two"),
+        (lambda header: header.update({NORM: 5}), f"{NORM} without dtype, shape and two"),
     ],
 )
 def test_entries_that_lie_are_refused(
