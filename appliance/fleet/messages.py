@@ -223,17 +223,9 @@ def read_answer(data: bytes) -> Answer:
 
 def pack_presence(node: str, model: Model) -> bytes:
     """Return the message with the presence of a worker with that model."""
-    return _encode(
-        {
-            "v": VERSION,
-            "node": node,
-            "model": model.name,
-            "version": build_version(),
-            "language": model.language,
-            "languages": list(model.languages),
-            "window_s": model.window_s,
-        }
-    )
+    facts = {name: getattr(model, name) for name in ("language", "languages", "window_s")}
+    worker = {"v": VERSION, "node": node, "model": model.name, "version": build_version()}
+    return _encode(worker | facts)
 
 
 def read_presence(data: bytes) -> Presence:

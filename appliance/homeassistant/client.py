@@ -334,7 +334,8 @@ class HomeAssistantClient(Listener):
         why = "the connection has ended"
         try:
             if not self._device:
-                self._device = find_device(await devices_of(link), self._node)
+                own = own_device(await devices_of(link), self._node)
+                self._device = as_text(own.get("id"))
             if self._device:
                 reply = await self._assist.run(link, self._device, transcript, text)
                 why = ""
@@ -407,11 +408,6 @@ def own_device(devices: Sequence[dict[str, Any]], node: str) -> dict[str, Any]:
         if isinstance(known, list) and ours in known and isinstance(device.get("id"), str):
             return device
     return {}
-
-
-def find_device(devices: Sequence[dict[str, Any]], node: str) -> str:
-    """Return the id of this appliance's device; "" without one."""
-    return str(own_device(devices, node).get("id", ""))
 
 
 def describe(found: Names) -> str:
