@@ -10,7 +10,7 @@ PACKAGES=(python3 python3-venv mosquitto mosquitto-clients pulseaudio pulseaudio
           libasound2-plugins libportaudio2)
 # for the tests: where one of these is not available, the tests that need it are skipped by name
 TEST_PACKAGES=(curl iproute2 ffmpeg libspeexdsp1 chromium chromium-driver fonts-dejavu-core avahi-daemon nats-server
-               jq openssl strace e2fsprogs)
+               jq openssl strace e2fsprogs tini)
 # a step that takes longer says so
 TELL_EACH_S=8
 # for `python -m figures.demo` and the like, and for what they start

@@ -18,9 +18,10 @@ from datetime import UTC, date, datetime, time as clock, timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from appliance.cli.commands import Commands, control_sockets
 from appliance.cli.terminal import DIM, YELLOW, coloured, percent
 from appliance.config import Settings, node_name
-from appliance.control import SOCKET_NAME, ControlClient
+from appliance.control import ControlClient
 from appliance.errors import DaemonError, StoreError
 from appliance.system import shorten
 
@@ -68,10 +69,11 @@ examples:
 """
 
 
-def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_log(commands: Commands) -> None:
     """Add `roomscribe log` to the command line."""
-    sub = add(
+    sub = commands.add(
         "log",
+        log,
         help="show, correct or delete transcripts",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -110,7 +112,6 @@ def add_log(add: Callable[..., argparse.ArgumentParser]) -> None:
         "= + - @) gets an apostrophe in front",
     )
     _add_actions(sub)
-    sub.set_defaults(command=log, usage_error=sub.error)
 
 
 def _add_actions(sub: argparse.ArgumentParser) -> None:
@@ -323,10 +324,8 @@ def _wait() -> bool:
 
 def _correct(options: argparse.Namespace, settings: Settings) -> int:
     """Store what was really said in a transcript, through the daemon. Raises DaemonError."""
-    from appliance.store import runtime_folders
-
     id, text = options.correct
-    with ControlClient([folder / SOCKET_NAME for folder in runtime_folders(settings)]) as daemon:
+    with ControlClient(control_sockets(settings)) as daemon:
         answer = daemon.call("correct", transcript_id=id, text=text.strip() or None)
     print(f"heard: {answer['transcript']['text']}")
     print(f"said:  {answer['transcript'].get('correction') or '(correction removed)'}")
@@ -367,13 +366,13 @@ def _delete(options: argparse.Namespace, settings: Settings, wanted: Wanted) -> 
 def _delete_by_daemon(settings: Settings, wanted: Wanted) -> Deleted | None:
     """Have the daemon delete what is `wanted`, between its own uses of the log; None if it does not
     run, or has its log in memory. Raises DaemonError if it refuses."""
-    from appliance.store import Deleted, open_fallback, runtime_folders
+    from appliance.store import Deleted, open_fallback
 
     with open_fallback(settings) as fallback:
         if fallback:
             return None
     try:
-        daemon = ControlClient([folder / SOCKET_NAME for folder in runtime_folders(settings)])
+        daemon = ControlClient(control_sockets(settings))
     except DaemonError:
         return None
     since = wanted.since or datetime.fromtimestamp(0, UTC)

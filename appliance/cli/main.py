@@ -11,20 +11,20 @@ import argparse
 import codecs
 import contextlib
 import difflib
-import functools
 import io
 import logging
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO
 
 from appliance import build_version, config
 from appliance.cli import container, fleet, log, model, mqtt, run, setup, transcribe, web
+from appliance.cli.commands import COMMANDS, Commands, Run
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
@@ -71,7 +71,7 @@ GROUPS = {
 
 def main(
     arguments: Sequence[str] | None = None,
-    command: Callable[[argparse.Namespace, Settings], int] | None = None,
+    command: Run | None = None,
 ) -> int:
     """Run a command and return its exit status; `command` replaces the one in the arguments."""
     try:
@@ -83,9 +83,7 @@ def main(
     return _unwritten() or status
 
 
-def _obey(
-    arguments: Sequence[str] | None, command: Callable[[argparse.Namespace, Settings], int] | None
-) -> int:
+def _obey(arguments: Sequence[str] | None, command: Run | None) -> int:
     """Run a command and print its errors; return the exit status."""
     try:
         options = parse(arguments)
@@ -288,31 +286,20 @@ def parser() -> argparse.ArgumentParser:
         parents=[_common("_before")],
     )
     top.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
-    common = _common()
-    names = cast(
-        "argparse._SubParsersAction[argparse.ArgumentParser]",
-        top.add_subparsers(title="commands", metavar="COMMAND", required=True),
-    )
-    add = functools.partial(names.add_parser, parents=[common])
-    run.add_run(add)
-    setup.add_setup(add)
-    transcribe.add_transcribe(add)
-    run.add_devices(add)
-    log.add_log(add)
-    run.add_mute(add)
-    mqtt.add_mqtt(names, common)
-    model.add_model(names, common)
-    web.add_web(names, common)
-    fleet.add_fleet(names, common)
-    container.add_container(names, common)
-    _add_benchmark(add)
-    _add_doctor(add)
+    commands = Commands(top, _common(), **COMMANDS)
+    for add in (
+        run.add_run, setup.add_setup, transcribe.add_transcribe, run.add_devices, log.add_log,
+        run.add_mute, mqtt.add_mqtt, model.add_model, web.add_web, fleet.add_fleet,
+        container.add_container, _add_benchmark, _add_doctor,
+    ):  # fmt: skip
+        add(commands)
     return top
 
 
-def _add_benchmark(add: Callable[..., argparse.ArgumentParser]) -> None:
-    sub = add(
+def _add_benchmark(commands: Commands) -> None:
+    sub = commands.add(
         "benchmark",
+        _benchmark,
         help="measure speed and word errors of a model, beside faster-whisper",
         description="Transcribes recordings on this machine as the daemon does, with windows of "
         "30 and 10 s, on the CPU and on a Hailo, and with faster-whisper and the same weights. "
@@ -321,7 +308,6 @@ def _add_benchmark(add: Callable[..., argparse.ArgumentParser]) -> None:
         "Rows that cannot be measured here say what they need (pip install '.[benchmark]').",
     )
     add_benchmark_arguments(sub)
-    sub.set_defaults(command=_benchmark)
 
 
 def _benchmark(options: argparse.Namespace, settings: Settings) -> int:
@@ -330,9 +316,10 @@ def _benchmark(options: argparse.Namespace, settings: Settings) -> int:
     return run_benchmark(options, settings)
 
 
-def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
-    sub = add(
+def _add_doctor(commands: Commands) -> None:
+    sub = commands.add(
         "doctor",
+        _doctor,
         help="check everything, with a fix for every problem",
         description="Checks machine, configuration, microphone, model, NPU, broker, log and page. "
         "You can run it while the daemon runs. The exit status is the number of failed checks (63 "
@@ -347,7 +334,7 @@ def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also write the findings and the machine's parts into FILE, for a bug report; names "
         "and addresses become placeholders",
     )
-    sub.set_defaults(command=_doctor, lenient=True)
+    sub.set_defaults(lenient=True)
 
 
 def _doctor(options: argparse.Namespace, settings: Settings) -> int:

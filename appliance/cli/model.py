@@ -7,25 +7,25 @@ here with their options, work and texts.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.cli import model_fit
+from appliance.cli.commands import COMMANDS, Commands, Run
 from appliance.config import EncoderSettings, ModelSettings, Settings
 from appliance.errors import ConfigError, RoomscribeError
 from appliance.system import acting_as_owner
 
 if TYPE_CHECKING:
     from appliance.convert import AddRequest, ProgressDisplay
-    from appliance.infer import Transcriber
     from appliance.model import Bundle, library
 
 EPILOG = """\
@@ -35,50 +35,60 @@ examples:
   roomscribe model list                           what is installed; * is in use
 """
 
-Add = Callable[..., argparse.ArgumentParser]
 VERIFYING = "verifying it with a test decode"
+FACTS = (
+    *("name", "folder", "title", "source", "licence", "checkpoint_sha256", "size_bytes"),
+    *("window_s", "quantize", "languages", "language", "d_model", "encoder_layers"),
+    *("decoder_layers", "vocabulary_size", "files"),
+)
+"""What `model info` shows of a bundle."""
 
 
-def add_model(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_model(commands: Commands) -> None:
     """Add `roomscribe model` and its subcommands to the command line."""
-    top = names.add_parser(
+    models = commands.group(
         "model",
+        COMMANDS,
         help="add, list, verify and choose models",
         description="Builds models for this appliance from Whisper checkpoints, and manages them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    below = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    new = functools.partial(below.add_parser, parents=[common])
-    _add_add(new)
-    _add_reading(new)
+    _add_add(models)
+    models.add("list", partial(_in_models, list_models), help="list the installed models")
+    sub = models.add(
+        "info", partial(_in_models, info), help="show all properties of a model, as JSON"
+    )
+    sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
+    sub = models.add(
+        "verify",
+        partial(_in_models, verify),
+        help="check models: the checksum of every file, and a test decode",
+    )
+    sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all models")
     for name, command, help_text in (
         ("remove", remove, "delete a model or an unfinished download"),
         ("use", use, "choose the model to run"),
     ):
-        sub = new(name, help=help_text)
+        sub = models.add(name, partial(_in_models, command), help=help_text)
         sub.add_argument("name", metavar="NAME")
-        sub.set_defaults(command=command)
-    sub = new(
+    models.add(
         "serve",
+        partial(_in_models, serve),
         help="add a model for the page (run by systemd)",
         description="Reads the name of a model, one of those that setup offers, from the first "
         "line of standard input, adds it and reports progress in JSON lines on standard output. "
         "Stops when standard input ends. systemd runs this when you add a model on the page.",
     )
-    sub.set_defaults(command=serve)
-    model_fit.add_fit(new).set_defaults(command=fit)
-    _add_export(new)
-    _add_pack(new)
-    for sub in below.choices.values():
-        sub.set_defaults(command=functools.partial(_run, sub.get_default("command")))
+    model_fit.add_fit(models, fit)
+    _add_export(models)
+    _add_pack(models)
 
 
-def _add_add(new: Add) -> None:
-    sub = new(
+def _add_add(models: Commands) -> None:
+    sub = models.add(
         "add",
+        partial(_in_models, add),
         help="download a checkpoint and build a model from it",
         description="Downloads a Whisper checkpoint (or reads a folder), builds a model from it, "
         "verifies it with a test decode and installs it completely or not at all. It is used from "
@@ -117,23 +127,12 @@ def _add_add(new: Add) -> None:
         "(default: the checkpoint's, else en)",
     )  # fmt: skip
     sub.add_argument("--no-use", action="store_true", help="do not choose it")
-    sub.set_defaults(command=add)
 
 
-def _add_reading(new: Add) -> None:
-    sub = new("list", help="list the installed models")
-    sub.set_defaults(command=list_models)
-    sub = new("info", help="show all properties of a model, as JSON")
-    sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
-    sub.set_defaults(command=info)
-    sub = new("verify", help="check models: the checksum of every file, and a test decode")
-    sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all models")
-    sub.set_defaults(command=verify)
-
-
-def _add_export(new: Add) -> None:
-    sub = new(
+def _add_export(models: Commands) -> None:
+    sub = models.add(
         "export",
+        export,
         help="write the input of Hailo's compiler",
         description="Writes the graphs for Hailo's Dataflow Compiler, calibration sets from "
         "recordings, and the commands to run on an x86 machine.",
@@ -149,12 +148,12 @@ def _add_export(new: Add) -> None:
         help="sound files for the calibration sets, or folders with some",
     )
     sub.add_argument("--language", default="", help="language of the recordings; as for add")
-    sub.set_defaults(command=export)
 
 
-def _add_pack(new: Add) -> None:
-    sub = new(
+def _add_pack(models: Commands) -> None:
+    sub = models.add(
         "pack",
+        pack,
         help="write the encoder's weights as blobs for NPU kernels",
         description="Writes the encoder's weights, a blob a layer with a JSON index, for kernels "
         "that load weights themselves, and reports what the number format costs.",
@@ -162,16 +161,11 @@ def _add_pack(new: Add) -> None:
     sub.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint's folder")
     sub.add_argument("--dtype", choices=("bf16", "fp16", "int8"), default="bf16")
     sub.add_argument("--out", type=Path, metavar="FOLDER", help="default: NAME-DTYPE")
-    sub.set_defaults(command=pack)
 
 
-def _run(
-    command: Callable[[argparse.Namespace, Settings], int],
-    options: argparse.Namespace,
-    settings: Settings,
-) -> int:
-    """Run a command of `model`, in the models folder unless it writes elsewhere."""
-    with nullcontext() if command in ELSEWHERE else changing_models():
+def _in_models(command: Run, options: argparse.Namespace, settings: Settings) -> int:
+    """Run a command that works on the models folder."""
+    with changing_models():
         return command(options, settings)
 
 
@@ -332,22 +326,10 @@ def info(options: argparse.Namespace, settings: Settings) -> int:
     from appliance.model import load_bundle
 
     bundle = load_bundle(options.name or model_in_use(settings))
-    facts = {
-        "name": bundle.name,
+    facts = {name: getattr(bundle, name, None) for name in FACTS} | {
         "folder": str(bundle.folder),
-        "title": bundle.title,
-        "source": bundle.source,
-        "licence": bundle.licence,
-        "checkpoint_sha256": bundle.checkpoint_sha256,
         "size_bytes": folder_bytes(bundle.folder),
-        "window_s": bundle.window_s,
-        "quantize": bundle.quantize,
         "languages": _languages(bundle),
-        "language": bundle.language,
-        "d_model": bundle.d_model,
-        "encoder_layers": bundle.encoder_layers,
-        "decoder_layers": bundle.decoder_layers,
-        "vocabulary_size": bundle.vocabulary_size,
         "files": " ".join(bundle.files),
     }
     print(json.dumps(facts, indent=1))
@@ -452,8 +434,6 @@ def pack(options: argparse.Namespace, _settings: Settings) -> int:
     return 0
 
 
-ELSEWHERE = (fit, export, pack)
-"""Commands that write into a folder of the user, not into the models folder."""
 RESTART = "The daemon uses it after `sudo systemctl restart roomscribe`."
 RELOAD = RESTART.replace("restart", "reload")
 
@@ -483,21 +463,14 @@ def _verify(name: str | Path) -> float:
 
     Raises ModelError.
     """
+    from appliance.infer import open_transcriber
+
+    model, encoder = ModelSettings(bundle=str(name)), EncoderSettings(backend="cpu")
     begun = time.perf_counter()
-    with _open(str(name)) as transcriber:
+    with open_transcriber(replace(Settings(), model=model, encoder=encoder)) as transcriber:
         load_s = time.perf_counter() - begun
         transcriber.warm_up()
     return load_s
-
-
-def _open(name: str) -> Transcriber:
-    from appliance.infer import open_transcriber
-
-    return open_transcriber(
-        replace(
-            Settings(), model=ModelSettings(bundle=name), encoder=EncoderSettings(backend="cpu")
-        )
-    )
 
 
 def folder_bytes(folder: Path) -> int:

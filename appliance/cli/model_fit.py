@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from appliance.cli.commands import Commands, Run
+from appliance.cli.terminal import ProgressLine
 from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.system import acting_as_owner
 
 
-def add_fit(new: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add `roomscribe model fit` to the command line, and return it."""
-    sub = new(
+def add_fit(models: Commands, command: Run) -> None:
+    """Add `roomscribe model fit` to the command line."""
+    sub = models.add(
         "fit",
+        command,
         help="fit a model's confidence to your voices",
         description="Transcribes your recordings, compares the texts with what was said, and fits "
         "the model's confidence to its errors: of texts, and of expected sentences if "
@@ -38,7 +38,6 @@ def add_fit(new: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentPar
         metavar="FILE",
         help="the sentences that you corrected: what `roomscribe log --json --limit 0` printed",
     )
-    return sub
 
 
 def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
@@ -53,9 +52,17 @@ def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
         )
     folder = find_bundle(options.name or in_use)
     request = FitRequest(folder, options.recordings, options.corrections)
+    progress = ProgressLine("listening", quiet=options.quiet)
+
+    def show(done: int, total: int) -> None:
+        if not (done or options.quiet):
+            print(f"listening to {total} recordings", flush=True)
+        progress.update(done, total, f"{total} recordings")
+
     try:
         with acting_as_owner(folder):
-            facts = fit_model(request, settings, _Listening().show)
+            facts = fit_model(request, settings, show)
+        progress.clear()
     except KeyboardInterrupt:
         print("\nThe model is as it was. The next run begins anew.")
         raise
@@ -82,23 +89,3 @@ def describe(facts: dict[str, Any]) -> list[str]:
             f"{right + wrong} texts held out that reach it, {wrong} are wrong"
         )
     return lines
-
-
-class _Listening:
-    """Shows how many recordings were transcribed: in one line that changes, if there is a terminal
-    for it, and how long all of them take."""
-
-    def __init__(self) -> None:
-        self._begun_s = time.monotonic()
-
-    def show(self, done: int, total: int) -> None:
-        """Show that recording `done`, counted from 0, begins."""
-        if not sys.stdout.isatty():
-            if not done:
-                print(f"listening to {total} recordings", flush=True)
-            return
-        whole = ""
-        if done:
-            whole = f", about {(time.monotonic() - self._begun_s) * total / done:.0f} s in all"
-        end = "\n" if done + 1 == total else ""
-        print(f"\rlistening: {done + 1} of {total}{whole}", end=end, flush=True)

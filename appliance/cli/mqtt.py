@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import sys
 import time
 from datetime import datetime
 
+from appliance.cli.commands import Commands
 from appliance.config import Settings, node_name, slug
 from appliance.errors import BrokerError, ConfigError
 from appliance.system import shorten
@@ -21,29 +21,25 @@ LINE = 8192
 """Most characters of a message that are shown."""
 
 
-def add_mqtt(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_mqtt(commands: Commands) -> None:
     """Add `roomscribe mqtt watch` and `roomscribe mqtt forget` to the command line."""
-    mqtt = names.add_parser("mqtt", help="watch MQTT messages, clear retained ones")
-    words = mqtt.add_subparsers(metavar="WHAT", required=True)
-    add = functools.partial(words.add_parser, parents=[common])
-    watch = add(
+    mqtt = commands.group("mqtt", help="watch MQTT messages, clear retained ones")
+    mqtt.add(
         "watch",
+        watch_topics,
         help="print messages as they are published",
         description="Prints topic and payload of every message of all appliances as it is "
         "published, until Ctrl-C. Uses the [mqtt] section of the configuration.",
     )
-    watch.set_defaults(command=watch_topics)
-    forget = add(
+    forget = mqtt.add(
         "forget",
+        forget_appliance,
         help="clear an appliance's retained messages",
         description="Clears all retained messages of an appliance that you no longer use, and so "
         "removes its entities from Home Assistant. Stop its daemon first. If you rename an "
         "appliance, give its old name.",
     )
     forget.add_argument("--node", default="", help="name of the appliance (default: this one)")
-    forget.set_defaults(command=forget_appliance)
 
 
 def watch_topics(options: argparse.Namespace, settings: Settings) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
+from appliance.cli.commands import Commands
 from appliance.config import Settings
 from appliance.errors import TRY_AGAIN, DeviceError, MissingModelError, StoreError
 from appliance.system import shorten
@@ -26,10 +27,11 @@ MUTED_WITHIN_S = 3.0
 """Longest wait for the daemon to close the microphone; it needs a fraction of this."""
 
 
-def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_run(commands: Commands) -> None:
     """Add `roomscribe run` to the command line."""
-    sub = add(
+    sub = commands.add(
         "run",
+        run,
         help="listen, transcribe and publish until stopped",
         description="Listens to the microphone, transcribes speech, stores the text in the local "
         "log and publishes it over MQTT, until SIGTERM. The systemd unit runs this command.",
@@ -40,13 +42,13 @@ def add_run(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="read this sound file in real time instead of the microphone, then end; -: a sound "
         "file or raw 16 kHz mono 16-bit PCM from standard input",
     )
-    sub.set_defaults(command=run)
 
 
-def add_mute(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_mute(commands: Commands) -> None:
     """Add `roomscribe mute` to the command line."""
-    sub = add(
+    sub = commands.add(
         "mute",
+        mute,
         help="close the microphone, or open it again",
         description="Closes the microphone and returns when it is closed. It stays closed, also "
         "after a restart, until you switch mute off or the mute ends. Works with and without a "
@@ -62,18 +64,17 @@ def add_mute(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="only after `on`: when the mute ends by itself: 30m, 2h (168h at most), or tomorrow "
         "(at 06:00)",
     )
-    sub.set_defaults(command=mute, usage_error=sub.error)
 
 
-def add_devices(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_devices(commands: Commands) -> None:
     """Add `roomscribe devices` to the command line."""
-    sub = add(
+    commands.add(
         "devices",
+        devices,
         help="list the microphones and loudspeakers",
         description="Lists the microphones, then the loudspeakers. To choose one, set "
         "capture.device or speaker.device to its name or a part of it.",
     )
-    sub.set_defaults(command=devices)
 
 
 def run(

@@ -39,15 +39,17 @@ class ProgressLine:
         self._next_s = self._begun_s + FIRST_AFTER_S
         self._width = 0
 
-    def update(self, position_s: float, total_s: float) -> None:
-        """Show that `position_s` of `total_s` of sound is done; 0: the total is unknown."""
+    def update(self, position_s: float, total_s: float, whole: str = "") -> None:
+        """Show that `position_s` of `total_s` of sound is done; 0: the total is unknown. `whole`
+        says what the total is if it is no time."""
         now_s = time.monotonic()
         if not self._on or now_s < self._next_s or not total_s:
             return
         self._next_s = now_s + EVERY_S
         share = min(1.0, max(1e-6, position_s / total_s))
         left_s = (now_s - self._begun_s) * (1 / share - 1)
-        self._write(f"{self._name}: {share:.0%} of {_clock(total_s)}, {_clock(left_s)} left")
+        whole = whole or _clock(total_s)
+        self._write(f"{self._name}: {share:.0%} of {whole}, {_clock(left_s)} left")
 
     def clear(self) -> None:
         """Clear the line."""

@@ -6,12 +6,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from appliance.cli.commands import Commands
 from appliance.cli.terminal import ProgressLine
 from appliance.config import Settings
 from appliance.errors import AudioError, RoomscribeError, StoreError
@@ -27,10 +28,11 @@ ENDING = re.compile(
 """Of the files that are taken from a folder."""
 
 
-def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_transcribe(commands: Commands) -> None:
     """Add `roomscribe transcribe` to the command line."""
-    sub = add(
+    sub = commands.add(
         "transcribe",
+        transcribe,
         help="transcribe sound files",
         description="Transcribes sound files as if they came from the microphone, but as fast as "
         "possible, and prints the text. Stores and publishes nothing.",
@@ -53,7 +55,6 @@ def add_transcribe(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="write FOLDER/NAME.txt (.jsonl, .srt, .vtt) for each file, not to standard output",
     )
     sub.add_argument("--model", metavar="BUNDLE", help="name or folder of a model")
-    sub.set_defaults(command=transcribe, usage_error=sub.error)
 
 
 def transcribe(options: argparse.Namespace, settings: Settings) -> int:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from appliance import config
+from appliance.cli.commands import Commands, control_sockets
 from appliance.cli.config_file import read_text, set_keys, systemctl, write_config
 from appliance.config import Settings, page_url
 from appliance.errors import ConfigError, StoreError
@@ -20,38 +21,32 @@ MODELS_UNIT, MODELS_SERVICES = "roomscribe-models.socket", "roomscribe-models@*.
 DROP_IN = Path("/etc/systemd/system/roomscribe-web.socket.d/listen.conf")
 
 
-def add_web(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_web(commands: Commands) -> None:
     """`roomscribe web enable`, `disable`, `open`, `password`, `token` and `serve`"""
-    web = names.add_parser("web", help="the local page: switch it on, log in, serve it")
-    words = web.add_subparsers(metavar="WHAT", required=True)
-    enable = words.add_parser(
+    web = commands.group("web", help="the local page: switch it on, log in, serve it")
+    web.add(
         "enable",
-        parents=[common],
+        enable_page,
         help="switch the page on",
         description="Sets web.enabled and makes systemd listen as the [web] section of the "
         "configuration says. systemd starts the page when a browser opens it, and the page ends "
         "when it is idle. Run this again after you change the section. Needs root.",
     )
-    enable.set_defaults(command=enable_page)
-    disable = words.add_parser(
+    web.add(
         "disable",
-        parents=[common],
+        disable_page,
         help="switch the page off",
         description="Unsets web.enabled and stops the page. Needs root.",
     )
-    disable.set_defaults(command=disable_page)
-    link = words.add_parser(
+    web.add(
         "open",
-        parents=[common],
+        print_link,
         help="print a link that logs in once",
         description="Prints a link to the page that logs in once, within ten minutes.",
     )
-    link.set_defaults(command=print_link)
-    password = words.add_parser(
+    password = web.add(
         "password",
-        parents=[common],
+        set_password,
         help="set or remove the page's password",
         description="Asks for the page's password on the terminal, or reads a line of standard "
         "input, and ends all sessions. Only a hash of the password is saved.",
@@ -59,25 +54,21 @@ def add_web(
     password.add_argument(
         "--remove", action="store_true", help="remove the password, so that only links log in"
     )
-    password.set_defaults(command=set_password)
-    _add_programs(words, common)
+    _add_programs(web)
 
 
-def _add_programs(
-    words: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def _add_programs(web: Commands) -> None:
     """Add `token`, for programs, and `serve`, which systemd runs."""
-    token = words.add_parser(
+    web.add(
         "token",
-        parents=[common],
+        print_token,
         help="print a new token for programs",
         description="Prints a new token for programs that use POST /v1/audio/transcriptions "
         "(web.api), and makes the one before invalid. Only a hash of it is saved.",
     )
-    token.set_defaults(command=print_token)
-    serve = words.add_parser(
+    serve = web.add(
         "serve",
-        parents=[common],
+        serve_page,
         help="serve the page",
         description="Serves the page until it is idle. The systemd unit runs this command.",
     )
@@ -88,7 +79,6 @@ def _add_programs(
         metavar="SECONDS",
         help="end after this time without a request (default: %(default)s)",
     )
-    serve.set_defaults(command=serve_page)
 
 
 def _seconds(text: str) -> float:
@@ -100,12 +90,9 @@ def _seconds(text: str) -> float:
 
 def serve_page(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe web serve`. Raises ConfigError, DeviceError, StoreError."""
-    from appliance.control import SOCKET_NAME
-    from appliance.store import runtime_folders
     from appliance.web import serve
 
-    paths = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-    serve(settings, paths, options.idle)
+    serve(settings, control_sockets(settings), options.idle)
     return 0
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import socket
+import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,8 @@ from appliance.system import free_memory, shorten
 
 SOCKET = Path("/run/roomscribe-models")
 """Exists where the package is installed and the page is on."""
-VARIABLE = "ROOMSCRIBE_MODELS_SOCKET"
-"""Names another socket, in a container."""
+VARIABLE = "ROOMSCRIBE_MODELS_COMMAND"
+"""What is run instead in a container, where systemd starts nothing; it belongs to the same user."""
 LINE_BYTES = 65_536
 
 
@@ -46,8 +48,8 @@ class InstallProgress:
 class ModelInstaller:
     """Installs one model at a time. One thread. It outlives a reload of the configuration."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path or Path(os.environ.get(VARIABLE) or SOCKET)
+    def __init__(self, path: Path = SOCKET) -> None:
+        self.path, self._command = path, shlex.split(os.environ.get(VARIABLE, ""))
         self._socket: socket.socket | None = None
         self._inbox = b""
         self._last: InstallProgress | None = None
@@ -55,17 +57,25 @@ class ModelInstaller:
     @property
     def is_available(self) -> bool:
         """True where models can be installed this way."""
-        return self.path.is_socket()
+        return bool(self._command) or self.path.is_socket()
 
     def start(self, name: str) -> bool:
         """Request a model; return False while another one is being installed. Raises OSError."""
         self.poll()
         if self._socket:
             return False
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        if self._command:
+            connection, theirs = socket.socketpair()
+            with theirs:
+                ends = theirs.fileno()
+                self._builder = subprocess.Popen(self._command, stdin=ends, stdout=ends)
+        else:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(str(self.path))
+            if not self._command:
+                connection.connect(str(self.path))
             connection.sendall(f"{name}\n".encode())
+            connection.setblocking(False)
         except OSError:
             connection.close()
             raise

@@ -7,9 +7,9 @@ useradd --system --uid 10300 --gid 10300 --groups audio --no-create-home --home-
     --shell /usr/sbin/nologin roomscribe
 apt-get update -qq
 # parec reads PulseAudio (pulse:SOURCE), and one of ALSA's plugins plays there: the others need ffmpeg's libraries.
-# libspeexdsp1 removes a reference
+# libspeexdsp1 removes a reference; tini is the first process
 apt-get install -y -qq --no-install-recommends ca-certificates systemd-standalone-sysusers libspeexdsp1 \
-    pulseaudio-utils "$@"
+    pulseaudio-utils tini "$@"
 cd /tmp && apt-get download -qq libasound2-plugins
 dpkg-deb --fsys-tarfile libasound2-plugins_*.deb | tar -x -C / --wildcards '*_pulse.so' '*/50-pulseaudio.conf' '*/copyright'
 # one volume holds everything: the log, the models and the page's password

@@ -1,6 +1,7 @@
 """`roomscribe container`: daemon and page as its processes; the options of a Home Assistant app."""
 
-import argparse
+from __future__ import annotations
+
 import contextlib
 import http.client
 import json
@@ -9,19 +10,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rigs.checkout import environment as environment_of
 from rigs.command import is_gone, refusal, roomscribe, start
 from rigs.daemon import write_config
+from rigs.needs import program
 from rigs.supervisor import TOKEN, Supervisor
 from rigs.waiting import PATIENCE_S, until
 
-from appliance.cli import container
 from appliance.cli.app_options import INGRESS, write_app_config
 from appliance.config import load
 from appliance.errors import ConfigError
@@ -29,14 +28,15 @@ from appliance.errors import ConfigError
 READY_S = 40.0
 
 
-def children(pid: int) -> dict[str, int]:
-    """Return the process ids of `roomscribe` commands that a process has started."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+def commands(pid: int) -> dict[str, int]:
+    """Return the process ids of `roomscribe` commands below a process, by their first word."""
     found = {}
-    for child in listed:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split():
         words = Path(f"/proc/{child}/cmdline").read_text("utf-8").split("\0")
-        if "appliance" in words and not is_gone(int(child)):
+        if "appliance" in words:
             found[words[words.index("appliance") + 1]] = int(child)
+        else:
+            found |= commands(int(child))
     return found
 
 
@@ -67,7 +67,10 @@ def is_healthy(config: Path, environment: dict[str, str]) -> bool:
     return done.returncode == 0 and done.stdout.startswith(("running", "degraded"))
 
 
-def test_daemon_and_page_run_as_processes_that_obey_signals(tmp_path: Path, page_port: int) -> None:
+@program("tini")
+def test_daemon_and_page_obey_signals_and_a_killed_daemon_comes_back(
+    tmp_path: Path, page_port: int
+) -> None:
     web = {"enabled": True, "port": page_port, "path": str(tmp_path / "page")}
     config = write_config(tmp_path, web=web, capture={"device": "none"}, store={"path": ""})
     with running(config, tmp_path) as (process, environment):
@@ -76,48 +79,18 @@ def test_daemon_and_page_run_as_processes_that_obey_signals(tmp_path: Path, page
         connection.request("GET", "/")
         with contextlib.closing(connection):
             assert connection.getresponse().status == 200
-        before = children(process.pid)
+        before = commands(process.pid)
         assert before.keys() == {"run", "web"}
+        os.kill(before["run"], signal.SIGKILL)
+        until(lambda: commands(process.pid).get("run", before["run"]) != before["run"], READY_S)
+        until(lambda: is_healthy(config, environment), READY_S)
         os.kill(process.pid, signal.SIGHUP)
         until(lambda: "the configuration is the one in use" in (tmp_path / "log").read_text())
+        assert commands(process.pid)["web"] == before["web"]
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
-        assert all(is_gone(pid) for pid in before.values())
-
-
-FAILS = """
-import sys
-from pathlib import Path
-from appliance.cli import container
-from appliance.config import WebSettings
-container.DELAY_S = container.STOP_S = 0.2
-program = ["sh", "-c", sys.argv[1]]
-raise SystemExit(container.Appliance(program, (), WebSettings(), Path(sys.argv[2])).run())
-"""
-
-
-def run_script(script: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", FAILS, script, folder],
-        stderr=subprocess.PIPE, text=True, env=environment_of(),
-    )  # fmt: skip
-
-
-def test_a_daemon_that_fails_is_started_again(tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
-    process = run_script(f"echo >> {starts}; test $(wc -l < {starts}) = 2", tmp_path)
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
-    assert starts.read_text() == "\n\n"
-    assert "ended with status 1; starts again" in said
-
-
-def test_a_daemon_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    process = run_script(f"trap : TERM; touch {started}; while :; do sleep 0.1; done", tmp_path)
-    until(started.exists)
-    process.terminate()
-    assert process.wait(PATIENCE_S) == 69
+        until(lambda: is_gone(before["web"]))
+    assert "ended with status 137; it is started again" in (tmp_path / "log").read_text()
 
 
 def test_a_wrong_configuration_ends_the_container(tmp_path: Path) -> None:
@@ -208,18 +181,3 @@ def test_wrong_options_are_one_clear_line(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         made(tmp_path, supervisor, options, own)
-
-
-def test_what_it_wrote_into_memory_is_removed_if_it_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    private = tmp_path / "private"
-    private.mkdir()
-    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(private))
-    monkeypatch.setattr("os.umask", lambda _: 0)
-    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
-    options = argparse.Namespace(config=None, home_assistant=tmp_path / "no")
-    settings = load(write_config(tmp_path, store={"path": str(tmp_path / "log")}))
-    with pytest.raises(ConfigError, match=r"options\.json"):
-        container.run_container(options, settings)
-    assert not private.exists()

@@ -1,6 +1,7 @@
 """A model is added by a process of another user's, asked over a socket."""
 
 import json
+import shlex
 import socket
 import sys
 import threading
@@ -133,6 +134,17 @@ def test_one_that_fails_says_why_until_the_next_is_asked_for(
         assert (last.name, last.error[: len(error)]) == ("tiny", error)
         assert installer.start("small")
         until(lambda: not installer.poll()[0])
+
+
+def test_in_a_container_the_daemon_starts_the_program_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = 'read name; echo "{\\"error\\": \\"no room for $name\\"}"'
+    monkeypatch.setenv("ROOMSCRIBE_MODELS_COMMAND", shlex.join(["sh", "-c", told]))
+    installer = ModelInstaller(tmp_path / "asked")
+    assert installer.is_available and installer.start("tiny")
+    until(lambda: not installer.poll()[0])
+    assert installer.poll() == (False, InstallProgress("tiny", error="no room for tiny"))
 
 
 def test_without_somebody_who_listens_it_is_an_error_that_leaves_nothing_open(

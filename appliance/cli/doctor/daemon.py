@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from appliance.cli.commands import control_sockets
 from appliance.config import DEFAULT_PATH, MqttSettings, Settings
-from appliance.control import SOCKET_NAME, ControlClient
+from appliance.control import ControlClient
 from appliance.errors import DaemonError
 from appliance.mqtt import PASSWORD_CREDENTIAL
-from appliance.store import runtime_folders
 from appliance.system import find_credential
 
 log = logging.getLogger("roomscribe.cli")
@@ -131,10 +131,10 @@ def _is_closed(file: Path) -> bool:
 
 def running_daemon(settings: Settings) -> DaemonProcess | None:
     """Return the daemon that listens on the control socket for the log of `settings`, or None."""
-    for folder in runtime_folders(settings):
+    for path in control_sockets(settings):
         with socket.socket(socket.AF_UNIX) as client:
             try:
-                client.connect(str(folder / SOCKET_NAME))
+                client.connect(str(path))
             except PermissionError:
                 return DaemonProcess(0, service=True)
             except OSError:
@@ -147,8 +147,7 @@ def running_daemon(settings: Settings) -> DaemonProcess | None:
 
 def ask_daemon(settings: Settings, command: str) -> dict[str, Any]:
     """Return the running daemon's `state` or `stats`; empty if it does not answer this user."""
-    places = [folder / SOCKET_NAME for folder in runtime_folders(settings)]
-    with suppress(DaemonError), ControlClient(places, ANSWER_S) as daemon:
+    with suppress(DaemonError), ControlClient(control_sockets(settings), ANSWER_S) as daemon:
         found: dict[str, Any] = daemon.call(command)
         return found
     return {}

@@ -10,7 +10,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -246,9 +246,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
             {
                 "group": finding.group,
                 "name": finding.name,
-                "status": finding.outcome.status,
-                "found": finding.outcome.found,
-                "fix": finding.outcome.fix,
+                **asdict(finding.outcome),
                 "seconds": round(finding.seconds, 3),
             }
             for finding in findings

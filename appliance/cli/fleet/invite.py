@@ -31,28 +31,7 @@ STORE_NAME = "roomscribe-nats"
 START_S = 10.0
 """Seconds that nats-server may take until it accepts us."""
 DEFAULT_LINE = re.compile(r"(host|port|listen)\s*[:=]?\s*\S+")
-UNIT_TEXT = """\
-# Written by `roomscribe fleet invite`.
-[Service]
-ExecStart=
-ExecStart={program} -c {config}
-# Debian's ask /bin/kill, which a small system has not
-ExecStop=
-ExecReload=
-ExecReload={program} --signal reload=${{MAINPID}}
-Restart=always
-RestartSec=2
-RuntimeDirectory={name}
-# speech waits in memory: it must be in no core file, and never be swapped out
-LimitCORE=0
-MemoryMax={most}M
-MemorySwapMax=0
-Environment=GOMEMLIMIT={soft}MiB
-NoNewPrivileges=yes
-ProtectSystem=strict
-ProtectHome=yes
-PrivateDevices=yes
-"""
+UNIT_TEXT = Path(__file__).with_name("unit.conf")
 
 
 def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
@@ -166,7 +145,7 @@ def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) 
         if anew:
             return f"start nats-server, or restart it, with `nats-server -c {folder / CONFIG}`"
         return "send nats-server a SIGHUP, so that it reads its nodes again"
-    text = UNIT_TEXT.format(
+    text = UNIT_TEXT.read_text("utf-8").format(
         program=find_nats_server(),
         config=folder / CONFIG,
         name=STORE_NAME,

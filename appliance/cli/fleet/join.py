@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance import config
+from appliance.cli.commands import control_sockets
 from appliance.cli.config_file import (
     confirm_change,
     read_text,
@@ -166,11 +167,8 @@ def _find_server(drafts: Mapping[str, Settings], node: str, within_s: float) -> 
 
 def _reload_daemon(settings: Settings, file: Path) -> str:
     """Have the daemon read the configuration; return the outcome."""
-    from appliance.control import SOCKET_NAME
-    from appliance.store import runtime_folders
-
     try:
-        reload_daemon([folder / SOCKET_NAME for folder in runtime_folders(settings)])
+        reload_daemon(control_sockets(settings))
     except DaemonError as error:
         if not has_systemd(file):
             return f"written; {error}"

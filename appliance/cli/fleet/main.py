@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import functools
-
+from appliance.cli.commands import Commands
 from appliance.cli.fleet.invite import invite_nodes
 from appliance.cli.fleet.join import join_fleet
 from appliance.cli.fleet.status import show_status
 
 
-def add_fleet(
-    names: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
-) -> None:
+def add_fleet(commands: Commands) -> None:
     """Add `roomscribe fleet invite`, `join` and `status` to the command line."""
-    fleet = names.add_parser("fleet", help="several rooms: share the machines that transcribe")
-    words = fleet.add_subparsers(metavar="WHAT", required=True)
-    add = functools.partial(words.add_parser, parents=[common])
-    invite = add(
+    fleet = commands.group("fleet", help="several rooms: share the machines that transcribe")
+    invite = fleet.add(
         "invite",
+        invite_nodes,
         help="let machines join, and print the command for each",
         description="Run it on the machine that is the server of all rooms. It gives each node its "
         "own password, and prints the command to run on the node's machine; for a node that was "
@@ -47,9 +42,9 @@ def add_fleet(
     what.add_argument(
         "--remove", action="store_true", help="revoke the access of these nodes at once"
     )
-    invite.set_defaults(command=invite_nodes, usage_error=invite.error)
-    join = add(
+    join = fleet.add(
         "join",
+        join_fleet,
         help="join a fleet",
         description="Tries the code that `roomscribe fleet invite` printed on the server's "
         "machine, writes it into the configuration, whose comments stay, and has the daemon read "
@@ -60,11 +55,10 @@ def add_fleet(
         help="the code that `fleet invite` printed for this machine (default: standard input)",
     )  # fmt: skip
     join.add_argument("--yes", action="store_true", help="write the changes without asking")
-    join.set_defaults(command=join_fleet, usage_error=join.error)
-    status = add(
+    fleet.add(
         "status",
+        show_status,
         help="show the workers",
         description="Shows the workers that are connected to the server. The exit status is 1 if "
         "there is none. `roomscribe doctor` finds what is wrong.",
     )
-    status.set_defaults(command=show_status)

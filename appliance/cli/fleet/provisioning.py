@@ -29,6 +29,7 @@ from appliance.errors import ConfigError, StoreError
 from appliance.fleet import messages
 from appliance.system import replacing, shorten, write_whole
 
+TEMPLATE = Path(__file__).with_name("nats.conf")
 STATE, CONFIG, NODES = "server.json", "nats.conf", "nodes.conf"
 CERTIFICATE, KEY = "server.crt", "server.key"
 PORT = 4222
@@ -195,31 +196,16 @@ class FleetServer:
     def _format_config(self, folder: Path, store_dir: Path) -> str:
         """Return `nats.conf`. It traces nothing: a trace would contain texts."""
         listen = self.names[0] if all(map(is_loopback, self.names)) else "0.0.0.0"
-        return f"""\
-# Written by `roomscribe fleet invite` again and again.
-host: "{listen}"
-port: {self.port}
-max_payload: 1048576
-max_pending: 8388608
-ping_interval: "30s"
-tls {{
-  cert_file: {json.dumps(str(folder / CERTIFICATE))}
-  key_file: {json.dumps(str(folder / KEY))}
-  timeout: 5
-}}
-# sound waits in memory only; the store_dir contains names of queues
-jetstream {{
-  store_dir: {json.dumps(str(store_dir))}
-  max_memory_store: {MEMORY_MB << 20}
-  max_file_store: 0
-}}
-accounts {{
-  {messages.STREAM} {{
-    jetstream {{ max_file: 0, max_streams: 1, max_consumers: 64 }}
-    include "{NODES}"
-  }}
-}}
-"""
+        return TEMPLATE.read_text("utf-8").format(
+            listen=listen,
+            port=self.port,
+            certificate=json.dumps(str(folder / CERTIFICATE)),
+            key=json.dumps(str(folder / KEY)),
+            store=json.dumps(str(store_dir)),
+            memory=MEMORY_MB << 20,
+            account=messages.STREAM,
+            nodes=NODES,
+        )
 
 
 def make_folder(folder: Path) -> None:

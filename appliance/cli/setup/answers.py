@@ -65,14 +65,11 @@ class Answers:
 
         The model is chosen as `model use` does it, and a key that overrides that is emptied.
         """
-        found: Changes = {
-            key: getattr(self, name)
-            for name, key in KEYS.items()
-            if getattr(self, name) != getattr(before, name)
-        }
-        for key in MQTT_KEYS:
-            if getattr(self.mqtt, key) != getattr(before.mqtt, key):
-                found[f"mqtt.{key}"] = getattr(self.mqtt, key)
+        pairs = [(key, getattr(self, name), getattr(before, name)) for name, key in KEYS.items()]
+        pairs += [
+            (f"mqtt.{key}", getattr(self.mqtt, key), getattr(before.mqtt, key)) for key in MQTT_KEYS
+        ]
+        found: Changes = {key: value for key, value, old in pairs if value != old}
         if self.model != before.model and self.pinned:
             found["model.bundle"] = ""
         return found

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from appliance import config
 from appliance.cli import model as models, web
+from appliance.cli.commands import Commands, control_sockets
 from appliance.cli.dialog import BACK, BackError, Dialog
 from appliance.cli.setup.answers import Answers, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
@@ -22,7 +23,6 @@ from appliance.cli.setup.saving import save
 from appliance.cli.setup.sentence import hear_sentence
 from appliance.cli.terminal import BOLD
 from appliance.config import DEFAULT_PATH, Settings, slug
-from appliance.control import SOCKET_NAME
 from appliance.errors import ConfigError
 from appliance.system import legible, require_writable
 
@@ -30,10 +30,11 @@ Questions = tuple[tuple[str, Callable[[Context, Answers], Answers]], ...]
 FLAGS = "--node, --device, --broker and --model"
 
 
-def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_setup(commands: Commands) -> None:
     """Add `roomscribe setup` to the command line."""
-    sub = add(
+    sub = commands.add(
         "setup",
+        setup,
         help="set up room, microphone, broker and model",
         description="Asks for the room's name, the microphone, a loudspeaker, the broker and the "
         "model, tries each answer, writes the changes into the configuration (your comments stay) "
@@ -68,7 +69,7 @@ def add_setup(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="also switch on the page for a browser, and print a link to it",
     )
     sub.add_argument("--yes", action="store_true", help="ask nothing, and write the changes")
-    sub.set_defaults(command=setup, usage_error=sub.error, may_lack_config=True)
+    sub.set_defaults(may_lack_config=True)
 
 
 def setup(options: argparse.Namespace, settings: Settings) -> int:
@@ -87,15 +88,13 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
         if value != legible(value):
             options.usage_error(f"--{name} is not UTF-8: {legible(value)}")
     from appliance.cli.doctor.main import GROUPS, print_findings, surroundings
-    from appliance.store import runtime_folders
 
     file = options.config or config.default_path()
     if not options.config and file != DEFAULT_PATH:
         file.parent.mkdir(parents=True, exist_ok=True)
     require_writable(file, "run `sudo roomscribe setup`")
-    sockets = tuple(folder / SOCKET_NAME for folder in runtime_folders(settings))
     dialog = Dialog(interactive=not options.yes)
-    context = Context(options, settings, file, sockets, dialog)
+    context = Context(options, settings, file, (*control_sockets(settings),), dialog)
     before = configured_answers(settings, models.model_in_use(settings))
     try:
         answers = ask_all(context, before)
