@@ -35,7 +35,7 @@ and continue with the next. Every message is one line: what happened, and what t
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
 TRY_AGAIN = 75
@@ -127,24 +127,17 @@ class DaemonError(RoomscribeError):
 
 def passes(error: BaseException) -> bool:
     """Return True if `error`, or what it was raised from, may pass."""
-    return any(
-        isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _PASSING)
-        for cause in _causes(error)
-    )
+    return _is_of(error, _PASSING)
 
 
 def lacks_memory(error: BaseException) -> bool:
     """Return True if `error`, or what it was raised from, is a lack of memory."""
-    return any(
-        isinstance(cause, MemoryError)
-        or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
-        for cause in _causes(error)
-    )
+    return _is_of(error, {errno.ENOMEM})
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error`, what it was raised from, and so on."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
+def _is_of(error: BaseException | None, numbers: Set[int]) -> bool:
+    """Return True if `error`, or what it was raised from, is a lack of memory or one of these."""
+    if error is None:
+        return False
+    found = isinstance(error, MemoryError) or getattr(error, "errno", None) in numbers
+    return found or _is_of(error.__cause__, numbers)

@@ -317,18 +317,11 @@ def holders(files: Iterable[Path], proc: Path = Path("/proc")) -> list[Holder]:
     found = []
     for folder in proc.glob("[0-9]*") if wanted else ():
         with suppress(OSError):  # it has ended, or belongs to another user
-            if any(_target(entry) in wanted for entry in (folder / "fd").iterdir()):
+            opened = (os.path.realpath(entry) for entry in (folder / "fd").iterdir())
+            if not wanted.isdisjoint(opened):
                 name = _text(folder / "comm").strip() or "a program"
                 found.append(Holder(int(folder.name), name))
     return sorted(found, key=lambda holder: (holder.pid == os.getpid(), holder.pid))
-
-
-def _target(link: Path) -> str:
-    """Return the target of a link; empty if it is gone."""
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""
 
 
 @functools.cache
@@ -393,19 +386,11 @@ def memory_ceiling_mb(root: Path = Path("/")) -> float:
     MemoryHigh=, where the kernel would slow the process down; at least a quarter of that growth, so
     that a small machine does not restart for ever.
     """
-    now_mb = resident_mb(root)
-    ceiling_mb = min(now_mb + GROWTH_MB, 0.9 * _allowed_mb(root))
-    return max(ceiling_mb, now_mb + GROWTH_MB / 4)
-
-
-def _allowed_mb(root: Path) -> float:
-    """Return the unit's MemoryHigh= in megabytes; infinite without one."""
-    group = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
-    if group:
+    now_mb, allowed_mb = resident_mb(root), math.inf
+    if group := re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE):
         limit = _text(root / "sys/fs/cgroup" / group[1] / "memory.high").strip()
-        if limit.isdigit():
-            return int(limit) / (1 << 20)
-    return math.inf
+        allowed_mb = int(limit) / (1 << 20) if limit.isdigit() else math.inf
+    return max(min(now_mb + GROWTH_MB, 0.9 * allowed_mb), now_mb + GROWTH_MB / 4)
 
 
 def _text(file: Path) -> str:

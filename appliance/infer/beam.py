@@ -8,24 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from appliance.infer.network import Step
 
 CHUNK = 256
 """Columns of which only the best one is looked at first."""
 ROUNDING = 1e-3
 """More than the rounding of a logit in float32."""
-
-
-class Ahead(NamedTuple):
-    """What may follow each of n texts."""
-
-    logits: NDArray[np.float32]
-    """(n, K); minus infinity: impossible."""
-    totals: NDArray[np.float64]
-    """(n,), logarithms of the sum of exp(logit)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +47,8 @@ class Text:
 
 
 def search(
-    ahead: Ahead,
-    follow: Callable[[Sequence[int], Sequence[int]], Ahead],
+    ahead: Step,
+    follow: Callable[[Sequence[int], Sequence[int]], Step],
     *,
     end: int,
     size: int,
@@ -68,8 +61,8 @@ def search(
     not end are continued; texts that end among the first `size` are finished. The search is over
     when `size` texts are finished, and the best score wins.
 
-    `ahead` is what may follow the empty text. `follow(parents, columns)` makes text i of text
-    parents[i] and a column, and returns what may follow.
+    `ahead` is what may follow the empty text; minus infinity: impossible. `follow(parents,
+    columns)` makes text i of text parents[i] and a column, and returns what may follow.
     """
     texts, finished = [Text()], list[Text]()
     for left in reversed(range(limit)):
@@ -89,7 +82,7 @@ def search(
     return max(finished, key=lambda text: text.score, default=None)
 
 
-def _best(ahead: Ahead, sums: Sequence[float], count: int) -> list[tuple[int, int, float]]:
+def _best(ahead: Step, sums: Sequence[float], count: int) -> list[tuple[int, int, float]]:
     """Return the text, column and log-probability of the `count` likeliest continuations, best
     first; `sums` are the texts' log-probabilities.
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.errors import ModelError
-from appliance.infer.beam import Ahead, search
+from appliance.infer.beam import search
 from appliance.infer.languages import Languages
 from appliance.infer.network import Network, Step, StepNetwork, log_sum
 from appliance.model import STEP_FILE, Bundle
@@ -189,15 +189,11 @@ class Decoder:
         """
         network = self._network
         self.restart()  # the first text of the beam overwrites that of `greedy`
-        logits = suppress(self._begin(network).logits[1], self._barred_first)
-
-        def follow(parents: Sequence[int], columns: Sequence[int]) -> Ahead:
-            step = network.advance_texts(parents, [int(self._kept[each]) for each in columns])
-            return Ahead(step.logits, step.totals)
-
+        step = self._begin(network)
+        logits = suppress(step.logits[1], self._barred_first)
         text = search(
-            Ahead(logits[None], np.array([log_sum(logits)])),
-            follow,
+            replace(step, logits=logits[None], totals=np.array([log_sum(logits)])),
+            lambda parents, columns: network.advance_texts(parents, self._kept[columns].tolist()),
             end=self._end,
             size=size,
             limit=min(network.capacity - len(self.prompt), self.token_limit(duration_s)),

@@ -98,7 +98,8 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
     The Slaney scale is linear (66.67 Hz a step) below 1 kHz and logarithmic above.
     """
     bins = np.linspace(0, SAMPLE_RATE / 2, N_FFT // 2 + 1)
-    edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(SAMPLE_RATE / 2), n_mels + 2, dtype=np.float64))
+    highest = _LOG_START_MEL + np.log(SAMPLE_RATE / 2 / _LOG_START_HZ) / _LOG_STEP
+    edges = _mel_to_hz(np.linspace(0.0, float(highest), n_mels + 2, dtype=np.float64))
     widths = np.diff(edges)
     slopes = edges[:, None] - bins[None, :]
     rising = -slopes[:-2] / widths[:-1, None]
@@ -112,11 +113,6 @@ _LINEAR_HZ = 200.0 / 3
 _LOG_START_HZ = 1000.0
 _LOG_START_MEL = _LOG_START_HZ / _LINEAR_HZ
 _LOG_STEP = np.log(6.4) / 27.0
-
-
-def _hz_to_mel(hz: float) -> float:
-    """Mel of a frequency at or above 1 kHz on Slaney's scale."""
-    return float(_LOG_START_MEL + np.log(hz / _LOG_START_HZ) / _LOG_STEP)
 
 
 def _mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:

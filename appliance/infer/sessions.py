@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,13 +135,13 @@ class Session:
                 binding.bind_input(name, *_location_of(array))
             for name, array in results.items():
                 binding.bind_output(name, *_location_of(array))
-        arrays = (*feeds.values(), *results.values())
-        return functools.partial(self._run_bound, binding, arrays)
 
-    def _run_bound(self, binding: Any, _arrays: tuple[NDArray[np.generic], ...]) -> None:
-        """onnxruntime has only the arrays' addresses: they must live as long as the binding."""
-        with _running(self._file):
-            self._session.run_with_iobinding(binding)
+        def run(*_arrays: object) -> None:
+            with _running(self._file):
+                self._session.run_with_iobinding(binding)
+
+        # onnxruntime has only the arrays' addresses: they must live as long as the binding
+        return functools.partial(run, *feeds.values(), *results.values())
 
 
 def _cause(error: Exception) -> Exception:

@@ -225,7 +225,8 @@ class Rescorer:
             form = self._form(near.word, span.text)
             if form == span.text or any(_breaks(other, span, form) for other in locked):
                 continue
-            new = self._tokenizer.tokenize(f" {form}" if self._spaced(written, span) else form)
+            first = self._tokenizer.token_bytes(written.tokens[span.begin])
+            new = self._tokenizer.tokenize(f" {form}" if first.startswith(b" ") else form)
             behind = written.tokens[self._end(written.tokens, span) :]
             if self._doubles(written.tokens[: span.begin], form, behind):
                 continue
@@ -261,9 +262,6 @@ class Rescorer:
         if not self._tokenizer.cased:
             return word.lower()
         return word[:1].upper() + word[1:] if instead[:1].isupper() else word
-
-    def _spaced(self, written: Decoded, span: Span) -> bool:
-        return self._tokenizer.token_bytes(written.tokens[span.begin]).startswith(b" ")
 
     def _spans(self, tokens: Sequence[int], longest: int) -> list[Span]:
         """Each run of up to `longest` words, without a mark or 's behind it."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from pathlib import Path
 
 from appliance.store import files, tables
@@ -34,24 +32,19 @@ _LAST_NUMBER = 1 << 53
 """Largest whole number that readers of JSON agree on."""
 _CARRIED_FOR = timedelta(days=1)
 """Unpublished transcripts that are not older go from a deleted file into the new one."""
-_UNDELIVERED = 200
 
 
 @dataclass(slots=True)
 class Numbering:
-    """The highest number, the cursor and unpublished rows, in case the file loses them."""
+    """The highest number and the cursor, in case the file loses them."""
 
     highest: int = 0
     """Of all transcripts, including deleted ones; 0: unknown."""
     cursor: int = 0
-    undelivered: deque[Row] = field(default_factory=lambda: deque(maxlen=_UNDELIVERED))
-    """The last transcripts that the broker does not have."""
 
     def raise_to(self, highest: int = 0, cursor: int = 0) -> None:
-        """Raise the numbers, never lower them; drop rows that the cursor has passed."""
+        """Raise the numbers, never lower them."""
         self.highest, self.cursor = max(self.highest, highest), max(self.cursor, cursor)
-        while self.undelivered and self.undelivered[0][0] <= self.cursor:
-            self.undelivered.popleft()
 
 
 def check(connection: sqlite3.Connection) -> str:
@@ -164,8 +157,7 @@ def read_undelivered(connection: sqlite3.Connection) -> list[Row]:
 
 
 def salvage(damaged: Path, into: Path, numbering: Numbering) -> int:
-    """Create the file `into` with all that SQLite can read of `damaged`, and the unpublished rows
-    in memory; return how many.
+    """Create the file `into` with all that SQLite can read of `damaged`; return how many.
 
     Raises OSError and sqlite3.Error (disk full...).
     """
@@ -179,7 +171,7 @@ def salvage(damaged: Path, into: Path, numbering: Numbering) -> int:
         tables.create(target)
         _learn(source, numbering)
         with tables.transaction(target):
-            for row in chain(_readable(source, numbering.highest), numbering.undelivered):
+            for row in _readable(source, numbering.highest):
                 count += target.execute(tables.INSERT_NUMBERED, row).rowcount
             continue_numbering(target, numbering)
     return count

@@ -117,8 +117,6 @@ class Store:
 
         stored = self._database.write("store a transcript", insert)
         self._database.numbering.raise_to(highest=stored.seq)
-        if self._database.has_subscriber:
-            self._database.numbering.undelivered.append((stored.seq, *values))
         self.history.add(stored.transcript)
         return stored
 
@@ -233,7 +231,7 @@ class Store:
         ):
             begin = False
             time.sleep(_PAUSE_S)
-        self._forget_deleted()
+        self.history.forget()
         gone = self._database.vacuum(_DELETE_WAIT_S, rewrite=count > 0)
         with plain_errors(self.path, "delete the set-aside files"):
             repair.delete_set_aside_files(self.path)
@@ -284,7 +282,7 @@ class Store:
             lambda found: retention.expire(found, self._settings, now, published=published),
         )
         if count:
-            self._forget_deleted()
+            self.history.forget()
         rewrite = count > 0 and time.monotonic() >= self._rewrite_s
         if rewrite:
             self._rewrite_s = time.monotonic() + _REWRITE_EVERY_S
@@ -332,17 +330,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _forget_deleted(self) -> None:
-        """Drop what was deleted from memory, too: nothing brings it back. Raises StoreError."""
-        self.history.forget()
-        undelivered = self._database.numbering.undelivered
-        held, sql = [*undelivered], "SELECT seq FROM transcripts, outbox WHERE seq > cursor"
-        left = self._database.read("read the log", lambda found: {*found.execute(sql)})
-        for row in held:
-            if row[:1] not in left:
-                with suppress(ValueError):  # published meanwhile
-                    undelivered.remove(row)
 
     def _select(
         self,

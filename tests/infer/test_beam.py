@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from appliance.infer.beam import CHUNK, Ahead, Text, search
+from appliance.infer.beam import CHUNK, Text, search
+from appliance.infer.network import Step
 
 A, B, C, END = range(4)
 Odds = Callable[[tuple[int, ...]], Sequence[float]]
 """Probabilities of what follows a text."""
+
+EMPTY = np.zeros((0, 0), np.float32)
 
 
 class Texts:
@@ -20,13 +23,13 @@ class Texts:
         self._odds, self.steps = odds, 0
         self.rows: list[tuple[int, ...]] = [()]
 
-    def ahead(self) -> Ahead:
+    def ahead(self) -> Step:
         odds = np.array([self._odds(row) for row in self.rows])
         with np.errstate(divide="ignore"):
             logits = np.log(odds).astype(np.float32)
-        return Ahead(logits + 1, np.log(odds.sum(axis=1)) + 1)
+        return Step(logits + 1, np.log(odds.sum(axis=1)) + 1, EMPTY)
 
-    def follow(self, parents: Sequence[int], columns: Sequence[int]) -> Ahead:
+    def follow(self, parents: Sequence[int], columns: Sequence[int]) -> Step:
         self.steps += 1
         pairs = zip(parents, columns, strict=True)
         self.rows = [(*self.rows[parent], column) for parent, column in pairs]
@@ -87,7 +90,7 @@ def test_a_search_without_time_gives_nothing() -> None:
 
 
 def test_a_network_without_a_possible_token_gives_nothing() -> None:
-    nothing = Ahead(np.full((1, 4), np.nan, np.float32), np.array([math.nan]))
+    nothing = Step(np.full((1, 4), np.nan, np.float32), np.array([math.nan]), EMPTY)
     assert search(nothing, lambda *_: nothing, end=END, size=2, limit=5) is None
 
 
