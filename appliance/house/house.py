@@ -20,8 +20,7 @@ from typing import Any, Protocol, TypeVar
 from appliance.house.acoustics import Measurement, measure_window, score
 from appliance.house.arbiter import Arbiter, Decision, Separation
 from appliance.house.claims import Claim, Message, Saying
-from appliance.house.clocks import ClockOffsets, shift
-from appliance.house.messages import decode, encode, short_id
+from appliance.house.messages import ClockOffsets, decode, encode, shift, short_id
 from appliance.records import (
     HEARD_HERE,
     Discarded,

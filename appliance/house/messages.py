@@ -1,4 +1,4 @@
-"""The messages of the topics `roomscribe/<node>/claim`, as JSON.
+"""The messages of the topics `roomscribe/<node>/claim`, as JSON, and the clocks of their times.
 
 Times are milliseconds before `sent`, which is on the sender's monotonic clock. Nothing in a message
 is trusted: whatever is not exactly as expected is ignored.
@@ -10,6 +10,8 @@ import base64
 import json
 import math
 import re
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from appliance.house.claims import Act, Claim, Hearing, Message, Saying, Withdrawal
@@ -25,6 +27,10 @@ MOST_LETTERS = 280
 """Of what a loudspeaker says; the rest is not sent."""
 ID_LETTERS = 10
 """Letters at the end of a ULID that are sent: 50 random bits."""
+KEPT_DIFFERENCES = 32
+"""Messages of each room whose differences are kept."""
+RESTARTED_S = 20.0
+"""A message that seems to be delayed by more than this comes from a clock that began again."""
 _NODE = re.compile(r"[a-z0-9_]{1,64}")
 _SAYING = re.compile(r"[^\0]{1,280}")
 _ID = re.compile(r"[0-9A-Z]{10}")
@@ -148,3 +154,38 @@ def _pack(steps: bytes) -> bytes:
     """Return steps of 0 to 15, two in a byte; an odd first one gets a neighbour like itself."""
     even = steps if len(steps) % 2 == 0 else steps[:1] + steps
     return bytes(high << 4 | low for high, low in zip(even[::2], even[1::2], strict=True))
+
+
+class ClockOffsets:
+    """Offsets of the other rooms' monotonic clocks. One thread.
+
+    Each message carries the time of its sending on its sender's monotonic clock, which no
+    correction of the wall clock changes. The difference from its arrival is the clocks' offset plus
+    the message's delay. The smallest difference of the last messages has the least delay, so times
+    of a delayed message are right, too.
+    """
+
+    def __init__(self) -> None:
+        self._differences_s: dict[str, deque[float]] = {}
+
+    def observe(self, node: str, sent_s: float, now_s: float) -> float:
+        """Note a message that was sent at `sent_s` by the clock of `node` and arrives `now_s`.
+
+        Return how much to add to times on that clock.
+        """
+        kept = self._differences_s.setdefault(node, deque(maxlen=KEPT_DIFFERENCES))
+        difference_s = now_s - sent_s
+        if kept and difference_s - min(kept) > RESTARTED_S:
+            kept.clear()
+        kept.append(difference_s)
+        return min(kept)
+
+
+def shift(message: Message, offset_s: float) -> Message:
+    """Return a message with `offset_s` added to its times."""
+    if isinstance(message, Act):
+        claim = shift(message.claim, offset_s)
+        return replace(message, claim=claim) if isinstance(claim, Claim) else message
+    times = {name: getattr(message, name, None) for name in ("start_s", "end_s", "until_s")}
+    moved = {name: time_s + offset_s for name, time_s in times.items() if time_s is not None}
+    return replace(message, **moved)

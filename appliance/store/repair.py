@@ -131,19 +131,14 @@ def delete_set_aside_files(path: Path) -> None:
 
 def continue_numbering(connection: sqlite3.Connection, numbering: Numbering) -> None:
     """Raise the numbers and the cursor of the open file to `numbering`, and the other way round."""
-    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transcripts'")
-    row = found.fetchone()
     cursor = tables.number(connection, tables.CURSOR)
-    highest = max(row[0] if row else 0, cursor)
-    if numbering.highest > highest or numbering.cursor > cursor:
-        if row is None:
-            connection.execute("INSERT INTO sqlite_sequence VALUES ('transcripts', 0)")
-        connection.execute(
-            "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'transcripts'",
-            (max(numbering.highest, numbering.cursor),),
-        )
-        connection.execute("UPDATE outbox SET cursor = max(cursor, ?)", (numbering.cursor,))
-    numbering.raise_to(highest, cursor)
+    found = max(tables.number(connection, tables.HIGHEST), cursor), cursor
+    numbering.raise_to(*found)
+    if found != (numbering.highest, numbering.cursor):
+        last = max(numbering.highest, numbering.cursor)
+        connection.execute("DELETE FROM sqlite_sequence")
+        connection.execute("INSERT INTO sqlite_sequence VALUES ('transcripts', ?)", (last,))
+        connection.execute("UPDATE outbox SET cursor = ?", (numbering.cursor,))
 
 
 def read_undelivered(connection: sqlite3.Connection) -> list[Row]:

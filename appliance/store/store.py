@@ -2,6 +2,8 @@
 
 Any thread may call any method: one connection, one lock, short statements. Another process (the
 `log` command) may read the same file beside the daemon, thanks to SQLite's write-ahead log.
+The retention deletes by age, by the wall clock, and by size. A transcript that may still be
+published is not deleted by age: a jump of the clock must not take it.
 Every failure is a StoreError of one line. It leaves the file as it was before the call, and the
 call may be repeated. A damaged, deleted or replaced file is repaired by the call that finds it so.
 """
@@ -10,20 +12,21 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Self
 
 from appliance.config import Settings, StoreSettings, store_folder
 from appliance.errors import StoreError
 from appliance.records import HEARD_HERE, HeardIn, Transcript
-from appliance.store import repair, retention, tables
+from appliance.store import repair, tables
 from appliance.store.database import AccessMode, Database
 from appliance.store.fallback import TRY_EVERY_S, DatabaseWithFallback, fallback_folders
 from appliance.store.files import plain_errors
@@ -42,6 +45,10 @@ _PAUSE_S = 0.002
 _ALL = Wanted()
 _REWRITE_EVERY_S = 86_400.0
 """Least time between two rewrites of the whole file by the retention."""
+_BEYOND = "seq <= (SELECT seq FROM transcripts ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+"""Condition for all but the given number of the newest."""
+_ROUNDS = 8
+"""Most attempts to delete by size, which estimates by the average row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +286,7 @@ class Store:
         published = self._database.has_subscriber
         count = self._database.write(
             "delete old transcripts",
-            lambda found: retention.expire(found, self._settings, now, published=published),
+            lambda found: _expire(found, self._settings, now, published=published),
         )
         if count:
             self.history.forget()
@@ -348,6 +355,44 @@ class Store:
 
     def _number(self, sql: str) -> int:
         return self._database.read("read the log", lambda found: tables.number(found, sql))
+
+
+def _expire(
+    connection: sqlite3.Connection, settings: StoreSettings, now: datetime, *, published: bool
+) -> int:
+    """Delete what is beyond the retention's age and size; return how many transcripts.
+
+    If transcripts are `published`, only those that the cursor has passed are deleted by age.
+    """
+    count = 0
+    if settings.retention_days:
+        earliest = tables.iso(now - timedelta(days=settings.retention_days))
+        condition = f'"end" < ? AND seq <= ({tables.CURSOR})' if published else '"end" < ?'
+        count += tables.forget(connection, condition, (earliest,))
+    if settings.retention_mb:
+        count += _shrink(connection, settings.retention_mb * 1_000_000)
+    return count
+
+
+def _shrink(connection: sqlite3.Connection, most_bytes: int) -> int:
+    """Delete the oldest until the pages in use fit into `most_bytes`; return how many."""
+    count = 0
+    for _ in range(_ROUNDS):
+        pages, free, size = (
+            tables.number(connection, f"PRAGMA {name}")
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        used = (pages - free) * size  # free pages will be used again
+        if used <= most_bytes:
+            break
+        stored = tables.number(connection, "SELECT count(*) FROM transcripts")
+        # 5 % more than needed, so that the next transcript does not trigger it again
+        most = math.floor(stored * most_bytes / used * 0.95)
+        deleted = tables.forget(connection, _BEYOND, (most,))
+        if not deleted:
+            break
+        count += deleted
+    return count
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.house.claims import Act, Claim, Hearing, Withdrawal
-from appliance.house.clocks import ClockOffsets, shift
+from appliance.house.messages import ClockOffsets, shift
 
 
 def test_a_delayed_message_does_not_change_the_offset() -> None:

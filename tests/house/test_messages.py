@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from appliance.house.claims import Act, Claim, Hearing, Message, Saying, Withdrawal
-from appliance.house.clocks import shift
-from appliance.house.messages import decode, encode
+from appliance.house.messages import decode, encode, shift
 from appliance.house.sketch import LONGEST_STEPS
 
 SKETCH = bytes(at % 16 for at in range(LONGEST_STEPS))

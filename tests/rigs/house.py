@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from appliance.house.arbiter import Arbiter, Decision
 from appliance.house.claims import Claim, Message
-from appliance.house.clocks import ClockOffsets, shift
+from appliance.house.messages import ClockOffsets, shift
 
 TICK_S = 0.001
 DISTURBED_S = 3.5
