@@ -35,9 +35,9 @@ values of a search chance reaches 5, among the 500 of `follow` 3."""
 FOLLOW_LENGTH = SAMPLE_RATE
 FOLLOW_RANGE = 256
 """Samples around the expected delay that `follow` looks at."""
-LOCATED_S, LOCATE_RANGE = 0.45, 1600
+LOCATED_S, LOCATE_RANGE = 0.45, 6400
 """Sound by which a delay is corrected after a pause, and the samples around it that are looked at:
-a sound server begins up to 0.1 s earlier or later."""
+a sound server begins up to 0.4 s earlier or later."""
 SAME_LAG = 4.0
 """Delays that differ by so few samples are the same."""
 POINTS, FEWEST_POINTS = 40, 6

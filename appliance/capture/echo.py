@@ -203,6 +203,8 @@ class EchoCanceller:
         result = frame
         if audible and self._unlocated:
             self._locate(frame)
+            if not self._unlocated and not self._unsettled:
+                self._alignment.reset()
             result = replace(frame, explained=True)
         elif audible and self._alignment.locked:
             self._lag = shift - expected

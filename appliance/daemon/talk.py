@@ -99,13 +99,12 @@ class Talk(Listener):
             self._home.hand_over(transcript, text)
             return
         _, sound = self._kept.pop(transcript.id, (0.0, b""))
-        refused = why_not_listed(transcript, self._names)
-        if refused:
+        if refused := why_not_listed(transcript, self._names):
             self.satellite.ask(Question("", REFUSAL_TEXT, REFUSAL, ""))
         else:
             begun = after_phrase(acting_text(transcript), self._phrase) is not None
-            phrase = self._phrase if begun else ""
-            if sound and self.satellite.ask(Question(transcript.id, text, sound, phrase)):
+            question = Question(transcript.id, text, sound, self._phrase if begun else "")
+            if sound and self.satellite.ask(question):
                 return
             refused = RefusedText("no Home Assistant is connected to the satellite")
         self._core.bus.on_reply(refuse(transcript, text, refused, transcript.language))

@@ -24,7 +24,7 @@ from appliance.daemon import systemd
 from appliance.daemon.backlog import Lease, Work
 from appliance.daemon.health import Health
 from appliance.errors import DeviceError, StoreError, lacks_memory
-from appliance.homeassistant import AddressPhrase, MediaPlayers
+from appliance.homeassistant import AddressPhrase, MediaPlayers, after_phrase
 from appliance.infer import AnyTranscriber, Deliver, Gates, Request
 from appliance.records import (
     ADDRESSED,
@@ -226,8 +226,9 @@ class Transcripts(Listener):
         sources = [self._spoken]
         if self._media.play_since(transcript.start):
             sources.append(self._replies)
-        texts = {transcript.text, acting_text(transcript)}
-        return any(source.is_own(text, start_s) for source in sources for text in texts)
+        texts, phrase = {transcript.text, acting_text(transcript)}, self._settings.assist.phrase
+        home = all(after_phrase(text, phrase) is not None for text in texts)
+        return any(one.is_own(text, start_s, addressed=home) for one in sources for text in texts)
 
     def on_idle(self) -> None:
         """Store what `keep` got and delete old transcripts, while nobody speaks."""

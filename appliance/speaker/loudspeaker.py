@@ -105,8 +105,6 @@ class SpokenSound:
 
     def take(self, duration_s: float) -> bytes:
         """Return the next samples, at most so many seconds; empty without any."""
-        if self.kind is Kind.RING and not self.is_whole:
-            return b""
         with self.lock:
             count = min(round(duration_s * self.rate_hz), len(self.sound) // self._frame)
             part = bytes(self.sound[: count * self._frame])

@@ -41,14 +41,15 @@ class Spoken:
             with self._lock:
                 self._texts.append((words, until))
 
-    def is_own(self, text: str, at: float) -> bool:
+    def is_own(self, text: str, at: float, *, addressed: bool = False) -> bool:
         """Return True if a text that was heard at `at` is, or is a part of, what is being said
-        then or was in the last REMEMBERED_S."""
-        if self._is_heard and self._is_heard(at):
-            return True
+        then or was in the last REMEMBERED_S; or if our own loudspeaker may be heard, unless what it
+        says is known and the text is `addressed` to the home."""
         heard = plain(text).split()
         with self._lock:
             texts = [words for words, until in self._texts if at < until + REMEMBERED_S]
+        if self._is_heard and self._is_heard(at) and not (addressed and texts):
+            return True
         parts = (words[start:] for words in texts for start in range(len(words) - len(heard) + 1))
         return bool(heard) and any(all(map(_is_same, part, heard)) for part in parts)
 

@@ -208,12 +208,11 @@ class VoiceSatellite:
         if question.id:
             status = "failed" if error else "answered"
             took_ms = None if error else 1000 * (time.monotonic() - question.begun_s)
-            self._on_reply(
-                AssistReply(
-                    question.id, question.text, status, speech, language, error, took_ms=took_ms,
-                    goes_on=speech.rstrip().endswith("?"),
-                )
+            reply = AssistReply(
+                question.id, question.text, status, speech, language, error, took_ms=took_ms,
+                goes_on=speech.rstrip().endswith("?"),
             )  # fmt: skip
+            self._on_reply(reply)
 
     def end_turn(self, error: str = "") -> None:
         """End the turn of the sentence that was sent last; `error` is why it has no answer."""
@@ -365,5 +364,4 @@ def satellite_info(name: str, area: str) -> dict[str, Any]:
         "area": area or None,
         "has_vad": True,
     }
-    others = ("asr", "tts", "handle", "intent", "wake", "mic", "snd")
-    return {"satellite": satellite, **{one: [] for one in others}}
+    return {"satellite": satellite}

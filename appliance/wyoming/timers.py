@@ -30,12 +30,11 @@ class Timers:
         """Take in an event of the protocol (wyoming/timer.py); a wrong one does nothing."""
         name, left_s = event.data.get("id"), event.data.get("total_seconds")
         ended = self._ends_s.pop(name, None) if isinstance(name, str) else None
+        runs = event.data.get("is_active") is not False and len(self._ends_s) < MOST_TIMERS
         if event.type == "timer-finished" and ended is not None:
             self._ring_until_s = self._clock() + RING_S
-        elif isinstance(name, str) and type(left_s) in (int, float) and left_s is not None:
-            runs = event.data.get("is_active") is not False
-            if runs and len(self._ends_s) < MOST_TIMERS:
-                self._ends_s[name] = self._clock() + left_s
+        elif runs and isinstance(name, str) and type(left_s) in (int, float) and left_s is not None:
+            self._ends_s[name] = self._clock() + left_s
 
     def poll(self) -> None:
         """Ring for the timers that are over. Call it about once a second."""

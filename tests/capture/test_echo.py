@@ -134,7 +134,7 @@ def test_after_a_pause_of_our_own_loudspeaker_its_first_sound_is_removed() -> No
         for start, known in starts.items():
             if start <= at < start + length:
                 part = known[at - start : at - start + FRAME_SAMPLES]
-                late_s = 0.04 if start else 0.0  # as if the sound server had begun otherwise
+                late_s = 0.25 if start else 0.0  # as if the sound server had begun otherwise
                 buffer.push(part, BEGAN_S + late_s + (at + len(part)) / SAMPLE_RATE)
         for frame in framer.push(samples[at : at + FRAME_SAMPLES], BEGAN_S + at / SAMPLE_RATE):
             after += canceller.push(frame)

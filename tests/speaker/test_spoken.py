@@ -25,6 +25,18 @@ def test_a_text_is_own_if_the_house_is_saying_it_or_a_part_of_it(heard: str, own
     assert not spoken.is_own(heard, at=105.1)
 
 
+def test_over_a_known_own_voice_only_what_is_addressed_may_be_a_persons() -> None:
+    spoken = Spoken(is_heard=lambda _: True)
+    assert spoken.is_own("computer stop", at=1.0, addressed=True)
+    spoken.note("The computer is on.", until=100.0)
+    heard = {
+        text: spoken.is_own(text, at=1.0, addressed=True)
+        for text in ("computer stop", "computer is on")
+    }
+    assert heard == {"computer stop": False, "computer is on": True}
+    assert spoken.is_own("what time is it", at=1.0)
+
+
 def test_the_other_rooms_get_what_this_one_says_and_nothing_of_theirs() -> None:
     def tell_here(text: str, until: float) -> None:
         here.remember(text, until)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,16 @@ FORM: dict[str, Any] = {"rate": 22_050, "width": 2, "channels": 1}
 SOUND = sound_of(sentences()[0].file)
 
 
-@dataclass
 class Room:
-    """A satellite on a free port."""
+    """A satellite, on a free port once it runs."""
 
-    satellite: VoiceSatellite
-    player: Player | None
-    answers: list[AssistReply]
-    sounded: list[str]
-    pauses: list[bool]
-    port: int = 0
+    def __init__(self, player: Player | None) -> None:
+        self.player, self.port = player, 0
+        self.answers, self.sounded, self.pauses = list[AssistReply](), list[str](), list[bool]()
+        self.satellite = VoiceSatellite(
+            "Roomscribe kitchen", "Kitchen", loudspeaker=player.speaker if player else None,
+            pause=self.pauses.append, on_reply=self.answers.append, on_sounded=self.sounded.append,
+        )  # fmt: skip
 
     def ask(self, name: str = "1", phrase: str = "computer") -> bool:
         return self.satellite.ask(Question(name, "what time is it", SOUND.tobytes(), phrase))
@@ -62,15 +61,10 @@ def announce(talk: Talk, sound: bytes = TONE) -> None:
 @contextmanager
 def room(folder: Path | None = None) -> Iterator[Room]:
     """With `folder`, it has a loudspeaker."""
-    answers, sounded, pauses = list[AssistReply](), list[str](), list[bool]()
     with ExitStack() as stack:
-        player = stack.enter_context(playing(folder / "sound")) if folder else None
-        satellite = VoiceSatellite(
-            "Roomscribe kitchen", "Kitchen", loudspeaker=player.speaker if player else None,
-            pause=pauses.append, on_reply=answers.append, on_sounded=sounded.append,
-        )  # fmt: skip
-        port = stack.enter_context(running(satellite=satellite)).satellite_port
-        yield Room(satellite, player, answers, sounded, pauses, port)
+        one = Room(stack.enter_context(playing(folder / "sound")) if folder else None)
+        one.port = stack.enter_context(running(satellite=one.satellite)).satellite_port
+        yield one
 
 
 def test_home_assistant_learns_of_a_satellite_with_a_room_and_no_wake_word() -> None:
@@ -80,7 +74,7 @@ def test_home_assistant_learns_of_a_satellite_with_a_room_and_no_wake_word() -> 
     satellite = event.data["satellite"]
     assert (satellite["name"], satellite["area"]) == ("Roomscribe kitchen", "Kitchen")
     assert satellite["installed"]
-    assert event.data["asr"] == event.data["wake"] == []
+    assert event.data.keys() == {"satellite"}
 
 
 def test_a_sentence_is_asked_at_once_and_its_answer_sounds(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def state(around: Surroundings) -> Outcome:
 
 def judge_state(state: dict[str, Any]) -> Outcome:
     """Return the outcome for the daemon's `state`."""
-    status = str(state["status"])
+    status, assist = str(state["status"]), state.get("assist", {})
     found = ", ".join([
         status,
         f"encoder {state['encoder']}",
@@ -133,6 +133,8 @@ def judge_state(state: dict[str, Any]) -> Outcome:
         f"version {state['version']}",
         f"{state['queue_depth']} windows and {state['outbox_depth']} transcripts waiting",
         *(["other rooms: " + " ".join(rooms)] if (rooms := state.get("rooms")) else []),
+        *([f"Assist gets {way}"] if (way := assist.get("way")) else []),
+        *([f"the satellite has {assist['home'] or 'no Home Assistant yet'}"] if assist else []),
     ])  # fmt: skip
     if status not in ("running", "muted"):
         return failed(f"{found}: {'; '.join(state['reasons'])}", "see `journalctl -u roomscribe`")

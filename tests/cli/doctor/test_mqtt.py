@@ -250,13 +250,16 @@ def test_a_degraded_daemon_is_a_fault_with_its_reasons() -> None:
     assert "microphone gone; plug it in" in found.found
 
 
-def test_the_other_rooms_are_listed() -> None:
+def test_the_other_rooms_and_the_way_to_assist_are_listed() -> None:
     alone = publishing.judge_state(STATE)
     assert alone.found.startswith("running, encoder cpu, model tiny.en")
     assert "rooms" not in alone.found
     together = publishing.judge_state(STATE | {"rooms": ["bath", "hall"]})
     assert together.status == "ok"
     assert together.found == f"{alone.found}, other rooms: bath hall"
+    talking = {"way": "sound", "home": None, "listening": False}
+    found = publishing.judge_state(STATE | {"assist": talking}).found
+    assert found == f"{alone.found}, Assist gets sound, the satellite has no Home Assistant yet"
 
 
 def test_a_unit_that_is_not_active_is_a_fault() -> None:
