@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,36 +26,20 @@ from appliance.config import (
 )
 from appliance.daemon.core import Core
 from appliance.daemon.talk import REFUSAL, Talk, is_stop
-from appliance.records import AssistReply, Listener, Phrase, Transcript
+from appliance.records import AssistReply, Listener, Phrase
 from appliance.store.store import Store
 from appliance.wyoming.protocol import Event
 
 
-class Replies(Listener):
-    def __init__(self) -> None:
-        self.all: list[AssistReply] = []
+class Room(Listener):
+    def __init__(self, core: Core, home: Any) -> None:
+        self.core, self.expected, self.replies = core, list[Any](), list[AssistReply]()
+        expect = cast("Any", lambda _, answer: self.expected.append(answer))
+        self.talk = Talk(core, home, None, expect)
+        core.bus.add(self.talk, self)
 
     def on_reply(self, reply: AssistReply) -> None:
-        self.all.append(reply)
-
-
-class Home:
-    """Takes texts."""
-
-    def __init__(self) -> None:
-        self.taken: list[str] = []
-
-    def hand_over(self, _: Transcript, text: str) -> None:
-        self.taken.append(text)
-
-
-class Room:
-    def __init__(self, core: Core, replies: Replies, home: Home | None) -> None:
-        self.core, self.replies = core, replies
-        self.expected: list[Any] = []
-        expect = cast("Any", lambda _, answer: self.expected.append(answer))
-        self.talk = Talk(core, cast("Any", home), None, expect)
-        core.bus.add(self.talk)
+        self.replies.append(reply)
 
     def say(self, command: str, **slots: str) -> bytes:
         """An expected sentence with the phrase; returns its sound."""
@@ -68,7 +53,7 @@ class Room:
 
 
 @contextmanager
-def room(folder: Path, home: Home | None = None) -> Iterator[tuple[Room, Client]]:
+def room(folder: Path, home: Any = None) -> Iterator[tuple[Room, Client]]:
     """A room without a broker, and Home Assistant connected to its satellite."""
     settings = replace(
         Settings(),
@@ -78,9 +63,8 @@ def room(folder: Path, home: Home | None = None) -> Iterator[tuple[Room, Client]
         vocabulary=VocabularySettings(words=("Attic",)),
         mqtt=MqttSettings(enabled=False),
     )
-    replies = Replies()
     with Store.open(settings.store) as store:
-        one = Room(make_core(settings, FakeTranscriber(), store, replies), replies, home)
+        one = Room(make_core(settings, FakeTranscriber(), store), home)
         with (
             running(satellite=one.talk.satellite, known=one.talk.satellite.known) as house,
             Client(house.satellite_port) as client,
@@ -105,8 +89,8 @@ def test_a_listed_sentence_goes_as_sound_with_its_text(
         assert sound(client.events("audio-stop")) == said
         assert one.talk.satellite.known.find(said) == "what time is it"
         client.send("synthesize", text="Ten past nine.", voice={"language": "en"})
-        until(lambda: one.replies.all)
-    [reply] = one.replies.all
+        until(lambda: one.replies)
+    [reply] = one.replies
     assert (reply.status, reply.text) == ("answered", "what time is it")
     assert (reply.speech, reply.goes_on) == ("Ten past nine.", False)
 
@@ -127,18 +111,19 @@ def test_a_refusal_is_spoken_and_nothing_of_the_sentence_leaves(
         one.say(command, **slots)
         assert sound(client.events("audio-stop")) == REFUSAL
         assert one.talk.satellite.known.find(REFUSAL) == "?"
-    [reply] = one.replies.all
+    [reply] = one.replies
     assert (reply.status, reply.speech) == ("failed", spoken)
 
 
 def test_with_a_token_the_text_goes_and_no_sound(tmp_path: Path) -> None:
-    home = Home()
+    taken = list[str]()
+    home = SimpleNamespace(hand_over=lambda _, text: taken.append(text))
     with room(tmp_path, home) as (one, client):
         one.say("turn off the light", area="bathroom")
         client.send("ping")
         assert [event.type for event in client.events("pong")] == ["pong"]
         assert one.talk.state == {"way": "text", "home": "127.0.0.1", "listening": False}
-    assert home.taken == ["turn off the light"]
+    assert taken == ["turn off the light"]
 
 
 def test_a_ring_ends_when_somebody_says_stop(tmp_path: Path) -> None:
@@ -156,7 +141,7 @@ def test_a_ring_ends_when_somebody_says_stop(tmp_path: Path) -> None:
             assert one.talk.satellite.timers.rings
             one.expected[-1]({"answers": [{"phrase_confidence": confidence}]})
         assert not one.talk.satellite.timers.rings
-    assert not one.replies.all
+    assert not one.replies
     assert is_stop("Stop!")
     assert not is_stop("Stop the music in the kitchen.")
 
