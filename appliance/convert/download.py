@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +17,14 @@ from appliance.errors import ModelError
 from appliance.model import model_errors
 from appliance.system import shorten
 
-TIMEOUTS_S = (5.0, 30.0)
-"""To connect, and within an answer."""
+TIMEOUTS_S = (3.0, 30.0)
+"""To connect to one of a server's addresses, of which there may be eight, and within an answer."""
+SILENT = os.strerror(errno.EHOSTUNREACH)
+"""Took seconds for each address, as a timeout does: another attempt would take them again."""
 PASSING = (408, 429, 500, 502, 503, 504)
 """Statuses that another attempt may change."""
 ATTEMPTS, CONNECTIONS = 6, 2
-"""Attempts at a file, and at reaching its server."""
+"""Attempts at a file, and at reaching its server, but one of a silent one."""
 BLOCK = 1 << 14
 """Bytes read at once; an incomplete block is lost."""
 LARGEST = 16_000_000_000
@@ -113,7 +117,9 @@ class Downloader:
                 self._append(source, part, begun)
             except requests.RequestException as error:
                 cause, pause_s = _innermost(error), self._pause_s * 2**attempt
-                if attempt >= (ATTEMPTS if isinstance(error, BrokenOffError) else CONNECTIONS):
+                most = ATTEMPTS if isinstance(error, BrokenOffError) else CONNECTIONS
+                is_silent = isinstance(error, requests.ConnectTimeout) or cause == SILENT
+                if attempt >= (1 if is_silent else most):
                     raise UnreachableError(f"{source.address}: {cause}") from error
                 self.progress.note(f"{part.stem}: {cause}; again in {pause_s:g} s")
                 time.sleep(pause_s)

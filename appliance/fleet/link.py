@@ -103,8 +103,8 @@ class Link:
 
     def __init__(self, settings: FleetSettings, node: str) -> None:
         """Read credential and authority, without connecting. Raises ConfigError."""
-        self._options = connect_options(settings, node)
-        self.node: str = self._options["name"]
+        self._settings = settings
+        self.node: str = connect_options(settings, node)["name"]
         self.address = settings.server
         self.trouble: str | None = COMING
         """Why there is no connection, with the fix; None while there is one."""
@@ -235,7 +235,7 @@ class Link:
         async def on_end() -> None:
             ended.set()
 
-        chosen = dict(self._options)
+        chosen = connect_options(self._settings, self.node)  # files may have been renewed
         password = chosen.get("password")
         if "tls" in chosen and password is not None:
             # nats-py calls it after the greeting: an impostor without TLS does not get the password
@@ -296,6 +296,8 @@ def explain_failure(server: str, error: Exception) -> ServerError:
     """Return why there is no connection, with the fix."""
     where, reason = f"the fleet's server {server}", one_line(error)
     low = reason.lower()
+    if isinstance(error, ConfigError):
+        return _refusal(reason)
     if wrong_time := explain_wrong_time(error):
         return _refusal(f"{where}: {wrong_time}")
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from rigs.disks import mounted
 from rigs.hub import TOKEN, Fault, LocalHub, local_hub
 
+from appliance.convert import download
 from appliance.convert.download import ATTEMPTS, Downloader, RemoteFile, UnreachableError
 from appliance.convert.progress import StreamProgress
 from appliance.errors import ModelError
@@ -122,6 +124,19 @@ def test_a_killed_run_leaves_what_the_next_one_goes_on_with(place: Place) -> Non
         run.send_signal(signal.SIGKILL)
     place.fetch(checksum=GOOD)
     assert place.ranges()[-1] != "" and place.whole()
+
+
+def test_a_server_that_swallows_packets_is_tried_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "TIMEOUTS_S", (0.1, 30.0))
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        address = deaf.getsockname()
+        # beyond the backlog the kernel drops the packets of a new connection
+        with socket.create_connection(address), pytest.raises(UnreachableError):
+            place.address = f"http://127.0.0.1:{address[1]}/{NAME}"
+            place.fetch()
+    assert "again in" not in place.shown.getvalue()
 
 
 def test_a_part_without_a_checksum_is_not_gone_on_with(place: Place) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.certificates import Authority
 from rigs.engine import engine_of, served, settings_for
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet, needs_nats
@@ -174,9 +175,15 @@ def test_tls_and_the_credential_are_checked(tmp_path: Path) -> None:
         assert right.node == "bed"
         right.close()
         file = Path(good.credential)
+        ca, right_ca, credential = Path(good.ca), Path(good.ca).read_bytes(), file.read_bytes()
         file.write_text('user = "bed"\npassword = "another"', encoding="ascii")
         with linked(good.server, credential=good.credential, ca=good.ca) as wrong:
             until(lambda: "does not know this user or password" in str(wrong.trouble))
+            ca.write_bytes(Authority(tmp_path).certificate.read_bytes())
+            file.write_bytes(credential)
+            until(lambda: "its certificate is not trusted" in str(wrong.trouble))
+            ca.write_bytes(right_ca)  # renewed on the disk, without a restart
+            until(lambda: wrong.trouble is None)
         with linked(good.server, credential=good.credential) as unknown:
             until(lambda: "its certificate is not trusted" in str(unknown.trouble))
             assert str(unknown.trouble).startswith("refused: ")
