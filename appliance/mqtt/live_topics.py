@@ -79,6 +79,7 @@ class LiveTopics:
         self._published: tuple[object, ...] = ()
         """The state that was published last, with its reasons."""
         self._state_s = self._stats_s = -math.inf
+        self._online_s = -math.inf
 
     def queue(self, name: str, message: dict[str, Any] | bytes) -> None:
         """Queue a message that is published only if the broker is online."""
@@ -115,6 +116,7 @@ class LiveTopics:
         """Drop what was missed during the outage, and publish the present state again."""
         self._queue.clear()
         self._answers.clear()
+        self._online_s = time.monotonic()  # its first message
         self.repeat()
 
     def repeat(self) -> None:
@@ -132,6 +134,9 @@ class LiveTopics:
         state = self._sources.state()
         reasons, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
         published = (*state.news(), reasons, waits)
+        if self._online_s + STATE_S <= now_s:  # an old connection's will may come late
+            publish(events.AVAILABILITY, events.ONLINE, retain=True)
+            self._online_s = now_s
         if published != self._published or now_s >= self._state_s + STATE_S:
             message = events.state(state, self._outbox.depth(), reasons, waits)
             self._connection.publish(events.STATE, events.encode(message), retain=True)

@@ -24,7 +24,7 @@ from rigs.waiting import NEVER_S, until
 
 from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
-from appliance.mqtt import credentials
+from appliance.mqtt import credentials, live_topics
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.live_topics import Sources
 from appliance.mqtt.publisher import Publisher
@@ -143,6 +143,21 @@ def test_availability_comes_before_everything_and_state_is_retained(store: Store
             until(lambda: all(newcomer.payloads(name) for name in kept))
             assert newcomer.payloads("availability") == [b"offline"]
             assert newcomer.events() == []
+
+
+def test_a_late_will_of_an_old_connection_is_corrected(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_topics, "STATE_S", 0.5)
+    with (
+        Broker() as broker,
+        Subscriber(broker.port) as subscriber,
+        running(settings(broker), store),
+    ):
+        until(lambda: subscriber.payloads("availability") == [b"online"])
+        subscriber.publish("roomscribe/kitchen/availability", b"offline", retain=True)
+        until(lambda: b"offline" in subscriber.payloads("availability"))
+        until(lambda: subscriber.payloads("availability")[-1] == b"online")
 
 
 def test_a_change_of_state_is_published_at_once_and_only_once(store: Store) -> None:
