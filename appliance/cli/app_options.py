@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -70,8 +71,8 @@ def write_app_config(
     }
     if options.get("satellite"):
         changes |= {"speaker.enabled": True, "speaker.device": "pulse:"}
-    password = options.get("mqtt_password")
-    if "mqtt.host" not in changes:
+    password, own = options.get("mqtt_password"), read_text(own_file)
+    if "mqtt.host" not in changes and not _names_broker(own):
         broker = _find_broker(supervisor, token)
         password = broker.get("password")
         changes |= _broker_keys(broker)
@@ -81,7 +82,7 @@ def write_app_config(
         changes["homeassistant.url"] = f"{supervisor}/core"
         changes["homeassistant.token_file"] = _write_secret(private / "token", token)
     try:
-        text = set_keys(read_text(own_file), changes)
+        text = set_keys(own, changes)
     except ValueError as error:
         raise ConfigError(f"{own_file}: not valid TOML: {error}") from error
     file = private / "roomscribe.toml"
@@ -97,6 +98,14 @@ def _read_options(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: expected a JSON object, found another value")
     return found
+
+
+def _names_broker(text: str) -> bool:
+    """Return True if a configuration sets mqtt.host; False also if it is no TOML."""
+    try:
+        return bool(tomllib.loads(text)["mqtt"]["host"])
+    except (LookupError, TypeError, ValueError):
+        return False
 
 
 def _find_broker(supervisor: str, token: str) -> dict[str, Any]:

@@ -168,6 +168,15 @@ def test_a_broker_in_the_options_is_used_in_place_of_the_supervisors(
     assert Path(found.password_file).read_text() == "p\n"
 
 
+def test_a_broker_in_the_users_own_file_is_used_in_place_of_the_supervisors(
+    tmp_path: Path, supervisor: Supervisor
+) -> None:
+    supervisor.broker = {"host": "core-mosquitto", "port": 8883, "ssl": True, "username": "addons"}
+    own = '[mqtt]\nhost = "home.example.org"\nport = 8883\ntls = true\n'
+    found = load(made(tmp_path, supervisor, {"node": "kitchen"}, own)).mqtt
+    assert (found.host, found.tls, found.username) == ("home.example.org", True, "")
+
+
 @pytest.mark.parametrize(
     ("options", "own", "message"),
     [
