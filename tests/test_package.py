@@ -11,6 +11,7 @@ import pytest
 from deb import checks
 from rigs import documented
 from rigs.checkout import ROOT, environment
+from rigs.command import captured
 from rigs.needs import NOT_ROOT, require
 from rigs.waiting import PATIENCE_S
 
@@ -228,12 +229,6 @@ def test_a_satellites_package_is_the_other_one_without_what_runs_a_model() -> No
         assert twin.read_bytes() == file.read_bytes(), "the two packages do the same"
 
 
-def test_every_vendored_library_has_its_licence_in_the_copyright_file() -> None:
-    text = (DEBIAN / "copyright").read_text(encoding="utf-8")
-    for name in re.findall(r"^([a-z-]+)==", (DEBIAN / "vendored.txt").read_text("utf-8"), re.M):
-        assert f"debian/vendor/*/{name.replace('-', '_')}-*.whl" in text, name
-
-
 def test_the_built_in_models_source_is_named_with_its_checksums() -> None:
     text = (DEBIAN / "copyright").read_text(encoding="utf-8")
     pinned = known.PINNED[built_in.RECIPE.name]
@@ -363,13 +358,7 @@ def test_bash_completes_commands_options_values_and_files(texts: Path, tmp_path:
         printf '%s\\n' "${{COMPREPLY[@]}}" | sort | paste -sd ' '
     done
     complete -p roomscribe"""
-    done = subprocess.run(
-        ["bash", "-c", script, "_", *wanted],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = captured("bash", "-c", script, "_", *wanted, cwd=tmp_path, check=True)
     *found, registered = done.stdout.splitlines()
     assert dict(zip(wanted, found, strict=True)) == wanted
     assert "-o default" in registered, "files are not offered where nothing else is"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from rigs.checkout import ROOT, SPEECH, environment
-from rigs.command import roomscribe
+from rigs.command import captured, roomscribe
 from rigs.needs import needs_ffmpeg
 
 from appliance.capture.recording import Recording
@@ -82,14 +82,8 @@ def test_a_name_is_a_name_and_no_option_address_or_pattern(tmp_path: Path, name:
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     convert(tmp_path / "talk.m4a").rename(file)
-    done = subprocess.run(
-        [sys.executable, "-m", "appliance", "transcribe", "--", name],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = sys.executable, "-m", "appliance", "transcribe", "--", name
+    done = captured(*command, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -142,14 +136,8 @@ def test_a_list_of_other_files_is_opened_by_nobody(tmp_path: Path) -> None:
 def test_without_ffmpeg_one_line_says_what_converts_it(tmp_path: Path) -> None:
     file = tmp_path / "memo.m4a"
     file.write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
-    done = subprocess.run(
-        [sys.executable, "-m", "appliance", "transcribe", file],
-        cwd=ROOT,
-        env=os.environ | {"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = sys.executable, "-m", "appliance", "transcribe", file
+    done = captured(*command, cwd=ROOT, env=os.environ | {"PATH": str(tmp_path)})
     assert done.returncode == AudioError.exit_status
     *_, line = done.stderr.splitlines()
     assert "memo.m4a" in line

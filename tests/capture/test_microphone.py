@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 from numpy.typing import NDArray
+from rigs.command import captured
 from rigs.microphone import PulseMicrophone
 from rigs.needs import needs_microphone
 from rigs.waiting import PATIENCE_S
@@ -103,13 +104,8 @@ def test_a_missing_library_is_a_device_error_that_names_it(
 ) -> None:
     (tmp_path / "sounddevice.py").write_text(trouble, encoding="utf-8")
     program = "from appliance.capture.microphone import list_microphones as l\nl()"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = captured(sys.executable, "-c", program, env=environment)
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("appliance.errors.DeviceError: ")
     assert fix in last

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 from rigs.checkout import ROOT, environment
+from rigs.command import captured
 from rigs.needs import unless
 
 from appliance.capture.filters import HighPass
@@ -159,13 +159,8 @@ def test_a_missing_library_is_one_line_that_names_the_package(tmp_path: Path) ->
         "raise OSError(\"cannot load library 'libsndfile.so'\")\n", encoding="utf-8"
     )
     soundfile.write(tmp_path / "tone.wav", tone(0.3), SAMPLE_RATE)
-    done = subprocess.run(
-        [sys.executable, "-m", "appliance", "transcribe", tmp_path / "tone.wav"],
-        env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = sys.executable, "-m", "appliance", "transcribe", tmp_path / "tone.wav"
+    done = captured(*command, env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"))
     assert done.returncode == DeviceError.exit_status
     *_, line = done.stderr.splitlines()
     assert "apt install python3-soundfile libsndfile1" in line

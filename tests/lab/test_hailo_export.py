@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 from rigs.checkout import SPEECH
+from rigs.command import captured
 from rigs.models import ODD, random_mel, random_weights, write_checkpoint
 from rigs.weights import find_weights
 
@@ -180,43 +181,28 @@ def test_the_encoders_script_calls_the_three_steps_in_order(
         "--model-script my script.alls --output-har-path hailo8l/odd_encoder_optimized.har",
         "compiler hailo8l/odd_encoder_optimized.har --hw-arch hailo8l --output-dir hailo8l",
     ]
-    refused = subprocess.run(
-        [script, "hailo9"], env=environment, check=False, capture_output=True, text=True
-    )
-    assert (refused.returncode, refused.stderr) == (
-        64,
-        "chip: expected hailo8, hailo8l, hailo10h, found hailo9\n",
-    )
-    missing = subprocess.run(
-        [script, "hailo8"],
-        env={"PATH": "/usr/bin:/bin"},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert missing.returncode == 69
-    assert missing.stderr.startswith("hailo: command not found; activate")
+    told = "chip: expected hailo8, hailo8l, hailo10h, found hailo9\n"
+    assert refusal(64, environment, script, "hailo9") == told
+    missing = refusal(69, {"PATH": "/usr/bin:/bin"}, script, "hailo8")
+    assert missing.startswith("hailo: command not found; activate")
+
+
+def refusal(status: int, environment: dict[str, str], *command: object) -> str:
+    """Return the errors of a command that ends with this status."""
+    done = captured(*command, env=environment)
+    assert done.returncode == status
+    return done.stderr
 
 
 def test_the_decoders_script_names_nodes_that_are_in_the_graph(
     exported: Report, tmp_path: Path
 ) -> None:
-    missing = subprocess.run(
-        [sys.executable, exported.folder / "compile_decoder.py", "hailo10h"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert missing.returncode == 1
-    assert missing.stderr == (
-        "hailo_sdk_client: not installed; activate the Dataflow Compiler's environment\n"
-    )
+    script = exported.folder / "compile_decoder.py", "hailo10h"
+    told = "hailo_sdk_client: not installed; activate the Dataflow Compiler's environment\n"
+    assert refusal(1, dict(os.environ), sys.executable, *script) == told
     (tmp_path / "hailo_sdk_client.py").write_text(FAKE_SDK)
-    subprocess.run(
-        [sys.executable, exported.folder / "compile_decoder.py", "hailo10h"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        check=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, *script], env=environment, check=True)
     made = exported.folder / "hailo10h"
     assert (made / "odd_decoder.hef").read_bytes() == b"hailo10h odd_decoder"
     assert (made / "odd_decoder_optimized.har").exists()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rigs.checkout import ROOT, environment as environment_of, require_model
 from rigs.waiting import PATIENCE_S
@@ -69,6 +69,14 @@ def roomscribe(
         return subprocess.CompletedProcess(
             typed, status, files[1].read().decode(), files[2].read().decode()
         )
+
+
+def captured(
+    *command: object, check: bool = False, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its status and its output as text; `more` goes to subprocess.run."""
+    given, more = [str(word) for word in command], {"timeout": PATIENCE_S, **more}
+    return subprocess.run(given, capture_output=True, text=True, check=check, **more)
 
 
 def _run_fresh(

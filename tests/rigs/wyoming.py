@@ -4,7 +4,6 @@ likes, and the protocol's own library in the releases that Home Assistant came w
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import IO, Any, Self, cast
 import numpy as np
 import pytest
 from rigs.checkout import ROOT
+from rigs.command import captured
 from rigs.transcriber import FakeTranscriber
 from rigs.waiting import PATIENCE_S, until
 
@@ -227,14 +227,9 @@ def sound_of(file: Path, before_s: float = 0.3, after_s: float = TAIL_S) -> Samp
 
 def say(release: str, port: int, sound: Path, *arguments: str) -> list[dict[str, Any]]:
     """What the protocol's own library is told, in a process of its own: `sound` is a WAV file."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "rigs.wyoming_client", str(port), sound, *arguments],
-        env=os.environ | {"PYTHONPATH": f"{LIBRARIES / release}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    command = sys.executable, "-W", "ignore", "-m", "rigs.wyoming_client", port, sound, *arguments
+    environment = os.environ | {"PYTHONPATH": f"{LIBRARIES / release}:{ROOT / 'tests'}"}
+    done = captured(*command, env=environment)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -1,11 +1,11 @@
 """Python and its libraries, the configuration, memory, clock and the Raspberry Pi's power."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rigs.command import captured
 
 from appliance.cli.doctor.machine import (
     configuration,
@@ -37,13 +37,8 @@ def test_a_library_that_cannot_be_imported_is_named_with_its_error(tmp_path: Pat
         "from appliance.config import Settings\n"
         "print(libraries(Surroundings(Settings())).found)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = captured(sys.executable, "-c", program, env=environment, check=True)
     assert done.stdout.startswith(
         "webrtcvad cannot be imported (ModuleNotFoundError: No module named 'pkg_resources')"
     )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rigs.broker import Broker
 from rigs.checkout import ROOT
-from rigs.command import is_gone
+from rigs.command import captured, is_gone
 from rigs.daemon import daemon, end, write_config
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.microphone import PulseMicrophone
@@ -44,16 +44,8 @@ from appliance.model.bundle import load_bundle
 def doctor(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "appliance", "doctor", *map(str, arguments)],
-        env=environment or dict(os.environ),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    command = sys.executable, "-m", "appliance", "doctor", *arguments
+    return captured(*command, env=environment, cwd=ROOT, encoding="utf-8")
 
 
 def checks_by_name(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:

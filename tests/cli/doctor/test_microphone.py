@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rigs.checkout import ROOT
+from rigs.command import captured
 from rigs.microphone import PulseMicrophone
 from rigs.needs import needs_microphone
 from rigs.page import Feed, serving
@@ -45,15 +45,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulseMicrophone]:
 
 def look(rig: PulseMicrophone, within_s: float = PATIENCE_S) -> Outcome:
     """The microphone's check in a process that sees the rig."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK, str(within_s)],
-        env=rig.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    command = sys.executable, "-c", LOOK, within_s
+    done = captured(*command, env=rig.environment, cwd=ROOT, check=True)
     return Outcome(**json.loads(done.stdout))
 
 
