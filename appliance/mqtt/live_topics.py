@@ -135,7 +135,7 @@ class LiveTopics:
         reasons, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
         published = (*state.news(), reasons, waits)
         if self._online_s + STATE_S <= now_s:  # an old connection's will may come late
-            publish(events.AVAILABILITY, events.ONLINE, retain=True)
+            self._connection.publish(events.AVAILABILITY, events.ONLINE, retain=True)
             self._online_s = now_s
         if published != self._published or now_s >= self._state_s + STATE_S:
             message = events.state(state, self._outbox.depth(), reasons, waits)

@@ -1,7 +1,9 @@
 """`roomscribe benchmark`, with small random weights: what it measures, says and refuses."""
 
 import json
+import math
 import os
+import re
 import signal
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import onnx
 import pytest
 import soundfile
 from rigs.models import random_weights, sized, write_checkpoint
@@ -24,6 +27,7 @@ from appliance.infer.network import Network, log_sum
 from appliance.infer.opening import open_transcriber
 from appliance.lab.benchmark import guards
 from appliance.lab.benchmark.cache import ExportedNetwork, count_work
+from appliance.lab.benchmark.limits import multiply_adds
 from appliance.lab.benchmark.main import draw_chart, run_benchmark
 from appliance.lab.benchmark.measure import measure
 from appliance.lab.benchmark.options import add_benchmark_arguments
@@ -106,7 +110,16 @@ def test_without_weights_the_model_in_use_is_measured(
 ) -> None:
     rows = rows_of(("--recordings", recordings), using(bundle.folder), tmp_path / "out.json")
     assert rows["cpu"]["recordings"] == 2
+    said = r"GB/s read: at least [\d.]+ ms of encoder .* and [\d.]+ ms for a token"
+    assert re.search(said, rows["cpu"]["limits"])
     assert rows["cpu-30s-int8"]["absent"] == NEEDS_WEIGHTS
+
+
+def test_the_encoders_work_is_that_of_its_graph(bundle: Bundle) -> None:
+    products, _ = multiply_adds(bundle)
+    graph = onnx.load(bundle.folder / "encoder.onnx").graph
+    matrices = [each for each in graph.initializer if each.name.endswith(".matrix")]
+    assert products == bundle.positions * sum(math.prod(each.dims) for each in matrices)
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,18 @@ computed again for each token. ONNX Runtime runs both, on one thread, in one dec
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.config import Settings
 from appliance.convert import Recipe, build_bundle, load_checkpoint
 from appliance.errors import ConfigError
-from appliance.infer import (
-    CpuEncoder,
-    Decoded,
-    Decoder,
-    Network,
-    Session,
-    StepNetwork,
-    window_mel,
-)
-from appliance.lab.benchmark.steps import TimedNetwork
+from appliance.infer import Decoded, Decoder, Network, Session, StepNetwork
+from appliance.lab.benchmark.steps import TimedNetwork, encode_all
 from appliance.lab.hailo.decoder import FixedNetwork
 from appliance.lab.hailo.graphs import host_tables, write_hailo_decoder
-from appliance.lab.words import Recorded, cut_windows
+from appliance.lab.words import Recorded
 from appliance.model import WINDOW_S, Bundle, load_bundle
 from appliance.records import States
 
@@ -58,14 +48,6 @@ class ExportedNetwork(FixedNetwork):
         return [part[0] for part in self._session.run(feeds)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sound:
-    """A window that was encoded."""
-
-    states: States
-    duration_s: float
-
-
 def cache_table(
     checkpoint: Path, recordings: Sequence[Recorded], scratch: Path
 ) -> Iterator[list[str]]:
@@ -78,8 +60,8 @@ def cache_table(
         bundles[name] = load_bundle(folder)
     decoder = Decoder(bundles["FP32"], 1)
     decoder.positions = bundles["FP32"].positions  # a fixed sequence has nothing behind them
-    sounds = list(_encode(bundles["FP32"], recordings))
-    texts = [decoder.decode(one.states, one.duration_s) for one in sounds]
+    sounds = list(encode_all(bundles["FP32"], recordings))
+    texts = [decoder.decode(*sound) for sound in sounds]
     room = min(LENGTHS) - len(decoder.prompt)
     fitting = [at for at, text in enumerate(texts) if text.ended and len(text.tokens) < room]
     if not fitting:
@@ -95,24 +77,16 @@ def cache_table(
         yield _row(f"with a cache, {name}", cached, Network(bundle, 1), sounds, texts)
 
 
-def _encode(bundle: Bundle, recordings: Sequence[Recorded]) -> Iterator[_Sound]:
-    encoder = CpuEncoder(bundle, 1)
-    for recorded in recordings:
-        for window in cut_windows(recorded.samples, Settings(), bundle.window_s):
-            mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
-            yield _Sound(encoder.encode(mel), window.duration_s)
-
-
 def _row(
     name: str,
     decoder: Decoder,
     network: StepNetwork,
-    sounds: Sequence[_Sound],
+    sounds: Sequence[tuple[States, float]],
     expected: Sequence[Decoded],
 ) -> list[str]:
-    decoder.decode(sounds[0].states, sounds[0].duration_s, network)
+    decoder.decode(*sounds[0], network)
     timed = TimedNetwork(network)
-    texts = [decoder.decode(one.states, one.duration_s, timed) for one in sounds]
+    texts = [decoder.decode(*sound, timed) for sound in sounds]
     length = network.capacity if isinstance(network, FixedNetwork) else 0
     counts = [count_work(len(decoder.prompt), len(text.logprobs), length) for text in texts]
     same = sum(text.tokens == other.tokens for text, other in zip(texts, expected, strict=True))

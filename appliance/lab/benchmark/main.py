@@ -9,20 +9,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from appliance.config import Settings
 from appliance.errors import ConfigError, StoreError
 from appliance.lab.benchmark import cache, guards, padding
+from appliance.lab.benchmark.limits import describe_limits
 from appliance.lab.benchmark.measure import Measured, measure, weigh
 from appliance.lab.benchmark.options import DEFAULT_SENTENCES
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row, make_rows, wanted_rows
 from appliance.lab.benchmark.table import as_chart, as_markdown
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recorded, count_words, missing_packages, read_recordings
+from appliance.model import load_bundle
 from appliance.records import SAMPLE_RATE
 from appliance.system import writing
 
@@ -87,7 +91,10 @@ def run_benchmark(options: argparse.Namespace, settings: Settings) -> int:
         print(as_page(name, lines), flush=True)
         tables[name] = lines
     if options.json:
-        packages = {name: known for name in PACKAGES if (known := _version(name))}
+        packages = dict[str, str]()
+        for name in PACKAGES:
+            with suppress(PackageNotFoundError):
+                packages[name] = version(name)
         content = {"schema": SCHEMA, "threads": options.threads, "packages": packages}
         _write(options.json, "json", json.dumps(content | tables, indent=1) + "\n")
     if options.chart:
@@ -169,6 +176,8 @@ def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
         line |= {"plain_wer": round(plain.wer, 3), "plain_cer": round(plain.cer, 3)}
     if row.key.startswith(FASTER_WHISPER):
         line.pop("discarded", None)  # it does not tell
+    if row.key == "cpu" and row.folder and find_spec("onnx"):
+        line["limits"] = describe_limits(load_bundle(row.folder))
     return line
 
 
@@ -180,7 +189,7 @@ def as_page(name: str, lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _rows_as_text(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the tables of the rows, with those that are left out below."""
+    """Return the tables of the rows; below them what is the least, and the rows left out."""
     found = [line for line in lines if "absent" not in line]
     tables = []
     for first, columns in (
@@ -194,7 +203,8 @@ def _rows_as_text(lines: Sequence[dict[str, Any]]) -> str:
         for line in lines
         if "absent" in line
     ]
-    return "\n\n".join([*tables, "\n".join(left_out)])
+    limits = [line["limits"] for line in lines if "limits" in line]
+    return "\n\n".join([*tables, *limits, "\n".join(left_out)])
 
 
 def _cell(value: Any) -> str:
@@ -242,13 +252,6 @@ def _check_output(option: str, file: Path | None) -> None:
 
 def _scratch() -> str | None:
     return None if "TMPDIR" in os.environ or not Path(SCRATCH).is_dir() else SCRATCH
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _tell(line: str) -> None:

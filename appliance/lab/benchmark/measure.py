@@ -12,28 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from appliance.config import Settings
 from appliance.errors import DeviceError
-from appliance.infer import (
-    CpuEncoder,
-    Decoder,
-    Network,
-    is_loop,
-    open_encoder,
-    open_transcriber,
-    window_mel,
-)
+from appliance.infer import Decoder, Network, is_loop, open_encoder, open_transcriber
 from appliance.lab.benchmark.rows import FASTER_WHISPER, Row
-from appliance.lab.benchmark.steps import TimedNetwork
+from appliance.lab.benchmark.steps import TimedNetwork, encode_all
 from appliance.lab.child import Child, ChildDiedError, ChildFailedError
 from appliance.lab.hailo.decoder import open_on_npu
-from appliance.lab.words import (
-    ProductRecogniser,
-    Recognised,
-    Recogniser,
-    Recorded,
-    cut_windows,
-)
+from appliance.lab.words import ProductRecogniser, Recognised, Recogniser, Recorded
 from appliance.model import Bundle, load_bundle
 from appliance.records import FULL_SCALE, Samples, States
 from appliance.system import one_line
@@ -118,12 +103,9 @@ def listen(connection: Connection, row: Row, recordings: Sequence[Recorded]) -> 
 
 def _time_steps(bundle: Bundle, recordings: Sequence[Recorded]) -> tuple[float, float]:
     """Return first_ms and next_ms of `Measured`, on one thread."""
-    encoder, decoder = CpuEncoder(bundle, 1), Decoder(bundle, 1)
-    network = TimedNetwork(Network(bundle, 1))
-    for recorded in recordings:
-        for window in cut_windows(recorded.samples, Settings(), bundle.window_s):
-            mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
-            decoder.decode(encoder.encode(mel), window.duration_s, network)
+    decoder, network = Decoder(bundle, 1), TimedNetwork(Network(bundle, 1))
+    for states, duration_s in encode_all(bundle, recordings):
+        decoder.decode(states, duration_s, network)
     return network.means_ms()
 
 

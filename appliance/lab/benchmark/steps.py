@@ -11,7 +11,17 @@ from typing import cast
 import numpy as np
 
 from appliance.config import PhrasesSettings, Settings
-from appliance.infer import Decoded, Decoder, Step, StepNetwork, Transcriber, open_transcriber
+from appliance.infer import (
+    CpuEncoder,
+    Decoded,
+    Decoder,
+    Step,
+    StepNetwork,
+    Transcriber,
+    open_transcriber,
+    window_mel,
+)
+from appliance.lab.words import Recorded, cut_windows
 from appliance.model import Bundle
 from appliance.records import States
 
@@ -109,6 +119,15 @@ def open_plain(bundle: Bundle, positions: int) -> Iterator[Transcriber]:
     with open_transcriber(settings, bundle=bundle) as transcriber:
         transcriber.decoder.positions = positions
         yield transcriber
+
+
+def encode_all(bundle: Bundle, recordings: Sequence[Recorded]) -> Iterator[tuple[States, float]]:
+    """Yield the states of each window of the recordings, and its seconds, on one thread."""
+    encoder = CpuEncoder(bundle, 1)
+    for recorded in recordings:
+        for window in cut_windows(recorded.samples, Settings(), bundle.window_s):
+            mel = window_mel(window.samples, bundle.n_mels, bundle.frames)
+            yield encoder.encode(mel), window.duration_s
 
 
 def decode_through(transcriber: Transcriber, network: StepNetwork) -> None:
