@@ -5,17 +5,23 @@ import re
 import signal
 import socket
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rigs.command import captured
 from rigs.hailo import PATIENT, failover, hold, looked_after, mel_of
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.waiting import until
 
-from appliance.config import EncoderSettings
+from appliance.capture import recorder
+from appliance.capture.microphone import Microphone
+from appliance.config import CaptureSettings, EncoderSettings
 from appliance.daemon.single_instance import lock_instance
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
@@ -219,6 +225,42 @@ def test_a_call_that_holds_the_interpreters_lock_is_found_by_the_heartbeat(
 
     until(has_noticed)
     assert "HailoRT hangs; its process was killed" in str(encoder.trouble)
+    encoder.close()
+
+
+SPEAK = """
+import os, sys, time
+pipe, lost = os.open(sys.argv[1], os.O_WRONLY | os.O_NONBLOCK), 0
+due_s = time.monotonic()
+for _ in range(400):
+    try:
+        os.write(pipe, bytes(960))
+    except BlockingIOError:
+        lost += 1
+    due_s += 0.03
+    time.sleep(max(0, due_s - time.monotonic()))
+print(lost)
+"""
+"""12 s of sound; prints how many of its 400 frames nobody read in time."""
+
+
+def test_no_frame_is_lost_while_every_call_of_hailort_hangs(
+    simulator: Simulator, hef_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 10 s with the interpreter's lock; the recorder keeps 4 s here, the pipe 2."""
+    monkeypatch.setattr(recorder, "PIPE_BYTES", 1 << 17)
+    simulator.plug(hold_s=10.0, latency_ms=10_000)
+    encoder = failover(hef_bundle, CpuEncoder(hef_bundle, 1), limits=replace(PATIENT, open_s=15.0))
+    os.mkfifo(pipe := tmp_path / "microphone")
+    settings = CaptureSettings(device=f"pipe://{pipe}?sampleformat=16000:16:1")
+    with ThreadPoolExecutor() as pool, Microphone(settings) as microphone:
+        speaker = pool.submit(captured, sys.executable, "-c", SPEAK, pipe)
+        opening = pool.submit(encoder.open)
+        assert len(list(islice(microphone.frames(), 400))) == 400
+        assert speaker.result().stdout == "0\n"
+        assert not opening.done(), "it was hanging all the time"
+        with pytest.raises(DeviceError):
+            opening.result()
     encoder.close()
 
 
