@@ -4,9 +4,7 @@
 #
 # Let Imager set host name, user, Wi-Fi and SSH. Then edit the lines below, copy this file to the card's boot partition, and
 # after the first login run:    sudo bash /boot/firmware/firstrun.sh
-# To have it run by itself, add to the boot partition's user-data (Imager 2, cloud-init):
-#     runcmd:
-#       - [ bash, /boot/firmware/firstrun.sh ]
+# To have it run by itself, add the two lines at the end of the file user-data (beside this one) to the card's own user-data.
 # The invitation lets one machine join within a day, so this file deletes itself when it is done. Not tried on a real Pi.
 set -euo pipefail
 

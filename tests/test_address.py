@@ -10,11 +10,14 @@ import pytest
 from rigs.checkout import ROOT
 from rigs.needs import module
 
+from appliance import __version__
+
 yaml = module("yaml", "pyyaml")
 
 PLACEHOLDER = "https://example.org" + "/roomscribe"
 TREES = ("appliance", "config", "debian", "docs", "examples", "homeassistant", "scripts", "tests")
 URL = "https://voice.example.net/~me/roomscribe"
+IMAGE = "ghcr.example.net/me/roomscribe"
 IMPORT = "https://my.home-assistant.io/redirect/blueprint_import/?blueprint_url="
 
 
@@ -26,15 +29,15 @@ def texts(folder: Path) -> Iterator[tuple[str, str]]:
             yield str(file.relative_to(folder)), file.read_text("utf-8")
 
 
-def write_address(folder: Path, url: str) -> subprocess.CompletedProcess[str]:
+def write_address(folder: Path, url: str, *image: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/address on a checkout."""
-    command = [str(ROOT / "scripts/address"), url, str(folder)]
+    command = [str(ROOT / "scripts/address"), url, str(folder), *image]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for tree in ("appliance/__init__.py", "config", "docs", "examples/firstrun.sh", "README.md"):
+    for tree in ("appliance/__init__.py", "config", "docs", "examples", "README.md"):
         source, target = ROOT / tree, tmp_path / tree
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
@@ -48,8 +51,13 @@ def test_the_placeholder_stands_once_in_the_checkout() -> None:
 
 def test_every_file_that_names_the_address_has_that_of_the_release(checkout: Path) -> None:
     assert write_address(checkout, "https://first.example.net").returncode == 0
-    assert write_address(checkout, f"{URL}/").returncode == 0, "again, with a slash behind it"
+    assert write_address(checkout, f"{URL}/", IMAGE).returncode == 0, (
+        "again, with a slash behind it"
+    )
     found = dict(texts(checkout))
+    quadlet = (checkout / "examples/roomscribe.container").read_text("utf-8")
+    for text in (quadlet, found["examples/compose/compose.yaml"], found["docs/containers.md"]):
+        assert f"{IMAGE}:{__version__}" in text and "localhost/roomscribe:" not in text
     for name, text in found.items():
         assert "ADDRESS" not in text and "first.example.net" not in text, name
         assert PLACEHOLDER not in text, name
@@ -66,5 +74,5 @@ def test_what_is_no_web_address_changes_nothing(checkout: Path, url: str) -> Non
     before = dict(texts(checkout))
     done = write_address(checkout, url)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "scripts/address URL [FOLDER]\n"
+    assert done.stderr == "scripts/address URL [FOLDER [IMAGE]]\n"
     assert dict(texts(checkout)) == before

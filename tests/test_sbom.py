@@ -40,6 +40,13 @@ def test_the_bill_of_materials_names_libraries_packages_and_the_model(
     assert model["licenses"] == [{"license": {"id": "MIT"}}]
     assert model["copyright"] == "2022 OpenAI"
     assert found["dependencies"][0]["dependsOn"] == list(parts)
+    status = tmp_path / "var/lib/dpkg/status"
+    status.parent.mkdir(parents=True)
+    status.write_text(f"{CONTROL}\n{CONTROL.replace('roomscribe', 'libc6').replace('0.1', '1:2')}")
+    done = subprocess.run([*command, "--image"], check=True, env=environment(), capture_output=True)
+    image = {part["bom-ref"]: part for part in json.loads(done.stdout)["components"]}
+    assert image.keys() == {"deb/roomscribe", "deb/libc6", "pypi/nats-py", "model/random"}
+    assert image["deb/libc6"]["purl"] == "pkg:deb/debian/libc6@1%3A2.0?arch=amd64"
 
 
 def test_every_vendored_wheel_has_a_licence() -> None:

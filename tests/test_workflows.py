@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from rigs.checkout import ROOT
@@ -13,9 +14,9 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RELEASE = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))
 
 
-def settings(**given: str) -> str:
-    """Return what a release says with these variables set."""
-    command = [str(ROOT / ".ci/publish"), "settings"]
+def publish(*part: str, **given: str) -> str:
+    """Return what a part of a release says with these variables set."""
+    command = [str(ROOT / ".ci/publish"), *part]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin", **given}
     )
@@ -39,8 +40,33 @@ def test_each_job_of_a_release_runs_a_part_that_runs_here_too() -> None:
 
 
 def test_a_part_without_its_settings_is_skipped_with_a_notice() -> None:
-    missing = settings()
+    missing = publish("settings")
     assert re.findall(r"^(\w+)=no$", missing, re.MULTILINE) == ["release", "images", "app"]
     assert "::notice::release is skipped: set SIGNING_KEY\n" in missing
-    found = settings(SIGNING_KEY="set", REPOSITORY_URL="https://voice.example.net")
+    found = publish("settings", SIGNING_KEY="set", REPOSITORY_URL="https://voice.example.net")
     assert found.startswith("release=yes\n") and "images=no" in found
+
+
+FAKE_GH = """#!/bin/sh
+printf '%s\\n' "$@"
+shift 8
+cat "$@" > /dev/null
+"""
+"""Prints its arguments; fails if one of the files is not there."""
+
+
+def test_a_draft_has_every_file_of_the_release_and_its_notes(tmp_path: Path) -> None:
+    debian, python = "repository/a_0.2.0_amd64.deb", "pypi/a.whl"
+    files = {"SHA256SUMS", "SHA256SUMS.asc", "a-0.2.0.tar.gz", python, debian}
+    for name in (*files, "RELEASE_NOTES.md", "repository/Packages"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "gh").write_text(FAKE_GH)
+    (tmp_path / "gh").chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    said = publish("draft", "0.2.0", PATH=path, OUT=str(tmp_path)).splitlines()
+    options = "release create v0.2.0 --verify-tag --title", "Roomscribe 0.2.0 --draft --notes-file"
+    assert (" ".join(said[:5]), " ".join(said[5:8])) == options
+    notes, repository, *attached = said[8:]
+    assert (notes, Path(repository).name) == (f"{tmp_path}/RELEASE_NOTES.md", "repository.tar.gz")
+    assert {Path(name).relative_to(tmp_path).as_posix() for name in attached} == files

@@ -183,14 +183,8 @@ def hears(name: str, microphone: Microphone, heard: Path) -> None:
 
 def processes(name: str) -> dict[str, int]:
     """Return the process id of each of our commands in the container, by its first words."""
-    script = (
-        "import pathlib\n"
-        "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        " try: print(p.name, (p/'cmdline').read_text().replace(chr(0), ' '))\n"
-        " except OSError: pass"
-    )
     found = {}
-    for line in inside(name, "python3", "-Ic", script).splitlines():
+    for line in podman("top", name, "pid", "args").splitlines():
         number, _, command = line.partition(" ")
         _, _, words = command.partition("/usr/bin/roomscribe ")
         if words:
@@ -230,6 +224,17 @@ def check_container(image: str, microphone: Microphone, heard: Path) -> None:
     inside("room", "python3", "-Ic", "open('/usr/x', 'w')", status=1)
     inside("room", "python3", "-Ic", "open('/etc/roomscribe/x', 'w')", status=1)
     report("it runs as an ordinary user in a read-only root")
+    labels = json.loads(podman("image", "inspect", image))[0]["Labels"]
+    named = {name.removeprefix("org.opencontainers.image.") for name in labels if labels[name]}
+    wanted = {"title", "version", "licenses", "source", "revision"}
+    expect(wanted - named, set(), "labels that are missing")
+    (file,) = (file for file in WORK.glob("roomscribe_*.cdx.json"))
+    listed = {
+        (part["name"], part["version"]) for part in json.loads(file.read_text())["components"]
+    }
+    packages = inside("room", "dpkg-query", "-W", "-f", "${Package} ${Version}\n").splitlines()
+    expect({tuple(line.split()) for line in packages} - listed, set(), "packages not in its list")
+    report(f"its labels are set, and the list beside it has its {len(packages)} packages")
     inside("room", "roomscribe", "web", "password", given="open sesame 1\n")
     wait("the page", lambda: status_of("/") == 200)
     expect(status_of("/api/session"), 401, "the page without a login")

@@ -1,6 +1,7 @@
 """Writes a package's bill of materials (CycloneDX 1.6): usr/share/PACKAGE/sbom.cdx.json.
 
-python -m deb.sbom TREE    TREE is debian/PACKAGE, complete but for dh_md5sums
+python -m deb.sbom TREE            TREE is debian/PACKAGE, complete but for dh_md5sums
+python -m deb.sbom ROOT --image    prints that of an image: its Debian packages, and what ours have
 
 Nothing in it depends on the day or the machine of the build.
 """
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parents[2]
 VENDOR = "usr/lib/roomscribe/vendor"
@@ -50,6 +52,13 @@ def rights(component: str) -> dict[str, Any]:
     raise KeyError(f"debian/copyright does not name {component}")
 
 
+def library(reference: str, address: str, version: str = "") -> dict[str, Any]:
+    """Return a library that is KIND/NAME and pkg:KIND/ADDRESS."""
+    kind, _, name = reference.partition("/")
+    found = {"type": "library", "bom-ref": reference, "name": name, "purl": f"pkg:{kind}/{address}"}
+    return {**found, "version": version} if version else found
+
+
 def wheels(tree: Path) -> Iterator[dict[str, Any]]:
     """Return the vendored wheels in the tree, with the checksums of debian/vendored.txt."""
     pinned = (ROOT / "debian/vendored.txt").read_text(encoding="utf-8")
@@ -62,11 +71,7 @@ def wheels(tree: Path) -> Iterator[dict[str, Any]]:
             raise KeyError(f"debian/vendored.txt does not name {name} {version}")
         hashes = re.findall("sha256:([0-9a-f]+)", entry[0])
         yield {
-            "type": "library",
-            "bom-ref": f"pypi/{name}",
-            "name": name,
-            "version": version,
-            "purl": f"pkg:pypi/{name.lower()}@{version}",
+            **library(f"pypi/{name}", f"{name.lower()}@{version}", version),
             **rights(f"/{file}-*.whl"),
             "properties": [{"name": "roomscribe:wheel-sha256", "value": one} for one in hashes],
         }
@@ -80,78 +85,78 @@ def debian_packages(depends: str) -> Iterator[dict[str, Any]]:
         name = package.partition(":")[0]  # python3:any
         needed.setdefault(name, []).append(f"{name} {versions}".strip())
     for name, dependencies in sorted(needed.items()):
-        yield {
-            "type": "library",
-            "bom-ref": f"deb/{name}",
-            "name": name,
-            "purl": f"pkg:deb/debian/{name}?distro=trixie",
-            "externalReferences": [
-                {"type": "license", "url": f"file:///usr/share/doc/{name}/copyright"}
-            ],
-            "properties": [{"name": "roomscribe:depends", "value": one} for one in dependencies],
-        }
+        values = [{"name": "roomscribe:depends", "value": one} for one in dependencies]
+        yield {**library(f"deb/{name}", f"debian/{name}?distro=trixie"), "properties": values}
 
 
 def models(tree: Path) -> Iterator[dict[str, Any]]:
     """Return the models in the tree."""
     for bundle in sorted((tree / MODELS).glob("*/bundle.json")):
-        content = json.loads(bundle.read_bytes())
+        text = bundle.read_bytes()
+        content = json.loads(text)
         yield {
             "type": "machine-learning-model",
             "bom-ref": f"model/{content['name']}",
             "name": content["name"],
             "version": content["checkpoint_sha256"][:12],
             "description": f"{content['description']}: {content['source']}",
-            "hashes": [{"alg": "SHA-256", "content": sha256(bundle)}],
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(text).hexdigest()}],
             **rights("debian/model/"),
-            "modelCard": {
-                "modelParameters": {
-                    "task": "automatic speech recognition",
-                    "architectureFamily": "Whisper",
-                }
-            },
+            "modelCard": {"modelParameters": {"task": "automatic speech recognition"}},
         }
 
 
-def sha256(file: Path) -> str:
-    """Return the checksum of a file."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def image_parts(root: Path, packages: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Return the installed packages, and the wheels and models of ours."""
+    for fields in packages:
+        name, version = fields["Package"], fields["Version"]
+        owned = name if name.startswith("roomscribe") else f"debian/{name}"
+        address = f"{owned}@{quote(version)}?arch={fields['Architecture']}"
+        yield library(f"deb/{name}", address, version)
+    for file in sorted(root.glob("usr/share/roomscribe*/sbom.cdx.json")):
+        for part in json.loads(file.read_bytes())["components"]:
+            if not part["bom-ref"].startswith("deb/"):
+                yield part
 
 
-def materials(tree: Path, control: dict[str, str]) -> dict[str, Any]:
-    """Return the bill of materials of the package in `tree`."""
-    root = f"deb/{control['Package']}"
-    parts = [*wheels(tree), *debian_packages(control.get("Depends", "")), *models(tree)]
-    return {
+def materials(kind: str, control: dict[str, str], parts: list[dict[str, Any]]) -> str:
+    """Return the bill of materials of our package, or of an image (kind: container) with it."""
+    name, version = control["Package"], control["Version"]
+    whole = library(f"deb/{name}", f"{name}@{version}?arch={control['Architecture']}", version)
+    content = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {
             "component": {
-                "type": "application",
-                "bom-ref": root,
-                "name": control["Package"],
-                "version": control["Version"],
-                "purl": f"pkg:deb/{control['Package']}@{control['Version']}"
-                f"?arch={control['Architecture']}",
+                **whole,
+                "bom-ref": kind,
+                "type": kind,
                 "licenses": [licence("Apache-2.0")],
             }
         },
         "components": parts,
-        "dependencies": [{"ref": root, "dependsOn": [part["bom-ref"] for part in parts]}],
+        "dependencies": [{"ref": kind, "dependsOn": [part["bom-ref"] for part in parts]}],
     }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
-    """Write the file, for every user to read, whatever the umask of the build."""
+    """Write the file, for every user to read, whatever the umask of the build; or an image's."""
     tree = Path(sys.argv[1])
+    if sys.argv[2:] == ["--image"]:
+        packages = paragraphs((tree / "var/lib/dpkg/status").read_text(encoding="utf-8"))
+        (control,) = (fields for fields in packages if fields["Package"] == "roomscribe")
+        sys.stdout.write(materials("container", control, [*image_parts(tree, packages)]))
+        return
     (control,) = paragraphs((tree / "DEBIAN/control").read_text(encoding="utf-8"))
     folder = tree / "usr/share" / control["Package"]
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    file, content = folder / "sbom.cdx.json", materials(tree, control)
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    parts = [*wheels(tree), *debian_packages(control.get("Depends", "")), *models(tree)]
+    file = folder / "sbom.cdx.json"
+    file.write_text(materials("application", control, parts), encoding="utf-8")
     file.chmod(0o644)
 
 
