@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from rigs.checkout import ROOT
+from rigs.command import captured
 from rigs.needs import module
 
 from appliance import __version__
@@ -31,8 +32,7 @@ def texts(folder: Path) -> Iterator[tuple[str, str]]:
 
 def write_address(folder: Path, url: str, *image: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/address on a checkout."""
-    command = [str(ROOT / "scripts/address"), url, str(folder), *image]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return captured(ROOT / "scripts/address", url, folder, *image)
 
 
 @pytest.fixture

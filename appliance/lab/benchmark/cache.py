@@ -90,7 +90,10 @@ def _row(
     length = network.capacity if isinstance(network, FixedNetwork) else 0
     counts = [count_work(len(decoder.prompt), len(text.logprobs), length) for text in texts]
     same = sum(text.tokens == other.tokens for text, other in zip(texts, expected, strict=True))
-    written, spent_ms = sum(len(text.logprobs) for text in texts), timed.spent_ms
+    written, spent_ms = (
+        sum(len(text.logprobs) for text in texts),
+        sum(timed.first_ms + timed.next_ms),
+    )
     return [
         name,
         f"{written / len(texts):.1f}",

@@ -56,11 +56,6 @@ class TimedNetwork:
         first, later = (sum(ms) / max(1, len(ms)) for ms in (self.first_ms, self.next_ms))
         return first, later
 
-    @property
-    def spent_ms(self) -> float:
-        """Of all tokens."""
-        return sum(self.first_ms) + sum(self.next_ms)
-
 
 class GuardedNetwork:
     """A network whose logits a repetition penalty and a bonus for end-of-text change."""
