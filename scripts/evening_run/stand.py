@@ -21,7 +21,7 @@ from evening_run.home import ASSIST_PHRASE, home
 from evening_run.processes import Clock, Usage, usage
 from evening_run.stream import Samples, Stream
 from paho.mqtt.client import MQTTMessage
-from rigs.broker import Broker
+from rigs.broker import Broker, free_port
 from rigs.browser import DESK, Browser, browser
 from rigs.command import start
 from rigs.daemon import log_of
@@ -30,7 +30,7 @@ from rigs.microphone import PulseMicrophone
 from rigs.mqtt_client import Subscriber
 from rigs.page import Page
 from rigs.waiting import holds
-from rigs.wyoming import AUDIO_16K, Talk, free_port
+from rigs.wyoming import AUDIO_16K, Talk
 
 from appliance.records import SAMPLE_RATE
 

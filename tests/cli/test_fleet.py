@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rigs import bare
+from rigs.broker import free_port
 from rigs.checkout import ROOT
 from rigs.command import OBEYING_MODES, errors, refusal, roomscribe, start
 from rigs.daemon import daemon, log_of, write_config
@@ -19,7 +20,6 @@ from rigs.nats import NatsServer
 from rigs.needs import needs_fleet
 from rigs.terminal import Terminal
 from rigs.waiting import PATIENCE_S, until
-from rigs.wyoming import free_port
 
 from appliance.cli.fleet.provisioning import PATHS, STATE
 from appliance.cli.main import main

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.broker import free_port
 from rigs.disks import mounted
 from rigs.engine import engine_of, served, settings_for
 from rigs.needs import needs_fleet
 from rigs.waiting import PATIENCE_S, until
-from rigs.wyoming import free_port
 
 from appliance.cli.fleet.provisioning import CONFIG, KEY, NODES, STATE, Code, FleetServer, is_host
 from appliance.errors import ConfigError, ServerError, StoreError

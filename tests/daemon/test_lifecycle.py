@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rigs.broker import free_port
 from rigs.checkout import ROOT, environment
 from rigs.daemon import daemon, end, log_of, write_config
 from rigs.systemd import Systemd
 from rigs.waiting import PATIENCE_S, until
-from rigs.wyoming import free_port
 
 from appliance import system
 from appliance.config import Settings, VoiceSettings

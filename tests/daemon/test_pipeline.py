@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rigs.broker import free_port
 from rigs.needs import needs_memory
 from rigs.recordings import sentences
 from rigs.sources import FakeSource, silence
@@ -21,7 +22,7 @@ from rigs.systemd import Systemd
 from rigs.transcriber import HEARD, FakeEncoder, FakeTranscriber
 from rigs.waiting import PATIENCE_S, until
 from rigs.windows import NO_FOLDER, a_window
-from rigs.wyoming import Talk, free_port, sound_of
+from rigs.wyoming import Talk, sound_of
 
 from appliance.config import (
     ApplianceSettings,

@@ -12,14 +12,13 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -74,19 +73,6 @@ def text_of(transcript_id: str) -> str:
     return f"text of {transcript_id}"
 
 
-class Journal(Listener):
-    """Notes what the appliance reports."""
-
-    def __init__(self, house: House) -> None:
-        self._house = house
-
-    def on_transcript(self, transcript: Transcript) -> None:
-        self._house.on_transcript(transcript)
-
-    def on_discarded(self, discarded: Discarded) -> None:
-        self._house.on_discarded(discarded)
-
-
 class Appliance:
     """One life of the process."""
 
@@ -94,7 +80,7 @@ class Appliance:
         settings = house.settings
         self.writer = Writer()
         self.store = Store.open_with_fallback(settings, lambda _: None)
-        core = make_core(settings, self.writer, self.store, Journal(house))
+        core = make_core(settings, self.writer, self.store, house)
         self.health, self.backlog, self.transcriber = core.health, core.backlog, make_works(core)
         self.publisher = Publisher(
             settings.mqtt,
@@ -108,8 +94,8 @@ class Appliance:
         self.lease: Lease | None = None
 
 
-class House:
-    """The appliance and what outlives its process."""
+class House(Listener):
+    """The appliance and what outlives its process; notes what it reports."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, home_assistant: bool = False) -> None:
         memory = Path("/dev/shm")
@@ -287,8 +273,23 @@ class House:
         with self.crashing(crash):
             up.transcriber.decode(work)
 
-    def crashing(self, crash: str) -> Any:
-        return _Crashing(self, crash)
+    @contextmanager
+    def crashing(self, crash: str) -> Iterator[None]:
+        """End the process at the next `append` if `crash` says so."""
+        store, append = self.up.store, self.up.store.append
+
+        def dying(transcript: Transcript) -> None:
+            self._before_commit = (read_files(self.state), self.state)
+            append(transcript)
+            raise CrashError
+
+        if crash:
+            store.append = dying  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        except CrashError:
+            self.stop(tear=float(crash.partition(" ")[2]) if crash.startswith("torn") else None)
+            self._before_commit = None
 
     def delete(self, transcript_id: str) -> None:
         """Delete a transcript, as a person does."""
@@ -321,35 +322,6 @@ class House:
         if not self.spool.is_dir():
             return set()
         return {path.name[9:35] for path in self.spool.glob("*.window")}
-
-
-class _Crashing:
-    """Ends the process at the next `append` if it is told to."""
-
-    def __init__(self, house: House, crash: str) -> None:
-        self._house, self._crash = house, crash
-
-    def __enter__(self) -> None:
-        if not self._crash:
-            return
-        house, store = self._house, self._house.up.store
-        append = store.append
-
-        def dying(transcript: Transcript) -> None:
-            house._before_commit = (read_files(house.state), house.state)
-            append(transcript)
-            raise CrashError
-
-        store.append = dying  # type: ignore[method-assign, assignment]
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if isinstance(error, CrashError):
-            crash = self._crash
-            tear = float(crash.partition(" ")[2]) if crash.startswith("torn") else None
-            self._house.stop(tear=tear)
-            self._house._before_commit = None
-            return True
-        return False
 
 
 def _close(old: Appliance) -> None:

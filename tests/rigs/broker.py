@@ -8,21 +8,16 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
-from rigs.waiting import PATIENCE_S
+from rigs.waiting import PATIENCE_S, until
 
 from appliance.config import MqttSettings
 
 
 def missing() -> str:
     """What to install before a broker can be started; empty when nothing."""
-    paths = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
-    programs = ("mosquitto", "mosquitto_passwd")
-    absent = [
-        name for name in programs if not (shutil.which(name) or shutil.which(name, path=paths))
-    ]
+    absent = [name for name in ("mosquitto", "mosquitto_passwd") if not find_program(name)]
     return f"not installed: {' '.join(absent)} (apt install mosquitto)" if absent else ""
 
 
@@ -47,7 +42,7 @@ class Broker:
         A `persistent` one keeps sessions and retained messages over `stop` and `start`.
         With start=False the port is chosen and nobody listens on it yet.
         """
-        self.port = _free_port()
+        self.port = free_port()
         self._start_at_once = start
         self._process: subprocess.Popen[bytes] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="roomscribe-broker-"))
@@ -60,7 +55,7 @@ class Broker:
             "log_type all",
             "connection_messages true",
         ]
-        if _is_root():
+        if not os.geteuid():
             lines.append("user root")
         if users is not None:
             lines.append(f"password_file {self._password_file(users)}")
@@ -74,15 +69,13 @@ class Broker:
 
     def start(self) -> None:
         """Starts it and returns when it takes connections; RuntimeError with its log if not."""
-        command = [_program("mosquitto"), "-c", str(self._config)]
+        command = [find_program("mosquitto"), "-c", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with socket.socket() as probe:
-                if probe.connect_ex((self.host, self.port)) == 0:
-                    return
-            time.sleep(0.02)
+        process = self._process
+        until(lambda: process.poll() is not None or is_open(self.port))
+        if process.poll() is None:
+            return
         self.stop()
         raise RuntimeError(f"mosquitto does not listen on port {self.port}:\n{self.log()}")
 
@@ -115,21 +108,22 @@ class Broker:
         path = self.folder / "passwords"
         path.touch(mode=0o600)
         for name, password in users.items():
-            command = [_program("mosquitto_passwd"), "-b", str(path), name, password]
+            command = [find_program("mosquitto_passwd"), "-b", str(path), name, password]
             subprocess.run(command, check=True, capture_output=True)
         return path
 
 
-def _program(name: str) -> str:
-    """Full path of a program; Debian keeps the broker where users do not look."""
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin") or name
+def find_program(name: str) -> str:
+    """Full path of a program, "" without it; Debian keeps servers where users do not look."""
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin") or ""
 
 
-def _free_port() -> int:
+def is_open(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _is_root() -> bool:
-    return os.geteuid() == 0
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])

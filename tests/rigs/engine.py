@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from rigs.broker import free_port
 from rigs.nats import NatsServer
-from rigs.wyoming import free_port
 
 from appliance.cli.fleet.provisioning import CONFIG, FleetServer
 from appliance.config import FleetSettings

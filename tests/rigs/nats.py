@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from rigs.broker import find_program, free_port
 from rigs.waiting import PATIENCE_S, holds
-from rigs.wyoming import free_port
-
-PATHS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 
 
 def missing() -> str:
     """What to install before a server can be started; empty when nothing."""
-    return "" if _program() else "not installed: nats-server (apt install nats-server)"
+    return (
+        ""
+        if find_program("nats-server")
+        else "not installed: nats-server (apt install nats-server)"
+    )
 
 
 class NatsServer:
@@ -59,7 +61,7 @@ class NatsServer:
         """Starts it and returns when it takes connections; RuntimeError with its log if not."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [_program(), "-c", str(self._config), "-m", str(self._monitor)],
+                [find_program("nats-server"), "-c", str(self._config), "-m", str(self._monitor)],
                 stdout=log,
                 stderr=log,
             )
@@ -122,8 +124,3 @@ class NatsServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _program() -> str:
-    """Full path of the server; Debian keeps it where users do not look."""
-    return shutil.which("nats-server") or shutil.which("nats-server", path=PATHS) or ""

@@ -4,7 +4,6 @@ import base64
 import http.client
 import itertools
 import json
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from rigs.broker import free_port, is_open
 from rigs.command import start
 from rigs.daemon import write_config
 from rigs.feed import serving as serving_any
@@ -360,8 +360,7 @@ def page(
     folder: Path, *arguments: str, mqtt: Mapping[str, Any] | None = None, **web: object
 ) -> Iterator[Page]:
     """The page beside a control socket in `folder`, with its guest logged in."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     given = {"enabled": True, "port": port, "path": str(folder / "page")}
     config = write_config(folder, web=given | web, store={"path": ""}, mqtt=mqtt or {})
     with (
@@ -374,17 +373,12 @@ def page(
     ):
         found = Page(config, port, process)
         try:
-            until(lambda: process.poll() is not None or _listens(port))
+            until(lambda: process.poll() is not None or is_open(port))
             assert process.poll() is None, (folder / "page.log").read_text("utf-8")
             found.log_in()
             yield found
         finally:
             process.kill()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 Found = tuple[Page, Feed, ControlServer]

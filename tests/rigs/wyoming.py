@@ -16,6 +16,7 @@ from typing import IO, Any, Self, cast
 
 import numpy as np
 import pytest
+from rigs.broker import is_open
 from rigs.checkout import ROOT
 from rigs.command import captured
 from rigs.transcriber import FakeTranscriber
@@ -234,19 +235,6 @@ def say(release: str, port: int, sound: Path, *arguments: str) -> list[dict[str,
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def wait_for_port(port: int, within_s: float = PATIENCE_S) -> None:
+def wait_for_port(port: int) -> None:
     """Until somebody listens there."""
-
-    def connects() -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            return False
-        return True
-
-    until(connects, within_s)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+    until(lambda: is_open(port))

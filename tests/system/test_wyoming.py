@@ -4,12 +4,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from rigs.broker import free_port
 from rigs.daemon import end, in_silence, log_of, write_config
 from rigs.recordings import heard_right
 from rigs.waiting import PATIENCE_S, until
 from rigs.windows import NO_FOLDER
 from rigs.word_errors import same_words
-from rigs.wyoming import AUDIO_16K, Talk, free_port, sound_of, wait_for_port
+from rigs.wyoming import AUDIO_16K, Talk, sound_of, wait_for_port
 
 from appliance.config import StoreSettings
 from appliance.store.store import Store

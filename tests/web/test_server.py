@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.broker import free_port
 from rigs.checkout import ROOT
 from rigs.command import refusal, roomscribe, start
 from rigs.daemon import write_config
 from rigs.page import PASSWORD, Feed, Found, Page, house, page, serving
 from rigs.waiting import PATIENCE_S, until
-from rigs.wyoming import free_port
 
 from appliance.control import SOCKET_NAME
 from appliance.daemon.setting_commands import live_keys

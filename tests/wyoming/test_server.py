@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rigs.broker import free_port
 from rigs.recordings import sentences
 from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.waiting import PATIENCE_S, until
-from rigs.wyoming import AUDIO_16K, Talk, Worker, free_port, running, sound_of
+from rigs.wyoming import AUDIO_16K, Talk, Worker, running, sound_of
 
 from appliance import build_version
 from appliance.config import Settings, WyomingSettings
