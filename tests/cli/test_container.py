@@ -1,7 +1,5 @@
 """`roomscribe container`: daemon and page as its processes; the options of a Home Assistant app."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
