@@ -5,9 +5,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from evening_run.publish import BEGIN, END
+from evening_run.publish import BEGIN, END, PAGE
 from evening_run.results import weights_checksum
-from figures.gate import FILE, MARKS, MEASURES, PAGE, faults, page_table, unmeasured
+from figures.gate import FILE, MARKS, MEASURES, faults, page_table, unmeasured
 from figures.servers import compare_servers
 from rigs.checkout import BUILT_IN, ROOT
 from rigs.wyoming import running
@@ -52,7 +52,7 @@ def test_two_servers_are_compared_on_what_both_were_sent(built_in: Bundle) -> No
     ):
         chosen = replace(Settings(), wyoming=WyomingSettings(port=ours.port))
         table = compare_servers(f"127.0.0.1:{theirs.port}", chosen, heard)
-    _, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    _, _, *rows = (re.split(r" *\| *", line.strip("| ")) for line in table.splitlines())
     assert [row[0] for row in rows] == [f"127.0.0.1:{ours.port}", f"127.0.0.1:{theirs.port}"]
     assert rows[0][1:4] == rows[1][1:4]
     assert rows[0][2].endswith("of 3") and rows[0][3] == "0"

@@ -6,7 +6,12 @@ from typing import Any
 
 from evening_run.results import scored
 from evening_run.table import more, number, of_groups
+from rigs.checkout import ROOT
 
+from appliance.lab.benchmark.table import as_markdown
+from appliance.system import write_whole
+
+PAGE = ROOT / "docs" / "figures.md"
 BEGIN, END = "<!-- evening: written by scripts/measure evening --write -->", "<!-- /evening -->"
 Record = dict[str, Any]
 
@@ -14,16 +19,16 @@ Record = dict[str, Any]
 def write(root: Path, evening: Record) -> None:
     """Write the figures into both pages."""
     for name, text in (("README.md", headline(evening)), ("docs/figures.md", table(evening))):
-        page = root / name
-        page.write_text(put(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+        put(text, BEGIN, END, root / name)
 
 
-def put(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
-    """Return a page with the text between two markers. Raises ValueError where it has none."""
+def put(text: str, begin: str, end: str, page: Path = PAGE) -> None:
+    """Write a text between two markers of a page. Raises ValueError where it has none."""
     wanted = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if len(wanted.findall(page)) != 1:
+    before = page.read_text(encoding="utf-8")
+    if len(wanted.findall(before)) != 1:
         raise ValueError(f"expected one {begin} with {end} behind it")
-    return wanted.sub(lambda _: f"{begin}\n{text}\n{end}", page)
+    write_whole(page, wanted.sub(lambda _: f"{begin}\n{text}\n{end}", before), 0o644)
 
 
 def about(evening: Record) -> str:
@@ -56,7 +61,5 @@ def headline(evening: Record) -> str:
 def table(evening: Record) -> str:
     """Return the tables of docs/figures.md."""
     rows, whole = scored(evening)
-    lines = ["| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in more(whole, evening)]
     title = f"`scripts/measure evening`: {about(evening)}."
-    return "\n\n".join([title, of_groups(rows), "\n".join(lines)])
+    return "\n\n".join([title, of_groups(rows), as_markdown(("", ""), more(whole, evening))])

@@ -35,7 +35,6 @@ from appliance.system import write_whole
 LENGTHS = {"tiny.en": 32, "base": 24}
 """Tokens that a decoder's HEF writes, prompt included."""
 NOISE_DB = 15.0
-PAGE = ROOT / "docs" / "figures.md"
 MARKS = (
     "<!-- benchmark {}: written by scripts/measure benchmark --write -->",
     "<!-- /benchmark {} -->",
@@ -71,8 +70,8 @@ def main() -> int:
             count = f"{options.most or 'all'} recordings"
             sections.append(f"Whisper {model}: {NAMES[name]} ({count})\n\n{for_page(text)}")
         if options.write:
-            page, marks = PAGE.read_text(encoding="utf-8"), [each.format(model) for each in MARKS]
-            write_whole(PAGE, put(page, "\n\n".join(sections), *marks), 0o644)
+            begin, end = (each.format(model) for each in MARKS)
+            put("\n\n".join(sections), begin, end)
     return 0
 
 

@@ -42,6 +42,7 @@ from appliance.errors import RoomscribeError
 from appliance.infer.gates import Gates
 from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
+from appliance.lab.benchmark.table import as_markdown
 from appliance.lab.fit.statistics import calibration_error
 from appliance.model import load_bundle
 from appliance.records import SAMPLE_RATE, Transcript, Window, acting_text, why_not_act
@@ -51,7 +52,7 @@ Record = dict[str, Any]
 Clip = tuple[str, Sound]
 """What is said in a recording ("" if that does not matter), and its sound."""
 
-FILE, PAGE = Path(__file__).with_suffix(".json"), ROOT / "docs" / "figures.md"
+FILE = Path(__file__).with_suffix(".json")
 MARKS = "<!-- gate: written by scripts/measure gate --write -->", "<!-- /gate -->"
 MEASURES = {
     "speech_word_errors": "words wrong, `tests/speech`, %",
@@ -142,9 +143,8 @@ def measured(options: argparse.Namespace, record: Record) -> int:
     if options.write and not broken and not lacking:
         entry = about(ROOT, bundle.folder) | {"release": options.release, "values": values}
         record["releases"] = [entry, *before]
-        text = put(PAGE.read_text(encoding="utf-8"), page_table(record), *MARKS)
+        put(page_table(record), *MARKS)
         write_whole(FILE, json.dumps(record, indent=1) + "\n", 0o644)
-        write_whole(PAGE, text, 0o644)
         print(f"written as release {options.release}")
     elif options.write:
         print("gate: not passed, so nothing was written", file=sys.stderr)
@@ -354,8 +354,6 @@ def page_table(record: Record) -> str:
     """Return the table of the last release."""
     last = record["releases"][0]
     rows = [
-        ["", "limit", last["release"]],
-        ["---"] * 3,
         ["model", "", last["model"]],
         ["commit, date", "", f"{last['commit']}, {last['date']}"],
         *(
@@ -363,8 +361,8 @@ def page_table(record: Record) -> str:
             for name, text in MEASURES.items()
         ),
     ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*lines, "", f"Measured on: {last['processor']}."])
+    table = as_markdown(("", "limit", last["release"]), rows)
+    return f"{table}\n\nMeasured on: {last['processor']}."
 
 
 def shown_value(values: Mapping[str, float], name: str) -> str:

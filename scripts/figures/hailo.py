@@ -27,6 +27,7 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.checkpoint import load_checkpoint
 from appliance.convert.whisper import write_encoder
 from appliance.infer.opening import open_transcriber
+from appliance.lab.benchmark.table import as_markdown
 from appliance.lab.words import (
     ProductRecogniser,
     Recorded,
@@ -35,7 +36,6 @@ from appliance.lab.words import (
     read_recordings,
 )
 from appliance.model.bundle import SILENCE_FILE, Bundle, load_bundle
-from appliance.system import write_whole
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -74,7 +74,7 @@ def words(simulator: Simulator, options: argparse.Namespace, folder: Path) -> No
     """Print the table, and publish it with --write."""
     recordings = read_recordings(options.recordings)
     weights = {"tiny.en": find_weights(), "base": options.base}
-    lines = [f"| model, window, behind it | {' | '.join(ENCODERS)} |", "|---|" + "---|" * 4]
+    rows = []
     for (name, window_s, behind), encoders in WORDS.items():
         if not (checkpoint := weights[name]):
             print(f"no weights of {name}: its rows are left out", flush=True)
@@ -86,14 +86,14 @@ def words(simulator: Simulator, options: argparse.Namespace, folder: Path) -> No
             found = heard_words(simulator, bundle, encoder, recordings)
             cells[encoder] = f"{found.wer:.1f} ({found.discarded})"
             print(f"{name}, {window_s:g} s, {behind}, {encoder}: {cells[encoder]}", flush=True)
-        lines.append(f"| {name}, {window_s:g} s, {behind} | {' | '.join(cells.values())} |")
+        rows.append([f"{name}, {window_s:g} s, {behind}", *cells.values()])
     counted = sum(len(one.text.split()) for one in recordings)
     seen = about(ROOT, load_bundle("tiny.en").folder)
-    lines += ["", f"Commit {seen['commit']}: {len(recordings)} recordings, {counted} words."]
-    print("\n".join(lines))
+    text = as_markdown(("model, window, behind it", *ENCODERS), rows)
+    text += f"\n\nCommit {seen['commit']}: {len(recordings)} recordings, {counted} words."
+    print(text)
     if options.write:
-        page = ROOT / "docs" / "figures.md"
-        write_whole(page, put(page.read_text(encoding="utf-8"), "\n".join(lines), *MARKS), 0o644)
+        put(text, *MARKS)
 
 
 def chip_bundle(checkpoint: Path, name: str, window_s: float, behind: str, folder: Path) -> Bundle:

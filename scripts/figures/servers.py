@@ -7,9 +7,8 @@ one server and then to the other; then eight at once. Memory and processor time 
 process that listens on the port, and of its children, if it runs on this machine. Ours must run.
 """
 
-from __future__ import annotations
-
 import argparse
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from evening_run.stand import request
 
 from appliance.config import Settings
 from appliance.errors import RoomscribeError, ServerError
+from appliance.lab.benchmark.table import as_markdown
 from appliance.lab.recordings import SHIPPED
 from appliance.lab.words import Recognised, Recorded, count_words, read_recordings
 from appliance.records import SAMPLE_RATE, Samples
@@ -54,12 +54,6 @@ class Server:
     """Its process, on this machine; 0: it is elsewhere, or another user's."""
     cpu_s: float = 0.0
 
-    @classmethod
-    def at(cls, address: str) -> Server:
-        """Return the server at HOST:PORT."""
-        host, _, port = address.rpartition(":")
-        return cls(host, int(port))
-
     def transcribe(self, samples: Samples) -> tuple[str, float]:
         """Send a sound as it was spoken; return its text and how long that took from its end.
 
@@ -79,8 +73,7 @@ def main() -> int:
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--recordings", type=Path, default=SHIPPED, metavar="FOLDER")
     options = parser.parse_args()
-    host, _, port = options.address.rpartition(":")
-    if not host or not port.isdigit():
+    if not re.fullmatch(r".+:\d+", options.address):
         parser.error(f"expected HOST:PORT, found {options.address}")
     try:
         recordings = read_recordings(options.recordings)
@@ -94,12 +87,10 @@ def main() -> int:
 def compare_servers(address: str, settings: Settings, recordings: Sequence[Recorded]) -> str:
     """Return a table of our server, as `settings` have it, and of the one at HOST:PORT. Raises
     ServerError."""
-    servers = Server("127.0.0.1", settings.wyoming.port), Server.at(address)
+    host, _, port = address.rpartition(":")
+    servers = Server("127.0.0.1", settings.wyoming.port), Server(host, int(port))
     _measure(servers, recordings)
-    return "\n".join(
-        f"| {' | '.join(cells)} |"
-        for cells in (COLUMNS, ["---"] * len(COLUMNS), *(_row(one, recordings) for one in servers))
-    )
+    return as_markdown(COLUMNS, [_row(one, recordings) for one in servers])
 
 
 def _measure(servers: Sequence[Server], recordings: Sequence[Recorded]) -> None:
