@@ -31,7 +31,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evening_run.closing import closing, of_block
 from evening_run.play import Player
 from evening_run.programme import LEVELS, SENTENCE, Block, gather
 from evening_run.publish import write
@@ -176,15 +175,15 @@ def hear(sides: Sequence[Side], blocks: Sequence[Block]) -> None:
         turns = [(n, side) for n in range(len(blocks)) for side in sides[:: 1 if n % 2 else -1]]
         for number, side in turns:
             first = sum(len(block.items) for block in blocks[:number])
-            player = Player(stands[id(side)], counting(side.header["commit"], first, sounds))
-            record = player.play(blocks[number])
-            side.done[number] = record | of_block(stands[id(side)])
+            stand = stands[id(side)]
+            player = Player(stand, counting(side.header["commit"], first, sounds))
+            side.done[number] = player.play(blocks[number]) | stand.take_tally()
             if player.interrupted:
                 side.interrupted = True
                 say("interrupted; what was measured so far:")
                 return
             if number == len(blocks) - 1:
-                side.done[number] |= closing(stands[id(side)])
+                side.done[number] |= stand.closing()
 
 
 def counting(name: str, first: int, of: int) -> Callable[[str], None]:

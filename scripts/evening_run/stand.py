@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +35,9 @@ from rigs.wyoming import AUDIO_16K, Talk
 from appliance.records import SAMPLE_RATE
 
 NODE = "kitchen"
-READY_WITHIN_S = 60.0
+READY_WITHIN_S, ON_PAGE_WITHIN_S = 60.0, 10.0
+BROKEN = re.compile(r"Traceback|Error: |CRITICAL")
+"""What no line of the daemon's log has."""
 CHUNK = SAMPLE_RATE // 100
 """Samples that a Wyoming client sends at once, as Home Assistant does."""
 
@@ -221,6 +223,36 @@ class Stand:
         """Return the transcripts in the appliance's log, oldest first."""
         command = self._start("log --json --limit 0", {}, subprocess.PIPE)
         return [json.loads(line) for line in command.communicate(timeout=60)[0].splitlines()]
+
+    def take_tally(self) -> dict[str, Any]:
+        """Return what happened beside the sentences since the last time."""
+        tally, self.tally = self.tally, Tally()
+        return asdict(tally)
+
+    def closing(self) -> dict[str, Any]:
+        """Return where log, broker, page and Assist disagree at the end, and errors in the log."""
+        transcripts = [one for one in self.logged() if not one.get("source")]
+        logged = {one["id"]: one["seq"] for one in transcripts}
+        messages = [(one.topic.split("/", 2)[2], one.payload) for one in self.messages()]
+        events = [json.loads(payload) for topic, payload in messages if topic == "transcript"]
+        sent = {one["id"] for one in events if not one.get("source")}
+        runs = [json.loads(payload) for topic, payload in messages if topic == "assist/reply"]
+        replies = sum(one["took_ms"] is not None for one in runs)  # the others were refused here
+        newest = max(logged.values(), default=0)
+        is_shown = not self.tab or holds(
+            lambda: self.newest_shown() >= newest, ON_PAGE_WITHIN_S, 0.2
+        )
+        lines = log_of(self.config).splitlines()
+        return {
+            "unsent": sorted(set(logged) - sent),
+            "unlogged": sorted(sent - set(logged)),
+            "assist_astray": abs(len(self.hub.runs) - replies),
+            "page_behind": int(not is_shown),
+            "encode_ms": [one["encode_ms"] for one in transcripts],
+            "decode_ms": [one["decode_ms"] for one in transcripts],
+            "page_errors": [f"page: {one}" for one in self.tab.errors()] if self.tab else [],
+            "log_errors": [f"log: {one}" for one in lines if BROKEN.search(one)],
+        }
 
     def _end(self) -> None:
         self.clock.pid = 0
