@@ -41,12 +41,6 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def memory_mb(pid: int) -> float:
-    """Return the memory that the process alone has (USS)."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii")
-    return sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", text))) / 1024
-
-
 def usage(pid: int) -> Usage:
     """Return what the process and its children have. Raises OSError when it has ended."""
     uss_mb = pss_mb = 0.0
@@ -54,8 +48,8 @@ def usage(pid: int) -> Usage:
     for one in family(pid):
         folder = Path(f"/proc/{one}")
         try:
-            uss_mb += memory_mb(one)
             rollup = (folder / "smaps_rollup").read_text("ascii")
+            uss_mb += sum(map(int, re.findall(r"Private_\w+:\s+(\d+)", rollup))) / 1024
             pss_mb += sum(map(int, re.findall(r"^Pss:\s+(\d+)", rollup, re.MULTILINE))) / 1024
             threads += sum(1 for _ in (folder / "task").iterdir())
             descriptors += sum(1 for _ in (folder / "fd").iterdir())

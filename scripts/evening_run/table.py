@@ -46,30 +46,24 @@ def of_groups(rows: Sequence[Row]) -> str:
 def more(whole: Whole, evening: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures of the whole evening, each with its name."""
     handed = f"{whole.handed_right}, {whole.handed_wrong}, {whole.handed_phantom}"
-    found = [
+    reloads, wyoming = evening["reload_s"], evening["wyoming_ms"]
+    took = [number(percentile(evening[key], 50)) for key in ("encode_ms", "decode_ms")]
+    median_ms = number(percentile(wyoming, 50))
+    right = sum(words(said) == words(text) for said, text in evening["wyoming_texts"])
+    return [
         ("phantom actions of unrelated talk", per_hour(whole.phantoms, whole.talk_h)),
         ("handed to Assist: right, wrong, phantom", handed),
         ("false transcripts", per_hour(whole.false_texts, whole.noise_h)),
         ("CPU seconds a second of silence", number(whole.cpu_silence, 4)),
         ("... of speech", number(whole.cpu_speech, 3)),
-    ]
-    found += [(label, usage(one)) for label, one in looks(evening).items()]
-    reloads = evening["reload_s"]
-    found.append((f"reload, s (median of {len(reloads)})", number(percentile(reloads, 50), 2)))
-    took = [number(percentile(evening[key], 50)) for key in ("encode_ms", "decode_ms")]
-    found.append(("encoder, decoder: ms a window (medians)", ", ".join(took)))
-    wyoming = evening["wyoming_ms"]
-    right = sum(words(said) == words(text) for said, text in evening["wyoming_texts"])
-    found += [
-        (
-            f"Wyoming: audio-stop to text, ms (median of {len(wyoming)})",
-            number(percentile(wyoming, 50)),
-        ),
+        *((label, usage(one)) for label, one in looks(evening).items()),
+        (f"reload, s (median of {len(reloads)})", number(percentile(reloads, 50), 2)),
+        ("encoder, decoder: ms a window (medians)", ", ".join(took)),
+        (f"Wyoming: audio-stop to text, ms (median of {len(wyoming)})", median_ms),
         ("... texts that are right; requests that failed", f"{right}; {len(evening['trouble'])}"),
         ("partial texts", str(evening["partials"])),
         ("sentences in which the rig stuttered, not counted", str(whole.disturbed)),
     ]
-    return found
 
 
 def looks(evening: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from evening_run.processes import usage
+from evening_run.score import percentile
 from paho.mqtt.client import MQTTMessage
 from rigs import broker as rig_broker, microphone
 from rigs.command import start
@@ -95,7 +95,7 @@ def main() -> int:
         say(f"the daemon used {memory_mb:.0f} MB; stopped with status {status} "
             f"after {time.monotonic() - begun_s:.2f} s")  # fmt: skip
         print("\n$ roomscribe log", flush=True)
-        subprocess.run([*roomscribe(), "log", "--config", str(config)], check=True)
+        subprocess.run([sys.executable, "-m", "appliance", "log", "--config", config], check=True)
     return report(sentences, came, status)
 
 
@@ -109,12 +109,6 @@ def open_microphone(
         return stack.enter_context(microphone.PulseMicrophone(folder)), ""
     except RuntimeError as error:
         return None, str(error)
-
-
-def roomscribe() -> list[str]:
-    """The command of this environment."""
-    beside = Path(sys.executable).parent / "roomscribe"
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", "appliance"]
 
 
 def listen(
@@ -160,10 +154,9 @@ def joined(sentences: list[Sentence], folder: Path) -> Path:
 def report(sentences: list[Sentence], came: list[tuple[Sentence, MQTTMessage]], status: int) -> int:
     """Print the last lines; return 0 when everything came and enough words are right."""
     events = [message for _, message in came]
-    delays = sorted(latency_ms(message) for message in events)
+    delays = [latency_ms(message) for message in events]
     if delays:
-        p95 = delays[min(len(delays) - 1, round(0.95 * (len(delays) - 1)))]
-        middle = statistics.median(delays)
+        middle, p95 = percentile(delays, 50), percentile(delays, 95)
         say(f"from the end of speech to the subscriber: p50 {middle:.0f} ms, p95 {p95:.0f} ms")
         say(f"computing per second of sound (real-time factor): {real_time_factor(events):.3f}")
     texts = {sentence.text: json.loads(message.payload)["text"] for sentence, message in came}
