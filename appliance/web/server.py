@@ -70,20 +70,16 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".webmanifest": "application/manifest+json",
+    ".png": "image/png",
 }
-FILES = {
-    "" if file.name == "index.html" else file.name: (file.name, TYPES[file.suffix])
-    for file in sorted(FOLDER.iterdir())
-    if file.suffix in TYPES
+SERVED = {
+    "" if name == "index.html" else name: (name, TYPES[Path(name).suffix])
+    for name in sorted(str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.*"))
+    if Path(name).suffix in TYPES
 }
-"""Name and type of each file of the page, by its path."""
-APP_TYPES = {".webmanifest": "application/manifest+json", ".png": "image/png"}
-APP_FILES = {
-    f"app/{file.name}": (f"app/{file.name}", APP_TYPES[file.suffix])
-    for file in sorted((FOLDER / "app").iterdir())
-}
-"""The same, of those that browsers read when the page is installed as an app."""
-SERVED = FILES | APP_FILES
+"""Name and type of each file of the page, by its path. Those in `app` are read when it is installed
+as an app."""
 COOKIE = "roomscribe"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
