@@ -6,6 +6,7 @@ lock, acting_as_owner                 a file that one process holds; root in ano
 find_credential, read_secret          secrets from systemd or a file
 explain_wrong_time                    a certificate that the clock refuses
 BackgroundTask                        a call that may hang, in a thread
+Closing                               closed at the end of a `with` block
 shorten, legible, one_line            text from outside, safe for a message
 holders                               processes that have a device open
 boot_id, soc_temperature_c ...        readings of the kernel
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from appliance.errors import ConfigError
 
@@ -271,6 +272,20 @@ class BackgroundTask(threading.Thread):
             self.outcome = self._work()
         except Exception as error:
             self.error = error
+
+
+class Closing:
+    """What is closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def shorten(text: object, most: int = 60) -> str:

@@ -83,6 +83,10 @@ class NoiseFloor:
     """Running level and noise floor of the sound. One thread."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a gap follows."""
         self.level = 0.0
         """Mean power of the last SMOOTHED_S."""
         self._newest: deque[tuple[float, int]] = deque()
@@ -132,14 +136,6 @@ class NoiseFloor:
         """Return the quantile QUIET_SHARE of the highest levels of the parts of KEPT_S; 0 while
         unknown."""
         return sorted(self._highest)[int(QUIET_SHARE * len(self._highest))] if self.known else 0.0
-
-    def reset(self) -> None:
-        """Forget everything: a gap follows."""
-        self._newest.clear()
-        self._energy, self._samples = 0.0, 0
-        self._lowest.clear()
-        self._highest.clear()
-        self._part_left, self.power, self.usual = 0, LAST_BIT, 0.0
 
 
 class Endpoint:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Self
 
 import numpy as np
 
 from appliance.records import SAMPLE_RATE, EchoState, Frame, Samples
+from appliance.system import Closing
 
 FRAME_MS = 30
 """webrtcvad takes 10, 20 or 30 ms and nothing else; the longest costs least."""
@@ -22,7 +22,7 @@ DRIFT_SHARE = 0.01
 sound card's own clock."""
 
 
-class Source(ABC):
+class Source(Closing, ABC):
     """Where sound comes from. One thread reads, any thread may call `stop` and look."""
 
     description = ""
@@ -54,12 +54,6 @@ class Source(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close it, after the last frame."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class SampleClock:

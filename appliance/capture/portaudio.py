@@ -177,18 +177,13 @@ class _Recorder:
                 sounddevice._terminate()
                 sounddevice._initialize()
             _free_plugins()
-        except ImportError as error:
-            raise DeviceError(
-                f"the Python module sounddevice is missing ({error}): pip install sounddevice"
-            ) from error
-        except OSError as error:
-            raise DeviceError(
-                f"PortAudio cannot be loaded ({error}): install the package libportaudio2"
-            ) from error
         except Exception as error:
-            raise DeviceError(
-                f"PortAudio does not start: {_reason(error)}: is the sound server running?"
-            ) from error
+            why = f"PortAudio does not start: {_reason(error)}: is the sound server running?"
+            if isinstance(error, ImportError):
+                why = f"the Python module sounddevice is missing ({error}): pip install sounddevice"
+            elif isinstance(error, OSError):
+                why = f"PortAudio cannot be loaded ({error}): install the package libportaudio2"
+            raise DeviceError(why) from error
         self._portaudio, self._listed_s = sounddevice, time.monotonic()
         return self._portaudio
 

@@ -125,8 +125,6 @@ class Recorder:
     def open(self, device: str, channel: int = 0) -> Opened:
         """Open the microphone `device`, with all its channels if one is chosen; `read` returns its
         blocks. Raises DeviceError."""
-        if self._attempts >= self._limits.attempts:
-            self.kill()
         answer = self._request(do="open", device=device, channel=channel)
         self._block_within_s = self._limits.first_s
         return Opened(**answer["opened"])
@@ -140,8 +138,6 @@ class Recorder:
     def play(self, device: str, rate_hz: int) -> Opened:
         """Open the loudspeaker `device` for mono at `rate_hz`, if it can; `send` plays. Raises
         DeviceError."""
-        if self._attempts >= self._limits.attempts:
-            self.kill()
         return Opened(**self._request(do="play", device=device, rate_hz=rate_hz)["opened"])
 
     def send(self, sound: bytes) -> None:
@@ -217,6 +213,8 @@ class Recorder:
 
     def _request(self, **request: object) -> dict[str, Any]:
         """Send a request and return the answer. Raises DeviceError, also if the answer is one."""
+        if self._attempts >= self._limits.attempts:
+            self.kill()
         self.start()
         self._send(**request)
         try:

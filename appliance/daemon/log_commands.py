@@ -76,15 +76,15 @@ class LogCommands(CommandGroup):
                 raise bad_request("expected ids, or since, until and grep")
             wanted = Wanted(ids=[id.encode("utf-8", "replace").decode() for id in ids])
         answer: Future[Mapping[str, Any]] = Future()
-        BackgroundTask(lambda: self._delete_wanted(wanted, answer), "deletion")
-        return answer
 
-    def _delete_wanted(self, wanted: Wanted, answer: Future[Mapping[str, Any]]) -> None:
-        try:
-            with self._deleting:  # one after the other
-                deleted = self._store.delete(wanted)
-            self._on_delete()
-        except Exception as error:
-            answer.set_exception(error)
-        else:
-            answer.set_result({"deleted": deleted.count, "gone": deleted.gone})
+        def delete() -> None:
+            try:
+                with self._deleting:  # one after the other
+                    deleted = self._store.delete(wanted)
+                self._on_delete()
+                answer.set_result({"deleted": deleted.count, "gone": deleted.gone})
+            except Exception as error:
+                answer.set_exception(error)
+
+        BackgroundTask(delete, "deletion")
+        return answer

@@ -32,6 +32,7 @@ from appliance.config import Settings
 from appliance.daemon.health import Health
 from appliance.records import Window
 from appliance.store import MemoryFolder, runtime_folder
+from appliance.system import Closing
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -131,7 +132,7 @@ class Kept:
     """True while `attempts` includes the attempt of this process."""
 
 
-class Spool:
+class Spool(Closing):
     """The open folder, or none. Any thread may call any method, and none raises."""
 
     def __init__(self, held: MemoryFolder | None, health: Health) -> None:
@@ -244,12 +245,6 @@ class Spool:
             held, self._held, self.folder = self._held, None, None
         if held:
             held.leave()
-
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _recover(self, folder: Path) -> None:
         """Add what was left in the folder; delete what is damaged. Raises OSError."""

@@ -8,7 +8,6 @@ nearer to the speaker. They were fitted on simulated rooms, with synthetic voice
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +43,7 @@ WEIGHTS = {
     "decay_db": 0.246,
 }
 """Weight of each property, per unit."""
-UNKNOWN = {"confidence": 0.4, "level_db": -40.0, "snr_db": 15.0, "decay_db": 10.0}
+UNKNOWN = {"level_db": -40.0, "snr_db": 15.0, "decay_db": 10.0}
 """Value in place of one that is unknown: what a poorly heard sentence has."""
 DIGITS = 3
 
@@ -96,7 +95,7 @@ def _decay_db(decibels: Powers) -> float | None:
 def properties(transcript: Transcript, decay_db: float | None) -> dict[str, float]:
     """Return what the score is computed from, in the order of WEIGHTS."""
     found = {
-        "confidence": transcript.confidence if math.isfinite(transcript.confidence) else None,
+        "confidence": transcript.confidence,
         "level_db": transcript.level_dbfs,
         "snr_db": transcript.snr_db,
         "decay_db": decay_db,

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from appliance.infer.gates import compression_ratio
 from appliance.infer.mel import window_mel
 from appliance.infer.request import Pending, Request
 from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
+from appliance.system import Closing
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -61,7 +62,7 @@ class _Candidate:
     """When its decoding began, time.perf_counter()."""
 
 
-class AnyTranscriber(ABC):
+class AnyTranscriber(Closing, ABC):
     """Transcribes windows, on this machine or on another. Threads as in `Transcriber`."""
 
     gates: GateSettings
@@ -120,12 +121,6 @@ class AnyTranscriber(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the device, or cancel all requests."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Transcriber(AnyTranscriber):

@@ -251,22 +251,17 @@ class Bundle:
     def kept(self) -> NDArray[np.intp]:
         """Ids of the tokens that are not suppressed, ascending: the columns of the step's logits,
         and the first rows of the embedding's file."""
-        return np.flatnonzero(~self._is_suppressed())
+        return np.setdiff1d(np.arange(self.vocabulary_size), np.array(self.suppressed, np.intp))
 
     @property
     def left_out(self) -> NDArray[np.intp]:
         """Ids of the suppressed tokens, ascending: the embedding's last rows."""
-        return np.flatnonzero(self._is_suppressed())
+        return np.unique(np.array(self.suppressed, np.intp))
 
     @property
     def candidates(self) -> int:
         """Columns of which `screened.onnx` leaves the exact logits to the host."""
         return min(CANDIDATES, len(self.kept))
-
-    def _is_suppressed(self) -> NDArray[np.bool_]:
-        suppressed = np.zeros(self.vocabulary_size, bool)
-        suppressed[list(self.suppressed)] = True
-        return suppressed
 
     @property
     def head_size(self) -> int:

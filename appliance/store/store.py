@@ -33,6 +33,7 @@ from appliance.store.files import plain_errors
 from appliance.store.folders import FILE_NAME, MemoryFolder
 from appliance.store.tables import StoredTranscript, Wanted, where
 from appliance.store.utterance_history import LogHistory
+from appliance.system import Closing
 
 log = logging.getLogger("roomscribe.store")
 
@@ -60,7 +61,7 @@ class Deleted:
     """False while a reader still uses the deleted pages; the daemon overwrites them later."""
 
 
-class Store:
+class Store(Closing):
     """The open log. `append` returns after the commit is on the disk."""
 
     def __init__(self, database: Database | DatabaseWithFallback, settings: StoreSettings) -> None:
@@ -331,12 +332,6 @@ class Store:
     def close(self) -> None:
         """Close the file; the store cannot be used afterwards."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _select(
         self,

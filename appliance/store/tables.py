@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from appliance.errors import StoreError
@@ -294,28 +295,23 @@ class Wanted:
 
 def where(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
     """Return the SQL condition and its values."""
-    conditions, values = ["1"], list[object]()
+    found: list[tuple[str, Sequence[object]]] = [("1", ())]
     if wanted.since:
-        conditions.append('"end" >= ?')
-        values.append(iso(wanted.since))
+        found.append(('"end" >= ?', (iso(wanted.since),)))
     if wanted.until:
-        conditions.append('"end" < ?')
-        values.append(iso(wanted.until))
+        found.append(('"end" < ?', (iso(wanted.until),)))
     if wanted.ids is not None:
-        conditions.append(f"id IN ({','.join('?' * len(wanted.ids))})")
-        values.extend(wanted.ids)
+        found.append((f"id IN ({','.join('?' * len(wanted.ids))})", wanted.ids))
     # without what UTF-8 cannot encode: bytes of another encoding on the command line
     needles = [needle.encode("utf-8", "replace").decode() for needle in wanted.grep if needle]
     if grams := _grams([*needles, *wanted.uncorrected.split()]):
-        conditions.append("seq IN (SELECT rowid FROM search WHERE search MATCH ?)")
-        values.append(" AND ".join(grams))
-    for needle in needles:
-        conditions.append("contains(text, ?)")
-        values.append(needle)
+        matches = "seq IN (SELECT rowid FROM search WHERE search MATCH ?)"
+        found.append((matches, (" AND ".join(grams),)))
+    found += [("contains(text, ?)", (needle,)) for needle in needles]
     if wanted.uncorrected:
-        conditions.append("correction IS NULL AND has_words(text, ?)")
-        values.append(wanted.uncorrected)
-    return " AND ".join(conditions), tuple(values)
+        found.append(("correction IS NULL AND has_words(text, ?)", (wanted.uncorrected,)))
+    conditions, values = zip(*found, strict=True)
+    return " AND ".join(conditions), tuple(chain.from_iterable(values))
 
 
 def contains(text: str, needle: str) -> bool:

@@ -1,6 +1,5 @@
 """What a window sounds like: its sketch tells sentences apart, its decay tells rooms apart."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -116,6 +115,5 @@ def test_each_property_counts(better: dict[str, Any]) -> None:
 
 
 def test_what_is_unknown_counts_as_poorly_heard() -> None:
-    unknown = transcript(confidence=math.nan)
-    assert math.isfinite(score(unknown, None))
-    assert score(transcript(confidence=0.9, level_dbfs=-25.0), 20.0) > score(unknown, None)
+    known = transcript(confidence=0.9, level_dbfs=-25.0, snr_db=20.0)
+    assert score(known, 20.0) > score(transcript(confidence=0.9), None)
