@@ -15,12 +15,13 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from appliance.capture.devices import MICROPHONE, Device, Role, is_stream
 from appliance.capture.portaudio import LENGTH, SOUND, Inbox, Message
 from appliance.errors import DeviceError
 from appliance.process import end_process, how_it_ended, start_process
+from appliance.system import Closing
 
 PIPE_BYTES = 1 << 20
 """30 s of 16 kHz mono: if the appliance is busy for longer, samples are lost."""
@@ -73,7 +74,7 @@ class Opened:
     channels: int
 
 
-class Recorder:
+class Recorder(Closing):
     """A process, started when needed, that opens one device once. For one thread, but any thread
     may call `interrupt`: then every wait ends at once, until `resume`."""
 
@@ -205,11 +206,7 @@ class Recorder:
         if process:
             end_process(process, REAP_S)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+    close = kill
 
     def _request(self, **request: object) -> dict[str, Any]:
         """Send a request and return the answer. Raises DeviceError, also if the answer is one."""
