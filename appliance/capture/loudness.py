@@ -91,12 +91,11 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
 
 
 def frame_powers(samples: Samples) -> NDArray[np.float64]:
-    """Return the mean power of each whole frame of 20 ms, without a constant offset, 1 for a sound
-    of full scale."""
+    """Return the mean power of each whole frame of 20 ms, without its offset, which may come and
+    go; 1 for a sound of full scale."""
     whole = len(samples) // POWER_FRAME
     scaled = samples[: whole * POWER_FRAME].reshape(whole, POWER_FRAME) / np.float32(FULL_SCALE)
-    offset = scaled.mean() if whole else 0.0
-    powers: NDArray[np.float64] = np.square(scaled - offset).mean(axis=1, dtype=np.float64)
+    powers: NDArray[np.float64] = scaled.var(axis=1, dtype=np.float64)
     return powers
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from appliance.capture.devices import MICROPHONE, Device, Role, is_stream, stable_name
 from appliance.capture.filters import Resampler
-from appliance.capture.frames import FRAME_SAMPLES, Framer, SampleClock, Source
+from appliance.capture.frames import Framer, SampleClock, Source
 from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording
@@ -228,7 +228,7 @@ class _Stream:
 
     def __init__(self, rate_hz: float, weights: Sequence[float] | None = None) -> None:
         self.clock, self.framer = SampleClock(), Framer()
-        self._resampler = Resampler(rate_hz, weights, FRAME_SAMPLES)
+        self._resampler = Resampler(rate_hz, weights)
         self._given = 0
 
     def push(self, waiting: list[NDArray[np.int16]]) -> Iterator[Frame]:

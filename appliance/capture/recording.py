@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import BinaryIO, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from appliance.capture.filters import Resampler
 from appliance.capture.frames import Framer, Source
@@ -50,6 +51,8 @@ UNKNOWN_FRAMES = 1 << 60
 LOWEST_HZ, HIGHEST_HZ = 4000, 384_000
 BLOCK_S, READ_BYTES = 0.1, 1 << 20
 """Length of one read, and its limit in bytes whatever a header says."""
+AHEAD_S = 1.6
+"""A file's begin, in which a hum is looked for before the first sample is used."""
 RAW_BYTES = 2 * int(BLOCK_S * SAMPLE_RATE)
 LATE_S = 0.2
 """Sound from a slow pipe that comes later than this was also recorded later."""
@@ -173,6 +176,7 @@ class _File:
         resampler = Resampler(rate_hz, (1 / channels,) * channels)
         found, trouble = 0, ""
         size = max(1, min(int(rate_hz * BLOCK_S), READ_BYTES // (4 * channels)))
+        early = list[NDArray[np.float32]]()
         while not stopped.is_set():
             try:
                 with _quiet() if self._is_noisy else nullcontext():
@@ -183,8 +187,12 @@ class _File:
             if not len(sound):
                 break
             found += len(sound)
-            yield resampler.push(sound)
-        yield resampler.push(np.zeros((0, channels), np.float32), last=True)
+            early += [sound]
+            if found >= rate_hz * AHEAD_S:
+                yield resampler.push(np.concatenate(early), ahead=len(early) > 1)
+                early.clear()
+        early += [np.zeros((0, channels), np.float32)]
+        yield resampler.push(np.concatenate(early), last=True, ahead=len(early) > 1)
         if not stopped.is_set():
             self._owner.warn_of_damage(trouble, found / rate_hz)
 

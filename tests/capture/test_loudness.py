@@ -30,6 +30,10 @@ def test_level_of_speech_is_that_of_its_loud_part_noise_that_of_silence() -> Non
     level, snr = measure_speech(sound.astype(np.int16))
     assert level == pytest.approx(-30.0, abs=0.2)
     assert snr == pytest.approx(30.0, abs=1.0)
+    comes_and_goes = np.repeat([0, 1500] * 10, SAMPLE_RATE // 10)
+    assert measure_speech((sound + comes_and_goes).astype(np.int16))[1] == pytest.approx(
+        snr, abs=0.3
+    )
     assert measure_speech((sound / 4).astype(np.int16))[0] == pytest.approx(-42.0, abs=0.2)
 
 

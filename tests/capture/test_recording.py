@@ -17,8 +17,8 @@ from rigs.checkout import ROOT, environment
 from rigs.command import captured
 from rigs.needs import unless
 
-from appliance.capture.filters import HighPass
 from appliance.capture.frames import FRAME_SAMPLES, Framer
+from appliance.capture.hum import HumFilter
 from appliance.capture.recording import Recording, _raw_blocks
 from appliance.errors import AudioError, DeviceError
 from appliance.records import SAMPLE_RATE, Frame, Samples
@@ -27,7 +27,7 @@ from appliance.records import SAMPLE_RATE, Frame, Samples
 @pytest.fixture(autouse=True)
 def _without_high_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sound is compared bit for bit; tests/capture/test_filters.py tests the filter."""
-    monkeypatch.setattr(HighPass, "push", lambda _, sound: sound)
+    monkeypatch.setattr(HumFilter, "push", lambda _, sound: sound)
 
 
 def tone(seconds: float, rate_hz: int = SAMPLE_RATE) -> NDArray[np.float64]:

@@ -15,8 +15,9 @@ from rigs.windows import noise
 from rigs.word_errors import same_words
 from rigs.wyoming import Asked, Worker, sound_of
 
-from appliance.capture.filters import HighPass, Resampler
+from appliance.capture.filters import Resampler
 from appliance.capture.frames import Framer
+from appliance.capture.hum import HumFilter
 from appliance.capture.segmenter import JoiningSegmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
@@ -111,7 +112,7 @@ def in_form(sound: Samples, form: SoundFormat) -> bytes:
 
 
 def test_the_windows_are_a_files_sample_for_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HighPass, "push", lambda _, sound: sound)  # it is switched between pieces
+    monkeypatch.setattr(HumFilter, "push", lambda _, sound: sound)  # it is switched between pieces
     long = np.concatenate([sound_of(one.file, 0.2, 0.4) for one in sentences()[:12]])
     for sound in (sound_of(LIGHT.file), long):
         text, asked = heard(FakeTranscriber(), sound.tobytes(), chunk=321)
