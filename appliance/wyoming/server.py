@@ -13,13 +13,13 @@ import asyncio
 import itertools
 import logging
 import math
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -192,21 +192,14 @@ class WyomingServer:
         path = self._socket_path
         if path is None:
             return None
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        serve = partial(self._serve_client, peer=LOCAL, is_local=True)
         try:
-            path.unlink(missing_ok=True)
-            listener.bind(str(path))
+            local = await asyncio.start_unix_server(serve, path, limit=LARGEST)
             path.chmod(0o660)
         except OSError as error:
-            listener.close()
             log.warning("%s: programs cannot send sound: %s", path, one_line(error))
             return None
-        return await asyncio.start_unix_server(self._serve_local, sock=listener, limit=LARGEST)
-
-    async def _serve_local(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        await self._serve_client(reader, writer, LOCAL, is_local=True)
+        return local
 
     async def _serve_client(
         self,
