@@ -69,11 +69,6 @@ class Graph:
         self._inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
-    def output(self, tensor: str, name: str, shape: Dimensions) -> None:
-        """Declares `tensor` (float32) an output under `name`."""
-        self._nodes.append(helper.make_node("Identity", [tensor], [name]))
-        self.declare(name, shape)
-
     def declare(self, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT) -> None:
         """Declares the tensor called `name` an output."""
         self._outputs.append(helper.make_tensor_value_info(name, kind, shape))
@@ -289,14 +284,12 @@ class RuntimeGraph(Graph):
         self.int8, self._many_rows = int8, many_rows
         self._narrowed: dict[str, tuple[str, str, str]] = {}
 
-    def output(
-        self, tensor: str, name: str, shape: Dimensions, kind: int = TensorProto.FLOAT
-    ) -> None:
+    def output(self, tensor: str, name: str, shape: Dimensions) -> None:
         """Declares `tensor`, which a node makes, an output; from now on it is called `name`."""
         for node in self._nodes:
             node.input[:] = [name if each == tensor else each for each in node.input]
             node.output[:] = [name if each == tensor else each for each in node.output]
-        self.declare(name, shape, kind)
+        self.declare(name, shape)
 
     def constant(self, name: str, array: NDArray[np.generic]) -> str:
         """A constant under a name of its own, written once."""

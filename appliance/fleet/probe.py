@@ -48,20 +48,20 @@ class Probe:
             raise ServerError(self.link.trouble or "the connection to the fleet's server is lost")
         return self.link.client
 
-    def find_workers(self, within_s: float = PRESENT_S) -> list[Presence]:
+    def find_workers(self) -> list[Presence]:
         """Return the workers of this version, by name; others are in `misfits`. Raises
         ServerError."""
         from nats.errors import Error
 
         try:
-            return self.link.call(self._find_workers(within_s), within_s + API_S)
+            return self.link.call(self._find_workers(), PRESENT_S + API_S)
         except (Error, TimeoutError) as error:
             raise ServerError(
                 f"the fleet's server {self.address}: {one_line(error)}; see "
                 "`journalctl -u nats-server` there"
             ) from error
 
-    async def _find_workers(self, within_s: float) -> list[Presence]:
+    async def _find_workers(self) -> list[Presence]:
         client, found = self.client(), dict[str, Presence]()
         self.misfits.clear()
 
@@ -76,6 +76,6 @@ class Probe:
         inbox = client.new_inbox()
         subscription = await client.subscribe(inbox, cb=keep)
         await client.publish(WORKERS, b"", reply=inbox)
-        await asyncio.sleep(within_s)
+        await asyncio.sleep(PRESENT_S)
         await subscription.unsubscribe()
         return [found[node] for node in sorted(found)]

@@ -143,9 +143,9 @@ class SentIds:
 class Assist:
     """Hands sentences over. The thread of asyncio."""
 
-    def __init__(self, phrase: str, folder: Path, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, phrase: str, folder: Path) -> None:
         """`folder` is in memory and outlives the process."""
-        self._phrase, self._sent, self._answer_s = phrase, SentIds(folder), answer_s
+        self._phrase, self._sent = phrase, SentIds(folder)
         self._conversation, self._until_s = "", 0.0
         self.language = "en"
         """Of the preferred pipeline, as soon as that is known."""
@@ -182,7 +182,7 @@ class Assist:
         talking = self._conversation if time.monotonic() < self._until_s else ""
         number = 0
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(ANSWER_S):
                 number, _ = await link.send_command(
                     "assist_pipeline/run",
                     take,
@@ -190,14 +190,14 @@ class Assist:
                     end_stage="intent",
                     input={"text": text},
                     device_id=device,
-                    timeout=self._answer_s,
+                    timeout=ANSWER_S,
                     **({"conversation_id": talking} if talking else {}),
                 )
                 await done
         except (CommandError, HomeAssistantError) as error:
             return self.refuse(transcript, text, RefusedText(shorten(error, 200)))
         except TimeoutError:
-            why = f"no answer within {self._answer_s:.0f} s"
+            why = f"no answer within {ANSWER_S:.0f} s"
             return self.refuse(transcript, text, RefusedText(why))
         finally:
             link.forget(number)
