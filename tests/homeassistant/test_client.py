@@ -1,7 +1,6 @@
 """The connection that is kept: through restarts, refusals and changes, and what is handed over."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from rigs.home_websocket import DEVICE, TOKEN, Hub, action_done
 from rigs.publishing import transcript
-from rigs.waiting import PATIENCE_S, until
+from rigs.waiting import in_thread, until
 
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings, WyomingSettings
 from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
@@ -89,14 +88,8 @@ def living(
         intervals=intervals,
     )
     found = Living(home, media, names, replies, troubles)
-    thread = threading.Thread(target=home.run, daemon=True)
-    thread.start()
-    try:
+    with in_thread(home.run, home.stop):
         yield found
-    finally:
-        home.stop()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def asks_for(hub: Hub, kind: str) -> bool:

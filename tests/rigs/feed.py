@@ -1,13 +1,12 @@
 """What a control socket tells, without an appliance."""
 
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rigs.waiting import PATIENCE_S
+from rigs.waiting import in_thread
 
 from appliance.control import server as control
 from appliance.control.server import LIMITS, Command, ControlError, ControlLimits, ControlServer
@@ -69,21 +68,8 @@ def serving(
     path: Path, feed: control.Feed, limits: ControlLimits = LIMITS
 ) -> Iterator[ControlServer]:
     """A server in a thread of its own; what ends it fails the test."""
-    with ControlServer(path, limits, idle_s=0.05) as server:
-        ended: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                server.run(feed)
-            except BaseException as error:
-                ended.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-            thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    assert ended == []
+    with (
+        ControlServer(path, limits, idle_s=0.05) as server,
+        in_thread(lambda: server.run(feed), server.stop),
+    ):
+        yield server

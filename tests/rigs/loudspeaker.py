@@ -1,13 +1,12 @@
 """A loudspeaker without hardware: a player's process that keeps what it is given in a file."""
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rigs.waiting import PATIENCE_S
+from rigs.waiting import in_thread
 
 from appliance.capture import PlayedSound, Recorder
 from appliance.config import SpeakerSettings
@@ -76,11 +75,5 @@ class Player:
 def playing(file: Path, **settings: Any) -> Iterator[Player]:
     """Run a loudspeaker; `device` may be "missing", "vanishes" or "48 kHz"."""
     player = Player(file, **settings)
-    thread = threading.Thread(target=player.speaker.run, args=(lambda: None,))
-    thread.start()
-    try:
+    with in_thread(lambda: player.speaker.run(lambda: None), player.speaker.stop):
         yield player
-    finally:
-        player.speaker.stop()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()

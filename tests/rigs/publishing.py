@@ -1,12 +1,13 @@
 """A transcript and a state to publish, and a publisher that runs."""
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+
+from rigs.waiting import in_thread
 
 from appliance.config import MqttSettings
 from appliance.mqtt.live_topics import Sources
@@ -74,11 +75,5 @@ def running(
 ) -> Iterator[Publisher]:
     """A publisher in its thread, stopped in the end."""
     publisher = Publisher(settings, node, store, Sources(state, stats), **more)
-    thread = threading.Thread(target=publisher.run, daemon=True)
-    thread.start()
-    try:
+    with in_thread(publisher.run, lambda: publisher.stop(flush_s)):
         yield publisher
-    finally:
-        publisher.stop(flush_s)
-        thread.join(flush_s + 30)
-        assert not thread.is_alive(), "the publisher did not stop in time"

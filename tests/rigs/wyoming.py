@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +20,7 @@ from rigs.broker import is_open
 from rigs.checkout import ROOT
 from rigs.command import captured
 from rigs.transcriber import FakeTranscriber
-from rigs.waiting import PATIENCE_S, until
+from rigs.waiting import PATIENCE_S, in_thread, until
 
 from appliance.capture.recording import Recording
 from appliance.config import Settings, WyomingSettings
@@ -88,7 +88,7 @@ class Worker:
                 result = error
             asked.deliver(asked.request, result)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self.working.set()
         self._waiting.put(None)
         self._thread.join(PATIENCE_S)
@@ -141,17 +141,10 @@ def running(
     )
     timeouts = Timeouts(idle_s, within_s)
     server = WyomingServer(settings, "kitchen", hooks, timeouts, satellite=satellite)
-    thread = threading.Thread(target=server.run, args=(lambda: None,), daemon=True)
-    thread.start()
-    try:
+    with closing(worker), in_thread(lambda: server.run(lambda: None), server.stop):
         until(lambda: all(port.address for port in server.ports))
         ports = [int((port.address or "").rpartition(":")[2]) for port in server.ports]
         yield Running(server, worker, ports[0], ports[-1], counted, kept)
-    finally:
-        server.stop()
-        thread.join(PATIENCE_S)
-        worker.stop()
-    assert not thread.is_alive()
 
 
 class Talk:

@@ -87,7 +87,7 @@ def heard(
     try:
         return asyncio.run(run()), worker.asked
     finally:
-        worker.stop()
+        worker.close()
 
 
 def windows_of(sound: Samples) -> list[Window]:
@@ -195,7 +195,7 @@ def test_the_last_window_is_transcribed_while_the_sender_waits() -> None:
         assert (ahead, len(worker.asked)) == (1, 1)
 
     asyncio.run(run())
-    worker.stop()
+    worker.close()
 
 
 @pytest.mark.usefixtures("spoken")
@@ -249,7 +249,7 @@ def test_what_is_kept_has_ended_by_now_however_fast_it_was_sent() -> None:
         return begun_s
 
     begun_s = asyncio.run(run())
-    worker.stop()
+    worker.close()
     [(window, text, told_s)] = kept
     assert text == HEARD.text
     assert begun_s < window.speech_end_s <= told_s
@@ -268,4 +268,4 @@ def test_nobody_waits_for_the_windows_of_a_request_that_is_over() -> None:
 
     asyncio.run(run())
     assert [one.wanted for one in worker.asked] == [False]
-    worker.stop()
+    worker.close()

@@ -13,7 +13,7 @@ import pytest
 from rigs.broker import free_port
 from rigs.recordings import sentences
 from rigs.transcriber import HEARD, FakeTranscriber
-from rigs.waiting import PATIENCE_S, until
+from rigs.waiting import PATIENCE_S, in_thread, until
 from rigs.wyoming import AUDIO_16K, Talk, Worker, running, sound_of
 
 from appliance import build_version
@@ -379,21 +379,19 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
         Settings(), wyoming=WyomingSettings(enabled=True, listen="127.0.0.1", port=port)
     )
     model: Any = FakeTranscriber().bundle
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", port)) as taken:
         server = WyomingServer(
             settings,
             "kitchen",
             Hooks(lambda: model, Settings().gates, worker.submit, report=told.append),
             Timeouts(listen_again_s=0.1),
         )  # fmt: skip
-        thread = threading.Thread(target=server.run, args=(lambda: None,))
-        thread.start()
-        until(lambda: told)
-        assert server.address is None
-    until(lambda: server.address)
-    server.stop()
-    thread.join(PATIENCE_S)
-    worker.stop()
+        with in_thread(lambda: server.run(lambda: None), server.stop):
+            until(lambda: told)
+            assert server.address is None
+            taken.close()
+            until(lambda: server.address)
+    worker.close()
     assert told[0] == (
         f"nobody can connect to 127.0.0.1 port {port} for speech to text: another program uses "
         "that port. Choose another wyoming.port"
