@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,63 +18,59 @@ from appliance.store.store import Store
 
 
 @contextmanager
-def mounted(disk: Path, size: str) -> Iterator[Path]:
-    """A disk of `size` (400k, 1m) on the new folder `disk`; skips the test where none can be."""
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "roomscribe-test", str(disk)]
+def _mounted(what: str, disk: Path, *options: str, needs: str = "CAP_SYS_ADMIN") -> Iterator[Path]:
+    """`mount` with these options on the folder `disk`; skips the test where it is not permitted."""
     if os.geteuid():
         from rigs.needs import NOT_ROOT  # every test loads this plugin, and few need that
 
-        pytest.skip(NOT_ROOT.format("mounting a small disk"))
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("not permitted: mounting a small disk (needs CAP_SYS_ADMIN)")
+        pytest.skip(NOT_ROOT.format(f"mounting {what}"))
+    done = subprocess.run(["mount", *options, str(disk)], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip(f"not permitted: mounting {what} (needs {needs})")
     try:
         yield disk
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@contextmanager
+def mounted(disk: Path, size: str) -> Iterator[Path]:
+    """A disk of `size` (400k, 1m) on the new folder `disk`; skips the test where none can be."""
+    disk.mkdir()
+    options = "-t", "tmpfs", "-o", f"size={size}", "roomscribe-test"
+    with _mounted("a small disk", disk, *options):
+        yield disk
 
 
 @contextmanager
 def overlay(disk: Path, *, hidden: bool) -> Iterator[Path]:
     """The new folder `disk` on an overlay whose upper layer is in memory, as raspi-config makes
     it; `hidden`: where its mount cannot be seen. Skips the test where none can be."""
-    with mounted(disk.with_name("memory"), "64m") as memory:
+    with mounted(disk.with_name("memory"), "64m") as memory, ExitStack() as stack:
         folders = [disk.with_name("lower"), memory / "upper", memory / "work", disk]
         for folder in folders:
             folder.mkdir()
-        options = "lowerdir={},upperdir={},workdir={}".format(*folders)
-        command = ["mount", "-t", "overlay", "-o", options, "roomscribe-test", str(disk)]
-        if subprocess.run(command, check=False, capture_output=True).returncode:
-            pytest.skip("not permitted: mounting an overlay")
+        layers = "lowerdir={},upperdir={},workdir={}".format(*folders)
+        options = "-t", "overlay", "-o", layers, "roomscribe-test"
+        stack.enter_context(_mounted("an overlay", disk, *options))
         if hidden:
-            subprocess.run(["mount", "-t", "tmpfs", "roomscribe-test", str(memory)], check=True)
-        try:
-            yield disk
-        finally:
-            subprocess.run(["umount", "-l", str(disk)], check=True)
-            if hidden:
-                subprocess.run(["umount", "-l", str(memory)], check=True)
+            stack.enter_context(_mounted("a cover", memory, "-t", "tmpfs", "roomscribe-test"))
+        yield disk
 
 
 @contextmanager
 def image(file: Path, size: str) -> Iterator[Path]:
     """A disk with ext4 whose blocks lie in `file`; skips the test where none can be mounted."""
-    from rigs.needs import NOT_ROOT, require  # every test loads this plugin, and few need that
+    from rigs.needs import require  # every test loads this plugin, and few need that
 
-    if os.geteuid():
-        pytest.skip(NOT_ROOT.format("mounting a disk image"))
     require("mkfs.ext4", package="e2fsprogs")
     disk = file.with_name(f"{file.name}-mounted")
     disk.mkdir()
     subprocess.run(["truncate", "-s", size, str(file)], check=True)
     subprocess.run(["mkfs.ext4", "-q", "-F", str(file)], check=True)
-    command = ["mount", "-o", "loop", str(file), str(disk)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("not permitted: mounting a disk image (needs CAP_SYS_ADMIN and a loop device)")
-    try:
+    needs = "CAP_SYS_ADMIN and a loop device"
+    with _mounted("a disk image", disk, "-o", "loop", str(file), needs=needs):
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def remount(disk: Path, how: str) -> None:
