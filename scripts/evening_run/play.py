@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from evening_run.matching import Discard, Event, Received, Span, assign, read
+from evening_run.processes import usage
 from evening_run.programme import Block, Item, Step
 from evening_run.stand import Stand
 from rigs.recordings import sentences
@@ -91,8 +92,9 @@ class Player:
 
     def _measure_usage(self, label: str) -> None:
         """Measure memory, threads and descriptors."""
-        page = self._stand.page_usage()
-        found = asdict(self._stand.usage()) | {"page_uss_mb": page.uss_mb if page else None}
+        page = self._stand.page
+        found = asdict(usage(self._stand.daemon.pid))
+        found["page_uss_mb"] = usage(page.process.pid).uss_mb if page else None
         self.memory.append({"label": label, **found})
 
     def _collect(self, block: Block, received: Received) -> Record:

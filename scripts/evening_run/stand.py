@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from evening_run.home import ASSIST_PHRASE, home
-from evening_run.processes import Clock, Usage, usage
+from evening_run.processes import Clock
 from evening_run.stream import Samples, Stream
 from paho.mqtt.client import MQTTMessage
 from rigs.broker import Broker, free_port
@@ -197,14 +197,6 @@ class Stand:
 
         self._clients.append(threading.Thread(target=work, daemon=True))
         self._clients[-1].start()
-
-    def usage(self) -> Usage:
-        """Return what the daemon and the microphone's process have."""
-        return usage(self.daemon.pid)
-
-    def page_usage(self) -> Usage | None:
-        """Return what the page's process has."""
-        return usage(self.page.process.pid) if self.page else None
 
     def newest_shown(self) -> int:
         """Return the number of the newest transcript on the page; 0 without one."""

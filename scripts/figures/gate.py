@@ -238,8 +238,7 @@ def looped(rng: np.random.Generator, sounds: Sequence[Sound], length: int) -> So
 
 def of_bundle(folder: Path) -> Settings:
     """The default settings with another model."""
-    model = replace(Settings().model, bundle=str(folder.resolve()))
-    return replace(Settings(), model=model)
+    return replace(Settings(), model=replace(Settings().model, bundle=str(folder.resolve())))
 
 
 def hear_clip(settings: Settings, transcriber: Transcriber, clip: Clip) -> Heard:
