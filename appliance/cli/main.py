@@ -41,8 +41,6 @@ EXTRAS = {
     "websockets": "homeassistant",
 }
 """Libraries that `pip install .` leaves out, and the extra that brings each."""
-MAY_BE_EMPTY = {"--correct", "--device"}
-"""Options for which "" means something."""
 LONGEST = 4000
 """Longest error that is printed, in letters."""
 
@@ -239,7 +237,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         print(_overview(top), file=sys.stderr)
         raise SystemExit(2)
     options = top.parse_args(given)
-    if MAY_BE_EMPTY.isdisjoint(given) and any(re.fullmatch("(--[a-z-]+=)?", one) for one in given):
+    empty = any(re.fullmatch("(--[a-z-]+=)?", one) for one in given)
+    if empty and not {"--correct", "--device"} & set(given):  # for these "" means something
         top.error(f"an argument is empty: {shlex.join(given)}; is a variable not set?")
     for name in ("config", "quiet", "verbose"):
         setattr(options, name, getattr(options, name) or getattr(options, f"{name}_before"))

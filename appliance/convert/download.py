@@ -19,8 +19,7 @@ from appliance.system import shorten
 
 TIMEOUTS_S = (3.0, 30.0)
 """To connect to one of a server's addresses, of which there may be eight, and within an answer."""
-SILENT = os.strerror(errno.EHOSTUNREACH)
-"""Took seconds for each address, as a timeout does: another attempt would take them again."""
+NO_ROUTE = os.strerror(errno.EHOSTUNREACH)
 PASSING = (408, 429, 500, 502, 503, 504)
 """Statuses that another attempt may change."""
 ATTEMPTS, CONNECTIONS = 6, 2
@@ -118,8 +117,9 @@ class Downloader:
             except requests.RequestException as error:
                 cause, pause_s = _innermost(error), self._pause_s * 2**attempt
                 most = ATTEMPTS if isinstance(error, BrokenOffError) else CONNECTIONS
-                is_silent = isinstance(error, requests.ConnectTimeout) or cause == SILENT
-                if attempt >= (1 if is_silent else most):
+                if isinstance(error, requests.ConnectTimeout) or cause == NO_ROUTE:
+                    most = 1  # it took seconds for each address
+                if attempt >= most:
                     raise UnreachableError(f"{source.address}: {cause}") from error
                 self.progress.note(f"{part.stem}: {cause}; again in {pause_s:g} s")
                 time.sleep(pause_s)

@@ -21,8 +21,7 @@ ASK_S = 5.0
 
 
 def broker(around: Surroundings, connect_s: float = 5.0) -> Outcome:
-    """Check that the broker lets us in and returns a message on a topic of this appliance; say if
-    it returns one of another appliance, too."""
+    """Check that the broker lets us in and returns a message of this appliance; also of others?"""
     mqtt, node = around.settings.mqtt, node_name(around.settings)
     if not mqtt.enabled:
         return skipped("mqtt.enabled is false")

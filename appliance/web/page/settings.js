@@ -77,8 +77,8 @@ export class Settings {
     this.#models.close();
   }
 
-  /** Read everything again; unsaved input stays. */
-  async #read() {
+  /** Read everything again; unsaved input stays. After a save the daemon may be loading its settings: no problem. */
+  async #read(isSaved = false) {
     try {
       const about = await describe(), settings = await command("settings"), values = flatten(settings);
       if (!this.#fields.size) this.#build(about, values);
@@ -89,7 +89,8 @@ export class Settings {
       this.#problem.show("");
       await this.#models.read();
     } catch (error) {
-      this.#problem.show(this.#live.up ? error.message : ""); // the frame shows that there is no connection
+      const isExpected = isSaved || !this.#live.up; // the frame shows that there is no connection
+      this.#problem.show(isExpected ? "" : error.message);
     }
     await command("devices").then(({ devices }) => this.#showDevices(devices), () => {});
   }
@@ -215,7 +216,7 @@ export class Settings {
       for (const field of edited) field.markSaved();
       drafts.clear();
       this.#show("Saved.");
-      await this.#read(); // the values as the daemon has them
+      await this.#read(true); // the values as the daemon has them
     } catch (error) {
       this.#show("");
       this.#problem.show(this.#live.up ? error.message : ""); // the frame shows that there is no connection
