@@ -489,6 +489,19 @@ def test_a_daemon_that_goes_is_told_of_and_its_return_catches_up(
             assert not tab.text(".banner")
 
 
+def test_settings_are_read_again_when_the_daemon_is_back(tmp_path: Path, tab: Browser) -> None:
+    feed = Feed()
+    area = partial(tab.value, "key-homeassistant.area")
+    with page(tmp_path) as home:
+        with serving(feed, tmp_path / SOCKET_NAME):
+            tab.enter(home, "settings")
+            until(lambda: area() == "Kitchen")
+        until(lambda: tab.text(".pill") == "Offline")
+        feed.chosen["homeassistant.area"] = "Bath"  # saved in another browser
+        with serving(feed, tmp_path / SOCKET_NAME):
+            until(lambda: area() == "Bath")
+
+
 def test_a_password_lets_in_and_a_used_link_does_not(tmp_path: Path, tab: Browser) -> None:
     with page(tmp_path) as home:
         word = home.access.new_link()

@@ -60,7 +60,7 @@ export class Settings {
 
   update(live) {
     const back = live.up && !this.#live.up;
-    this.#live = live;
+    this.#live = { ...live }; // the frame changes its own
     if (back) this.#read();
     if (!live.up) this.#problem.show(""); // the frame shows that there is no connection
     setText(this.#inUse, live.state ? `In use: ${live.state.model_title} on ${live.state.encoder}` : "");
