@@ -214,7 +214,7 @@ def test_nothing_measured_is_no_success(recordings: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--rows", "cpu,fast"], "found fast"),
+        (["--rows", "cpu,fast"], "found cpu,fast"),
         (["--json", "/no/such/place.json"], "/no/such: no such folder"),
         (["--json", "/dev"], "--json: /dev: is a folder"),
         (["--recordings", "/dev"], "/dev: expected MANIFEST.tsv or transcripts.tsv"),
