@@ -53,7 +53,7 @@ TAIL_S = 1.0
 LOCATE_WITHIN_S = 1.5
 """After a pause, sound of the reference counts as explained until its delay is known, or for this
 long."""
-SETTLE_S = 0.3
+SETTLE_S = 0.15
 """For so long after that it counts as explained, too."""
 HELD_FRAMES = 3
 """Frames of the microphone that may wait for the reference (90 ms)."""
@@ -257,6 +257,7 @@ class EchoCanceller:
             sound = self._past.newest(length)
             if self._alignment.locate(sound, reference.astype(np.float32), LOCATE_RANGE):
                 self._unlocated, self._unsettled = 0, int(SETTLE_S * SAMPLE_RATE)
+                self._learn(length)
 
     def _cancel(self, frame: Frame) -> Frame:
         """Return the frame with the aligned reference removed."""
@@ -283,6 +284,14 @@ class EchoCanceller:
         explained = self._gate.push(power, power_of(out), size / SAMPLE_RATE)
         return Frame(out, frame.start_s, frame.after_gap, explained, power)
 
+    def _learn(self, length: int) -> None:
+        """Let the filter hear the newest samples, from before the delay was known."""
+        sound, start = self._past.newest(length), self._position - length
+        played = self._reference.read(start + round(self._alignment.shift), length)
+        samples, out = sound.astype(np.int16), np.empty(length, np.int16)
+        for at in range(0, length - BLOCK + 1, BLOCK):
+            self._speex.cancel(samples, played, out, at)
+
     def _align(self, expected: float) -> None:
         """Search the delay, or follow it, once a second."""
         alignment = self._alignment
@@ -297,6 +306,7 @@ class EchoCanceller:
             sound = self._past.newest(length)
             if alignment.search(sound, reference.astype(np.float32), round(expected)):
                 self._speex.reset()
+                self._learn(length)
                 self._gate.reset()
                 self._aligned.clear()
         elif self._unchecked >= SAMPLE_RATE and len(self._aligned) >= FOLLOW_LENGTH:

@@ -291,14 +291,14 @@ def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
         if health.notice("announcement", trouble):
             log.info("%s", trouble or "the Wyoming server is announced to the network")
 
-    async def announce(port: int, more: str = "") -> None:
+    async def announce(key: str, port: int) -> None:
+        is_room = key != "wyoming.port"
         if TOKEN not in os.environ:
-            await advertise(f"roomscribe-{core.node}{more}"[:63], port, report)
-        elif not more:
+            await advertise(f"roomscribe-{core.node}{'-satellite' * is_room}"[:63], port, report)
+        elif is_room:  # the supervisor keeps one offer of each app
+            log.info("satellite: add Wyoming Protocol, host %s, port %d", os.uname().nodename, port)
+        else:
             await offer_to_supervisor(port, report)
-        else:  # the supervisor keeps one offer of each app
-            host = os.uname().nodename
-            log.info("the satellite: add Wyoming Protocol, host %s, port %d", host, port)
 
     def keep(window: Window, result: Transcription, queue_ms: float) -> None:
         core.transcripts.keep(window, result, queue_ms)
@@ -310,16 +310,12 @@ def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
         core.backlog.submit,
         keep=keep if settings.wyoming.log else None,
         count=health.count,
-        report=partial(health.trouble, "wyoming"),
+        report=health.trouble,
         advertise=announce if settings.wyoming.announced else None,
         is_room_busy=lambda: core.backlog.is_room_busy,
         languages=lambda: core.transcriber.known_languages,
         text_to_act_on=text_to_act_on,
         known=talk.satellite.known if talk else KnownTexts(),
-        report_satellite=partial(health.trouble, "satellite"),
-        advertise_satellite=partial(announce, more="-satellite")
-        if settings.wyoming.announced
-        else None,
     )
     path = runtime_folder(settings) / WYOMING_SOCKET if settings.web.api else None
     voice = talk.satellite if talk else None

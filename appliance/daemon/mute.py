@@ -32,7 +32,6 @@ log = logging.getLogger("roomscribe.daemon")
 FILE_NAME = "mute"
 LOCK_NAME = "listening"
 HOME = "Home Assistant"
-"""Who mutes by the satellite's switch there."""
 _ON, _ON_THERE, _OFF = b"ON\n", b"ON there\n", b"OFF\n"
 RETRY_S = 2.0
 """Seconds between two attempts to read or write the file."""

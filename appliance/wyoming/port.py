@@ -42,9 +42,9 @@ class Port:
     number: int
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter, Address], Awaitable[None]]
     count: Callable[[str], None]
-    report: Callable[[str | None], object]
-    """Gets the reason why nobody can connect, or None; returns True if it is new."""
-    advertise: Callable[[int], Coroutine[None, None, None]] | None
+    report: Callable[[str, str | None], object]
+    """Gets `key` and why nobody can connect, or None; returns True if it is new."""
+    advertise: Callable[[str, int], Coroutine[None, None, None]] | None
     again_s: float = 5.0
     """Pause after the port could not be opened."""
     address: str | None = None
@@ -72,15 +72,15 @@ class Port:
                 errno.EACCES: f"this user may not use that port. Choose a {self.key} from 1024 on",
             }.get(error.errno or 0, one_line(error))
             trouble = f"nobody can connect to {host} port {self.number} for {self.what}: {why}"
-            if self.report(trouble):
+            if self.report(self.key, trouble):
                 log.warning("%s", trouble)
             return
         port = opened.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.report(None)
+        self.report(self.key, None)
         log.info("%s (Wyoming) on %s", self.what, self.address)
         if self.advertise:
-            self._advertising = asyncio.create_task(self.advertise(port))
+            self._advertising = asyncio.create_task(self.advertise(self.key, port))
 
     def close(self) -> None:
         """Stop listening. What is under way ends with the loop."""

@@ -101,10 +101,10 @@ class Hooks:
     """Stores a text, with the ms that its window waited; None to store nothing."""
     count: Callable[[str], None] = lambda _name: None
     """Increments a counter."""
-    report: Callable[[str | None], object] = lambda _trouble: None
-    """Gets the reason why nobody can connect, or None; returns True if it is new."""
-    advertise: Callable[[int], Coroutine[None, None, None]] | None = None
-    """Announces the port to the network until it is cancelled."""
+    report: Callable[[str, str | None], object] = lambda _key, _trouble: None
+    """Gets a port's setting and why nobody can connect, or None; returns True if it is new."""
+    advertise: Callable[[str, int], Coroutine[None, None, None]] | None = None
+    """Announces a port, and its setting, to the network until it is cancelled."""
     is_room_busy: Callable[[], bool] = lambda: False
     """Returns True while the appliance's own microphone has speech."""
     languages: Callable[[], Sequence[str]] = tuple
@@ -113,9 +113,6 @@ class Hooks:
     """Returns what to act on in place of a text."""
     known: KnownTexts = field(default_factory=KnownTexts)
     """Texts of sounds that the satellite has sent."""
-    report_satellite: Callable[[str | None], object] = lambda _trouble: None
-    """As `report` and `advertise`, of the satellite's port."""
-    advertise_satellite: Callable[[int], Coroutine[None, None, None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,7 @@ class WyomingServer:
     @property
     def address(self) -> str | None:
         """Where it transcribes for others; None while it does not. Any thread."""
-        found = (one.address for one in self.ports if one.key == "wyoming.port")
-        return next(found, None)
+        return next((one.address for one in self.ports if one.key == "wyoming.port"), None)
 
     def _make_ports(self) -> Iterator[Port]:
         """Yield the ports that are configured, not open yet."""
@@ -135,8 +134,7 @@ class WyomingServer:
         if self._satellite:
             yield Port(
                 "satellite", "wyoming.satellite_port", wyoming, wyoming.satellite_port,
-                self._satellite.serve, hooks.count, hooks.report_satellite,
-                hooks.advertise_satellite, again_s,
+                self._satellite.serve, hooks.count, hooks.report, hooks.advertise, again_s,
             )  # fmt: skip
 
     def run(self, heartbeat: Callable[[], None]) -> None:

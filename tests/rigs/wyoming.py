@@ -134,7 +134,7 @@ def running(
         worker.submit,
         keep=(lambda *fields: kept.append(fields)) if keep else None,
         count=lambda name: counted.update([name]),
-        report=troubles.append,
+        report=lambda _, trouble: troubles.append(trouble),
         languages=lambda: languages,
         text_to_act_on=lambda _, result: act_on or result.text,
         known=known or KnownTexts(),

@@ -373,7 +373,7 @@ def test_on_two_colons_both_kinds_of_addresses_are_served() -> None:
 
 def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
     port = free_port()
-    told: list[str | None] = []
+    told = list[tuple[str, str | None]]()
     worker = Worker(FakeTranscriber())
     settings = replace(
         Settings(), wyoming=WyomingSettings(enabled=True, listen="127.0.0.1", port=port)
@@ -383,7 +383,7 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
         server = WyomingServer(
             settings,
             "kitchen",
-            Hooks(lambda: model, Settings().gates, worker.submit, report=told.append),
+            Hooks(lambda: model, settings.gates, worker.submit, report=lambda *it: told.append(it)),
             Timeouts(listen_again_s=0.1),
         )  # fmt: skip
         with in_thread(lambda: server.run(lambda: None), server.stop):
@@ -392,11 +392,11 @@ def test_a_port_that_is_taken_is_a_trouble_and_is_had_when_it_is_free() -> None:
             taken.close()
             until(lambda: server.address)
     worker.close()
-    assert told[0] == (
+    assert told[0][1] == (
         f"nobody can connect to 127.0.0.1 port {port} for speech to text: another program uses "
         "that port. Choose another wyoming.port"
     )
-    assert told[-1] is None
+    assert told[-1] == ("wyoming.port", None)
 
 
 def test_waiting_clients_get_an_error_when_the_server_stops() -> None:
