@@ -32,7 +32,7 @@ from appliance.infer.sentences import (
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.wording import Wording, compare, compare_letters, past
 from appliance.model import Bundle
-from appliance.records import EXPECTED_FROM, Name, Phrase, Tier
+from appliance.records import EXPECTED_FROM, Name, NoAct, Phrase, Tier
 
 if TYPE_CHECKING:
     from appliance.infer.decoder import Decoded, Decoder
@@ -60,13 +60,16 @@ taken to end behind it."""
 
 NO_REPORT, REPORT = -4.0, 4.0
 """Least and largest log-odds of a report."""
+SOMEBODY, REPORT_FROM = "She", 3.0
+"""Before a verb, this makes the model expect a report ("She turned"), so that what it hears of an
+order counts; and the log-odds that orders often have there, chosen on four of eight voices."""
 GUARDED_FROM, DOUBTED = 0.95, 0.5
 """A guarded sentence of less confidence, or whose words differ from the text, gets at most DOUBTED;
-so does one that opens something if a report is as likely by the sound. Of 26 reports ("opened",
-"unlocked") by nine synthetic voices 1 is then heard as the order, in place of 4, and of 12 orders 2
-do not act."""
-SECURING = frozenset({"lock", "close", "shut"})
-"""Orders that a report does not turn into harm."""
+so does one that opens something, without the address phrase, if a report may sound the same."""
+SECURING = "lock ", "close ", "shut ", "lower ", "pull down "
+"""Beginnings of orders that a report does not turn into harm."""
+LIKELIER = 3.0
+"""Lead of a text with one other word ("barn" for "garden") from which on that was said."""
 ALIKE = 0.5
 """Share of letters that text and sentence must have in common. Of people's commands the least is
 0.8; "thank you" for "Right." has 0.15."""
@@ -91,7 +94,7 @@ class Evidence(NamedTuple):
     wording: Wording
     """How the free text differs from it."""
     report: float = NO_REPORT
-    """Natural log-probability of its first verb in the past minus in the present, by the sound."""
+    """Log-odds (natural) that the sound says its first verb in the past, minus REPORT_FROM."""
 
 
 class _Heard(NamedTuple):
@@ -142,8 +145,8 @@ class Phrases:
         """Of the sentence that the last `find` found, reported or not."""
         self.candidates: tuple[Phrase, ...] = ()
         """The likeliest sentences that the last `find` found, however unlikely."""
-        self.is_guarded = False
-        """True if the likeliest one is guarded, and too unsure for that."""
+        self.guard: NoAct | None = None
+        """Why nothing may act on the likeliest one, nor on a text that says it."""
         self._suppressed = frozenset(bundle.suppressed)
         self._renewed: WordNetwork | None = None
         for word in {word for edges in network.edges for word, _ in edges}:
@@ -197,7 +200,7 @@ class Phrases:
         """
         if renewed := self._renewed:
             self._network, self._renewed, self._followers = renewed, None, {}
-        self.evidence, self.candidates, self.is_guarded = None, (), False
+        self.evidence, self.candidates, self.guard = None, (), None
         free = sum(written.logprobs)
         mean = free / len(written.logprobs)
         text = plain(self._tokenizer.detokenize(written.tokens))
@@ -239,25 +242,33 @@ class Phrases:
                 if confidence >= EXPECTED_FROM:
                     evidence = evidence._replace(report=self._report_odds(words))
                     confidence = self._confidence(evidence)
+                    if confidence < EXPECTED_FROM:  # the text may still be the order
+                        self.guard = NoAct.UNSURE
                 self.evidence = evidence
             name = str(slots.pop(""))
-            if compare_letters(*map(self._without_address, (heard.text, words))) < ALIKE:
+            alike = compare_letters(*map(self._without_address, (heard.text, words)))
+            if alike < ALIKE or (0 < wording.changed < 1 and lead > LIKELIER):
                 confidence = min(confidence, DOUBTED)
-            if not self._network.guarded.isdisjoint((name, *map(str, slots.values()))) and (
-                any(wording) or self._may_be_report(words, evidence)
-            ):
+            if guard := self._find_guard(words, {name, *map(str, slots.values())}, evidence):
                 confidence = min(confidence, DOUBTED)
-                self.is_guarded |= not found and confidence >= FLOOR
+                if not found and confidence >= FLOOR:
+                    self.guard = guard
             found.append(Phrase(words, name, slots, confidence))
         self.candidates = tuple(found)
         return found[0] if found and found[0].confidence >= FLOOR else None
 
-    def _may_be_report(self, words: str, evidence: Evidence) -> bool:
-        """True if a guarded order is less sure than GUARDED_FROM, or if it opens something and a
-        report is as likely."""
-        if SECURING.isdisjoint(words.split()):
-            return evidence.report > 0 or self._confidence(evidence) < GUARDED_FROM
-        return self._confidence(evidence._replace(report=NO_REPORT)) < GUARDED_FROM
+    def _find_guard(self, words: str, means: set[str], evidence: Evidence) -> NoAct | None:
+        """Return why an order with these meanings may not act if it is guarded: it is less sure
+        than GUARDED_FROM; or it opens something, and a report ("unlocked") may sound the same."""
+        if self._network.guarded.isdisjoint(means):
+            return None
+        order = self._without_address(words)
+        report = NO_REPORT if order.startswith(SECURING) else evidence.report
+        sure = self._confidence(evidence._replace(report=report))
+        if any(evidence.wording) or report > 0 or sure < GUARDED_FROM:
+            return NoAct.GUARDED
+        may_be_report = report > NO_REPORT and past(order.split()[0]).endswith("ed")
+        return NoAct.UNSURE if may_be_report and order == words else None
 
     def _confidence(self, evidence: Evidence) -> float:
         """The probability that a sentence was said, and not something else."""
@@ -272,13 +283,9 @@ class Phrases:
 
     def _report_odds(self, sentence: str) -> float:
         """Return the log-odds that the sound says the first verb of a sentence in the past, in two
-        steps of the decoder.
-
-        After "I", because at a beginning the model expects an order, whatever is said. One more
-        word tells all that the sound has.
-        """
+        steps of the decoder. One word behind the verb tells all that the sound has."""
         words = self._without_address(sentence).split()
-        somebody, behind, scores = "I" if self._cased else "i", words[1:2], []
+        somebody, behind, scores = SOMEBODY if self._cased else SOMEBODY.lower(), words[1:2], []
         for verb in (words[0], past(words[0])):
             try:
                 tokens = self._tokenizer.tokenize(f" {' '.join((somebody, verb, *behind))}")
@@ -287,7 +294,7 @@ class Phrases:
             tokens = tokens[: self._rows_at_most + 1]
             odds = self._decoder.odds((*self._decoder.prompt, *tokens[:-1]), len(tokens) - 1)
             scores.append(sum(odds.at(at, (token,))[0] for at, token in enumerate(tokens[1:])))
-        return min(max(scores[1] - scores[0], NO_REPORT), REPORT)
+        return min(max(scores[1] - scores[0] - REPORT_FROM, NO_REPORT), REPORT)
 
     def _without_address(self, text: str) -> str:
         """A text without the address phrase in front, if something follows that."""

@@ -20,7 +20,7 @@ from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio
 from appliance.infer.mel import window_mel
 from appliance.infer.request import Pending, Request
-from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
+from appliance.records import ADDRESS_ALONE_S, HOP, Name, States, Transcription, Window
 from appliance.system import Closing
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class Transcriber(AnyTranscriber):
             return best
         phrase = usual.find(best.decoded, lambda: pending.wanted) if usual else None
         candidates = usual.candidates if usual else ()
-        guarded = (NoAct.GUARDED.value,) if usual and usual.is_guarded else ()
+        guarded = (usual.guard.value,) if usual and usual.guard else ()
         if special:
             special.find(best.decoded, lambda: pending.wanted)
             candidates = special.candidates

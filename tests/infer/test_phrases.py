@@ -15,6 +15,7 @@ from rigs.word_errors import same_words
 
 from appliance.config import HomeAssistantSettings, PhrasesSettings, Settings
 from appliance.errors import ConfigError
+from appliance.infer import phrases
 from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
 from appliance.infer.phrases import FLOOR, NO_REPORT, REPORT, Phrases
@@ -22,7 +23,7 @@ from appliance.infer.request import Request
 from appliance.infer.sentences import START, build_network, parse_phrases, read_phrases
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model.bundle import DEFAULT_PHRASE_CALIBRATION, Bundle, PhraseCalibration
-from appliance.records import EXPECTED_FROM, Name, States, Tier
+from appliance.records import EXPECTED_FROM, Name, NoAct, States, Tier
 
 
 @needs_model
@@ -126,7 +127,7 @@ def test_a_models_calibration_says_how_sure_a_sentence_is(
         assert one and one.sentence == "hide a cage" and 0.5 < one.share < 1
         others = {"report": max(0.0, one.report)} | one.wording._asdict()
         sure = fitted.confidence(one.share, one.mean, one.lead, one.text, **others)
-        assert found.candidates[0].confidence == sure
+        assert found.candidates[0].confidence == min(sure, phrases.DOUBTED), "other letters"
         assert (phrase is None) is (sure < FLOOR)
     assert phrase is None, "the sentence is less likely than anything that was said"
 
@@ -226,8 +227,13 @@ def test_a_text_that_is_surely_one_of_the_sentences_needs_two_steps(
 
 
 def test_the_sound_tells_a_report_from_an_order(
-    tmp_path: Path, bundle: Bundle, decoder: Decoder, heard: list[States]
+    tmp_path: Path,
+    bundle: Bundle,
+    decoder: Decoder,
+    heard: list[States],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(phrases, "SOMEBODY", "I")  # the model made here has no s
     found = Phrases(network(tmp_path, *MADE_UP), bundle, Tokenizer.open(bundle), decoder)
     for states in heard:
         decoder.decode(states, 1.0)
@@ -241,7 +247,7 @@ def test_the_sound_tells_a_report_from_an_order(
             rows = zip(logits, totals, tokens[1:], strict=True)
             scores.append(sum(row[token] - total for row, total, token in rows))
         decoder.decode(states, 1.0)
-        odds = min(max(scores[1] - scores[0], NO_REPORT), REPORT)
+        odds = min(max(scores[1] - scores[0] - phrases.REPORT_FROM, NO_REPORT), REPORT)
         assert found._report_odds("hide a cage") == pytest.approx(odds, abs=1e-2)
 
 
@@ -254,8 +260,12 @@ def test_the_sound_tells_a_report_from_an_order(
         ("turn off the fan", "Do not turn off the fan.", NO_REPORT, False),
         ("turn off the fan", "Turn off the fan in the attic.", NO_REPORT, False),
         ("turn off the fan", "Torn off the fan.", NO_REPORT, True),
+        ("turn off the fan", "Turn off the van.", NO_REPORT, False),
         ("turn off the fan", "Right.", NO_REPORT, False),
         ("unlock the door", "Unlock a door.", NO_REPORT, True),
+        ("unlock the door", "Unlock the door.", -0.1, False),
+        ("computer unlock the door", "Computer, unlock the door.", -0.1, True),
+        ("lock the door", "Lock the door.", -0.1, True),
         ("unlock the door", "Unlock the door.", 0.1, False),
         ("unlock the door", "Unlock the floor.", NO_REPORT, False),
         ("open the safe", "Open the safe.", NO_REPORT, True),
@@ -266,24 +276,28 @@ def test_the_sound_tells_a_report_from_an_order(
 def test_only_what_was_said_acts_and_a_lock_only_word_for_word(
     built_in: Bundle, sentence: str, text: str, report: float, sure: bool
 ) -> None:
-    """If the sound says the sentence nearly as well as the text."""
-    tokenizer, words = Tokenizer.open(built_in), build_network(parse_phrases(GUARDED), "", None)
+    """If the sound says the sentence nearly as well as the text, except that it says "van"."""
+    tokenizer = Tokenizer.open(built_in)
+    words = build_network(parse_phrases(GUARDED), "Computer", None)
     found = Phrases(words, built_in, tokenizer, Decoder(built_in, 1))
     tokens = tokenizer.tokenize(f" {text}")
     heard = Decoded(tokens, (-0.1,) * len(tokens), 0.0, True)
-    score = sum(heard.logprobs) - 0.1
+    lead = phrases.LIKELIER + 0.1 if "van" in text else 0.1
+    score = sum(heard.logprobs) - lead
     found._search = lambda *_: {tokenizer.tokenize(f" {sentence}"): score}  # type: ignore[method-assign]
     found._report_odds = lambda sentence: report  # type: ignore[method-assign]
     phrase = found.find(heard)
     assert (phrase is not None and phrase.confidence >= EXPECTED_FROM) is sure
-    assert found.is_guarded is (not sure and sentence in ("unlock the door", "open the safe"))
+    is_guarded = "unlock" in sentence or "safe" in sentence
+    guard = NoAct.UNSURE if report in (-0.1, REPORT) else NoAct.GUARDED if is_guarded else None
+    assert found.guard is (None if sure else guard)
 
 
 GUARDED = """
 guarded = ["lock", "safe"]
 [phrases]
 fan = ["turn off the fan"]
-lock = ["unlock [the] door"]
+lock = ["unlock [the] door", "lock [the] door"]
 open = ["open the {a}"]
 [slots]
 a = ["safe", "box"]

@@ -22,7 +22,7 @@ from appliance.infer.opening import open_transcriber
 from appliance.infer.request import Pending, Request
 from appliance.infer.transcriber import DOUBTFUL, Transcriber
 from appliance.model.bundle import Bundle, load_bundle
-from appliance.records import SAMPLE_RATE, Transcription, Window
+from appliance.records import SAMPLE_RATE, NoAct, Transcription, Window
 
 
 def settings(folder: Path, **decoder: float) -> Settings:
@@ -208,7 +208,7 @@ def test_the_first_text_is_reported_before_any_other_work(
 
     class Looked:
         candidates = ()
-        is_guarded = True
+        guard = NoAct.GUARDED
 
         def holds(self, _: str) -> bool:
             return False
