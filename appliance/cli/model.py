@@ -341,9 +341,7 @@ def verify(options: argparse.Namespace, _settings: Settings) -> int:
     from appliance.model import installed_bundles
 
     status = 0
-    for name in list(filter(None, options.names)) or [
-        str(folder) for folder in installed_bundles().values()
-    ]:
+    for name in options.names or [str(folder) for folder in installed_bundles().values()]:
         try:
             load_s = _verify(name)
             print(f"{name}: all files are intact and it decodes; loads in {load_s:.2f} s")
@@ -383,9 +381,8 @@ def use(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe model use`."""
     from appliance.model import library, load_bundle
 
-    if options.name:
-        load_bundle(options.name)
-    if "/" in options.name or not options.name:
+    load_bundle(options.name)
+    if "/" in options.name:
         raise ConfigError(
             f"model use: {options.name!r} is not the name of an installed model. To use a folder, "
             "set [model] bundle in the configuration."

@@ -196,11 +196,6 @@ def test_an_unknown_name_is_one_line_with_the_known_ones(desk: Desk) -> None:
     assert "whisper-nothing" in one_line(desk.run("add", "somebody/whisper-nothing"))
 
 
-def test_an_empty_name_is_not_chosen(desk: Desk) -> None:
-    assert "is not the name of an installed model" in one_line(desk.run("use", ""))
-    assert not (desk.models / "in-use").exists()
-
-
 def test_a_model_that_cannot_be_removed_is_not_suggested(desk: Desk) -> None:
     for name, which in (("tiny.en", "the built-in model"), ("../x", "'../x'")):
         line = one_line(desk.run("remove", name))
