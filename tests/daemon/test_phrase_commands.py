@@ -1,7 +1,6 @@
 """Expected sentences over the control socket: edited, tried, and expected as an answer."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from rigs.core import make_core, make_works
 from rigs.word_errors import same_words
 
 from appliance import config
-from appliance.config import Settings
 from appliance.control.server import ControlError
 from appliance.daemon.phrase_commands import ANSWER_WITHIN_S, Expectations, PhraseCommands
 from appliance.daemon.setting_commands import SettingCommands
-from appliance.infer import Transcriber, open_transcriber
+from appliance.infer import Transcriber
 from appliance.infer.opening import SENTENCES_FILE
 from appliance.records import Listener, Transcript, Window, new_id
 from appliance.store.store import Store
@@ -50,15 +48,9 @@ class House(Listener):
         return f"{caught.value.code}: {caught.value}"
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Transcriber]:
-    with open_transcriber(Settings()) as opened:
-        yield opened
-
-
 @pytest.fixture
-def house(tmp_path: Path, model: Transcriber) -> House:
-    return House(tmp_path, model)
+def house(tmp_path: Path, transcriber: Transcriber) -> House:
+    return House(tmp_path, transcriber)
 
 
 def speech(ago_s: float = 0.0) -> Window:

@@ -1,32 +1,21 @@
 """Words are timed by the decoder's attention and the pauses of the sound."""
 
 import csv
-from collections.abc import Iterator
 
 import numpy as np
-import pytest
 from rigs.checkout import shared
 from rigs.word_errors import same_words
 
 from appliance.capture.recording import Recording
-from appliance.config import Settings
 from appliance.infer.joining import last_words
-from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
 from appliance.infer.word_times import _begins
-from appliance.model.bundle import Bundle
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window, Word
 
 FOLDERS = ("fsdd_digits", "ha_commands_ohf", "ha_commands_rhasspy", "misc_commands")
 """Single digits and commands, spoken by people."""
 CLICK = "is the front door locked"
 """A clip that begins with a click, long before the speech."""
-
-
-@pytest.fixture(scope="module")
-def transcriber(built_in: Bundle) -> Iterator[Transcriber]:
-    with open_transcriber(Settings(), bundle=built_in) as opened:
-        yield opened
 
 
 def bounds(sound: Samples, below_db: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ Bundles with random weights, built once a session by the real build: for tests o
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from numpy.typing import NDArray
 from rigs.checkout import BUILT_IN, require_model
 from safetensors.numpy import save_file
 
+from appliance.config import Settings
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.checkpoint import load_checkpoint
 from appliance.convert.shapes import WhisperConfig, expected_shapes
 from appliance.convert.tensors import Weights
 from appliance.errors import ModelError
+from appliance.infer.opening import open_transcriber
+from appliance.infer.transcriber import Transcriber
 from appliance.model.bundle import MANIFEST, Bundle, load_bundle
 
 SPECIALS = (
@@ -173,6 +177,13 @@ def built_in() -> Bundle:
     """The built-in model, loaded. Skips the test without it."""
     require_model()
     return load_bundle(BUILT_IN)
+
+
+@pytest.fixture(scope="module")
+def transcriber(built_in: Bundle) -> Iterator[Transcriber]:
+    """The built-in model with the default settings."""
+    with open_transcriber(Settings(), bundle=built_in) as opened:
+        yield opened
 
 
 def linked(bundle: Path, folder: Path) -> Path:

@@ -20,11 +20,6 @@ from appliance.store.store import Store
 from appliance.store.tables import SCHEMA
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> StoreSettings:
-    return StoreSettings(path=str(tmp_path))
-
-
 def test_a_file_of_another_version_is_refused_and_left_alone(settings: StoreSettings) -> None:
     with Store.open(settings) as store:
         store.append(transcript("kept"))

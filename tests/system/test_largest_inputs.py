@@ -5,7 +5,7 @@ import json
 import os
 import string
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -16,7 +16,7 @@ from rigs.publishing import transcript
 from rigs.transcriber import HEARD
 
 from appliance import config
-from appliance.config import WORDS_AT_MOST, Settings, VocabularySettings
+from appliance.config import WORDS_AT_MOST, VocabularySettings
 from appliance.control.server import LINE_BYTES, ControlError
 from appliance.daemon.correction_commands import TEXT_LETTERS, CorrectionCommands
 from appliance.daemon.phrase_commands import TEXT_BYTES, Expectations, PhraseCommands
@@ -29,7 +29,7 @@ from appliance.fleet.messages import (
     read_answer,
 )
 from appliance.homeassistant.names import NAMES_AT_MOST, cleaned
-from appliance.infer import Transcriber, open_transcriber
+from appliance.infer import Transcriber
 from appliance.infer.vocabulary import open_vocabulary
 from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.commands import EXPECT_BYTES, ExpectRequests
@@ -78,15 +78,9 @@ class House:
         self.phrases = PhraseCommands(self.settings, model, self.expectations)
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Transcriber]:
-    with open_transcriber(Settings()) as opened:
-        yield opened
-
-
 @pytest.fixture
-def house(tmp_path: Path, model: Transcriber) -> House:
-    return House(tmp_path, model)
+def house(tmp_path: Path, transcriber: Transcriber) -> House:
+    return House(tmp_path, transcriber)
 
 
 def cpu_s(work: Callable[[], object]) -> float:

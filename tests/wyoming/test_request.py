@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +21,7 @@ from appliance.capture.hum import HumFilter
 from appliance.capture.segmenter import JoiningSegmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
-from appliance.infer.opening import open_transcriber
 from appliance.infer.transcriber import Transcriber
-from appliance.model.bundle import Bundle
 from appliance.records import FULL_SCALE, SAMPLE_RATE, Samples, Transcription, Window
 from appliance.wyoming import request
 from appliance.wyoming.request import (
@@ -37,12 +35,6 @@ from appliance.wyoming.request import (
 PLAIN = SoundFormat(SAMPLE_RATE, 2, 1)
 MODEL: Any = SimpleNamespace(window_s=10.0)
 LIGHT, OTHER = sentences()[0], sentences()[1]
-
-
-@pytest.fixture(scope="module")
-def transcriber(built_in: Bundle) -> Iterator[Transcriber]:
-    with open_transcriber(Settings(), bundle=built_in) as opened:
-        yield opened
 
 
 @pytest.fixture
