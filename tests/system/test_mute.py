@@ -99,14 +99,16 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             done = roomscribe("mute", "on", "tomorrow", "--config", config)
             assert done.stdout.endswith("06:00: the microphone is closed\n")
             until(lambda: heard.payloads("mute")[-1] == b"ON")
-            end = heard.state()["muted_until"]
+            muted_until = heard.state()["muted_until"]
             end(running)
         assert roomscribe("mute", "--config", config).returncode == 0
         before = len(heard.payloads("state"))
         with daemon(config) as running:
             until(lambda: len(heard.payloads("state")) > before)
             told = [json.loads(state) for state in heard.payloads("state")[before:]]
-            assert {(state["status"], state["muted_until"]) for state in told} == {("muted", end)}
+            assert {(state["status"], state["muted_until"]) for state in told} == {
+                ("muted", muted_until)
+            }
             running.send_signal(signal.SIGUSR1)
             until(lambda: heard.payloads("microphone")[-1] == b"online")
             assert heard.payloads("mute")[-1] == b"OFF"
