@@ -7,8 +7,6 @@ what was expected, what was found, and the nearest right key.
 Over 500 lines because it is one table and its reader.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -32,8 +32,6 @@ Commands that process several things (doctor, transcribe, model list, model veri
 and continue with the next. Every message is one line: what happened, and what to do.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType

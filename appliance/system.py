@@ -12,8 +12,6 @@ holders                               processes that have a device open
 boot_id, soc_temperature_c ...        readings of the kernel
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import functools

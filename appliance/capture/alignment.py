@@ -8,8 +8,6 @@ The delay is the peak of the cross-correlation with all frequencies weighted ali
 and Carter 1976), which is sharp in a room with echo.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ microphone's sound; libspeexdsp subtracts it (an adaptive filter in the frequenc
 suppresses what is left. While the reference is absent or silent, every frame passes unchanged.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections import deque

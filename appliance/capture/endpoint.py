@@ -12,8 +12,6 @@ little of the last seconds was voiced. An utterance of one window that was no lo
 or hardly voiced, is discarded.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Samples of any rate and channel count -> 16 kHz mono int16, without a hum."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

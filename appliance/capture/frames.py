@@ -1,7 +1,5 @@
 """A stream of samples -> frames of 30 ms, dated; the sources that give them."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 

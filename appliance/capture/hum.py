@@ -1,7 +1,5 @@
 """Removes a hum while there is one: lines of the mains, and what lies below speech."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import deque

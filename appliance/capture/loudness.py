@@ -1,7 +1,5 @@
 """How loud samples are: powers, levels of speech and noise, clipping."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -12,8 +12,6 @@ Standard input: requests in JSON, one per line; behind one to play, the sound in
 its length (`LENGTH`). Standard output: `Message`s, which the appliance reads with an `Inbox`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -1,8 +1,6 @@
 """Control of the recorder process, which reads the microphone or plays: start, request, wait,
 kill."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -4,8 +4,6 @@ loudspeaker plays, before it sounds.
 Nothing here waits: a reference that is missing or slow never delays the microphone.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import deque

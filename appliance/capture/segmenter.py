@@ -5,8 +5,6 @@ keeps everything until `hang_over_ms` without speech (see also `Endpoint`), or u
 longer than `window_s`: then the utterance is cut, and continues in the next window.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 

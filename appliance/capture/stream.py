@@ -5,8 +5,6 @@ parec are child processes, which the kernel ends together with the recorder. An 
 password, so ffmpeg reads it from a file in memory, and messages show it without user and query.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import select

@@ -4,8 +4,6 @@ Speech that is longer than a window is cut at the quietest point near the window
 window repeats a little of it, unless the cut is in a pause.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, replace
 from typing import NamedTuple

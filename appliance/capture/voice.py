@@ -8,8 +8,6 @@ So the memory is cleared if a sound rises out of such noise. Both miss soft
 speech, so a quiet microphone is amplified for them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

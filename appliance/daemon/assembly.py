@@ -3,8 +3,6 @@
 A part gets what it needs in its constructor. What happens it tells the bus, which is made first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

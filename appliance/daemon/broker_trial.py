@@ -3,8 +3,6 @@
 The password is in a file beside the log, readable by the daemon's user only, and never sent back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import time

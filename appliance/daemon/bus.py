@@ -1,7 +1,5 @@
 """The bus: tells the parts of the appliance what happens. It is made first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from appliance.records import Listener

@@ -3,8 +3,6 @@
 No source is open while the appliance is muted.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

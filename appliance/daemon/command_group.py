@@ -1,7 +1,5 @@
 """Commands of the control socket on one topic: their base class, and how arguments are checked."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future

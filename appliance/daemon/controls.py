@@ -3,8 +3,6 @@
 Everything runs in the control socket's thread, except the methods below "any thread".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """What all parts of the appliance share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from appliance.capture import PlayedSound, Segmenter

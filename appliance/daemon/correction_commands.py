@@ -4,8 +4,6 @@ A correction is stored beside the text and published as an event of its own, nev
 no automation runs twice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Troubles by stage, the encoder in use, and counters."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

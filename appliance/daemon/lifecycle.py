@@ -1,7 +1,5 @@
 """The life of the daemon: signals, notifications to systemd, a watchdog fed by progress."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

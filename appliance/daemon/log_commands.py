@@ -1,7 +1,5 @@
 """Commands of the control socket that read, count and delete the log."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Mapping

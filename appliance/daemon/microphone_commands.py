@@ -1,8 +1,6 @@
 """Commands of the control socket that list microphones and test the one in use, or the
 loudspeaker; the microphone's level."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ The daemon may not write to the models' folder. For each connection to a socket
 its connection. It leaves messages out while no client reads them, so it never waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What is wrong with speech over many sentences: too quiet, or never sure enough to act on."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -9,8 +9,6 @@ end and the time until then has really passed, so that a clock that is set forwa
 microphone early. After a restart the wall clock alone decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

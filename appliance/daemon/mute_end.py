@@ -1,7 +1,5 @@
 """When a mute ends by itself: after a time such as 30m, or tomorrow morning."""
 
-from __future__ import annotations
-
 import re
 import time
 from datetime import UTC, datetime, time as time_of_day, timedelta

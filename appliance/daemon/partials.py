@@ -6,8 +6,6 @@ transcript of a window has the text of its last eager partial, unless a `resumed
 Partials are never stored, and without a subscriber nothing is computed.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -4,8 +4,6 @@ Sentences that are edited over the socket are saved in a file beside the log, wh
 then names, because the daemon cannot write to /etc.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ Only this module makes threads. It starts them from the end of the path and stop
 beginning, so that finished speech is still published.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading

@@ -3,8 +3,6 @@
 It is in memory only, for a minute at most. Muting and deleting discard it at once.
 """
 
-from __future__ import annotations
-
 import base64
 import threading
 import time

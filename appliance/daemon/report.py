@@ -1,7 +1,5 @@
 """What the appliance reports of itself: its state, its counters and readings."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

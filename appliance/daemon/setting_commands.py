@@ -3,8 +3,6 @@
 Changed settings go into a file beside the log, which takes precedence over the configuration file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ thread with SIGKILL pending never returns to its program (signal(7)), so it begi
 and until the end of one that it is in, SQLite's own lock on the file is the old daemon's.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import logging

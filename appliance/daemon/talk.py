@@ -5,8 +5,6 @@ announcement. Without one the sound goes to the satellite's pipeline, whose spee
 is this machine's, answers with the text that is known already. Never both.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress

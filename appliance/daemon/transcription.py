@@ -1,7 +1,5 @@
 """Encodes and decodes what the backlog gives out, and passes the results on; no threads."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import time

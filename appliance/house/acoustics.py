@@ -5,8 +5,6 @@ regression: the difference of two rooms' scores is the logarithm of the odds tha
 nearer to the speaker. They were fitted on simulated rooms, with synthetic voices.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

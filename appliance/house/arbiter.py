@@ -16,8 +16,6 @@ for other rooms, and a claim of a higher grade acts in spite of it.
 A room that the broker does not answer acts on its own.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections import deque

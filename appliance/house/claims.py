@@ -1,7 +1,5 @@
 """What rooms publish about the speech that they hear, and whether two of them heard the same."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from appliance.house.sketch import agreement

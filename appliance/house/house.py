@@ -5,8 +5,6 @@ connections and messages, and publishes what `poll` returns. While no other room
 sentence is handed over at once, in the thread that reports it, and nothing is measured or sent.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -4,8 +4,6 @@ Times are milliseconds before `sent`, which is on the sender's monotonic clock. 
 is trusted: whatever is not exactly as expected is ignored.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -7,8 +7,6 @@ heard from two sentences that overlap by chance. Steps of two sketches belong to
 time, which the claims have.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

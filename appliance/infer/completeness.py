@@ -5,8 +5,6 @@ the utterance history, and how long somebody has spoken. They are applied to the
 which ends the utterance if nobody says more. Pure functions.
 """
 
-from __future__ import annotations
-
 import re
 
 from appliance.config import SegmenterSettings

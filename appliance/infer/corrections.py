@@ -1,7 +1,5 @@
 """Corrections: words that a model always gets wrong, and what to write instead."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

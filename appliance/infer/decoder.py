@@ -4,8 +4,6 @@ The loop is the same for a network on the CPU and one on a Hailo. A column is a 
 the logits; suppressed tokens have none.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Log-mel spectrogram to encoder states: the interface of an encoder, and the CPU's."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from appliance.model import ENCODER_FILE, Bundle

@@ -1,7 +1,5 @@
 """Gates: rules that discard or flag a window's transcription, without what it repeats."""
 
-from __future__ import annotations
-
 import copy
 import re
 import zlib

@@ -5,8 +5,6 @@ Speech without a pause is cut within a word, so the next window begins up to a s
 the two texts do not agree, the later one stays whole.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Recognises which of a few languages is spoken, by the decoder's first step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

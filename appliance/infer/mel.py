@@ -3,8 +3,6 @@
 Constants are OpenAI Whisper's (whisper/audio.py): 16 kHz, STFT of 400 samples, hop 160.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -9,8 +9,6 @@ Where the processor multiplies 4-bit numbers, screened.onnx takes step.onnx's pl
 logits with 4 bits, in half of the time, and the best of them are computed here with 8 bits.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import weakref

@@ -1,7 +1,5 @@
 """Whole numbers in English words."""
 
-from __future__ import annotations
-
 _ONES = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",

@@ -1,7 +1,5 @@
 """The model in use, and whether this machine can run one: roomscribe-satellite has none."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass
 

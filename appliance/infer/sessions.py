@@ -1,7 +1,5 @@
 """ONNX Runtime sessions: the only module that uses onnxruntime."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -6,8 +6,6 @@ and the likeliest way through them that only goes forward (dynamic time warping)
 its positions (openai/whisper, timing.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ The words that turn an order into something else (a negation, a past form, anoth
 for English alone. In other languages, words that were added, left out or changed still count.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher

@@ -6,8 +6,6 @@ vocabulary, and HEFs if there are any. The manifest sizes everything in infer/. 
 and SHA-256. `appliance.convert.build` builds bundles, `write_manifest` writes manifests.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

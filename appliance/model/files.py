@@ -1,7 +1,5 @@
 """Read the files of a model: JSON tables of bounded size, checksums, and their errors."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

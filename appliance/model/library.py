@@ -8,8 +8,6 @@ models/.work/tiny/checkpoint the download; once weights have come, it stays afte
                              interrupted `add`, and the next one continues it
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import io

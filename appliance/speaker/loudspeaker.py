@@ -4,8 +4,6 @@ A process of its own plays, as one records: a device that hangs or vanishes ends
 To stop a sound it is killed, which empties the device's buffer at once.
 """
 
-from __future__ import annotations
-
 import enum
 import logging
 import threading

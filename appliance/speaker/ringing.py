@@ -1,7 +1,5 @@
 """The ring of a timer: a sound of our own."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from appliance.records import Samples

@@ -1,7 +1,5 @@
 """What the house has said lately: a microphone hears it, too, and nothing may act on it."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable

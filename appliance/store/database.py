@@ -3,8 +3,6 @@
 `read` and `write` get the work as functions; this module knows no queries.
 """
 
-from __future__ import annotations
-
 import enum
 import logging
 import math

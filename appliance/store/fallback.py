@@ -7,8 +7,6 @@ that, the next start appends them. What the file had is not in the fallback, exc
 process has not published yet.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sqlite3

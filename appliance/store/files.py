@@ -4,8 +4,6 @@ Each error of SQLite or the system becomes one line, and tells whether the file 
 whether the disk may recover.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Paths of the log, and folders in memory for what must not, or cannot, be on a disk."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -4,8 +4,6 @@ If `heal` is interrupted, `finish` completes it at the next start: the new file 
 another name before the damaged one is moved away.
 """
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 import time

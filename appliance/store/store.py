@@ -8,8 +8,6 @@ Every failure is a StoreError of one line. It leaves the file as it was before t
 call may be repeated. A damaged, deleted or replaced file is repaired by the call that finds it so.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

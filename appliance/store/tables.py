@@ -7,8 +7,6 @@ keeps deleted entries until its parts are merged, so it is merged in the same tr
 own secure-delete needs SQLite 3.42, and older ones cannot read its files).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 It is kept in memory only, read from the newest transcripts of the log, and forgotten with them.
 """
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from bisect import bisect_left, insort

@@ -1,7 +1,5 @@
 """The daemon's side of the encoder's process: start, wait, encode, kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

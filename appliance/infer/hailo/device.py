@@ -5,8 +5,6 @@ The only importer of hailo_platform. Written against its published sources, 4.19
 simulator of them alone: never on a real chip.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ are those of hailort.h, 4.19 to 5.4; paths of device nodes and of the driver are
 published driver sources, 4.18 to 5.3. No fix was tried on a machine with a Hailo.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -5,8 +5,6 @@ If the NPU fails or does not answer, its process is killed and the CPU encodes t
 waits. Nothing here waits for the chip but `open`, and `encode` for a job's limit.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -7,8 +7,6 @@ kernel, everything that HailoRT holds. Only if the daemon closes the pipe, the c
 HailoRT's way.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
