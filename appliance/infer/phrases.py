@@ -66,7 +66,7 @@ order counts; and the log-odds that orders often have there, chosen on four of e
 GUARDED_FROM, DOUBTED = 0.95, 0.5
 """A guarded sentence of less confidence, or whose words differ from the text, gets at most DOUBTED;
 so does one that opens something, without the address phrase, if a report may sound the same."""
-SECURING = "lock ", "close ", "shut ", "lower ", "pull down "
+SECURING = ("lock", "close", "shut", "lower", "pull down", "stop", "cancel", "delete", "snooze")
 """Beginnings of orders that a report does not turn into harm."""
 LIKELIER = 3.0
 """Lead of a text with one other word ("barn" for "garden") from which on that was said."""
