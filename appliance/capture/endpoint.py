@@ -12,6 +12,7 @@ little of the last seconds was voiced. An utterance of one window that was no lo
 or hardly voiced, is discarded.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,6 +43,12 @@ SOFT_DB = 12.0
 CLEAR_DB = VOICE_DB + NEAR_DB
 """The end of a voice this far above the noise is found by level alone; from VOICE_DB on, the score
 must fade, too, because words sink into the noise."""
+
+LOUDER_DB, SOFTER_S, RISE_S = 10.0, 0.8, 0.6
+"""A voice this far above all speech of the utterance up to RISE_S ago, if there was so much, is
+another one: somebody speaks in front of a television."""
+ONSET_S = 0.15
+"""A word begins so long before it is louder than what is behind it."""
 
 FADING, SURE, UNSURE = 0.9, 0.99, 0.5
 """Scores below which a voice may have ended; below which reverberation is none; below which speech
@@ -75,6 +82,11 @@ def loudest(powers: Sequence[float], frame_samples: int) -> float:
     over all if there are fewer."""
     run = min(int(SMOOTHED_S * SAMPLE_RATE) // frame_samples, len(powers))
     return max(0.0, float(np.convolve(powers, np.ones(run) / run, "valid").max()))
+
+
+def is_same_voice(level_db: float | None, other_db: float | None) -> bool:
+    """False if the levels of two utterances are those of two voices, one far softer."""
+    return level_db is None or other_db is None or abs(level_db - other_db) < LOUDER_DB
 
 
 class NoiseFloor:
@@ -150,6 +162,10 @@ class Endpoint:
         """The voice's level in the open utterance; the usual one before it spoke up, if it did."""
         self._low_s = 0.0
         """How long the level has been at the floor."""
+        self._softer_db, self._softer_s = NO_SOUND, 0.0
+        """Greatest level of the open utterance up to SMOOTHED_S ago, and the speech in it."""
+        self._rise: deque[tuple[float, float, float]] = deque()
+        """Power, level in dB and seconds of speech of each frame since then."""
         self._recent: deque[tuple[float, float]] = deque()
         """Length and voiced time, s, of each frame of the last STEADY_S."""
         self._recent_s = self._voiced_s = 0.0
@@ -159,6 +175,8 @@ class Endpoint:
     def open(self, loudest: float) -> None:
         """Begin an utterance; `loudest` is the greatest level in its pre-roll."""
         self._loudest_db, self._low_s, self._behind_db = decibels(loudest), 0.0, NO_SOUND
+        self._softer_db, self._softer_s = NO_SOUND, 0.0
+        self._rise.clear()
         self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
 
@@ -206,6 +224,13 @@ class Endpoint:
             self._behind_db = usual_db
         low_db = min(decibels(self._floor.power) + LOUD_DB, self._loudest_db - VOICE_DB)
         self._low_s = self._low_s + length_s if level_db <= low_db else 0.0
+        self._rise.append((self._power, level_db, length_s * judgement.speech))
+        if len(self._rise) * length_s > RISE_S:
+            _, softer_db, softer_s = self._rise.popleft()
+            self._softer_db = max(self._softer_db, softer_db)
+            self._softer_s += softer_s
+        if self._is_louder() and self._softer_db < decibels(self._floor.power) + NEAR_DB:
+            self._softer_s = -math.inf  # it was no speech
         self._recent.append((length_s, judgement.voiced_s))
         self._recent_s += length_s
         self._voiced_s += judgement.voiced_s
@@ -218,6 +243,18 @@ class Endpoint:
         """Learn from a frame that surely is noise whether the detector takes it for speech."""
         if decibels(self._floor.level) <= decibels(self._floor.power) + NOISE_DB:
             self._fooled += length_s * (judgement.speech - self._fooled)
+
+    def _is_louder(self) -> bool:
+        enough = self._softer_s >= SOFTER_S
+        return enough and decibels(self._floor.level) >= self._softer_db + LOUDER_DB
+
+    def louder_for(self) -> int:
+        """Return for how many frames a voice has been far louder than all speech of the utterance
+        before it; 0 if none is."""
+        if not self._is_louder():
+            return 0
+        loud = [decibels(power) >= self._softer_db + NOISE_DB for power, _, _ in self._rise]
+        return len(loud) - loud.index(True) if any(loud) else 0
 
     def stands_out(self) -> bool:
         """True unless it has been as loud as this voice all the time: then something talks without

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from appliance.capture.endpoint import Endpoint, NoiseFloor, loudest
-from appliance.capture.loudness import power_of
+from appliance.capture.endpoint import Endpoint, NoiseFloor, is_same_voice, loudest
+from appliance.capture.loudness import measure_speech, power_of
 from appliance.capture.utterance import (
     PRE_ROLL_MS,
     TAIL_MS,
@@ -191,6 +191,11 @@ class Segmenter:
                 return [self._close_after_silence(utterance)]
             case Due.STEADY:
                 return [self._close(utterance)]
+            case Due.LOUDER:
+                utterance.end_before_voice(self._endpoint.louder_for())
+                softer = self._close(utterance)
+                self._open()
+                return [softer]
             case Due.SUNK:
                 utterance.end_before_silence()
                 return [self._close(utterance)]
@@ -237,8 +242,8 @@ class Segmenter:
 
 class JoiningSegmenter(Segmenter):
     """A segmenter for sound that is complete, such as a file: utterances that fit into one window,
-    with the pauses between them, become one. The model hears a sentence better in one piece, and
-    nobody waits for the first. One thread."""
+    with the pauses between them, become one, unless their levels are those of two voices. The model
+    hears a sentence better in one piece, and nobody waits for the first. One thread."""
 
     joins = True
     """Whether the next utterances are joined; False while somebody waits for each."""
@@ -282,6 +287,8 @@ class JoiningSegmenter(Segmenter):
     def _joined(self, first: Window, second: Window) -> Window | None:
         """Return two utterances as one window; None if they do not fit."""
         if not (second.index == 1 and second.last):
+            return None
+        if not is_same_voice(*(measure_speech(one.samples)[0] for one in (first, second))):
             return None
         begin_s, end_s = first.start_s + first.duration_s - EDGE_S, second.start_s - EDGE_S
         gap = [frame.samples for frame in self._sound if begin_s < frame.start_s < end_s]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.capture.endpoint import LOUD_DB, NEAR_DB, NOISE_DB, Endpoint
+from appliance.capture.endpoint import LOUD_DB, NEAR_DB, NOISE_DB, ONSET_S, Endpoint
 from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.loudness import decibels, is_clipped, power_of, quantile, ratio_of
 from appliance.capture.voice import Judgement
@@ -162,6 +162,7 @@ class Due(enum.Enum):
     CUT = "it is longer than a window"
     CLOSE = "its silence is over"
     SUNK = "it has sunk into a noise that the detector takes for speech"
+    LOUDER = "a louder voice has begun"
     STEADY = "sound with little voice keeps it open"
     SPECULATE = "it may end here"
 
@@ -208,6 +209,8 @@ class Utterance:
 
     def due(self, endpoint: Endpoint) -> Due | None:
         """Return what is due after the newest frame, which `endpoint` has followed."""
+        if endpoint.louder_for():
+            return Due.LOUDER
         if self.frames.speech_until > self._lengths.longest:
             return Due.CUT
         if self.is_over:
@@ -255,6 +258,14 @@ class Utterance:
     def end_before_silence(self) -> None:
         """Take the sound of the last hang-over for silence."""
         self.frames.speech_until = max(0, self.frames.length - self._lengths.hang_over)
+
+    def end_before_voice(self, frames: int) -> None:
+        """Take the newest frames, and what may be the begin of their first word, for another
+        utterance."""
+        length_s = len(self.frames.frames[-1].frame.samples) / SAMPLE_RATE
+        left = len(self.frames.frames) - frames - round(ONSET_S / length_s)
+        length = sum(len(judged.frame.samples) for judged in self.frames.frames[: max(0, left)])
+        self.frames.speech_until = max(0, length - samples_of(TAIL_MS))
 
     def close(self, *flags: str) -> tuple[Window, FrameBuffer]:
         """Return the last window, with a short tail, and the frames after it."""

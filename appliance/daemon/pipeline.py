@@ -189,7 +189,7 @@ class Pipeline:
         """Frames -> windows; reports when speech begins and ends."""
         core, partials, bus = self.core, self.parts.partials, self.core.bus
         segmenter, backlog = core.segmenter, core.backlog
-        speaking = False
+        speaking, uttered = False, ""
         item: Frame | Sentinel | None = None
         while item is not Sentinel.END:
             item = core.frames.next(core.idle_s)
@@ -201,8 +201,9 @@ class Pipeline:
             if segmenter.speaking != speaking:
                 speaking = not speaking
                 bus.on_speech(speaking)
-                if speaking:
-                    bus.on_begin(segmenter.utterance_id)
+            if speaking and segmenter.utterance_id != uttered:
+                uttered = segmenter.utterance_id
+                bus.on_begin(uttered)
             for result in results:
                 backlog.withdraw_speculation(result.id if isinstance(result, Window) else "")
                 partials.close()

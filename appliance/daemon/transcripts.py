@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appliance.capture import PRE_ROLL_MS, measure_speech
+from appliance.capture import PRE_ROLL_MS, is_same_voice, measure_speech
 from appliance.config import Settings
 from appliance.daemon import systemd
 from appliance.daemon.backlog import Lease, Work
@@ -66,12 +66,13 @@ class _Part(NamedTuple):
     window: Window
     transcript: Transcript
 
-    def is_continued_by(self, window: Window) -> bool:
-        """Return True if the speech of a window follows soon, and nothing is sure enough to act
-        without it."""
+    def is_continued_by(self, window: Window, level_dbfs: float | None) -> bool:
+        """Return True if the speech of a window, of that level, follows soon and is the same
+        voice's, and nothing is sure enough to act without it."""
         pause_s = window.start_s - self.window.speech_end_s
         soon = window.index == 1 and 0 <= pause_s <= CONTINUES_S - PRE_ROLL_S
-        return soon and why_not_act(self.transcript) in UNSURE
+        alike = is_same_voice(self.transcript.level_dbfs, level_dbfs)
+        return soon and alike and why_not_act(self.transcript) in UNSURE
 
     def join(self, later: _Part, longest_s: float) -> Window | None:
         """Return the sentence as one window, of the later part's utterance; None if that would be
@@ -154,7 +155,7 @@ class Transcripts(Listener):
             return
         model = result.model or self._transcriber.bundle.name
         transcript, before = compose(window, result, model, lease.queue_ms), self._before
-        if before and before.is_continued_by(window):
+        if before and before.is_continued_by(window, transcript.level_dbfs):
             transcript = replace(transcript, continues=before.window.utterance_id)
         if self._is_own(transcript, window.start_s):
             result = replace(result, flags=(*result.flags, NoAct.OWN_VOICE.value))

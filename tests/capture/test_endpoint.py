@@ -100,6 +100,19 @@ def test_speech_ends_with_the_sound_and_not_when_the_score_has_fallen() -> None:
     assert speech_end_s(scores, word, endpoint=ByDetector) == pytest.approx(5.2, abs=0.02)
 
 
+def test_a_far_louder_voice_begins_an_utterance_of_its_own() -> None:
+    """A television that talks at a tenth of its level is one before it, and none of a pause."""
+    for softer, count in ((300, 2), (1500, 1)):
+        talk = noise(3, softer), noise(2, 3000), noise(2, 20)
+        windows = [one for _, one in room(DeafVoice(1.0, until_s=6.0), noise(1, 20), *talk)]
+        assert len(windows) == count, softer
+        last = windows[-1]
+        assert isinstance(last, Window) and last.speech_end_s == pytest.approx(6.0, abs=0.1)
+        assert last.start_s == pytest.approx(3.85 if count == 2 else 0.4, abs=0.07)
+    soft_word = noise(0.5, 300), noise(2, 3000), noise(2, 20)
+    assert len(room(DeafVoice(1.0, until_s=3.5), noise(1, 20), *soft_word)) == 1
+
+
 def test_the_tail_of_a_room_a_breath_and_a_click_are_no_speech() -> None:
     fading = [*WORD, 0.95, 0.85, 0.75, 0.65, 0.5, 0.4, 0.4]
     tail = [noise(FRAME_S, 3000 * 10 ** (-steps / 20)) for steps in range(10, 45, 5)]
@@ -129,10 +142,11 @@ def test_a_voice_beside_a_television_has_ended_when_only_that_is_left() -> None:
     talk = [noise(0.3, level, seed) for seed, level in enumerate([300, 150, 15, 250] * 10)]
     command = noise(1.5, 2500)
     found = room(DeafVoice(0.5), *talk[:20], command, *talk[20:])
-    when_s, window = found[0]
-    assert isinstance(window, Window)
+    (_, before), (when_s, window) = found[:2]
+    assert isinstance(before, Window) and isinstance(window, Window)
+    assert before.start_s + before.duration_s <= window.start_s + 0.01
     assert 7.5 + 0.5 <= when_s < 7.5 + 0.95
-    assert window.start_s <= 6.0 and window.start_s + window.duration_s > 7.5
+    assert 5.7 < window.start_s <= 6.0 and window.start_s + window.duration_s > 7.5
     assert room(DeafVoice(0.5), *talk[:20], command, *talk[20:], endpoint=ByDetector)[0][0] > 9
 
 
