@@ -43,7 +43,7 @@ MARK = "report.json"
 TEMPLATES = Path(__file__).with_name("exported")
 TEXTS = {
     "README.txt": "README.txt",
-    "compile_encoder.sh": "compile_encoder.sh",
+    "compile_encoder.sh": "compile_encoder.sh.txt",
     "compile_decoder.py": "compile_decoder.py.txt",
 }
 """What people read and run, and the files below TEMPLATES that they are made from. The commands and
