@@ -249,7 +249,8 @@ class Phrases:
             alike = compare_letters(*map(self._without_address, (heard.text, words)))
             if alike < ALIKE or (0 < wording.changed < 1 and lead > LIKELIER):
                 confidence = min(confidence, DOUBTED)
-            if guard := self._find_guard(words, {name, *map(str, slots.values())}, evidence):
+            means = {name, *map(str, slots.values()), *(f"{a}={b}" for a, b in slots.items())}
+            if guard := self._find_guard(words, means, evidence):
                 confidence = min(confidence, DOUBTED)
                 if not found and confidence >= FLOOR:
                     self.guard = guard

@@ -68,8 +68,8 @@ class WordNetwork:
     address: str = ""
     """What may precede every sentence, in lower case."""
     guarded: frozenset[str] = frozenset()
-    """Names of groups, and values of slots: sentences with one of them act on a lock, a door, an
-    alarm or a valve."""
+    """Names of groups, values of slots, and values of one slot (slot=value): sentences with one of
+    them act on a lock, a door, an alarm or a valve."""
     spellings: dict[str, str] = field(default_factory=dict)
     """Numbers of the slots in words, in lower case, with their digits."""
     rebuild: Callable[[Mapping[str, Sequence[str]]], WordNetwork] | None = None
@@ -182,10 +182,9 @@ def read_phrases(
     The file is TOML: [phrases] has lists of sentences under a name of your choice, [slots] the
     values of each slot: a list of texts, a table of values with the texts that mean them, or a
     range of whole numbers {from = 0, to = 100, step = 5}. `built_in = false` leaves out the
-    built-in file. `guarded` lists names of sentences and values of slots that open or close
-    something. With `home`, names of the home are values of HOME_SLOTS. `address` may precede
-    every sentence ([assist] phrase). Raises
-    ConfigError, which names file and key.
+    built-in file. `guarded` lists names of sentences and values of slots (or slot=value) that open
+    or close something. With `home`, names of the home are values of HOME_SLOTS. `address` may
+    precede every sentence ([assist] phrase). Raises ConfigError, which names file and key.
     """
     if path is None:
         return build_network({}, address, home, built_in)

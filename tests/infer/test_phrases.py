@@ -271,6 +271,9 @@ def test_the_sound_tells_a_report_from_an_order(
         ("open the safe", "Open the safe.", NO_REPORT, True),
         ("open the safe", "Open the save.", NO_REPORT, False),
         ("open the box", "Open the fox.", NO_REPORT, True),
+        ("open the alarm", "Open the alarms.", NO_REPORT, False),
+        ("set an alarm for 7", "Send an alarm for 7.", NO_REPORT, True),
+        ("set an alarm for 1", "Set an alarm for half past 7.", NO_REPORT, False),
     ],
 )
 def test_only_what_was_said_acts_and_a_lock_only_word_for_word(
@@ -288,19 +291,21 @@ def test_only_what_was_said_acts_and_a_lock_only_word_for_word(
     found._report_odds = lambda sentence: report  # type: ignore[method-assign]
     phrase = found.find(heard)
     assert (phrase is not None and phrase.confidence >= EXPECTED_FROM) is sure
-    is_guarded = "unlock" in sentence or "safe" in sentence
+    is_guarded = any(word in sentence for word in ("unlock", "safe", "open the alarm"))
     guard = NoAct.UNSURE if report in (-0.1, REPORT) else NoAct.GUARDED if is_guarded else None
     assert found.guard is (None if sure else guard)
 
 
 GUARDED = """
-guarded = ["lock", "safe"]
+guarded = ["lock", "safe", "a=alarm"]
 [phrases]
+alarm = ["set an alarm for {b}"]
 fan = ["turn off the fan"]
 lock = ["unlock [the] door", "lock [the] door"]
 open = ["open the {a}"]
 [slots]
-a = ["safe", "box"]
+a = ["safe", "box", "alarm"]
+b = ["1", "7"]
 """
 
 
