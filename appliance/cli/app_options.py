@@ -5,8 +5,6 @@ The supervisor writes the options into options.json and tells its apps the broke
 roomscribe.toml, if the user has put one into the app's folder.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """How commands are added to the command line, and where they find the daemon."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +32,7 @@ class Commands:
         parser.set_defaults(command=command, usage_error=parser.error)
         return parser
 
-    def group(self, name: str, below: Mapping[str, str] = WHAT, **options: Any) -> Commands:
+    def group(self, name: str, below: Mapping[str, str] = WHAT, **options: Any) -> "Commands":
         """Add a command that has commands of its own, and return their level."""
         return Commands(self._parsers.add_parser(name, **options), self._common, **below)
 

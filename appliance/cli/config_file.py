@@ -3,8 +3,6 @@
 Comments, order, owner and mode of the file stay as they are.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -5,8 +5,6 @@ a shell that runs the daemon and the page. One that fails is started again: a ne
 memory what was not transcribed, which a restart of the container would delete.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pwd

@@ -1,7 +1,5 @@
 """A dialog on the terminal: lines and questions."""
 
-from __future__ import annotations
-
 import getpass
 import select
 import shutil

@@ -5,8 +5,6 @@ Exit status: 0 done, 1 nothing found, 2 wrong usage, 65 unreadable recording, 69
 that may pass, 78 configuration or model error (systemd does not restart on 78).
 """
 
-from __future__ import annotations
-
 import argparse
 import codecs
 import contextlib

@@ -1,7 +1,5 @@
 """`roomscribe model fit`: fit a model's confidence to your own recordings and corrections."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

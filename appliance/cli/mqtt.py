@@ -1,7 +1,5 @@
 """`roomscribe mqtt`: watch this appliance's messages, and clear its retained ones."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """Colour and progress, for terminals only."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

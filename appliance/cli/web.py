@@ -1,7 +1,5 @@
 """`roomscribe web`: switch the local page on and off, log in, serve it."""
 
-from __future__ import annotations
-
 import argparse
 import getpass
 import socket

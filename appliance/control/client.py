@@ -1,7 +1,5 @@
 """Client of the control socket: commands and events. It needs the standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

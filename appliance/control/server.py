@@ -4,8 +4,6 @@ One thread serves all clients and waits for none of them: each has few unsent by
 is disconnected if it does not read. `daemon/controls` provides the events and commands.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

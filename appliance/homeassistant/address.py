@@ -1,8 +1,6 @@
 """Which sentences are said to the home: those that begin with the address phrase ("computer, turn
 on the light"), and the next one after the phrase alone."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

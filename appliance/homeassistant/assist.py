@@ -10,8 +10,6 @@ on. So it is asked first which of its sentences a text is, and gets only what is
 text itself, else the expected sentence in its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import json

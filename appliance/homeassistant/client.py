@@ -4,8 +4,6 @@ It reads the names of the home and hands sentences to Assist. Nothing waits for 
 Assistant is offline, the last names are used and sentences for Assist fail at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -5,8 +5,6 @@ auth, auth_ok or auth_invalid; then numbered commands, whose results and events 
 The form of everything received is checked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -80,7 +78,7 @@ class HomeAssistantUrl:
     port_given: bool
 
     @classmethod
-    def parse(cls, url: str) -> HomeAssistantUrl:
+    def parse(cls, url: str) -> "HomeAssistantUrl":
         """Parse a valid http, https, ws or wss address; adds the websocket's path."""
         parts = urlsplit(url)
         secure = parts.scheme in ("https", "wss")

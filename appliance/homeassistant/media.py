@@ -1,8 +1,6 @@
 """Which media players of this appliance's area play: what a television says is not said to the
 home."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any

@@ -5,8 +5,6 @@ Assistant shows (`friendly_name`), because the registries' own lack the device's
 received is limited and cleaned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

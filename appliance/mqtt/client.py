@@ -6,8 +6,6 @@ paho's network thread only puts events and received messages into queues; the ow
 reads them in its own thread.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading
@@ -55,7 +53,7 @@ class Abilities:
     retains: bool = True
     most_qos: int = 1
 
-    def without(self, code: int) -> Abilities | None:
+    def without(self, code: int) -> "Abilities | None":
         """Return what is left for a broker that refuses us with this CONNACK code; None: it means
         something else."""
         match code:

@@ -4,8 +4,6 @@ Nothing in a message is trusted: what is not as expected is refused. Everything 
 publisher's thread.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The connection to the broker: attempts, the pauses between them, and problems on the way."""
 
-from __future__ import annotations
-
 import enum
 import logging
 import math

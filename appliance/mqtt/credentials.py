@@ -3,8 +3,6 @@
 Secrets come from files only, never from the configuration or the environment.
 """
 
-from __future__ import annotations
-
 import os
 import ssl
 from pathlib import Path

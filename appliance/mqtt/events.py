@@ -1,7 +1,5 @@
 """Topics and payloads of the public MQTT contract. Pure functions."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

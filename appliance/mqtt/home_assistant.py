@@ -10,8 +10,6 @@ event.py, sensor.py, binary_sensor.py, switch.py and button.py. A release before
 know `default_entity_id` and makes the entity's id from the names of the device and the entity.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection
 from pathlib import Path

@@ -4,8 +4,6 @@ State, statistics, microphone, mute, speech, partial texts, replies, the last tr
 missed during an outage is not made up for; the present state is published again after it.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

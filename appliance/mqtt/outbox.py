@@ -3,8 +3,6 @@
 Owned by the publisher's thread; times are time.monotonic()'s.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

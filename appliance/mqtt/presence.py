@@ -1,7 +1,5 @@
 """Whether Home Assistant is there to hear transcripts, and from when they must be sent again."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -1,7 +1,5 @@
 """One short connection to the broker, for the doctor and `roomscribe mqtt`."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import threading

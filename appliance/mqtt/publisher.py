@@ -6,8 +6,6 @@ another attempt. Besides transcripts it publishes live topics (LiveTopics) and t
 Home Assistant, for which transcripts wait while it is offline (HomeAssistantPresence).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

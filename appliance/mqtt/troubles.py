@@ -1,7 +1,5 @@
 """Problems between store and broker: each is logged once, with what to do."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Find the running daemon, and the secrets and folders that systemd gives it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Check the machine: libraries, configuration, memory, clock, a Pi's power and heat."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """`roomscribe doctor`: run all checks, each in its own process, and print them as text or JSON."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Check the microphone and the loudspeaker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

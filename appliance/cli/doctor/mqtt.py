@@ -1,7 +1,5 @@
 """Check the broker, the files with secrets, the systemd unit and the daemon's state."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A check, its input and its outcome."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

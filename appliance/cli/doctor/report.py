@@ -4,8 +4,6 @@ Names of the machine and its users, addresses, and the texts in the private sect
 configuration are replaced by placeholders such as <node>.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

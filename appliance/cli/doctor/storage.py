@@ -1,7 +1,5 @@
 """Check the local log, opened read-only, and its disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line of `roomscribe fleet`."""
 
-from __future__ import annotations
-
 from appliance.cli.commands import Commands
 from appliance.cli.fleet.invite import invite_nodes
 from appliance.cli.fleet.join import join_fleet

@@ -8,8 +8,6 @@ connection would cost a small board a tenth of a second, and nobody can guess th
 Formats: docs.nats.io, "Configuring NATS Server"; tried with nats-server 2.9.10.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -77,7 +75,7 @@ class Code:
         return MARK + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     @classmethod
-    def read(cls, text: str) -> Code:
+    def read(cls, text: str) -> "Code":
         """Return the code in `text`, which may have line breaks. Raises ConfigError."""
         copied = "".join(text.split())
         if not copied.startswith(MARK):
@@ -108,7 +106,7 @@ class FleetServer:
     nodes: Mapping[str, Node] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path) -> FleetServer | None:
+    def load(cls, folder: Path) -> "FleetServer | None":
         """Return the server that was set up in this folder, or None. Raises ConfigError."""
         file = folder / STATE
         try:
@@ -132,7 +130,7 @@ class FleetServer:
         """This server under all its names."""
         return tuple(f"tls://{url_host(host)}:{self.port}" for host in self.names)
 
-    def invite(self, node: str, role: str) -> FleetServer:
+    def invite(self, node: str, role: str) -> "FleetServer":
         """Return the server with that node; a known node keeps its password. Raises ConfigError."""
         if not NODE.fullmatch(node):
             raise ConfigError(
@@ -143,7 +141,7 @@ class FleetServer:
         password = before.password if before else secrets.token_urlsafe(18)
         return replace(self, nodes={**self.nodes, node: Node(role, password)})
 
-    def remove(self, node: str) -> FleetServer:
+    def remove(self, node: str) -> "FleetServer":
         """Return the server without that node. Raises ConfigError if it is unknown."""
         if node not in self.nodes:
             there = ", ".join(sorted(self.nodes)) or "none"
@@ -152,12 +150,12 @@ class FleetServer:
             )
         return replace(self, nodes={name: self.nodes[name] for name in self.nodes if name != node})
 
-    def code(self, node: str) -> Code:
+    def code(self, node: str) -> "Code":
         """Return the code for that node."""
         invited = self.nodes[node]
         return Code(self.addresses, node, invited.role, invited.password, self.certificate)
 
-    def with_certificate(self) -> FleetServer:
+    def with_certificate(self) -> "FleetServer":
         """Return the server with a certificate. Raises StoreError if openssl cannot make one."""
         if self.certificate:
             return self

@@ -1,7 +1,5 @@
 """Show how a fleet is."""
 
-from __future__ import annotations
-
 import argparse
 
 from appliance.config import Settings, node_name

@@ -1,7 +1,5 @@
 """The input of setup's questions, and the answers, as immutable values."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +58,7 @@ class Answers:
     password: str = ""
     """The broker's, to be written beside the configuration; empty: it stays as it is."""
 
-    def changes_since(self, before: Answers) -> Changes:
+    def changes_since(self, before: "Answers") -> Changes:
         """Return the keys of the configuration in which these answers differ from `before`.
 
         The model is chosen as `model use` does it, and a key that overrides that is emptied.

@@ -4,8 +4,6 @@ Nothing changes before the end. Then setup shows the changes, writes them into t
 keeps its comments, and has the daemon read it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Questions 2 and 3: the microphone, which is listened to, and the loudspeaker."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace

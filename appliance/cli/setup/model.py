@@ -1,7 +1,5 @@
 """Question 5: the model, tried on a known sentence before it is taken."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from appliance.cli import model as models

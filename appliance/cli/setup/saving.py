@@ -1,7 +1,5 @@
 """Show the changes, write them, and have the daemon read them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

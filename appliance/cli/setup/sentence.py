@@ -1,7 +1,5 @@
 """Question 6: a sentence, from the microphone to the log."""
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 from typing import Any
