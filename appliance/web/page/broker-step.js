@@ -31,10 +31,6 @@ export class BrokerStep {
     this.#read();
   }
 
-  update() {}
-
-  close() {}
-
   #read() {
     return this.#attempt(async () => {
       const about = await describe(), { settings, broker } = await command("settings");

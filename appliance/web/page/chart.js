@@ -56,10 +56,6 @@ export class Chart {
     const tick = ([at, text, anchor]) => element("text", { x: x(at), y: height - 8, "text-anchor": anchor }, text);
     this.#svg.setAttribute("width", width);
     this.#svg.setAttribute("height", height);
-    this.#svg.replaceChildren(
-      ...[0, top / 2, top].flatMap(line),
-      ...ticks.map(tick),
-      ...draw(x, y, ends),
-    );
+    this.#svg.replaceChildren(...[0, top / 2, top].flatMap(line), ...ticks.map(tick), ...draw(x, y, ends));
   }
 }

@@ -71,14 +71,7 @@ export function openDialog(title, onCancel, ...content) {
 
 /** Return a drawing of that name, for eyes alone. */
 export const icon = (name) =>
-  element(
-    "svg",
-    {
-      viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", "stroke-width": 2,
-      "stroke-linecap": "round", "stroke-linejoin": "round", "aria-hidden": "true",
-    },
-    element("path", { d: ICONS[name] }),
-  );
+  element("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, element("path", { d: ICONS[name] }));
 
 /** Return a button that runs `press`, an async function, and ignores clicks until it is done. It is
  * not disabled meanwhile: a disabled button loses the keyboard's focus. */

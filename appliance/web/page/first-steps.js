@@ -36,16 +36,16 @@ export class FirstSteps {
 
   update(live) {
     this.#live = live;
-    this.#step.update(live);
+    this.#step.update?.(live);
   }
 
   close() {
-    this.#step.close();
+    this.#step.close?.();
   }
 
   #go(number, moved = true) {
     const [title, Step] = STEPS[number];
-    this.#step?.close();
+    this.#step?.close?.();
     this.#number = number;
     this.#problem.show("");
     this.#step = new Step({
@@ -56,7 +56,7 @@ export class FirstSteps {
     this.#back.hidden = !number;
     this.#body.replaceChildren(...this.#step.nodes);
     this.#actions.replaceChildren(...this.#step.actions);
-    this.#step.update(this.#live);
+    this.#step.update?.(this.#live);
     if (moved) this.#heading.focus(); // the pressed button is gone
   }
 

@@ -81,7 +81,6 @@ function latencyChart(sentences) {
 }
 
 export class Health {
-  static events = "";
   #up = true;
   #summary = element("p");
   #reasons = element("ul", { class: "reasons" });

@@ -30,7 +30,6 @@ function confirmDelete(title, ...text) {
 }
 
 export class History {
-  static events = "";
   #kept = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
   #found = null;
   #newest = 0;

@@ -1,12 +1,38 @@
 // The microphone now, and the sentences as they come.
 
-import { session } from "./api.js";
+import { command, session } from "./api.js";
 import { button, element, fillList, setAttribute, setText } from "./dom.js";
-import { MeterPlace } from "./meter.js";
+import { Meter } from "./meter.js";
 import { mutedUntil, muteForAWhile } from "./mute.js";
-import { isRecent, playSentence } from "./playback.js";
 import { sentenceKey, sentenceRow } from "./sentence.js";
 import { clock, notice, reason, seconds } from "./text.js";
+
+const KEPT_MS = 60e3; // the appliance keeps the sound of a sentence so long
+
+/** Return true while the sound of a sentence may still be there. */
+const isRecent = (one) => Date.now() - new Date(one.end) < KEPT_MS;
+
+/** Play a sentence; return when it has ended. Raises Refusal. */
+async function playSentence(id) {
+  const samples = [];
+  let total = 1, rate = 0;
+  while (samples.length < total) {
+    const part = await command("playback", { transcript_id: id, offset: samples.length });
+    const bytes = Uint8Array.from(atob(part.data), (letter) => letter.charCodeAt(0));
+    if (!bytes.length) break;
+    samples.push(...new Int16Array(bytes.buffer));
+    total = part.samples;
+    rate = part.rate_hz;
+  }
+  const context = new AudioContext(), sound = context.createBuffer(1, samples.length, rate);
+  sound.copyToChannel(Float32Array.from(samples, (one) => one / 32768), 0);
+  const source = context.createBufferSource();
+  source.buffer = sound;
+  source.connect(context.destination);
+  source.start();
+  await new Promise((ended) => setTimeout(ended, 1000 * sound.duration));
+  context.close();
+}
 
 function heading(live) {
   if (!live.up) return "No connection";
@@ -21,7 +47,7 @@ const discardedRow = (one) =>
 
 export class Live {
   static events = "level";
-  #meter = new MeterPlace();
+  #meter = new Meter();
   #light = element("span", { class: "light", "aria-hidden": "true" });
   #heading = element("strong");
   #last = element("div", { class: "soft small number" });

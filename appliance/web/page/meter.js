@@ -5,21 +5,20 @@ import { element, setAttribute, setText } from "./dom.js";
 const FLOOR_DB = -70;
 const SILENCE_DB = -90;
 const STALE_MS = 1500; // without a level for this long, the meter shows none
-const meters = new Set();
+const watchers = new Set();
 
-/** Give the daemon's `level` event to every meter that is shown, and to every watcher. */
+/** Give the daemon's `level` event to every meter that is shown, and to every other watcher. */
 export function showLevel(data) {
-  for (const meter of meters) meter.show(data);
+  for (const watch of watchers) watch(data);
 }
 
-/** Call `show` with each level, too, until the returned function is called. */
-export function watchLevel(show) {
-  const watcher = { show };
-  meters.add(watcher);
-  return () => meters.delete(watcher);
+/** Call `watch` with each level until the returned function is called. */
+export function watchLevel(watch) {
+  watchers.add(watch);
+  return () => watchers.delete(watch);
 }
 
-class Meter {
+export class Meter {
   #canvas = element("canvas", { width: 1200, height: 36 });
   #role = element("div", {
     role: "meter", "aria-label": "Microphone level", "aria-valuemin": FLOOR_DB, "aria-valuemax": 0,
@@ -29,22 +28,24 @@ class Meter {
   #receivedMs = 0;
   #labelledMs = 0;
   #timer;
-  node = element("div", { class: "meter" }, this.#role,
-    element("div", { class: "scale number", "aria-hidden": "true" },
-      element("span", {}, "quiet"), this.#label, element("span", {}, "loud")));
+  #stop = null; // while it is shown, ends the watching
+  #scale = element("div", { class: "scale number", "aria-hidden": "true" },
+    element("span", {}, "quiet"), this.#label, element("span", {}, "loud"));
+  node = element("div", { class: "meter whole", hidden: true });
 
-  constructor() {
-    meters.add(this);
+  show(isWanted) {
+    if (isWanted === Boolean(this.#stop)) return;
+    this.node.hidden = !isWanted;
+    this.node.replaceChildren(...(isWanted ? [this.#role, this.#scale] : []));
+    clearInterval(this.#timer);
+    this.#stop?.();
+    this.#stop = isWanted ? watchLevel((data) => this.#take(data)) : null;
+    if (!isWanted) return;
     this.#timer = setInterval(() => Date.now() - this.#receivedMs >= STALE_MS && this.#clear(), STALE_MS);
     this.#clear();
   }
 
-  close() {
-    clearInterval(this.#timer);
-    meters.delete(this);
-  }
-
-  show({ rms_db, peak_db, clipped }) {
+  #take({ rms_db, peak_db, clipped }) {
     const rms = rms_db ?? SILENCE_DB;
     this.#receivedMs = Date.now();
     this.#peak = Math.max(peak_db ?? SILENCE_DB, this.#peak - 1.5);
@@ -75,19 +76,5 @@ class Meter {
     pen.fillRect(0, 0, x(rms), height);
     pen.fillStyle = style.getPropertyValue("--soft");
     if (peak > FLOOR_DB) pen.fillRect(x(peak) - 4, 0, 4, height);
-  }
-}
-
-/** A place that has a meter while one is wanted. */
-export class MeterPlace {
-  #meter = null;
-  node = element("div", { class: "whole", hidden: true });
-
-  show(isWanted) {
-    if (isWanted === Boolean(this.#meter)) return;
-    this.#meter?.close();
-    this.#meter = isWanted ? new Meter() : null;
-    this.node.hidden = !isWanted;
-    this.node.replaceChildren(...(isWanted ? [this.#meter.node] : []));
   }
 }

@@ -75,17 +75,14 @@ export class MicrophoneStep {
   async #save() {
     if (!this.#field?.isChanged) return this.#next();
     this.#field.showMistake("");
-    this.#wrong.show("");
     setText(this.#status, "Saving …");
-    try {
+    const isAnswered = await this.#wrong.attempt(async () => {
       const { mistakes } = await command("configure", { set: { [DEVICE]: this.#field.value } });
       if (mistakes) this.#field.showMistake(mistakes[DEVICE] ?? Object.values(mistakes)[0]);
       else this.#field.markSaved();
       setText(this.#status, mistakes ? "Nothing was saved." : "Saved. Speak, and see that the bar moves.");
-    } catch (error) {
-      setText(this.#status, "");
-      this.#wrong.show(error.message);
-    }
+    });
+    if (!isAnswered) setText(this.#status, "");
     this.#show();
   }
 }

@@ -2,7 +2,7 @@
 
 import { command } from "./api.js";
 import { button, element, setText } from "./dom.js";
-import { MeterPlace, watchLevel } from "./meter.js";
+import { Meter, watchLevel } from "./meter.js";
 import { message, notice } from "./text.js";
 
 const TEST_S = 5;
@@ -63,7 +63,7 @@ export const speakerTest = () => new Trial("Play a test sound", "Do you hear thi
 /** The level, and why there is none. */
 export class MicrophoneWatch {
   #live = { up: true, state: null };
-  #meter = new MeterPlace();
+  #meter = new Meter();
   #problem = notice({ role: "status" });
   #unmute;
   #advice;

@@ -4,14 +4,18 @@ import { call, command } from "./api.js";
 import { BROKER, brokerLogin, brokerValues, PUBLISHES } from "./broker.js";
 import { button, element, setText } from "./dom.js";
 import { Field, showMistakes } from "./field.js";
-import { FIRST_LANGUAGES, showLanguages } from "./language.js";
-import { MeterPlace } from "./meter.js";
+import { Meter } from "./meter.js";
 import { microphoneChoices, microphoneTest, speakerTest } from "./microphone.js";
 import { Models } from "./models.js";
 import { Phrases } from "./phrases.js";
 import { count, megabytes, notice, titles } from "./text.js";
 
 const COLUMNS = [["Microphone", "Model", "Words"], ["Loudspeaker", "Room", "MQTT and Home Assistant", "Log"]];
+
+const languages = new Intl.DisplayNames(["en"], { type: "language" });
+
+/** [value, text] of the choices that come before the languages. */
+const FIRST_LANGUAGES = [["", "As the model was added"], ["auto", "Detect automatically"]];
 
 /** Unsaved input by key. It survives a change of the view. */
 const drafts = new Map();
@@ -31,11 +35,20 @@ function flatten({ settings, broker }) {
   return { ...found, ...brokerValues(broker) };
 }
 
+/** Offer the languages of the model in use. A model of one language has no menu. */
+function showLanguages(field, models, state) {
+  const used = state?.encoder === "fleet" ? null : models.find(({ name }) => name === state?.model);
+  const known = used?.languages ?? [];
+  field.node.hidden = known.length < 2;
+  const named = known.map((code) => [code, languages.of(code)]);
+  field.choose([...FIRST_LANGUAGES, ...named.sort(([, one], [, other]) => one.localeCompare(other))]);
+}
+
 export class Settings {
   static events = "level";
   #live = { up: true };
   #fields = new Map();
-  #meter = new MeterPlace();
+  #meter = new Meter();
   #loading = element("p", { class: "soft" }, "Loading …");
   #problem = notice({ class: "banner bad" });
   #form = element("form", { class: "setup", novalidate: true, onsubmit: (event) => this.#submit(event) });
