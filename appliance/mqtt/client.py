@@ -65,6 +65,18 @@ class Abilities:
                 return replace(self, most_qos=0)
         return None
 
+    def losses(self) -> str:
+        """Return what is lost with a broker that has only these; "" with FULL."""
+        lost = {
+            "it speaks MQTT 3.1.1: transcripts do not wait for a subscriber or expire there, and "
+            "answers to command/expect have no topic of the client's choice": not self.speaks_5,
+            "it retains nothing: who subscribes later sees no state before it changes": (
+                not self.retains
+            ),
+            "it knows QoS 0 only: transcripts may be lost on the way": not self.most_qos,
+        }
+        return "; ".join(text for text, holds in lost.items() if holds)
+
 
 FULL = Abilities()
 
@@ -109,20 +121,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The PUBACK of a message of QoS 1; code 16: no subscriber, from 128 on: refused."""
+    """The PUBACK of a message of QoS 1, or the SUBACK of a subscription; code 16: no subscriber,
+    from 128 on: refused."""
 
     message: int
     code: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """The SUBACK of a subscription; codes from 128 on refuse it."""
-
-    message: int
-    code: int
-    reason: str
+    subscription: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class ReceivedMessage:
     """Data that the answer must repeat (MQTT 5)."""
 
 
-BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged | Subscribed
+BrokerEvent = Connected | Refused | Untrusted | Lost | Acknowledged
 
 
 class ReceivedQueue:
@@ -258,7 +263,7 @@ class Mailbox:
     def on_subscribe(self, _client: Any, _data: Any, message: int, reasons: Any, _: Any) -> None:
         """Handle a SUBACK."""
         for reason in reasons:
-            self._put_event(Subscribed(message, reason.value, str(reason)))
+            self._put_event(Acknowledged(message, reason.value, str(reason), subscription=True))
 
     def on_message(self, _client: Any, _data: Any, message: Any) -> None:
         """Handle a message on a subscribed topic."""
@@ -281,15 +286,13 @@ def accepts_connections(settings: MqttSettings, within_s: float = PROBE_S) -> bo
 
     A broker that is stopping closes the connection, or accepts none.
     """
-    try:
-        with socket.create_connection((settings.host, settings.port), within_s) as probe:
-            probe.settimeout(within_s)
-            try:
-                probe.recv(1)
-            except TimeoutError:
-                return True
-    except OSError:
-        pass
+    address = settings.host, settings.port
+    with suppress(OSError), socket.create_connection(address, within_s) as probe:
+        probe.settimeout(within_s)
+        try:
+            probe.recv(1)
+        except TimeoutError:
+            return True
     return False
 
 

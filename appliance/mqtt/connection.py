@@ -22,7 +22,6 @@ from appliance.mqtt.client import (
     Lost,
     ReceivedMessage,
     Refused,
-    Subscribed,
     Untrusted,
     accepts_connections,
 )
@@ -169,7 +168,10 @@ class BrokerConnection:
         """When `poll` has to be called even if nothing arrives, on time.monotonic()'s clock."""
         match self.state:
             case ConnectionState.CONNECTED:
-                return self._answer_due_s
+                # The oldest one counts, not the last answer: a connection can lose one message and
+                # answer all others.
+                sent_s = (sent_s for _, sent_s in self._unacknowledged.values())
+                return min(sent_s, default=math.inf) + self._delays.answer_s
             case ConnectionState.CONNECTING:
                 return self._attempt_s + self._delays.attempt_s
             case ConnectionState.WAITING:
@@ -191,12 +193,12 @@ class BrokerConnection:
                     self._largest_bytes, self._abilities = largest_bytes, abilities
                     self._on_connected(now_s)
                     yield item
-                case Acknowledged(message, code, reason):
-                    self._on_puback(self._pop_topic(message), code, reason)
-                    yield item
-                case Subscribed(message, code, reason):
-                    topic = self._pop_topic(message)
-                    if topic and code >= FIRST_FAILURE:
+                case Acknowledged(message, code, reason, subscription):
+                    topic, _ = self._unacknowledged.pop(message, ("", 0.0))
+                    if not subscription:
+                        self._on_puback(topic, code, reason)
+                        yield item
+                    elif topic and code >= FIRST_FAILURE:
                         self._report_denied("listen on", topic, code, reason)
                 case Refused() | Untrusted() | Lost():
                     yield self._on_failure(now_s, item)
@@ -204,10 +206,11 @@ class BrokerConnection:
         if self._id_conflict and self.is_connected and now_s > self.connected_s + undisturbed_s:
             self._id_conflict = ""
             self._troubles.clear(troubles.CLIENT_ID)
-        if timeout := self._find_timeout(now_s):
-            if not self.is_connected:
-                self._swap_version()
-            yield self._on_outage(now_s, timeout)
+        if self.is_connected and now_s >= self.due_s:
+            yield self._on_outage(now_s, "messages stay unacknowledged")
+        elif self.state is ConnectionState.CONNECTING and now_s >= self.due_s:
+            self._swap_version()
+            yield self._on_outage(now_s, "no answer")
 
     def _on_failure(self, now_s: float, item: Refused | Untrusted | Lost) -> Lost:
         """Treat the end of the link, and schedule the next attempt."""
@@ -328,20 +331,12 @@ class BrokerConnection:
             for topic in self._topics:
                 self._unacknowledged[self._link.subscribe(topic)] = (topic, time.monotonic())
         self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
-        if self._id_conflict:  # the broker's subscribers see it until the conflict is over
-            self._troubles.set(troubles.CLIENT_ID, self._id_conflict)
+        # the broker's subscribers see it until the conflict is over
+        self._troubles.set(troubles.CLIENT_ID, self._id_conflict)
         self._troubles.clear("broker")
-        known = self._abilities
-        if lacking := troubles.lacking(
-            self._settings,
-            speaks_5=known.speaks_5,
-            retains=known.retains,
-            most_qos=known.most_qos,
-        ):
-            self._troubles.set(troubles.LACKING, lacking)
-        else:
-            self._troubles.clear(troubles.LACKING)
-        log.info("connected to the broker %s:%d", self._settings.host, self._settings.port)
+        where, lost = f"{self._settings.host}:{self._settings.port}", self._abilities.losses()
+        self._troubles.set(troubles.LACKING, lost and f"broker {where} can do less: {lost}")
+        log.info("connected to the broker %s", where)
 
     def _on_outage(self, now_s: float, detail: str) -> Lost:
         """Treat the broker as offline: end the link and schedule the next attempt.
@@ -369,26 +364,6 @@ class BrokerConnection:
         self._outages += 1
         why = troubles.OFFLINE.format(self._settings.host, self._settings.port)
         return self._disconnect(now_s, pause_s, why, f": {detail}")
-
-    def _find_timeout(self, now_s: float) -> str:
-        """Return what the broker has left unanswered for too long; "" for nothing."""
-        if now_s < self.due_s or self.state is ConnectionState.WAITING:
-            return ""
-        return "messages stay unacknowledged" if self.is_connected else "no answer"
-
-    @property
-    def _answer_due_s(self) -> float:
-        """When the oldest unacknowledged message is overdue.
-
-        The oldest one counts, not the last answer: a connection can lose one message and answer
-        all others.
-        """
-        oldest_s = min((sent_s for _, sent_s in self._unacknowledged.values()), default=math.inf)
-        return oldest_s + self._delays.answer_s
-
-    def _pop_topic(self, message: int) -> str:
-        topic, _ = self._unacknowledged.pop(message, ("", 0.0))
-        return topic
 
     def _on_puback(self, topic: str, code: int, reason: str) -> None:
         """Report a topic that the broker refuses, until it accepts the topic again. Of transcripts,

@@ -3,7 +3,6 @@
 Secrets come from files only, never from the configuration or the environment.
 """
 
-import os
 import ssl
 from pathlib import Path
 
@@ -35,11 +34,18 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     """
     if not settings.tls:
         return None
-    ca_file = _readable(settings.ca_file, "ca_file")
+    expected, file = "a file that this user may read", settings.ca_file
     try:
+        ca_file = Path(file).expanduser() if file else None
+        if ca_file:
+            ca_file.open("rb").close()
+        expected = "certificates (PEM)"
         secure = ssl.create_default_context(cafile=ca_file)
-    except (ssl.SSLError, OSError) as error:
-        raise _unusable("ca_file", "certificates (PEM)", settings.ca_file, error) from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
+        raise ConfigError(
+            f"mqtt.ca_file: expected {expected}, found {file}: {_reason(error)}; "
+            "name the right file, readable for the user of the daemon"
+        ) from error
     secure.minimum_version = ssl.TLSVersion.TLSv1_2
     return secure
 
@@ -68,25 +74,6 @@ def tls_hint(settings: MqttSettings) -> str:
     if not settings.tls:
         return " before its answer: is mqtt.port its TLS port (set mqtt.tls), or no MQTT broker's?"
     return " before its answer: does it require a client certificate, which is not supported?"
-
-
-def _readable(file: str, key: str) -> str | None:
-    """Return the file's path, None without one. Raises ConfigError if it cannot be read."""
-    if not file:
-        return None
-    try:
-        path = Path(file).expanduser()
-        with path.open("rb"):
-            return os.fspath(path)
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
-        raise _unusable(key, "a file that this user may read", file, error) from error
-
-
-def _unusable(key: str, expected: str, found: str, error: OSError | RuntimeError) -> ConfigError:
-    return ConfigError(
-        f"mqtt.{key}: expected {expected}, found {found}: {_reason(error)}; "
-        "name the right file, readable for the user of the daemon"
-    )
 
 
 def _reason(error: OSError | RuntimeError) -> str:

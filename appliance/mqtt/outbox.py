@@ -180,16 +180,12 @@ class Delivery:
         self._losses: deque[int] = deque(maxlen=LOSSES)
         """The transcript in flight at the end of each of the last connections."""
 
-    def on_connected(self) -> None:
-        """Start on a new connection."""
-        self._held_s = 0.0
-
     def on_lost(self, now_s: float, lost: Lost) -> None:
         """Make due again what the lost connection had not acknowledged.
 
         A transcript at which the broker ended one connection after another is set aside.
         """
-        seq = self._outbox.in_flight
+        seq, self._held_s = self._outbox.in_flight, 0.0
         self._losses.append(seq)
         on_purpose = lost.code == troubles.TAKEN_OVER and self._losses.count(seq) == LOSSES
         if seq and (on_purpose or seq in self._outbox.refused):

@@ -22,7 +22,6 @@ from appliance.mqtt.client import (
     Lost,
     ReceivedMessage,
     Refused,
-    Subscribed,
     Untrusted,
 )
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES
@@ -160,7 +159,7 @@ class BrokerProbe:
                     raise BrokerError(reason, kind=BrokerError.TLS)
                 case Refused(_, reason) | Lost(_, reason):
                     self.ended = self.ended or reason
-                case Subscribed(number, code, _) | Acknowledged(number, code, _):
+                case Acknowledged(number, code):
                     self._answers[number] = code
 
     def __enter__(self) -> Self:

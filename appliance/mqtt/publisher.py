@@ -326,10 +326,8 @@ class Publisher(Listener):
         ):
             self._announce()  # a Hailo is in use that was not when the device was announced
         held = self._presence.is_holding(now_s)
-        if held and self._outbox.depth():
-            self._troubles.set(troubles.HOME_ASSISTANT, self._presence.reason)
-        else:
-            self._troubles.clear(troubles.HOME_ASSISTANT)
+        waits = self._presence.reason if held and self._outbox.depth() else ""
+        self._troubles.set(troubles.HOME_ASSISTANT, waits)
         self._live.publish(now_s)
         if not held:
             self._live.publish_replies(now_s)
@@ -353,7 +351,6 @@ class Publisher(Listener):
 
     def _on_connected(self, now_s: float) -> None:
         """Prepare everything for a new connection, over which `online` was published."""
-        self._delivery.on_connected()
         self._live.on_connected()
         if self._home_assistant.enabled:
             self._presence.on_connected(now_s, self._announce())

@@ -53,7 +53,10 @@ class Troubles:
         self._present: dict[str, tuple[str, str]] = {}
 
     def set(self, part: str, reason: str, detail: str = "") -> None:
-        """Set the problem of `part`; it is logged only if `reason` is new."""
+        """Set the problem of `part`, which is logged only if `reason` is new; "": clear it."""
+        if not reason:
+            self.clear(part)
+            return
         known, _ = self._present.get(part, ("", ""))
         self._present[part] = (reason, detail)
         if known != reason:
@@ -79,21 +82,6 @@ class Troubles:
 
 def _is_mild(part: str) -> bool:
     return part in (*WAITS, LACKING) or "/" in part
-
-
-def lacking(settings: MqttSettings, *, speaks_5: bool, retains: bool, most_qos: int) -> str:
-    """Return what is lost with a broker that lacks some of this; "" if it lacks nothing."""
-    lost = []
-    if not speaks_5:
-        lost.append(
-            "it speaks MQTT 3.1.1: transcripts do not wait for a subscriber or expire there, and "
-            "answers to command/expect have no topic of the client's choice"
-        )
-    if not retains:
-        lost.append("it retains nothing: who subscribes later sees no state before it changes")
-    if not most_qos:
-        lost.append("it knows QoS 0 only: transcripts may be lost on the way")
-    return f"broker {settings.host}:{settings.port} can do less: {'; '.join(lost)}" if lost else ""
 
 
 def is_login(code: int) -> bool:

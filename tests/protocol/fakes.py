@@ -21,7 +21,6 @@ from appliance.mqtt.client import (
     Lost,
     ReceivedMessage,
     ReceivedQueue,
-    Subscribed,
 )
 from appliance.records import OutgoingMessage
 
@@ -189,8 +188,7 @@ class Broker:
         """Let answers arrive, up to a transcript's; return its id."""
         while self.acks and self.link:
             number, code, transcript, is_suback = self.acks.popleft()
-            kind = Subscribed if is_suback else Acknowledged
-            self.link.news.append(kind(number, code, ""))
+            self.link.news.append(Acknowledged(number, code, "", is_suback))
             if transcript:
                 return transcript
         return ""
