@@ -151,6 +151,11 @@ def is_fleet_server(text: str) -> bool:
     return False
 
 
+def url_host(host: str) -> str:
+    """Return the host as in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_loopback(host: str) -> bool:
     """Return True for an address or name of this machine that no other machine can reach."""
     from ipaddress import ip_address
@@ -1074,7 +1079,7 @@ def page_url(web: WebSettings) -> str:
     host = host or f"{socket.gethostname().split('.')[0]}.local"
     if not web.enabled or web.url or web.ingress or host.startswith(("/", "127.", "::1")):
         return web.url if web.enabled else ""
-    return f"http://{f'[{host}]' if ':' in host else host}:{web.port}/"
+    return f"http://{url_host(host)}:{web.port}/"
 
 
 def node_name(settings: Settings) -> str:

@@ -85,13 +85,11 @@ def confirm_change(dialog: Dialog, file: Path, before: str, after: str) -> bool:
 def write_config(file: Path, text: str) -> None:
     """Write the file whole, with the owner and mode that it had. Raises OSError."""
     real = Path(os.path.realpath(file))
-    if not real.exists():
-        write_whole(real, text, 0o644)
-        return
-    found = real.stat()
-    write_whole(real, text, found.st_mode & 0o7777)
-    with suppress(PermissionError):
-        os.chown(real, found.st_uid, found.st_gid)
+    found = real.stat() if real.exists() else None
+    write_whole(real, text, found.st_mode & 0o7777 if found else 0o644)
+    if found:
+        with suppress(PermissionError):
+            os.chown(real, found.st_uid, found.st_gid)
 
 
 def reload_daemon(sockets: Sequence[Path]) -> None:
@@ -109,14 +107,12 @@ def reload_daemon(sockets: Sequence[Path]) -> None:
 
 def systemctl(*arguments: str) -> None:
     """Run systemctl. Raises StoreError with its first line of output."""
+    command = ["systemctl", *arguments]
     try:
-        done = subprocess.run(
-            ["systemctl", *arguments], capture_output=True, text=True, check=False
-        )
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        return
     except OSError as error:
         problem = error.strerror or str(error)
-    else:
-        if not done.returncode:
-            return
-        problem = next(iter(done.stderr.strip().splitlines()), f"status {done.returncode}")
+    except subprocess.CalledProcessError as error:
+        problem = next(iter(error.stderr.strip().splitlines()), f"status {error.returncode}")
     raise StoreError(f"systemctl {' '.join(arguments)} failed: {problem}. Run this with sudo.")

@@ -1,7 +1,6 @@
 """`roomscribe model`: download, build, list, verify, fit, choose and export models.
 
-Each command imports the heavy packages that it needs. Over 500 lines because all commands are
-here with their options, work and texts.
+Each command imports the heavy packages that it needs.
 """
 
 from __future__ import annotations
@@ -363,7 +362,7 @@ def remove(options: argparse.Namespace, settings: Settings) -> int:
         )
     if options.name == model_in_use(settings):
         if library.drop_download(options.name):
-            _say(f"{options.name}: deleted the unfinished download; the model stays in use")
+            print(f"{options.name}: deleted the unfinished download; the model stays in use")
             return 0
         raise ConfigError(
             f"model {options.name!r} is in use; first choose another one: "
@@ -393,7 +392,7 @@ def use(options: argparse.Namespace, settings: Settings) -> int:
             f"`model use`; change it to {options.name!r}, or remove that line"
         )
     library.choose(options.name)
-    _say(f"{options.name} is chosen. {RELOAD}")
+    print(f"{options.name} is chosen. {RELOAD}")
     return 0
 
 
@@ -447,12 +446,12 @@ def _choose_new(name: str, options: argparse.Namespace, settings: Settings) -> N
     from appliance.model import BUILT_IN, choose, chosen_model
 
     if model_in_use(settings) == name:
-        _say(f"It is in use. {RESTART}")
+        print(f"It is in use. {RESTART}")
     elif options.no_use or settings.model.bundle or chosen_model():
-        _say(f"{model_in_use(settings)} stays in use. To change: `roomscribe model use {name}`")
+        print(f"{model_in_use(settings)} stays in use. To change: `roomscribe model use {name}`")
     else:
         choose(name)
-        _say(f"It is chosen instead of {BUILT_IN}. {RELOAD}")
+        print(f"It is chosen instead of {BUILT_IN}. {RELOAD}")
 
 
 def _verify(name: str | Path) -> float:
@@ -478,7 +477,3 @@ def folder_bytes(folder: Path) -> int:
 def _peak_mb() -> float:
     """Return the largest resident size of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -50,7 +50,6 @@ def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
         )
     folder = find_bundle(options.name or in_use)
     request = FitRequest(folder, options.recordings, options.corrections)
-    progress = ProgressLine("listening", quiet=options.quiet)
 
     def show(done: int, total: int) -> None:
         if not (done or options.quiet):
@@ -58,9 +57,11 @@ def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
         progress.update(done, total, f"{total} recordings")
 
     try:
-        with acting_as_owner(folder):
+        with (
+            acting_as_owner(folder),
+            ProgressLine("listening", quiet=options.quiet) as progress,
+        ):
             facts = fit_model(request, settings, show)
-        progress.clear()
     except KeyboardInterrupt:
         print("\nThe model is as it was. The next run begins anew.")
         raise

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from typing import TextIO
+from typing import Self, TextIO
 
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 EVERY_S, FIRST_AFTER_S = 0.5, 2.0
@@ -48,6 +48,12 @@ class ProgressLine:
         left_s = (now_s - self._begun_s) * (1 / share - 1)
         whole = whole or _clock(total_s)
         self._write(f"{self._name}: {share:.0%} of {whole}, {_clock(left_s)} left")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     def clear(self) -> None:
         """Clear the line."""

@@ -119,10 +119,14 @@ def _transcribe_files(
 
     status = 0
     words = options.json or options.srt or options.vtt
+    named = len(options.files) > 1 and not options.output_dir
     for file in options.files:
         number = heard = 0
         try:
-            with _page(file, options) as page, _progress(file, options) as progress:
+            with (
+                _page(file, options) as page,
+                ProgressLine(shorten(file), quiet=options.quiet) as progress,
+            ):
                 if options.vtt:
                     print("WEBVTT\n", file=page, flush=True)
                 found = _transcribed(file, transcriber, settings, progress, words=words)
@@ -143,7 +147,7 @@ def _transcribe_files(
                         shown = make_subtitles(segment, number + 1, vtt=options.vtt)
                         number += len(shown)
                     else:
-                        shown = [_as_text(file, result, options)]
+                        shown = [f"{file}: {result.text}" if named else result.text]
                     progress.clear()
                     for part in shown:
                         print(part, file=page, flush=True)
@@ -183,16 +187,6 @@ def _output_file(file: str, options: argparse.Namespace) -> Path:
     return Path(options.output_dir) / f"{name}.{ending}"
 
 
-@contextmanager
-def _progress(file: str, options: argparse.Namespace) -> Iterator[ProgressLine]:
-    """Show the progress of a long file on standard error."""
-    progress = ProgressLine(shorten(file), quiet=options.quiet)
-    try:
-        yield progress
-    finally:
-        progress.clear()
-
-
 def _transcribed(
     file: str,
     transcriber: AnyTranscriber,
@@ -223,12 +217,6 @@ def _transcribed(
         else:
             result = transcriber.transcribe(found, search=True, words=words)
             yield found, *gates.apply(found, result)
-
-
-def _as_text(file: str, result: Transcription, options: argparse.Namespace) -> str:
-    """Return a window's text for people."""
-    named = len(options.files) > 1 and not options.output_dir
-    return f"{file}: {result.text}" if named else result.text
 
 
 def _as_json(

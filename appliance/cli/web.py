@@ -9,7 +9,7 @@ from pathlib import Path
 from appliance import config
 from appliance.cli.commands import Commands, control_sockets
 from appliance.cli.config_file import read_text, set_keys, systemctl, write_config
-from appliance.config import Settings, page_url
+from appliance.config import Settings, page_url, url_host
 from appliance.errors import ConfigError, StoreError
 from appliance.system import write_whole
 
@@ -156,7 +156,7 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
     if not is_local(web.listen) and not access.has_password and not web.ingress:
         raise ConfigError(password_missing(web.listen))
     access.prepare()
-    stream = web.listen if web.listen.startswith("/") else f"{_bracketed(web.listen)}:{web.port}"
+    stream = web.listen if web.listen.startswith("/") else f"{url_host(web.listen)}:{web.port}"
     # an empty value removes the address of the package's unit
     text = (
         f"# Written by `roomscribe web enable`.\n[Socket]\nListenStream=\nListenStream={stream}\n"
@@ -197,7 +197,3 @@ def _set_enabled(options: argparse.Namespace, settings: Settings, on: bool) -> N
         raise StoreError(f"cannot write {file}: {error.strerror}; use sudo") from error
     # the daemon sends Home Assistant a link to the page
     systemctl("try-reload-or-restart", "roomscribe.service")
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

@@ -192,7 +192,8 @@ class HomeAssistantClient(Listener):
         while not self._stopping.is_set():
             self._woken_up.clear()
             begun_s = time.monotonic()
-            pause_s = random.SystemRandom().uniform(0.5, 1) * self._pause_s(failures)
+            longest_s = self._intervals.outages_s[: failures + 1][-1]
+            pause_s = random.SystemRandom().uniform(0.5, 1) * longest_s
             chosen = ""
             try:
                 chosen = token(self._settings.homeassistant)
@@ -215,10 +216,6 @@ class HomeAssistantClient(Listener):
                 self._intervals.token_s if refused_token else pause_s
             ):
                 failures = 0
-
-    def _pause_s(self, failures: int) -> float:
-        outages_s = self._intervals.outages_s
-        return outages_s[min(failures, len(outages_s) - 1)]
 
     def _report_trouble(self, trouble: str) -> None:
         if trouble != self.trouble:
@@ -260,7 +257,10 @@ class HomeAssistantClient(Listener):
 
     async def _serve_connection(self, link: WebsocketLink) -> None:
         """Work over an open connection until it ends."""
-        while (config := await _config(link)).get("state", "RUNNING") != "RUNNING":
+        while True:
+            config = as_table((await link.send_command("get_config"))[1])
+            if config.get("state", "RUNNING") == "RUNNING":
+                break
             self._report_trouble(f"{self._url} is still starting")
             await asyncio.sleep(self._intervals.starting_s)
         if self._assist:
@@ -299,17 +299,15 @@ class HomeAssistantClient(Listener):
                 if self._pass_names(found.names) or not logged:
                     log.info("%s", describe(found))
                     logged = True
-                    self._save_names(found.names)
+                    try:
+                        naming.write(self._state, found.names)
+                    except OSError as error:
+                        why = error.strerror
+                        log.warning("the names cannot be saved in %s: %s", self._state, why)
             await asyncio.sleep(self._intervals.names_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._intervals.names_anyway_s):
                     await self._changed.wait()
-
-    def _save_names(self, names: Sequence[Name]) -> None:
-        try:
-            naming.write(self._state, names)
-        except OSError as error:
-            log.warning("the names cannot be saved in %s: %s", self._state, error.strerror)
 
     async def _serve(self, link: WebsocketLink) -> None:
         """Hand sentences over as they arrive, several at once."""
@@ -334,14 +332,13 @@ class HomeAssistantClient(Listener):
             if not self._device:
                 own = own_device(await devices_of(link), self._node)
                 self._device = as_text(own.get("id"))
-            if self._device:
-                reply = await self._assist.run(link, self._device, transcript, text)
-                why = ""
-                if reply:
-                    self._callbacks.on_reply(reply)
-                    await self._say(link, reply.speech)
-            else:
-                why = UNKNOWN_DEVICE
+            if not self._device:
+                raise HomeAssistantError(UNKNOWN_DEVICE)
+            reply = await self._assist.run(link, self._device, transcript, text)
+            why = ""
+            if reply:
+                self._callbacks.on_reply(reply)
+                await self._say(link, reply.speech)
         except HomeAssistantError as error:
             why = str(error)
         finally:
@@ -386,10 +383,6 @@ def satellite_name(node: str) -> str:
     return f"Roomscribe {node}"
 
 
-async def _config(link: WebsocketLink) -> dict[str, Any]:
-    return as_table((await link.send_command("get_config"))[1])
-
-
 async def devices_of(link: WebsocketLink) -> list[dict[str, Any]]:
     """Return the device registry; nothing if it may not be read, or is too long."""
     try:
@@ -411,11 +404,6 @@ def own_device(devices: Sequence[dict[str, Any]], node: str) -> dict[str, Any]:
 def describe(found: Names) -> str:
     """Return on one line how many names were read."""
     left_out = f", {found.left_out} left out" if found.left_out else ""
-    line = (
-        f"{len(found.names)} names of {found.entities} exposed entities and their places{left_out}"
-    )
-    return line + (
-        " (the token's user is no administrator, so entities without a unique id are missing)"
-        if found.registry
-        else ""
-    )
+    less = " (the token's user is no administrator, so entities without a unique id are missing)"
+    shown = f"{len(found.names)} names of {found.entities} exposed entities and their places"
+    return f"{shown}{left_out}{less if found.registry else ''}"

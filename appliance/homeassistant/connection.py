@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from appliance.config import url_host
 from appliance.errors import DeviceError
 from appliance.system import one_line, shorten
 
@@ -91,8 +92,8 @@ class HomeAssistantUrl:
     @property
     def uri(self) -> str:
         """The address as text."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'wss' if self.secure else 'ws'}://{host}:{self.port}{self.path}"
+        scheme = "wss" if self.secure else "ws"
+        return f"{scheme}://{url_host(self.host)}:{self.port}{self.path}"
 
     def __str__(self) -> str:
         return f"Home Assistant at {self.host}:{self.port}"

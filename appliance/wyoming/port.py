@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from appliance.config import WyomingSettings
+from appliance.config import WyomingSettings, url_host
 from appliance.system import one_line
 from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read_event
 
@@ -76,7 +76,7 @@ class Port:
                 log.warning("%s", trouble)
             return
         port = opened.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = f"{url_host(host)}:{port}"
         self.report(self.key, None)
         log.info("%s (Wyoming) on %s", self.what, self.address)
         if self.advertise:

@@ -151,6 +151,14 @@ def ask_daemon(settings: Settings, command: str) -> dict[str, Any]:
     return {}
 
 
+def output(*command: str, within_s: float = 5.0) -> str:
+    """Return what a program prints; empty if it is not there, fails or takes longer."""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, timeout=within_s, check=True)
+        return done.stdout.decode(errors="replace")
+    return ""
+
+
 def _words(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8", errors="replace").split("\0")

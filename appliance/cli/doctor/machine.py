@@ -4,12 +4,12 @@ import importlib
 import os
 import platform
 import re
-import shutil
-import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 
 from appliance import build_version, config
+from appliance.cli.doctor.daemon import output
 from appliance.cli.doctor.outcome import (
     CONFIGURATION,
     Check,
@@ -39,8 +39,6 @@ INSTALL = (
 LEAST_MB = 150
 """Available memory below which the kernel soon kills a process. whisper-base takes about 300 MB; a
 running daemon has allocated its own already."""
-ASK_S = 5.0
-"""Longest wait for timedatectl, which normally answers at once."""
 SINCE_START = 16
 """The same bits, this much higher: since the start."""
 VOLTAGE = 0
@@ -108,22 +106,13 @@ def clock(around: Surroundings) -> Outcome:
     """Check that the clock is synchronised, as systemd sees it."""
     if (around.root / "run/systemd/timesync/synchronized").exists():
         return ok("synchronised at least once since boot")
-    if not shutil.which("timedatectl"):
-        return skipped("this machine has no timedatectl, which knows it")
-    around.doing("running timedatectl")
-    answer = subprocess.run(
-        ["timedatectl", "show", "--property=NTPSynchronized", "--value"],
-        capture_output=True, text=True, timeout=ASK_S, check=False,
-    )  # fmt: skip
-    return judge_clock(answer.stdout.strip())
+    return judge_clock(output("timedatectl", "show", "--property=NTPSynchronized", "--value"))
 
 
 def judge_clock(synchronised: str) -> Outcome:
     """Return the outcome for timedatectl's answer: yes, no, or nothing if it does not know."""
-    if synchronised == "yes":
-        return ok("synchronised")
-    if synchronised != "no":
-        return skipped("timedatectl does not answer")
+    if synchronised.strip() != "no":
+        return ok("synchronised") if synchronised else skipped("timedatectl does not answer")
     return failed(
         "not synchronised; times of transcripts may be wrong",
         "install systemd-timesyncd or chrony, run `sudo timedatectl set-ntp true`, and check that "
@@ -133,22 +122,12 @@ def judge_clock(synchronised: str) -> Outcome:
 
 def pi_power(around: Surroundings) -> Outcome:
     """Check that a Raspberry Pi has enough voltage and is not throttled."""
-    bits = throttled_bits(around)
-    if bits is None:
+    bits = next((file.read_text(encoding="ascii") for file in around.root.glob(THROTTLED)), "")
+    if not bits:
         return skipped("not a Raspberry Pi")
-    outcome = judge_throttled(bits)
-    temperature = soc_temperature_c(around.root)
-    if temperature is None:
-        return outcome
-    found = f"{outcome.found}; {temperature:.0f} C"
-    return Outcome(outcome.status, found, outcome.fix)
-
-
-def throttled_bits(around: Surroundings) -> int | None:
-    """Return the firmware's get_throttled; None elsewhere than on a Pi."""
-    for file in around.root.glob(THROTTLED):
-        return int(file.read_text(encoding="ascii"), 16)
-    return None
+    outcome, temperature = judge_throttled(int(bits, 16)), soc_temperature_c(around.root)
+    heat = "" if temperature is None else f"; {temperature:.0f} C"
+    return replace(outcome, found=f"{outcome.found}{heat}")
 
 
 def judge_throttled(bits: int) -> Outcome:
@@ -165,15 +144,6 @@ def judge_throttled(bits: int) -> Outcome:
     else:
         fix = "add a fan or the Active Cooler, and leave space around the case"
     return failed("; ".join(parts), fix)
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """Return the numbers at the start of a version, for comparing: 1.21.0+dfsg -> (1, 21)."""
-    leading = re.match(r"\d+(\.\d+)*", text)
-    numbers = [int(part) for part in leading[0].split(".")] if leading else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
 
 
 CHECKS = (

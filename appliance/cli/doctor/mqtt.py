@@ -1,21 +1,16 @@
 """Check the broker, the files with secrets, the systemd unit and the daemon's state."""
 
 import secrets
-import shutil
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from appliance.capture import public_name
-from appliance.cli.doctor.daemon import UNIT, ask_daemon, is_hidden
+from appliance.cli.doctor.daemon import UNIT, ask_daemon, is_hidden, output
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import DEFAULT_PATH, node_name
 from appliance.mqtt import PASSWORD_CREDENTIAL, BrokerProbe
-
-ASK_S = 5.0
-"""Longest wait for systemctl, which normally answers at once."""
 
 
 def broker(around: Surroundings, connect_s: float = 5.0) -> Outcome:
@@ -80,33 +75,25 @@ def _is_open_to_all(file: Path) -> bool:
 
 def unit(around: Surroundings) -> Outcome:
     """Check that systemd runs the daemon."""
-    if not (around.root / "run/systemd/system").exists() or not shutil.which("systemctl"):
-        running = f"; running without it: {around.daemon}" if around.daemon else ""
+    running = f"; running without it: {around.daemon}" if around.daemon else ""
+    if not (around.root / "run/systemd/system").exists():
         return skipped(f"this machine does not use systemd{running}")
-    around.doing("running systemctl")
-    names = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts")
-    answer = subprocess.run(
-        ["systemctl", "show", UNIT, f"--property={','.join(names)}"],
-        capture_output=True, text=True, timeout=ASK_S, check=False,
-    )  # fmt: skip
-    facts = dict(line.partition("=")[::2] for line in answer.stdout.splitlines())
-    return judge_unit(facts, running=str(around.daemon or ""))
+    names = "LoadState,ActiveState,SubState,Result,NRestarts"
+    shown = output("systemctl", "show", UNIT, f"--property={names}")
+    return judge_unit(dict(line.partition("=")[::2] for line in shown.splitlines()), running)
 
 
-def judge_unit(facts: dict[str, str], *, running: str = "") -> Outcome:
-    """Return the outcome for the unit's properties; `running` is a daemon that was found."""
-    if facts.get("LoadState") != "loaded":
-        also = f"; running without it: {running}" if running else ""
-        return skipped(f"{UNIT} is not installed ({facts.get('LoadState') or 'no answer'}){also}")
+def judge_unit(facts: dict[str, str], running: str = "") -> Outcome:
+    """Return the outcome for the unit's properties; `running` names a daemon that was found."""
+    if (loaded := facts.get("LoadState", "no answer")) != "loaded":
+        return skipped(f"{UNIT} is not installed ({loaded}){running}")
     state = f"{facts.get('ActiveState')} ({facts.get('SubState')})"
     restarts = int(facts.get("NRestarts") or 0)
     found = f"{UNIT} is {state}" + (f", restarted {restarts} times" if restarts else "")
     if facts.get("ActiveState") in ("active", "reloading"):
         return ok(found)
-    result = facts.get("Result", "success")
-    because = "" if result == "success" else f", last result: {result}"
     return failed(
-        found + because,
+        f"{found}, last result: {facts.get('Result')}",
         "find the reason with `journalctl -u roomscribe -n 50`, then run `sudo systemctl start "
         "roomscribe`",
     )

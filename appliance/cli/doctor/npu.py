@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from appliance.cli.doctor import machine
 from appliance.cli.doctor.model import (
     TEXT,
     on_cpu,
@@ -107,7 +106,7 @@ def library(around: Surroundings) -> Outcome:
         versions["driver"] = driver
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
     chip = diagnosis.generation()
-    major = machine.version_of(versions["Python binding"])[0]
+    major = int(versions["Python binding"].split(".")[0])
     if major in {one.major for one in diagnosis.GENERATIONS if one is not chip}:
         return failed(
             f"{found}; this chip needs HailoRT {chip.major}: that of another chip is installed",
@@ -140,7 +139,7 @@ def chip(around: Surroundings) -> Outcome:
     if readings.power_w is not None:
         found.append(f"{readings.power_w:.1f} W")
     line = ", ".join(found)
-    if machine.version_of(identity.firmware)[:2] != machine.version_of(binding.__version__)[:2]:
+    if identity.firmware.split(".")[:2] != binding.__version__.split(".")[:2]:
         return failed(
             f"{line}; HailoRT is {binding.__version__}",
             f"{diagnosis.generation().upgrade}, or switch it off and on",
@@ -176,7 +175,8 @@ def self_test(around: Surroundings) -> Outcome:
     from appliance.infer import NpuError
     from appliance.model import ENCODER_FILE, load_bundle
 
-    if why := _not_testable(around):
+    others = [] if around.settings.encoder.share else _owners()
+    if why := _absent(around) or ("" if not others else _busy(*others)):
         return skipped(why)
     bundle = load_bundle(around.settings.model.bundle)
     if bundle.hef is None:
@@ -191,7 +191,7 @@ def self_test(around: Surroundings) -> Outcome:
         return compare(around, bundle)
     except NpuError as error:
         if error.cause == "busy" and around.daemon:
-            return skipped(_busy(str(around.daemon)))
+            return skipped(_busy(around.daemon))
         raise
 
 
@@ -237,18 +237,9 @@ def judge(cosine: float, cpu_text: str, npu_text: str, took: str) -> Outcome:
     return ok(found)
 
 
-def _not_testable(around: Surroundings) -> str:
-    """Return why the chip is not opened; empty if it is."""
-    if why := _absent(around):
-        return why
-    others = _owners()
-    if others and not around.settings.encoder.share:
-        return _busy(", ".join(map(str, others)))
-    return ""
-
-
-def _busy(who: str) -> str:
-    return f"in use by {who}: for this test, stop it (`sudo systemctl stop roomscribe`)"
+def _busy(*users: object) -> str:
+    names = ", ".join(map(str, users))
+    return f"in use by {names}: for this test, stop it (`sudo systemctl stop roomscribe`)"
 
 
 def _unwanted(around: Surroundings) -> str:

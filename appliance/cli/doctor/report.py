@@ -8,14 +8,13 @@ import json
 import os
 import platform
 import re
-import subprocess
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.doctor.daemon import ask_daemon
+from appliance.cli.doctor.daemon import ask_daemon, output
 from appliance.config import Settings, default_path, slug
 from appliance.errors import RoomscribeError
 
@@ -83,27 +82,18 @@ def _hailo(settings: Settings) -> dict[str, Any]:
     with suppress(OSError, ValueError, RoomscribeError):
         manifest = find_bundle(settings.model.bundle) / MANIFEST
         hef = json.loads(manifest.read_text(encoding="utf-8"))["files"].get(HEF_FILE)
-    log = _output("journalctl", "--dmesg", "--output=cat", "--grep=hailo", "--lines=30")
+    log = output("journalctl", "--dmesg", "--output=cat", "--grep=hailo", "--lines=30", within_s=20)
     return diagnosis.system_facts() | {
         "hef": hef,
-        "dkms": _output("/usr/sbin/dkms", "status").splitlines(),
+        "dkms": output("/usr/sbin/dkms", "status", within_s=20).splitlines(),
         "kernel_log": log.splitlines(),
     }
-
-
-def _output(*command: str) -> str:
-    """Return what a program prints; empty if it is not there or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout
 
 
 def _package_versions(names: Sequence[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
     form = "${Package} ${Version} ${db:Status-Abbrev}\n"
-    known = (_output("dpkg-query", "-W", "-f", form, name) for name in names)
+    known = (output("dpkg-query", "-W", "-f", form, name) for name in names)
     lines = (line.split() for line in known)
     return {words[0]: words[1] for words in lines if len(words) == 3 and words[2] == "ii"}
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 from appliance.cli.doctor.outcome import Check, Outcome, Surroundings, failed, ok, skipped
 from appliance.config import store_folder
@@ -50,7 +49,7 @@ def log(around: Surroundings) -> Outcome:
 def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
     """Check that the disk of the log keeps what is written, and has free space."""
     folder = store_folder(around.settings.store)
-    while not _exists(folder):
+    while not os.access(folder, os.F_OK):
         folder = folder.parent
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         return failed(
@@ -67,13 +66,6 @@ def disk(around: Surroundings, least_free_mb: float = LEAST_FREE_MB) -> Outcome:
             "free some space (`du -xh / | sort -h` finds large folders)",
         )
     return ok(found)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 CHECKS = (

@@ -1,9 +1,12 @@
-"""The command line of `roomscribe fleet`."""
+"""The command line of `roomscribe fleet`, and how a fleet is."""
+
+import argparse
 
 from appliance.cli.commands import Commands
 from appliance.cli.fleet.invite import invite_nodes
 from appliance.cli.fleet.join import join_fleet
-from appliance.cli.fleet.status import show_status
+from appliance.config import Settings, node_name
+from appliance.errors import ConfigError
 
 
 def add_fleet(commands: Commands) -> None:
@@ -60,3 +63,24 @@ def add_fleet(commands: Commands) -> None:
         description="Shows the workers that are connected to the server. The exit status is 1 if "
         "there is none. `roomscribe doctor` finds what is wrong.",
     )
+
+
+def show_status(_options: argparse.Namespace, settings: Settings) -> int:
+    """Run `roomscribe fleet status`; return 1 without a worker. Raises RoomscribeError."""
+    from appliance.fleet import Probe
+
+    if settings.fleet.role == "alone":
+        raise ConfigError(
+            "fleet.role: this machine is in no fleet. Run `sudo roomscribe fleet join`"
+        )
+    node = node_name(settings)
+    with Probe(settings.fleet, node) as probe:
+        workers = probe.find_workers()
+    print(f"{node}, {settings.fleet.role}, at {probe.address}")
+    for worker in workers:
+        print(f"  {worker.node:20} {worker.name}, {worker.version}")
+    for line in probe.misfits:
+        print(f"  {line}")
+    if not workers:
+        print("  no worker: is a worker's daemon running? `roomscribe fleet status` there")
+    return 0 if workers else 1

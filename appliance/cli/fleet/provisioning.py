@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from appliance.config import is_address, is_loopback
+from appliance.config import is_address, is_loopback, url_host
 from appliance.errors import ConfigError, StoreError
 from appliance.fleet import messages
 from appliance.system import replacing, shorten, write_whole
@@ -256,11 +256,6 @@ def find_nats_server() -> str:
 def is_host(text: str) -> bool:
     """Return True for a host name or address that certificates and NATS addresses may contain."""
     return is_address(text) or (bool(HOST.fullmatch(text)) and ".." not in text)
-
-
-def url_host(host: str) -> str:
-    """Return the host as in a URL."""
-    return f"[{host}]" if ":" in host else host
 
 
 def _make_certificate(names: Sequence[str]) -> tuple[str, str]:

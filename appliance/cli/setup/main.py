@@ -6,25 +6,33 @@ keeps its comments, and has the daemon read it.
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from appliance import config
 from appliance.cli import model as models, web
 from appliance.cli.commands import Commands, control_sockets
-from appliance.cli.dialog import BACK, BackError, Dialog
+from appliance.cli.config_file import RESTART_S
+from appliance.cli.dialog import BACK, BackError, Dialog, is_entered
 from appliance.cli.setup.answers import Answers, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
-from appliance.cli.setup.microphone import ask_microphone, ask_speaker
+from appliance.cli.setup.microphone import MUTED, ask_microphone, ask_speaker
 from appliance.cli.setup.model import ask_model
 from appliance.cli.setup.saving import save
-from appliance.cli.setup.sentence import hear_sentence
 from appliance.cli.terminal import BOLD
 from appliance.config import DEFAULT_PATH, Settings, slug
-from appliance.errors import ConfigError
+from appliance.control import ControlClient
+from appliance.errors import ConfigError, DaemonError
 from appliance.system import legible, require_writable
 
 Questions = tuple[tuple[str, Callable[[Context, Answers], Answers]], ...]
+SENTENCE_S = 30.0
+"""Longest wait for a sentence."""
+EVERY_S = 0.1
+"""Longest wait until Enter is noticed."""
 FLAGS = "--node, --device, --broker and --model"
 
 
@@ -155,6 +163,66 @@ def with_room(answers: Answers, name: str) -> Answers:
         return answers
     follows = not answers.area or slug(answers.area) == answers.node
     return replace(answers, node=node, area=name.strip() if follows else answers.area)
+
+
+def hear_sentence(context: Context, *, patient: bool) -> None:
+    """Show the text of a sentence, and how long it took.
+
+    `patient`: the daemon may be starting again.
+    """
+    dialog = context.dialog
+    try:
+        with ExitStack() as opened:
+            daemon = connect(context, opened, patient=patient)
+            dialog.say("Say a sentence. It will appear here. Press Enter to skip this.")
+            event = wait_for_transcript(daemon)
+            if event is None:
+                dialog.say("No sentence was heard.")
+                return
+            dialog.say(f"  {event['text']}", BOLD)
+            dialog.say(
+                f"The text was ready {event['latency_ms'] / 1000:.2f} s after you stopped "
+                f"speaking, and is transcript {event['seq']} in the log."
+            )
+    except DaemonError as error:
+        dialog.report(error)
+    except BackError:
+        dialog.say("The answers are written. Run setup again to change one.")
+
+
+def connect(context: Context, opened: ExitStack, *, patient: bool) -> ControlClient:
+    """Return the daemon, subscribed to its events.
+
+    While the daemon starts again it may accept a connection and end it at once. Raises DaemonError.
+    """
+    deadline_s = time.monotonic() + RESTART_S
+    while True:
+        try:
+            with ExitStack() as attempt:
+                daemon = attempt.enter_context(ControlClient(context.sockets))
+                daemon.subscribe("transcript", "state")
+                opened.push(attempt.pop_all())
+                return daemon
+        except DaemonError:
+            if time.monotonic() > deadline_s or not patient:
+                raise
+            time.sleep(0.2)
+
+
+def wait_for_transcript(daemon: ControlClient) -> dict[str, Any] | None:
+    """Return the next transcript; None if none came, or Enter was pressed.
+
+    Raises DaemonError if the microphone is muted, or the daemon ends.
+    """
+    deadline_s = time.monotonic() + SENTENCE_S
+    while time.monotonic() < deadline_s and not is_entered(EVERY_S):
+        while received := daemon.next_event(0.0):
+            name, event = received
+            if name == "transcript":
+                return event
+            if event["status"] == "muted":
+                raise DaemonError(MUTED.rstrip("."))
+    return None
 
 
 QUESTIONS: Questions = (

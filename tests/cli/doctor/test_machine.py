@@ -14,7 +14,6 @@ from appliance.cli.doctor.machine import (
     libraries,
     memory,
     pi_power,
-    version_of,
 )
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import Settings
@@ -42,12 +41,6 @@ def test_a_library_that_cannot_be_imported_is_named_with_its_error(tmp_path: Pat
     assert done.stdout.startswith(
         "webrtcvad cannot be imported (ModuleNotFoundError: No module named 'pkg_resources')"
     )
-
-
-def test_versions_are_compared_by_their_numbers() -> None:
-    assert version_of("1.21.0+dfsg") == version_of("1.21")
-    assert version_of("2.0.14.post1") >= version_of("2.0.11")
-    assert version_of("1.9") < version_of("1.21")
 
 
 def test_every_mistake_in_a_configuration_is_listed(tmp_path: Path) -> None:

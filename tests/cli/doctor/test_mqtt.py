@@ -270,7 +270,7 @@ def test_a_unit_that_is_not_active_is_a_fault() -> None:
     assert found.status == "failed"
     assert "last result: exit-code" in found.found
     assert "journalctl" in found.fix
-    missing_unit = publishing.judge_unit({"LoadState": "not-found"}, running="the daemon")
+    missing_unit = publishing.judge_unit({"LoadState": "not-found"}, running="; the daemon")
     assert missing_unit.status == "skipped"
     assert "the daemon" in missing_unit.found
 
