@@ -219,6 +219,7 @@ class DatabaseWithFallback:
             fallback = self._open(self._fallback_path)
             known, unpublished = fallback.numbering, list[Row]()
             if file:
+                known.undelivered = file.numbering.undelivered
                 known.raise_to(file.numbering.highest, file.numbering.cursor)
                 if file.connection and self.has_subscriber:
                     unpublished = repair.read_undelivered(file.connection)

@@ -9,8 +9,9 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 
 from appliance.store import files, tables
@@ -30,19 +31,26 @@ _LAST_NUMBER = 1 << 53
 """Largest whole number that readers of JSON agree on."""
 _CARRIED_FOR = timedelta(days=1)
 """Unpublished transcripts that are not older go from a deleted file into the new one."""
+_UNDELIVERED = 200
+"""Unpublished transcripts, the last ones, that are also in memory."""
 
 
 @dataclass(slots=True)
 class Numbering:
-    """The highest number and the cursor, in case the file loses them."""
+    """The highest number, the cursor and unpublished rows, in case the file loses them."""
 
     highest: int = 0
     """Of all transcripts, including deleted ones; 0: unknown."""
     cursor: int = 0
+    undelivered: dict[int, Row] = field(default_factory=dict)
+    """The last rows that the broker does not have, by number. Any thread may add and remove."""
 
     def raise_to(self, highest: int = 0, cursor: int = 0) -> None:
-        """Raise the numbers, never lower them."""
+        """Raise the numbers, never lower them; drop rows that need not be in memory now."""
         self.highest, self.cursor = max(self.highest, highest), max(self.cursor, cursor)
+        for seq in [*self.undelivered]:
+            if seq <= max(self.cursor, self.highest - _UNDELIVERED):
+                self.undelivered.pop(seq, None)
 
 
 def check(connection: sqlite3.Connection) -> str:
@@ -150,7 +158,8 @@ def read_undelivered(connection: sqlite3.Connection) -> list[Row]:
 
 
 def salvage(damaged: Path, into: Path, numbering: Numbering) -> int:
-    """Create the file `into` with all that SQLite can read of `damaged`; return how many.
+    """Create the file `into` with all that SQLite can read of `damaged`, and the unpublished rows
+    in memory; return how many.
 
     Raises OSError and sqlite3.Error (disk full...).
     """
@@ -164,7 +173,8 @@ def salvage(damaged: Path, into: Path, numbering: Numbering) -> int:
         tables.create(target)
         _learn(source, numbering)
         with tables.transaction(target):
-            for row in _readable(source, numbering.highest):
+            in_memory = [*numbering.undelivered.values()]
+            for row in chain(_readable(source, numbering.highest), in_memory):
                 count += target.execute(tables.INSERT_NUMBERED, row).rowcount
             continue_numbering(target, numbering)
     return count

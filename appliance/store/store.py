@@ -122,7 +122,10 @@ class Store(Closing):
             return found
 
         stored = self._database.write("store a transcript", insert)
-        self._database.numbering.raise_to(highest=stored.seq)
+        numbering = self._database.numbering
+        if self._database.has_subscriber:
+            numbering.undelivered[stored.seq] = stored.seq, *values
+        numbering.raise_to(highest=stored.seq)
         self.history.add(stored.transcript)
         return stored
 
@@ -225,6 +228,8 @@ class Store(Closing):
             sql = f"SELECT seq FROM transcripts WHERE {condition} AND seq > ? ORDER BY seq LIMIT ?"
             rows = found.execute(sql, (*values, last, PAGE)).fetchall()
             found.executemany("DELETE FROM transcripts WHERE seq = ?", rows)
+            for (seq,) in rows:  # nothing brings it back
+                self._database.numbering.undelivered.pop(seq, None)
             return len(rows), rows[-1][0] if rows else last
 
         steps = 1

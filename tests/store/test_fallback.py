@@ -131,6 +131,24 @@ def test_without_memory_the_daemon_ends_as_it_must(rig: DiskRig) -> None:
         pass
 
 
+def test_what_no_broker_has_survives_damage_that_takes_its_pages(tmp_path: Path) -> None:
+    settings = StoreSettings(path=str(tmp_path))
+    with Store.open(settings) as store:
+        assert store.cursor() == 0
+        stored = [store.append(transcript(f"sentence {number}")) for number in range(1, 7)]
+        store.move_cursor(2)
+        store.delete(Wanted(ids=(stored[4].transcript.id,)))
+        with Store.open(settings, beside_daemon=True) as other:  # what the daemon read is old now
+            other.correct(stored[0].transcript.id, "another")
+            other._database.vacuum()
+        size = store.path.stat().st_size
+        store.path.write_bytes(bytes([0xA5]) * size)
+        (tmp_path / f"{FILE_NAME}-wal").write_bytes(b"")
+        store.append(transcript("sentence 7"))
+        assert store.read_after(2)[:3] == [stored[2], stored[3], stored[5]]
+        assert [one.seq for one in store.read_after(2)] == [3, 4, 6, 7]
+
+
 def test_what_somebody_deleted_meanwhile_does_not_come_back(rig: DiskRig) -> None:
     with rig.log() as (store, _):
         store.append(transcript("one"))
