@@ -1,7 +1,5 @@
 """Make a bundle of a checkpoint (name, hub id or folder) in a staging folder."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

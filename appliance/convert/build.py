@@ -4,8 +4,6 @@ The folder holds model.safetensors, config.json and tokenizer.json, or vocab.jso
 added_tokens.json, and, where the model has it, generation_config.json, as Hugging Face writes them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ So the package roomscribe-model-tiny-en is built; in a checkout, scripts/setup.s
 weights are those of known.PINNED, which debian/model.txt names for the package.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ folder onnx, or CTranslate2's model.bin. A folder of the hub's cache stands for 
 Nothing of a checkpoint is ever executed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

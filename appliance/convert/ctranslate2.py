@@ -7,8 +7,6 @@ name. Queries, keys and values of one attention lie one below the other in one m
 those of the shapes: config.json has none.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ config.json, and CTranslate2's have keys of their own there. What all leave open
 transformers decides.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

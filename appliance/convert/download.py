@@ -1,7 +1,5 @@
 """Download files over HTTP(S) with requests: retries, resumed downloads; each file is verified."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -4,8 +4,6 @@
 numbers where asked for.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence

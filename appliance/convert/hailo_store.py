@@ -4,8 +4,6 @@ The store is public and without checksums: a file is known by its address, its s
 bytes; libhailort checks the rest when it is loaded. ROOMSCRIBE_HAILO_STORE names another store.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The models that are known by name: their repositories, packages and checksums."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 SIZES = ("tiny", "tiny.en", "base", "base.en", "small", "small.en")

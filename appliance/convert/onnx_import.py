@@ -7,8 +7,6 @@ in (torch writes it since 1.13). Files with their weights beside them and merged
 read. The encoder's positions may be without a name: `checkpoint` computes them.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Collection, Mapping, Sequence

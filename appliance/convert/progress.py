@@ -1,7 +1,5 @@
 """Show how far adding a model is: one bar for all its steps on a terminal, elsewhere lines."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import TextIO

@@ -3,8 +3,6 @@
 Names and config keys are those of Hugging Face's WhisperForConditionalGeneration.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path

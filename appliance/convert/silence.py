@@ -5,8 +5,6 @@ to learn that nothing more is said. A shorter window has no such positions, so t
 virtual ones: each stands for several positions of a silent window, and is the mean of their states.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

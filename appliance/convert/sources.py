@@ -5,8 +5,6 @@ small one's git blob. A model.bin of PyPI has a known SHA-256. The hub is Huggin
 that HF_ENDPOINT names.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ the last; the numbers, little-endian, without holes. Read here and not by the li
 header from a download must be bounded before it is parsed, and numpy has no bfloat16.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -15,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +57,11 @@ class StoredTensor:
     transposed: bool = False
     """Stored with its two axes in the other order."""
 
-    def transpose(self) -> StoredTensor:
+    def transpose(self) -> Self:
         """The same matrix with its axes exchanged."""
         return replace(self, shape=self.shape[::-1], transposed=not self.transposed)
 
-    def rows(self, first: int, count: int) -> StoredTensor:
+    def rows(self, first: int, count: int) -> Self:
         """Return a part of the tensor, which is not transposed, along its first axis."""
         length = self.length // self.shape[0]
         return replace(

@@ -9,8 +9,6 @@ with the logarithm of their number added to its score. The weights of an attenti
 v_bias is moved through out_proj.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

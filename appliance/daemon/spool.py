@@ -13,8 +13,6 @@ A window's file, which `pack` makes and `parse` reads:
 The number of attempts is not in the checksum: one byte is written in place to change it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -25,6 +23,7 @@ import threading
 import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -145,7 +144,7 @@ class Spool(Closing):
         self._number = 0
 
     @classmethod
-    def open(cls, settings: Settings, health: Health) -> Spool:
+    def open(cls, settings: Settings, health: Health) -> Self:
         """Return the configured spool with the windows that were left in it.
 
         If it cannot be opened, log why and return one without a folder.

@@ -1,7 +1,5 @@
 """Stages and the queues between them: a stage is a named thread whose progress is watched."""
 
-from __future__ import annotations
-
 import enum
 import logging
 import threading
@@ -55,7 +53,7 @@ class Stage(threading.Thread):
     def __init__(
         self,
         name: str,
-        work: Callable[[Stage], bool],
+        work: Callable[["Stage"], bool],
         on_error: Callable[[], None],
         *,
         stop: Callable[[float], object] = lambda _: None,

@@ -3,8 +3,6 @@
 A transcript is committed to the store before any listener is notified.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -14,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -74,7 +72,7 @@ class _Part(NamedTuple):
         alike = is_same_voice(self.transcript.level_dbfs, level_dbfs)
         return soon and alike and why_not_act(self.transcript) in UNSURE
 
-    def join(self, later: _Part, longest_s: float) -> Window | None:
+    def join(self, later: Self, longest_s: float) -> Window | None:
         """Return the sentence as one window, of the later part's utterance; None if that would be
         longer than `longest_s`, or if something may act on a part alone.
 

@@ -5,8 +5,6 @@ as a satellite's stolen password lets anybody send one; workers are trusted with
 with sound. Another version is refused, with the reason.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

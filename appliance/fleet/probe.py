@@ -1,7 +1,5 @@
 """Requests to the fleet from outside the daemon, for commands: one connection, step by step."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any, Self

@@ -16,8 +16,6 @@ float32 scale for each output channel right behind them; other weights stay floa
 packs all weights have the pack's type.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict
 from math import prod

@@ -1,7 +1,5 @@
 """Read the texts of a folder's recordings: a tab-separated list with column names."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A recording passes voice detector, segmenter and gates as if it came from the mi
 compared after Whisper's own normaliser (Radford and others 2022, appendix C).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

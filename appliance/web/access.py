@@ -5,8 +5,6 @@ The page's process ends after ten idle minutes, so it keeps files in a folder of
 first steps were finished or skipped).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

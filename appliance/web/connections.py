@@ -1,7 +1,5 @@
 """The page's sockets, and which connection is closed if there are too many."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -3,8 +3,6 @@
 `control.ControlClient` is the blocking one, for commands.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Reads a multipart form that lies in memory, without a copy of its file (RFC 7578)."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from email.message import Message

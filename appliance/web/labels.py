@@ -1,7 +1,5 @@
 """What the page needs to show each setting, from the configuration's own table."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, Field
 from typing import Any
 

@@ -9,8 +9,6 @@ login. A command must be a POST of JSON from the page's own origin with the sess
 Over 500 lines because every request's guard and each path's handler are here, to be read together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """Subtitles: texts with times as SubRip or WebVTT."""
 
-from __future__ import annotations
-
 import html
 import re
 import textwrap

@@ -4,8 +4,6 @@ limits. The speech-to-text server and the satellite have one each.
 The protocol has neither passwords nor encryption, so `wyoming.allow` decides by address.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

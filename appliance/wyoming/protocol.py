@@ -5,8 +5,6 @@ The protocol's own library limits none of the three and lets other JSON than obj
 each has a limit, and everything wrong is a ProtocolError.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -6,14 +6,12 @@ transcribed speculatively, so that its text is ready when the sound ends. In sou
 before, utterances are joined instead (`JoiningSegmenter`). The same gates apply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +122,7 @@ class SoundFormat:
     channels: int
 
     @classmethod
-    def parse(cls, data: Mapping[str, object]) -> SoundFormat:
+    def parse(cls, data: Mapping[str, object]) -> Self:
         """Return the format in an event's data. Raises RequestError."""
         values = [data.get(name) for name in ("rate", "width", "channels")]
         rate, width, channels = (value if type(value) is int else 0 for value in values)

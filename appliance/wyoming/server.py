@@ -7,8 +7,6 @@ on one connection ends only that one.
 Over 500 lines because a connection and the server's limits on all of them share one loop's state.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

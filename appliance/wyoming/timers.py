@@ -1,7 +1,5 @@
 """Home Assistant's timers of this room, so that one rings even if Home Assistant has gone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

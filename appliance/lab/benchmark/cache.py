@@ -4,8 +4,6 @@ Without a cache it is the export for Hailo's compiler: a sequence of fixed lengt
 computed again for each token. ONNX Runtime runs both, on one thread, in one decode loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The product has neither. The presets are those that came with zeros behind the w
 stand also in front of what the product has there, states of silence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

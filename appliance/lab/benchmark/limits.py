@@ -4,8 +4,6 @@ The encoder computes: its multiply-adds take as long as in a large product of ma
 reads: its weights, and keys and values of the sound, once a token, at the speed of memory.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

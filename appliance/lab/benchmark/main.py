@@ -1,7 +1,5 @@
 """`roomscribe benchmark`: the run and its tables. Its options are in `options`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`roomscribe benchmark`: its options, apart from the rest so that loading them costs nothing."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path

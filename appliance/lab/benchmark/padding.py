@@ -4,8 +4,6 @@ The product puts a few virtual positions there (the first row). In the others al
 computed, so the decoder is one of a longer window, and the encoder that of 10 s with states behind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

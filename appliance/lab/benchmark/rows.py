@@ -1,7 +1,5 @@
 """The rows of the benchmark: what each one is, and the model that it needs."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

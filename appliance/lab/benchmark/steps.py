@@ -1,7 +1,5 @@
 """Networks that stand between the decode loop and the decoder, to time its steps or change them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

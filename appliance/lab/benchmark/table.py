@@ -1,7 +1,5 @@
 """Tables of the benchmark: Markdown that can be read in a terminal, and a chart as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """From right and wrong texts to the calibration in bundle.json. Pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@
 Only what is better on sentences that it was not fitted to is written.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Recordings whose texts are known, and what a model makes of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

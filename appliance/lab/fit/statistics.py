@@ -1,7 +1,5 @@
 """Logistic regression, and how true probabilities are."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

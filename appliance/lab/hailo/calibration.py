@@ -6,8 +6,6 @@ the names that the compiler gives them: encoder states (n, 1, P, d_model) and pl
 (n, L, 1, d_model), laid out likewise.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

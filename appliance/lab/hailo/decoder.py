@@ -7,8 +7,6 @@ parts of the logits in an order that HailoRT reads from the HEF. Names and layou
 examples for its published HEFs; none of those files was opened here.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ encoder parsed and compiled by DFC 3.x (github.com/ktomanek/huggingface_whisper_
 notes/hailo_conversion_log.md), and people's tests of single layers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -9,8 +9,6 @@ of L tokens takes L runs. What the NPU cannot do, looking up embeddings, is done
 two tables beside the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
