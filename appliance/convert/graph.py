@@ -110,12 +110,15 @@ class Graph:
     def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:
         """x W^T + b, times `scale`."""
         factor = np.float32(scale)
-        matrix = self.constant(f"{name}.matrix", self._weights[f"{name}.weight"].T * factor)
-        product = self.node("MatMul", x, matrix)
-        if not bias:
+        offset = self._weights[f"{name}.bias"] * factor if bias else None
+        return self.project(x, name, self._weights[f"{name}.weight"].T * factor, offset)
+
+    def project(self, x: str, name: str, matrix: Floats, offset: Floats | None = None) -> str:
+        """x times `matrix` (in, out), plus `offset` (out,)."""
+        product = self.node("MatMul", x, self.constant(f"{name}.matrix", matrix))
+        if offset is None:
             return product
-        offset = self.constant(f"{name}.offset", self._weights[f"{name}.bias"] * factor)
-        return self.node("Add", product, offset)
+        return self.node("Add", product, self.constant(f"{name}.offset", offset))
 
     def layer_norm(self, x: str, name: str) -> str:
         """Layer norm over the last axis."""
@@ -306,32 +309,12 @@ class RuntimeGraph(Graph):
         self._constants[name] = _external(name, kind, shape, (file, start, size))
         return name
 
-    def linear(self, x: str, name: str, *, bias: bool = True, scale: float = 1.0) -> str:
-        """x W^T + b, times `scale`."""
-        factor = np.float32(scale)
-        matrix = self._weights[f"{name}.weight"].T * factor
-        return self.project(
-            x, name, matrix, self._weights[f"{name}.bias"] * factor if bias else None
-        )
-
-    def project(
-        self,
-        x: str,
-        name: str,
-        matrix: NDArray[np.float32],
-        offset: NDArray[np.float32] | None = None,
-    ) -> str:
+    def project(self, x: str, name: str, matrix: Floats, offset: Floats | None = None) -> str:
         """x times `matrix` (in, out), plus `offset` (out,)."""
-        if self.int8:
-            narrow = self._project_rows if self._many_rows else self._project_row
-            return narrow(x, name, matrix, offset)
-        return self._project_floats(x, name, matrix, offset)
-
-    def _project_floats(self, x: str, name: str, matrix: Floats, offset: Floats | None) -> str:
-        product = self.node("MatMul", x, self.constant(f"{name}.matrix", matrix))
-        if offset is None:
-            return product
-        return self.node("Add", product, self.constant(f"{name}.offset", offset))
+        if not self.int8:
+            return super().project(x, name, matrix, offset)
+        narrow = self._project_rows if self._many_rows else self._project_row
+        return narrow(x, name, matrix, offset)
 
     def feed_forward_part(
         self, normed: str, name: str, offset: NDArray[np.float32] | None = None
@@ -352,7 +335,7 @@ class RuntimeGraph(Graph):
         part = self._feed(self.project, normed, name, rest, offset)
         few = first[loud].T, bias[loud], second[:, loud].T
         return self.node(
-            "Sum", part, self._feed(self._project_floats, normed, f"{name}.loud", few, None)
+            "Sum", part, self._feed(super().project, normed, f"{name}.loud", few, None)
         )
 
     def _feed(

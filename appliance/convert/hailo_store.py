@@ -40,7 +40,6 @@ _SIZES = {(384, 4, 51865): "tiny", (384, 4, 51864): "tiny.en", (512, 6, 51865): 
 class HefSource:
     """An encoder that Hailo has compiled."""
 
-    chip: str
     window_s: float
     """Must equal the bundle's window."""
     address: str
@@ -55,7 +54,7 @@ def find_hef(
         return None
     window_s, begin, encoder = _PUBLISHED[chip, name]
     store = (environment.get(VARIABLE, "").strip() or STORE).rstrip("/")
-    return HefSource(chip, window_s, f"{store}/whisper/{begin}-whisper-encoder-{encoder}.hef")
+    return HefSource(window_s, f"{store}/whisper/{begin}-whisper-encoder-{encoder}.hef")
 
 
 def name_of(config: WhisperConfig) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, shape_inference
+from onnx import helper, shape_inference
 
 from appliance.convert import (
     DECODER,
@@ -96,7 +96,7 @@ class HailoGraph(Graph):
     def output(self, tensor: str, name: str, shape: Dimensions) -> None:
         """Declares `tensor`, which the newest node makes, an output under `name`."""
         self._nodes[-1].output[:] = [name]
-        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        self.declare(name, shape)
 
     def call(self, name: str) -> None:
         """Name the newest node, so that the compiler can be given it."""
@@ -122,7 +122,9 @@ class HailoGraph(Graph):
         normed = self.layer_norm(x, f"{block}_layer_norm")
         parts = [self._weights[f"{block}.{part}_proj.weight"].T for part in "qkv"]
         matrix = self.constant(f"{block}.matrix", np.concatenate(parts, axis=1))
-        queries, keys, values = self._split_in_three(self.node("MatMul", normed, matrix), heads)
+        thirds = self.constant("thirds", np.array([heads[0] * heads[1]] * 3, np.int64))
+        product = self.node("MatMul", normed, matrix)
+        queries, keys, values = self.nodes("Split", product, thirds, outputs=("",) * 3, axis=-1)
         queries = self._scale_queries(self._add_bias(queries, f"{block}.q_proj"), heads)
         keys = self._by_head(keys, heads)
         values = self._swap_heads(self._add_bias(values, f"{block}.v_proj"), heads)
@@ -161,14 +163,6 @@ class HailoGraph(Graph):
 
     def _add_bias(self, x: str, name: str) -> str:
         return self.node("Add", x, self.weight(f"{name}.bias"))
-
-    def _split_in_three(self, x: str, heads: Heads) -> tuple[str, str, str]:
-        """The thirds of x (1, n, 3 d)."""
-        thirds = self.constant("thirds", np.array([heads[0] * heads[1]] * 3, np.int64))
-        name = f"split_{len(self._nodes)}"
-        names = (f"{name}_0", f"{name}_1", f"{name}_2")
-        self._nodes.append(helper.make_node("Split", [x, thirds], names, name=name, axis=-1))
-        return names
 
     def save(self, file: Path, name: str) -> None:
         """Write the graph with the shape of each tensor in it. The graph is spent by this.
