@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from appliance.config import FleetSettings, fleet_server, is_loopback
 from appliance.errors import ConfigError, ServerError
-from appliance.fleet.messages import NAME, Subjects, token
+from appliance.fleet.messages import INBOXES, NAME, token
 from appliance.system import (
     BackgroundTask,
     explain_wrong_time,
@@ -87,7 +87,7 @@ def connect_options(settings: FleetSettings, node: str) -> dict[str, Any]:
             "found none; `roomscribe fleet join CODE` writes one"
         )
     own = login.user if login else token(node)  # the rights belong to the user
-    chosen: dict[str, Any] = {"inbox_prefix": Subjects(own).inbox, "name": own}
+    chosen: dict[str, Any] = {"inbox_prefix": INBOXES.format(own), "name": own}
     if login:
         chosen |= {"user": login.user, "password": login.password}
     if scheme == "tls":

@@ -26,7 +26,9 @@ VERSION = 1
 STREAM = "ROOMSCRIBE"
 WORKERS = "roomscribe.workers"
 """Every worker answers requests on this subject with its presence."""
-CONSUMER, WINDOWS = "workers", "roomscribe.window.*"
+WINDOW, ANSWER, INBOXES = "roomscribe.window.{}", "roomscribe.answer.{}", "_INBOX.{}"
+"""Subjects of a node: a satellite's windows, the answers to them; the prefix of its inboxes."""
+CONSUMER, WINDOWS = "workers", WINDOW.format("*")
 """The stream's consumer, which all workers share, and the subjects of all satellites' windows."""
 WINDOW_HEADER, ID_HEADER = "Roomscribe-Window", "Nats-Msg-Id"
 INBOX = re.compile(r"_INBOX\.[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)+")
@@ -94,28 +96,6 @@ class Presence:
     language: str
     languages: tuple[str, ...]
     window_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Subjects:
-    """The subjects of a node."""
-
-    node: str
-
-    @property
-    def window(self) -> str:
-        """Subject for a satellite's windows."""
-        return f"roomscribe.window.{self.node}"
-
-    @property
-    def answer(self) -> str:
-        """Subject for the answers to them."""
-        return f"roomscribe.answer.{self.node}"
-
-    @property
-    def inbox(self) -> str:
-        """Prefix of the node's inboxes."""
-        return f"_INBOX.{self.node}"
 
 
 def is_inbox(subject: str) -> bool:

@@ -25,15 +25,16 @@ from appliance.config import Settings, node_name
 from appliance.errors import DeviceError, ServerError
 from appliance.fleet.link import COMING, Link
 from appliance.fleet.messages import (
+    ANSWER,
     FLEET,
     RECOMMENDED,
+    WINDOW,
     WORKERS,
     Answer,
     Job,
     MessageError,
     Presence,
     Refusal,
-    Subjects,
     pack_sound,
     read_answer,
     read_presence,
@@ -95,7 +96,6 @@ class Satellite(Backend):
         self.worker: Presence | None = None
         """The worker that answered last."""
         self._link, self._local, self._patience_s = link, local, patience_s
-        self._subjects = Subjects(link.node)
         self._fault: str | None = COMING
         """Why no worker is used, with the fix; None while one is."""
         self._refusal = ""
@@ -174,7 +174,7 @@ class Satellite(Backend):
     async def _serve(self, client: Client) -> None:
         """Listen to answers on a new connection, and look for a worker again and again."""
         self._refusal, self._series = "", secrets.token_hex(4)
-        await client.subscribe(self._subjects.answer, cb=self._handle_answer)
+        await client.subscribe(ANSWER.format(self._link.node), cb=self._handle_answer)
         while True:
             self._fault = await self._find_worker(client)
             self._known.set()
@@ -250,7 +250,7 @@ class Satellite(Backend):
         try:
             headers = window_headers(job, series)
             reply = await client.request(
-                self._subjects.window, sound, timeout=SENT_S, headers=headers
+                WINDOW.format(self._link.node), sound, timeout=SENT_S, headers=headers
             )
         except NoRespondersError:
             return False

@@ -21,6 +21,7 @@ from appliance.capture import split_sound
 from appliance.config import GateSettings
 from appliance.fleet.link import Link
 from appliance.fleet.messages import (
+    ANSWER,
     CONSUMER,
     LARGEST,
     RECOMMENDED,
@@ -31,7 +32,6 @@ from appliance.fleet.messages import (
     Job,
     MessageError,
     Refusal,
-    Subjects,
     is_inbox,
     pack_answer,
     pack_presence,
@@ -202,7 +202,7 @@ class FleetWorker:
             answer = await self._answer(message)
             if answer:
                 node = message.subject.rpartition(".")[2]
-                await client.publish(Subjects(node).answer, pack_answer(answer))
+                await client.publish(ANSWER.format(node), pack_answer(answer))
                 await client.flush()
             await message.ack()
         except asyncio.CancelledError:

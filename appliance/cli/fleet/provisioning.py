@@ -220,13 +220,14 @@ def unwritable(path: Path, error: OSError) -> StoreError:
 
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:
     """Return the subjects that a node may publish to, and those that it may read."""
-    own, everybody = messages.Subjects(node), messages.Subjects("*")
+    inbox = messages.INBOXES.format(node)
     if role == "satellite":
-        return [messages.WORKERS, own.window], [f"{own.inbox}.>", own.answer]
+        publish = [messages.WORKERS, messages.WINDOW.format(node)]
+        return publish, [f"{inbox}.>", messages.ANSWER.format(node)]
     publish = [
         messages.WORKERS,
-        everybody.answer,
-        f"{everybody.inbox}.>",
+        messages.ANSWER.format("*"),
+        messages.INBOXES.format("*.>"),
         f"$JS.API.STREAM.INFO.{messages.STREAM}",
         f"$JS.API.CONSUMER.INFO.{messages.STREAM}.*",
         "$JS.API.INFO",
@@ -242,7 +243,7 @@ def rights(node: str, role: str) -> tuple[list[str], list[str]]:
         f"$JS.API.CONSUMER.LIST.{messages.STREAM}",
         f"$JS.ACK.{messages.STREAM}.>",
     ]
-    return publish, [f"{own.inbox}.>", messages.WORKERS]
+    return publish, [f"{inbox}.>", messages.WORKERS]
 
 
 def find_nats_server() -> str:
