@@ -112,17 +112,13 @@ class CorrectionCommands(CommandGroup):
 
 def find_differences(heard: str, spoken: str) -> list[tuple[str, str]]:
     """Return the words that differ, as (heard in lower case, said), without punctuation."""
-    before, after = _words(heard), _words(spoken)
+    before, after = (re.findall(r"\w+(?:['\u2019-]\w+)*", text) for text in (heard, spoken))
     old, new = ([word.lower() for word in words] for words in (before, after))
     found = []
     for kind, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind == "replace" and b - a <= WORDS_AT_MOST and d - c <= WORDS_AT_MOST:
             found.append((" ".join(old[a:b]), " ".join(after[c:d])))
     return found
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+(?:['\u2019-]\w+)*", text)
 
 
 def _has(words: tuple[str, ...], word: str) -> bool:

@@ -41,24 +41,17 @@ class Playback(CommandGroup, Listener):
         with self._lock:
             self._window = None
 
-    def on_idle(self) -> None:
-        """Discard the sound if it is too old, or if its transcript was deleted."""
-        self.poll()
+    close = on_mute
 
     def poll(self) -> None:
         """Discard the sound if it is too old, or if its transcript was deleted."""
-        if self._window and not self._find():
+        window = self._window
+        if window and (
+            time.monotonic() - window.speech_end_s > KEPT_S or not self._store.has(window.id)
+        ):
             self.on_mute()
 
-    def close(self) -> None:
-        """Discard the sound."""
-        self.on_mute()
-
-    def _find(self) -> Window | None:
-        window = self._window
-        if window is None or time.monotonic() - window.speech_end_s > KEPT_S:
-            return None
-        return window if self._store.has(window.id) else None
+    on_idle = poll
 
     def _answer_playback(self, transcript_id: Any, offset: Any) -> dict[str, Any]:
         """Return a part of the sound: base64 of 16-bit little-endian samples."""
