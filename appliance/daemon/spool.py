@@ -48,15 +48,6 @@ IN_WORK_LIMIT = 3
 """Most windows that the encoder and the decoder work on at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spooled:
-    """The content of a file."""
-
-    window: Window
-    attempts: int
-    """Processes that died while they transcribed it."""
-
-
 def pack(window: Window) -> bytes:
     """Return the bytes of a window's file."""
     header = json.dumps({name: getattr(window, name) for name in FIELDS}).encode("ascii")
@@ -64,8 +55,9 @@ def pack(window: Window) -> bytes:
     return _FRONT.pack(MAGIC, VERSION, 0, len(header), zlib.crc32(body)) + body
 
 
-def parse(data: bytes) -> Spooled:
-    """Return the content of a file. Raises ValueError for an incomplete or damaged one."""
+def parse(data: bytes) -> tuple[Window, int]:
+    """Return the window in a file, and how many processes died while they transcribed it. Raises
+    ValueError for an incomplete or damaged file."""
     body = memoryview(data)[_FRONT.size :]
     if len(data) < _FRONT.size:
         raise ValueError(f"expected at least {_FRONT.size} bytes, found {len(data)}")
@@ -76,7 +68,7 @@ def parse(data: bytes) -> Spooled:
     try:
         header = json.loads(bytes(body[:length]))
         header["flags"] = tuple(header["flags"])
-        return Spooled(Window(samples=samples, **header), attempts)
+        return Window(samples=samples, **header), attempts
     except (TypeError, KeyError) as error:  # another release wrote it
         raise ValueError(f"expected a window's fields, found others: {error}") from None
 
@@ -200,7 +192,7 @@ class Spool(Closing):
         if kept is None:
             return None
         try:
-            return parse(kept.path.read_bytes()).window
+            return parse(kept.path.read_bytes())[0]
         except (OSError, ValueError) as error:
             self._delete_damaged(kept.path, error)
             return None
@@ -252,15 +244,15 @@ class Spool(Closing):
             if name is None:
                 continue
             try:
-                found = parse(path.read_bytes())
-                if found.window.id != name[2]:
-                    raise ValueError(f"expected the window of its name, found {found.window.id}")
+                window, attempts = parse(path.read_bytes())
+                if window.id != name[2]:
+                    raise ValueError(f"expected the window of its name, found {window.id}")
                 path = path.replace(path.with_name(name[0]))  # noqa: PLW2901
             except (OSError, ValueError) as error:
                 self._delete_damaged(path, error)
                 continue
             self._number = max(self._number, int(name[1]))
-            self._add(path, found.window, path.stat().st_size, found.attempts)
+            self._add(path, window, path.stat().st_size, attempts)
 
     def _add(self, path: Path, window: Window, size: int, attempts: int = 0) -> None:
         fields = (window.id, window.utterance_id, window.duration_s)

@@ -46,7 +46,7 @@ def closed() -> Iterator[None]:
 
 
 def attempts(memory: Path) -> list[int]:
-    return [parse(file.read_bytes()).attempts for file in sorted(memory.glob("*.window"))]
+    return [parse(file.read_bytes())[1] for file in sorted(memory.glob("*.window"))]
 
 
 class Rig(Listener):
