@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from appliance.house.acoustics import Measurement, measure_window, score
 from appliance.house.arbiter import Arbiter, Decision, Separation
-from appliance.house.claims import Claim, Message, Saying
+from appliance.house.claims import Claim, Hearing, Message, Saying
 from appliance.house.messages import ClockOffsets, decode, encode, shift, short_id
 from appliance.records import (
     HEARD_HERE,
@@ -62,12 +62,6 @@ class _Spoken:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    utterance_id: str
-    start_s: float
-
-
 class House(Listener):
     """Decides with other rooms whether this one acts. See the module for the threads."""
 
@@ -104,7 +98,7 @@ class House(Listener):
         self._seen = set[str]()
         self._must_ask = False
         """Whether another room may act on a sentence, or has just acted on one and gone."""
-        self._inbox: deque[_Spoken | _Begun | Discarded | Saying] = deque(maxlen=KEPT)
+        self._inbox: deque[_Spoken | Hearing | Discarded | Saying] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
         self._arbitrated = _Recent[bool]()
         """Whether the rooms decide about a transcript, by its id. With the lock."""
@@ -122,7 +116,7 @@ class House(Listener):
     def on_begin(self, utterance_id: str) -> None:
         """Tell the other rooms that this one hears someone speak. The segmenter's thread."""
         if self.rooms:
-            self._put(_Begun(utterance_id, time.monotonic()))
+            self._put(Hearing(self._node, short_id(utterance_id), time.monotonic()))
 
     def on_window(self, window: Window) -> None:
         """Measure a window that is being transcribed. The segmenter's thread."""
@@ -154,7 +148,7 @@ class House(Listener):
         if self.rooms and text:
             self._put(Saying(self._node, text, until_s))
 
-    def _put(self, item: _Spoken | _Begun | Discarded | Saying) -> None:
+    def _put(self, item: _Spoken | Hearing | Discarded | Saying) -> None:
         self._inbox.append(item)
         self._wake()
 
@@ -217,23 +211,19 @@ class House(Listener):
         """Do what is due, and yield what to send. Call it often."""
         while self._inbox:
             match self._inbox.popleft():
-                case _Begun(utterance_id, start_s):
-                    self._arbiter.hear(short_id(utterance_id), start_s, now_s)
+                case Hearing(_, utterance, start_s):
+                    self._arbiter.hear(utterance, start_s, now_s)
                 case Discarded(_, utterance_id, _):
                     self._arbiter.withdraw(short_id(utterance_id), now_s)
                 case _Spoken() as spoken:
                     self._claim(spoken, now_s)
                 case Saying() as saying:
-                    payload = encode(saying, now_s)
-                    topic = f"{self._prefix}/{self._node}/claim"
-                    self._posts.append(OutgoingMessage(topic, payload, expiry_s=ACT_EXPIRY_S))
+                    self._posts.append(self._outgoing("claim", encode(saying, now_s)))
         self._arbiter.poll(now_s)
         while self._arbiter.decisions:
             self._obey(self._arbiter.decisions.popleft(), now_s)
         while self._arbiter.outgoing:
-            message = self._arbiter.outgoing.popleft()
-            topic = f"{self._prefix}/{self._node}/claim"
-            yield OutgoingMessage(topic, encode(message, now_s), expiry_s=ACT_EXPIRY_S)
+            yield self._outgoing("claim", encode(self._arbiter.outgoing.popleft(), now_s))
         while self._posts:
             yield self._posts.popleft()
         self._must_ask = self._arbiter.must_ask
@@ -320,8 +310,12 @@ class House(Listener):
         fields = {name: value for name, value in event.items() if name != "arbitrated"}
         fields |= {"event_type": "act", "heard_also": list(decision.others)}
         payload = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-        topic = f"{self._prefix}/{self._node}/act"
-        self._posts.append(OutgoingMessage(topic, payload, expiry_s=ACT_EXPIRY_S))
+        self._posts.append(self._outgoing("act", payload))
+
+    def _outgoing(self, name: str, payload: bytes) -> OutgoingMessage:
+        return OutgoingMessage(
+            f"{self._prefix}/{self._node}/{name}", payload, expiry_s=ACT_EXPIRY_S
+        )
 
     def _set_rooms(self, rooms: tuple[str, ...]) -> None:
         """Note which rooms are online; report each one the first time."""
