@@ -16,7 +16,11 @@ _TIME = re.compile(r"([1-9][0-9]{0,4})([mh])")
 def parse_end(text: str, now: datetime) -> datetime:
     """Return when a mute that begins `now` ends, in UTC and whole seconds. Raises ValueError."""
     if text == "tomorrow":
-        return _next_morning(now)
+        time.tzset()  # the machine's time zone may have changed since this process began
+        local = now.astimezone()
+        day = local.date() + timedelta(days=local.hour >= NIGHT_ENDS_HOUR)
+        # local time with that day's offset: summer time may begin in between
+        return datetime.combine(day, MORNING).astimezone(UTC)
     found = _TIME.fullmatch(text)
     length = timedelta(minutes=int(found[1]) * (60 if found[2] == "h" else 1)) if found else None
     if length is None or length > timedelta(hours=LONGEST_H):
@@ -31,11 +35,3 @@ def format_end(until: datetime | None, now: datetime) -> str:
     local = until.astimezone()
     form = "%H:%M" if local.date() == now.astimezone().date() else "%Y-%m-%d %H:%M"
     return f" until {local:{form}}"
-
-
-def _next_morning(now: datetime) -> datetime:
-    time.tzset()  # the machine's time zone may have changed since this process began
-    local = now.astimezone()
-    day = local.date() + timedelta(days=local.hour >= NIGHT_ENDS_HOUR)
-    # without a zone it is local time with that day's offset, so summer time may begin in between
-    return datetime.combine(day, MORNING).astimezone(UTC)

@@ -85,10 +85,6 @@ class Expectations(Listener):
         found = [events.phrase(one) for one in result.candidates]
         current.answer({"transcript_id": window.id, "text": result.text, "answers": found})
 
-    def on_idle(self) -> None:
-        """Answer without a text if nobody has spoken in time."""
-        self.poll()
-
     def poll(self, *, stop: bool = False) -> None:
         """Answer without a text if nobody has spoken in time."""
         with self._lock:
@@ -98,6 +94,8 @@ class Expectations(Listener):
                 return
             self._current = None
         current.answer({"transcript_id": None, "text": None, "answers": []})
+
+    on_idle = poll
 
 
 class PhraseCommands(CommandGroup):

@@ -141,7 +141,9 @@ def pack_sound(samples: Samples) -> bytes:
 def read_window(subject: str, headers: Mapping[str, str] | None, payload: bytes) -> Job:
     """Return the window in a message. Raises MessageError."""
     fields = _read_header(headers)
-    _expect_version(fields)
+    if (version := fields.get("v")) != VERSION:
+        text = f"expected messages of version {VERSION}, found {version}; upgrade the older machine"
+        raise MessageError(text, later=True)
     node = subject.rpartition(".")[2]
     utterance, index = fields.get("utterance_id"), fields.get("index")
     window_id = read_id(headers)
@@ -293,13 +295,6 @@ def _read_sound(payload: bytes) -> Samples:
     if samples.shape != (length,):
         raise MessageError("expected whole FLAC, found a part of it")
     return np.ascontiguousarray(samples)
-
-
-def _expect_version(fields: Mapping[str, Any]) -> None:
-    """Raise MessageError for another version, or none."""
-    if (version := fields.get("v")) != VERSION:
-        text = f"expected messages of version {VERSION}, found {version}; upgrade the older machine"
-        raise MessageError(text, later=True)
 
 
 def _read_header(headers: Mapping[str, str] | None) -> dict[str, Any]:
