@@ -1,7 +1,5 @@
 """Token ids to text and back: the bundle's byte-level vocabulary, GPT-2's as in Whisper."""
 
-from __future__ import annotations
-
 import codecs
 import re
 import unicodedata
@@ -11,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from heapq import heappop, heappush
 from itertools import accumulate
+from typing import Self
 
 from appliance.errors import ModelError
 from appliance.model import VOCABULARY_FILE, Bundle, read_json
@@ -57,7 +56,7 @@ class Tokenizer:
         """True if the model writes capitals and punctuation."""
 
     @classmethod
-    def open(cls, bundle: Bundle) -> Tokenizer:
+    def open(cls, bundle: Bundle) -> Self:
         """Return the bundle's tokenizer. Raises ModelError if its vocabulary cannot be read."""
         file = bundle.folder / VOCABULARY_FILE
         try:

@@ -5,8 +5,6 @@ the store or in the spool, or lost. In the end the store and a subscriber with a
 what a run without faults gives, in order.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -17,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from resilience.accounts import Sentences, Verdict, compare, first_times, spooled, stored
 from resilience.rig import BYTES_PER_S, Daemon, Place, Spoken, reference_texts, sentences
@@ -64,7 +63,7 @@ class BrokerOutages:
                 if not left:
                     raise
 
-    def __enter__(self) -> BrokerOutages:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,10 +1,9 @@
 """Utterances are opened, closed and cut where they should be."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import pytest
@@ -64,7 +63,7 @@ class Room:
         self.found: list[Window | Discarded] = []
         self.now_s = 0.0
 
-    def hear(self, *parts: list[Samples], after_gap: bool = False) -> Room:
+    def hear(self, *parts: list[Samples], after_gap: bool = False) -> Self:
         for samples in (one for part in parts for one in part):
             frame = Frame(samples, self.now_s, after_gap)
             after_gap = False

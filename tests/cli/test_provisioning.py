@@ -1,7 +1,5 @@
 """What nats-server is told for a fleet, with a real one; and the codes that let nodes in."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from rigs.broker import free_port
@@ -31,7 +29,7 @@ pytestmark = needs_fleet
 class Rights(Probe):
     """A connection that tries what the server allows."""
 
-    def __enter__(self) -> Rights:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._refusals: list[str] = []
         self.link._refused = self._refusals.append

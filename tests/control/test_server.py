@@ -1,13 +1,11 @@
 """The control socket: every reader is bounded, and none of them costs the others anything."""
 
-from __future__ import annotations
-
 import json
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from rigs.feed import Feed, serving
@@ -58,7 +56,7 @@ class Raw:
         self._file.close()
         self._socket.close()
 
-    def __enter__(self) -> Raw:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

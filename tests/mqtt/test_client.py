@@ -1,14 +1,12 @@
 """What a broker, or somebody behind it, can do to the publisher; on a real Mosquitto."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from paho.mqtt.client import Client, MQTTv5
@@ -99,7 +97,7 @@ class Asker:
         correlation = getattr(message.properties, "CorrelationData", None)
         self.answers.append((message.topic, json.loads(message.payload), correlation))
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """A real Mosquitto of our own on a free port, for tests and the demo."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -9,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Self
 
 from rigs.waiting import PATIENCE_S, until
 
@@ -95,7 +94,7 @@ class Broker:
         """What it wrote so far."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         if self._start_at_once:
             self.start()
         return self

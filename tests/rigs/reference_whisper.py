@@ -3,10 +3,9 @@
 Imported only where torch and transformers are installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ class Reference:
     model: WhisperForConditionalGeneration
 
     @classmethod
-    def build(cls, config: WhisperConfig, weights: Weights, positions: int) -> Reference:
+    def build(cls, config: WhisperConfig, weights: Weights, positions: int) -> Self:
         """The model for windows of `positions` encoder positions."""
         cut = replace(config, max_source_positions=positions)
         plain = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}

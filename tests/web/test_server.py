@@ -1,7 +1,5 @@
 """The page's server as a browser, a stranger and a hostile site meet it."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import json
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from rigs.broker import free_port
@@ -54,7 +52,7 @@ class Reader:
             if key == "data" and kind == name:
                 return number, json.loads(value)
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
