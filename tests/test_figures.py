@@ -5,9 +5,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from evening_run.publish import BEGIN, END, PAGE
+from evening_run.publish import PAGE, marks
 from evening_run.results import weights_checksum
-from figures.gate import FILE, MARKS, MEASURES, faults, page_table, unmeasured
+from figures.gate import FILE, MEASURES, faults, page_table, unmeasured
 from figures.servers import compare_servers
 from rigs.checkout import BUILT_IN, ROOT
 from rigs.wyoming import running
@@ -23,7 +23,7 @@ from appliance.model.bundle import Bundle
 @pytest.mark.parametrize("name", ["README.md", "docs/figures.md"])
 def test_the_evenings_figures_are_of_the_shipped_model(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
-    found = re.findall(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", page, re.DOTALL)
+    found = re.findall("(.*?)".join(map(re.escape, marks("evening"))), page, re.DOTALL)
     assert len(found) == 1, f"{name}: expected one block of scripts/measure evening --write"
     named = re.findall(r"\bmodel ([0-9a-f]{16})\b", found[0])
     assert named == [weights_checksum(BUILT_IN)], (
@@ -37,7 +37,7 @@ def test_the_last_release_is_measured_within_the_limits_and_on_the_page() -> Non
     assert unmeasured(values) == []
     assert faults(values, record["limits"]) == []
     assert set(record["limits"]) <= set(MEASURES)
-    table = f"{MARKS[0]}\n{page_table(record)}\n{MARKS[1]}"
+    table = f"\n{page_table(record)}\n".join(marks("gate"))
     assert table in PAGE.read_text(encoding="utf-8"), "run scripts/measure gate --write"
 
 

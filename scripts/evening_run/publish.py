@@ -1,4 +1,4 @@
-"""Write an evening's figures into README.md and docs/figures.md, between their markers."""
+"""Write figures into README.md and docs/figures.md, between their markers."""
 
 import re
 from pathlib import Path
@@ -12,23 +12,29 @@ from appliance.lab.benchmark.table import as_markdown
 from appliance.system import write_whole
 
 PAGE = ROOT / "docs" / "figures.md"
-BEGIN, END = "<!-- evening: written by scripts/measure evening --write -->", "<!-- /evening -->"
 Record = dict[str, Any]
 
 
 def write(root: Path, evening: Record) -> None:
     """Write the figures into both pages."""
     for name, text in (("README.md", headline(evening)), ("docs/figures.md", table(evening))):
-        put(text, BEGIN, END, root / name)
+        put(text, "evening", root / name)
 
 
-def put(text: str, begin: str, end: str, page: Path = PAGE) -> None:
-    """Write a text between two markers of a page. Raises ValueError where it has none."""
+def put(text: str, name: str, page: Path = PAGE) -> None:
+    """Write a figure's text between its markers of a page. Raises ValueError where it has none."""
+    begin, end = marks(name)
     wanted = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     before = page.read_text(encoding="utf-8")
     if len(wanted.findall(before)) != 1:
         raise ValueError(f"expected one {begin} with {end} behind it")
     write_whole(page, wanted.sub(lambda _: f"{begin}\n{text}\n{end}", before), 0o644)
+
+
+def marks(name: str) -> tuple[str, str]:
+    """Return what stands before and behind a figure's text."""
+    command = name.partition(" ")[0]
+    return f"<!-- {name}: written by scripts/measure {command} --write -->", f"<!-- /{name} -->"
 
 
 def about(evening: Record) -> str:

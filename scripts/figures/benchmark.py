@@ -35,10 +35,6 @@ from appliance.system import write_whole
 LENGTHS = {"tiny.en": 32, "base": 24}
 """Tokens that a decoder's HEF writes, prompt included."""
 NOISE_DB = 15.0
-MARKS = (
-    "<!-- benchmark {}: written by scripts/measure benchmark --write -->",
-    "<!-- /benchmark {} -->",
-)
 FEWER, FEW = {"padding", "guards"}, 24
 """Tables of which each row is a run of its own take a part of the recordings."""
 NAMES = {"rows": "the ways to run it", "cache": "the cache", "padding": "the padding",
@@ -70,8 +66,7 @@ def main() -> int:
             count = f"{options.most or 'all'} recordings"
             sections.append(f"Whisper {model}: {NAMES[name]} ({count})\n\n{for_page(text)}")
         if options.write:
-            begin, end = (each.format(model) for each in MARKS)
-            put("\n\n".join(sections), begin, end)
+            put("\n\n".join(sections), f"benchmark {model}")
     return 0
 
 

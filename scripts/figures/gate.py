@@ -53,7 +53,6 @@ Clip = tuple[str, Sound]
 """What is said in a recording ("" if that does not matter), and its sound."""
 
 FILE = Path(__file__).with_suffix(".json")
-MARKS = "<!-- gate: written by scripts/measure gate --write -->", "<!-- /gate -->"
 MEASURES = {
     "speech_word_errors": "words wrong, `tests/speech`, %",
     "noise_word_errors": "words wrong, `tests/speech` in pink noise at 15 and 5 dB, %",
@@ -143,7 +142,7 @@ def measured(options: argparse.Namespace, record: Record) -> int:
     if options.write and not broken and not lacking:
         entry = about(ROOT, bundle.folder) | {"release": options.release, "values": values}
         record["releases"] = [entry, *before]
-        put(page_table(record), *MARKS)
+        put(page_table(record), "gate")
         write_whole(FILE, json.dumps(record, indent=1) + "\n", 0o644)
         print(f"written as release {options.release}")
     elif options.write:

@@ -52,7 +52,6 @@ WORDS = {
     ("tiny.en", 10.0, "silence"): tuple(ENCODERS),
 }
 """Weights, seconds of the window and what is behind it, and the encoders that are measured."""
-MARKS = "<!-- hailo: written by scripts/measure hailo --write -->", "<!-- /hailo -->"
 
 
 def main() -> None:
@@ -93,7 +92,7 @@ def words(simulator: Simulator, options: argparse.Namespace, folder: Path) -> No
     text += f"\n\nCommit {seen['commit']}: {len(recordings)} recordings, {counted} words."
     print(text)
     if options.write:
-        put(text, *MARKS)
+        put(text, "hailo")
 
 
 def chip_bundle(checkpoint: Path, name: str, window_s: float, behind: str, folder: Path) -> Bundle:
