@@ -11,7 +11,6 @@ import os
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,8 @@ def write_app_config(
         changes |= {"speaker.enabled": True, "speaker.device": "pulse:"}
     password, own = options.get("mqtt_password"), read_text(own_file)
     if "mqtt.host" not in changes and not _names_broker(own):
-        broker = _find_broker(supervisor, token)
-        password = broker.get("password")
-        changes |= _broker_keys(broker)
+        broker, password = _find_broker(supervisor, token)
+        changes |= broker
     if password and changes.get("mqtt.username"):
         changes["mqtt.password_file"] = _write_secret(private / "mqtt-password", str(password))
     if token and options.get("home_names", True):
@@ -106,15 +104,20 @@ def _names_broker(text: str) -> bool:
         return False
 
 
-def _find_broker(supervisor: str, token: str) -> dict[str, Any]:
-    """Return the supervisor's MQTT service; empty if there is none."""
+def _find_broker(supervisor: str, token: str) -> tuple[dict[str, Any], str]:
+    """Return the keys for the supervisor's MQTT service, and its password."""
     request = urllib.request.Request(
         f"{supervisor}/services/mqtt", headers={"Authorization": f"Bearer {token}"}
     )
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             found = json.load(answer)["data"]
-            return {"host": str(found["host"]), "port": int(found["port"]), **found}
+            return {
+                "mqtt.host": str(found["host"]),
+                "mqtt.port": int(found["port"]),
+                "mqtt.tls": bool(found.get("ssl")),
+                "mqtt.username": str(found.get("username") or ""),
+            }, str(found.get("password") or "")
     except urllib.error.HTTPError as error:
         error.close()
         why = "Home Assistant has no broker"
@@ -125,18 +128,7 @@ def _find_broker(supervisor: str, token: str) -> dict[str, Any]:
         "broker in the options; then restart this app.",
         why,
     )
-    return {}
-
-
-def _broker_keys(broker: Mapping[str, Any]) -> dict[str, Any]:
-    if not broker:
-        return {"mqtt.enabled": False}
-    return {
-        "mqtt.host": str(broker["host"]),
-        "mqtt.port": int(broker["port"]),
-        "mqtt.tls": bool(broker.get("ssl")),
-        "mqtt.username": str(broker.get("username") or ""),
-    }
+    return {"mqtt.enabled": False}, ""
 
 
 def _write_secret(file: Path, text: str) -> str:

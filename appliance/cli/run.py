@@ -124,10 +124,8 @@ def mute(options: argparse.Namespace, settings: Settings) -> int:
         before = switch.read_position(folder)
         print(_mute_state(before, switch.is_listening(folder)))
         return 0 if before.on else 1
-    if options.position == "toggle":
-        on = not switch.read_position(folder).on
-    else:
-        on = options.position == "on"
+    toggled = options.position == "toggle" and not switch.read_position(folder).on
+    on = toggled or options.position == "on"
     wanted = switch.Position(on, options.end if on else None)
     switch.write(folder / switch.FILE_NAME, wanted)
     deadline_s = time.monotonic() + MUTED_WITHIN_S

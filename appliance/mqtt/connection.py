@@ -95,8 +95,6 @@ class ConnectionState(enum.Enum):
     """An attempt is under way."""
     CONNECTED = "connected"
     """The broker let us in."""
-    CLOSED = "closed"
-    """Closed for good by `close`."""
 
 
 def client_id(settings: MqttSettings, node: str) -> str:
@@ -176,8 +174,6 @@ class BrokerConnection:
                 return self._attempt_s + self._delays.attempt_s
             case ConnectionState.WAITING:
                 return self._attempt_s
-            case ConnectionState.CLOSED:
-                return math.inf
 
     def poll(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
         """Yield what happened since the last call, in order; begin an attempt when it is due."""
@@ -299,7 +295,7 @@ class BrokerConnection:
             self._link.close(timeout_s=0.3)
         elif self._link:
             self._link.drop()
-        self._link, self.state = None, ConnectionState.CLOSED
+        self._link, self.state = None, ConnectionState.WAITING
 
     def _connected_link(self, doing: str) -> BrokerLink:
         if self._link is None or not self.is_connected:

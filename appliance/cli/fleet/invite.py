@@ -37,6 +37,7 @@ UNIT_TEXT = Path(__file__).with_name("unit.conf")
 def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe fleet invite`. Raises RoomscribeError."""
     from appliance.cli.fleet.provisioning import FleetServer, find_nats_server
+    from appliance.infer import lacking_model
 
     file = options.config or DEFAULT_PATH
     require_writable(file, "run this with sudo")
@@ -53,12 +54,13 @@ def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
         _require_unused_server(file)
     server = _change_server(options, before).with_certificate()
     if before is None:
-        server = server.invite(node, _own_role(settings))
+        server = server.invite(node, "satellite" if lacking_model(settings) else "worker")
     for name in options.nodes:
         known = server.nodes.get(name)
         role = options.role or (known.role if known else "satellite")
         server = server.remove(name) if options.remove else server.invite(name, role)
-    anew = server.write(folder, _store_dir(file, server))
+    store = f"/run/{STORE_NAME}" if has_systemd(file) else f"/dev/shm/{STORE_NAME}-{server.port}"
+    anew = server.write(folder, Path(store))
     started = _start_server(server, folder, file, anew=anew)
     if before is None:
         print(f"the server: {', '.join(server.names)}, port {server.port}; its files: {folder}")
@@ -72,13 +74,6 @@ def invite_nodes(options: argparse.Namespace, settings: Settings) -> int:
             print(f"on {name}, which becomes a {server.nodes[name].role} (keep this line secret):")
             print(f"  sudo roomscribe fleet join --yes {server.code(name).text()}")
     return status
-
-
-def _own_role(settings: Settings) -> str:
-    """Return what the server's own machine becomes."""
-    from appliance.infer import lacking_model
-
-    return "satellite" if lacking_model(settings) else "worker"
 
 
 def _join_itself(
@@ -192,10 +187,3 @@ def _require_unused_server(file: Path) -> None:
             f"{DEBIAN_CONFIG}: this file is not as Debian ships it, so this machine's nats-server "
             "seems to serve something else. Use another machine, or move that file away"
         )
-
-
-def _store_dir(file: Path, server: FleetServer) -> Path:
-    """Return the folder in which nats-server makes its own: in memory."""
-    if has_systemd(file):
-        return Path("/run", STORE_NAME)
-    return Path("/dev/shm", f"{STORE_NAME}-{server.port}")

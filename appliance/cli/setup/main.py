@@ -8,7 +8,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -172,8 +171,7 @@ def hear_sentence(context: Context, *, patient: bool) -> None:
     """
     dialog = context.dialog
     try:
-        with ExitStack() as opened:
-            daemon = connect(context, opened, patient=patient)
+        with connect(context, patient=patient) as daemon:
             dialog.say("Say a sentence. It will appear here. Press Enter to skip this.")
             event = wait_for_transcript(daemon)
             if event is None:
@@ -190,20 +188,21 @@ def hear_sentence(context: Context, *, patient: bool) -> None:
         dialog.say("The answers are written. Run setup again to change one.")
 
 
-def connect(context: Context, opened: ExitStack, *, patient: bool) -> ControlClient:
+def connect(context: Context, *, patient: bool) -> ControlClient:
     """Return the daemon, subscribed to its events.
 
     While the daemon starts again it may accept a connection and end it at once. Raises DaemonError.
     """
     deadline_s = time.monotonic() + RESTART_S
     while True:
+        daemon = None
         try:
-            with ExitStack() as attempt:
-                daemon = attempt.enter_context(ControlClient(context.sockets))
-                daemon.subscribe("transcript", "state")
-                opened.push(attempt.pop_all())
-                return daemon
+            daemon = ControlClient(context.sockets)
+            daemon.subscribe("transcript", "state")
+            return daemon
         except DaemonError:
+            if daemon:
+                daemon.close()
             if time.monotonic() > deadline_s or not patient:
                 raise
             time.sleep(0.2)
