@@ -402,11 +402,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (46_120, "lines"),
-    "appliance without convert, lab and cli": (33_130, "lines"),
-    "tests": (45_430, "lines"),
-    "scripts": (10_440, "lines"),
-    "documentation": (41_400, "words"),
+    "appliance": (44_680, "lines"),
+    "appliance without convert, lab and cli": (32_290, "lines"),
+    "tests": (44_610, "lines"),
+    "scripts": (10_065, "lines"),
+    "documentation": (39_150, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""

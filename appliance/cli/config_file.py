@@ -103,6 +103,10 @@ def reload_daemon(sockets: Sequence[Path]) -> None:
         with suppress(DaemonError):  # a restart ends every connection
             while changed and time.monotonic() < deadline_s:
                 daemon.next_event(1.0)
+    while changed and time.monotonic() < deadline_s:  # until what it had has stopped, too
+        with suppress(DaemonError), ControlClient(sockets):
+            return
+        time.sleep(0.1)
 
 
 def systemctl(*arguments: str) -> None:
