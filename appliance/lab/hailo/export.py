@@ -208,6 +208,7 @@ def _write_texts(report: Report, sha256: str, folder: Path) -> None:
         "title": title,
         "rule": "=" * len(title),
         "network": sizes.network,
+        "shell": "#!/bin/sh",  # in the template, lintian takes it for a program
         "window_s": f"{sizes.window_s:g}",
         "frames": 2 * sizes.positions,
         "encoder_windows": report.windows[0],
