@@ -402,11 +402,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_680, "lines"),
+    "appliance": (44_677, "lines"),
     "appliance without convert, lab and cli": (32_290, "lines"),
-    "tests": (44_610, "lines"),
-    "scripts": (10_065, "lines"),
-    "documentation": (39_150, "words"),
+    "tests": (44_602, "lines"),
+    "scripts": (10_068, "lines"),
+    "documentation": (39_130, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""

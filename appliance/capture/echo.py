@@ -24,7 +24,8 @@ from appliance.capture.alignment import (
     SEARCH_S,
     Alignment,
 )
-from appliance.capture.frames import FRAME_SAMPLES, SampleClock
+from appliance.capture.clock import SampleClock
+from appliance.capture.frames import FRAME_SAMPLES
 from appliance.capture.loudness import power_of
 from appliance.errors import DeviceError
 from appliance.records import SAMPLE_RATE, EchoState, Frame, Samples

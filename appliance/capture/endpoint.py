@@ -158,26 +158,22 @@ class Endpoint:
         self._fading_s = 0.0
         """How long the score has been below FADING."""
         self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
-        self._loudest_db = self._behind_db = NO_SOUND
+        self._fooled = 0.0
+        """Share of the noise that the detector takes for speech."""
+        self.open(0.0)
+
+    def open(self, loudest: float) -> None:
+        """Begin an utterance; `loudest` is the greatest level in its pre-roll."""
+        self._loudest_db, self._behind_db = decibels(loudest), NO_SOUND
         """The voice's level in the open utterance; the usual one before it spoke up, if it did."""
         self._low_s = 0.0
         """How long the level has been at the floor."""
         self._softer_db, self._softer_s = NO_SOUND, 0.0
-        """Greatest level of the open utterance up to SMOOTHED_S ago, and the speech in it."""
+        """Greatest level of the open utterance up to RISE_S ago, and the speech in it."""
         self._rise: deque[tuple[float, float, float]] = deque()
         """Power, level in dB and seconds of speech of each frame since then."""
         self._recent: deque[tuple[float, float]] = deque()
         """Length and voiced time, s, of each frame of the last STEADY_S."""
-        self._recent_s = self._voiced_s = 0.0
-        self._fooled = 0.0
-        """Share of the noise that the detector takes for speech."""
-
-    def open(self, loudest: float) -> None:
-        """Begin an utterance; `loudest` is the greatest level in its pre-roll."""
-        self._loudest_db, self._low_s, self._behind_db = decibels(loudest), 0.0, NO_SOUND
-        self._softer_db, self._softer_s = NO_SOUND, 0.0
-        self._rise.clear()
-        self._recent.clear()
         self._recent_s = self._voiced_s = 0.0
 
     def refine(self, judgement: Judgement, power: float, length_s: float) -> Judgement:

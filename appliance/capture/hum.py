@@ -135,16 +135,20 @@ class HumFilter:
         if lines or power > LINES_SHARE * (whole - power):
             lines |= {one: line for one, line in steady.items() if line.power >= FAINT * power}
         low = float(powers[:LOW].sum())
-        self._low.append(low - sum(found[one].power for one in lines if one < HIGH_PASS_HZ))
+        low_lines = sum(found[one].power for one in lines if one < HIGH_PASS_HZ)
+        high_lines = sum(found[one].power for one in lines if one > HIGH_PASS_HZ)
+        rumbles = self._follow_rumble(low - low_lines, whole - low - high_lines)
+        self._remove_only(lines, rumbles=rumbles)
+
+    def _follow_rumble(self, low: float, rest: float) -> bool:
+        """Add a look's powers below and above HIGH_PASS_HZ, without lines; True if it rumbles."""
+        self._low.append(low)
         fall = SPEECH_FALL ** (LOOK_EACH / SAMPLE_RATE)
-        rest = whole - low - sum(found[one].power for one in lines if one > HIGH_PASS_HZ)
         self._loudest = max(self._loudest * fall, rest)
-        least = max(RUMBLE, RUMBLE_SHARE * self._loudest)
         newest = list(self._low)[-STEADY_LOOKS:]
         if len(newest) < STEADY_LOOKS or max(newest) > CONSTANT * min(newest):
             newest = list(self._low) if len(self._low) == RUMBLE_LOOKS else [0.0]
-        rumbles = min(newest) > least
-        self._remove_only(lines, rumbles=rumbles)
+        return min(newest) > max(RUMBLE, RUMBLE_SHARE * self._loudest)
 
     def _steady(self) -> dict[int, Line]:
         """Return the peaks that have been there in all of the newest looks."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from appliance.capture.clock import SampleClock
 from appliance.capture.devices import MICROPHONE, Device, Role, is_stream, stable_name
 from appliance.capture.filters import Resampler
-from appliance.capture.frames import Framer, SampleClock, Source
+from appliance.capture.frames import Framer, Source
 from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
 from appliance.capture.recorder import EndError, Recorder, StallError
 from appliance.capture.recording import Recording

@@ -288,12 +288,12 @@ class JoiningSegmenter(Segmenter):
         """Return two utterances as one window; None if they do not fit."""
         if not (second.index == 1 and second.last):
             return None
-        if not is_same_voice(*(measure_speech(one.samples)[0] for one in (first, second))):
-            return None
         begin_s, end_s = first.start_s + first.duration_s - EDGE_S, second.start_s - EDGE_S
         gap = [frame.samples for frame in self._sound if begin_s < frame.start_s < end_s]
         samples = np.concatenate([first.samples, *gap, second.samples])
         if len(samples) > self._lengths.longest:
+            return None
+        if not is_same_voice(*(measure_speech(one.samples)[0] for one in (first, second))):
             return None
         return replace(
             first,

@@ -98,15 +98,35 @@ def reload_daemon(sockets: Sequence[Path]) -> None:
     Raises DaemonError if it does not run or refuses.
     """
     with ControlClient(sockets) as daemon:
-        changed = daemon.call("reload")["changed"]
+        if not daemon.call("reload")["changed"]:
+            return
         deadline_s = time.monotonic() + RESTART_S
         with suppress(DaemonError):  # a restart ends every connection
-            while changed and time.monotonic() < deadline_s:
+            while time.monotonic() < deadline_s:
                 daemon.next_event(1.0)
-    while changed and time.monotonic() < deadline_s:  # until what it had has stopped, too
-        with suppress(DaemonError), ControlClient(sockets):
-            return
-        time.sleep(0.1)
+    with suppress(DaemonError):  # what it had has stopped, too, when it answers again
+        connect(sockets, "state", within_s=deadline_s - time.monotonic()).close()
+
+
+def connect(sockets: Sequence[Path], *events: str, within_s: float = 0.0) -> ControlClient:
+    """Return the daemon, subscribed to these events.
+
+    While the daemon starts again it may accept a connection and end it at once: it is tried again
+    for `within_s`. Raises DaemonError.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        daemon = None
+        try:
+            daemon = ControlClient(sockets)
+            daemon.subscribe(*events)
+            return daemon
+        except DaemonError:
+            if daemon:
+                daemon.close()
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
 
 
 def systemctl(*arguments: str) -> None:

@@ -9,6 +9,8 @@ weights, and 1 s around a recording.
 """
 
 import argparse
+from collections.abc import Iterator
+from itertools import islice
 from unittest.mock import patch
 
 import numpy as np
@@ -61,26 +63,32 @@ def hear(transcriber: Transcriber, sound: Sound) -> tuple[str, float]:
     return " ".join(one.text for one, reason in results if not reason), (ratios or [0.0])[0]
 
 
+def mixes(hz: int, below_db: float) -> Iterator[tuple[str, Sound]]:
+    """Yield the text of each recording, and it with what is beside it, -1..1."""
+    rng, listed = np.random.default_rng(5), manifest(SHARED_AUDIO)
+    clips = [(row["speaker"], row["transcript"], np.asarray(read(file), np.float64))
+             for file, row in listed
+             if row["transcript"] and row["speaker"] in READERS + OTHERS]  # fmt: skip
+    for speaker, said, sound in clips:
+        talk = [one for who, _, one in clips if who in READERS and who != speaker]
+        talk = [talk[one] for one in rng.permutation(len(talk))]
+        plain: Sound = np.concatenate((quiet(rng, 2), sound, quiet(rng, 1.5)))
+        mix = beside(plain, hum(hz) if hz else in_turn(talk), below_db)
+        yield said, mix / max(1, np.abs(mix).max())
+
+
 def main() -> None:
     """Print, and with --write publish, the table."""
     parser = argparse.ArgumentParser("scripts/measure noise", description=__doc__)
     parser.add_argument("--most", type=int, metavar="N", help="the first N recordings")
     parser.add_argument("--write", action="store_true", help="into docs/figures.md")
     options, old, rows = parser.parse_args(), Utterance.end_before_voice, list[list[str]]()
-    listed = [(row["speaker"], row["transcript"], file) for file, row in manifest(SHARED_AUDIO)]
-    clips = [(who, said, np.asarray(read(file), np.float64))
-             for who, said, file in listed if said and who in READERS + OTHERS]  # fmt: skip
     other = FasterWhisper(find_weights() or ROOT, 1, "en", 1)
     with open_transcriber(Settings(), load_bundle("tiny.en")) as transcriber:
         for name, (hz, below_db) in SOUNDS.items():
-            rng, errors, ratios = np.random.default_rng(5), np.zeros(3, int), list[float]()
+            errors, ratios = np.zeros(3, int), list[float]()
             with patch.object(Utterance, old.__name__, autospec=True, side_effect=old) as cuts:
-                for speaker, said, sound in clips[: options.most]:
-                    talk = [one for who, _, one in clips if who in READERS and who != speaker]
-                    talk = [talk[one] for one in rng.permutation(len(talk))]
-                    plain: Sound = np.concatenate((quiet(rng, 2), sound, quiet(rng, 1.5)))
-                    mix = beside(plain, hum(hz) if hz else in_turn(talk), below_db)
-                    mix /= max(1, np.abs(mix).max())
+                for said, mix in islice(mixes(hz, below_db), options.most):
                     text, ratio = hear(transcriber, mix)
                     around = to_int16(mix[SAMPLE_RATE : -SAMPLE_RATE // 2].astype(np.float32))
                     theirs = "" if hz else other.hear(around).text

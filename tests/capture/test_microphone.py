@@ -20,8 +20,8 @@ from rigs.microphone import PulseMicrophone
 from rigs.needs import needs_microphone
 from rigs.waiting import PATIENCE_S
 
+from appliance.capture.clock import SampleClock
 from appliance.capture.devices import Device, choose
-from appliance.capture.frames import SampleClock
 from appliance.capture.microphone import Levels, list_microphones
 from appliance.errors import DeviceError
 

@@ -14,7 +14,7 @@ from typing import Any
 from appliance import config
 from appliance.cli import model as models, web
 from appliance.cli.commands import Commands, control_sockets
-from appliance.cli.config_file import RESTART_S
+from appliance.cli.config_file import RESTART_S, connect
 from appliance.cli.dialog import BACK, BackError, Dialog, is_entered
 from appliance.cli.setup.answers import Answers, Context, configured_answers
 from appliance.cli.setup.broker import ask_broker
@@ -114,7 +114,7 @@ def setup(options: argparse.Namespace, settings: Settings) -> int:
         web.print_link(options, config.read(file).settings)
     if dialog.interactive:
         dialog.say(f"\n{len(QUESTIONS) + 1} of {len(QUESTIONS) + 1}  A sentence", BOLD)
-        hear_sentence(context, patient=answers != before or options.page)
+        hear_sentence(context, RESTART_S if answers != before or options.page else 0.0)
     dialog.say("\nResult, as `sudo roomscribe doctor` shows it", BOLD)
     print_findings(surroundings(options.config, config.read(file).settings), GROUPS)
     return 0
@@ -164,14 +164,11 @@ def with_room(answers: Answers, name: str) -> Answers:
     return replace(answers, node=node, area=name.strip() if follows else answers.area)
 
 
-def hear_sentence(context: Context, *, patient: bool) -> None:
-    """Show the text of a sentence, and how long it took.
-
-    `patient`: the daemon may be starting again.
-    """
+def hear_sentence(context: Context, within_s: float) -> None:
+    """Show the text of a sentence, and how long it took. The daemon may come back `within_s`."""
     dialog = context.dialog
     try:
-        with connect(context, patient=patient) as daemon:
+        with connect(context.sockets, "transcript", "state", within_s=within_s) as daemon:
             dialog.say("Say a sentence. It will appear here. Press Enter to skip this.")
             event = wait_for_transcript(daemon)
             if event is None:
@@ -186,26 +183,6 @@ def hear_sentence(context: Context, *, patient: bool) -> None:
         dialog.report(error)
     except BackError:
         dialog.say("The answers are written. Run setup again to change one.")
-
-
-def connect(context: Context, *, patient: bool) -> ControlClient:
-    """Return the daemon, subscribed to its events.
-
-    While the daemon starts again it may accept a connection and end it at once. Raises DaemonError.
-    """
-    deadline_s = time.monotonic() + RESTART_S
-    while True:
-        daemon = None
-        try:
-            daemon = ControlClient(context.sockets)
-            daemon.subscribe("transcript", "state")
-            return daemon
-        except DaemonError:
-            if daemon:
-                daemon.close()
-            if time.monotonic() > deadline_s or not patient:
-                raise
-            time.sleep(0.2)
 
 
 def wait_for_transcript(daemon: ControlClient) -> dict[str, Any] | None:
