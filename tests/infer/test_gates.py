@@ -17,8 +17,8 @@ GATES = GateSettings(low_confidence=math.exp(-1))
 
 
 def result(
-    text: str,
-    tokens: tuple[int, ...] = (1, 2, 3),
+    text: str = "turn on the light",
+    tokens: tuple[int, ...] = (1, 2, 3, 4),
     *,
     avg_logprob: float = -0.3,
     no_speech_prob: float = 0.1,
@@ -130,27 +130,6 @@ def test_nothing_acts_on_a_text_below_the_confidence_that_the_fit_found(
     assert "unsure_to_act" not in gates.find_flags(heard, replace(limits, act_confidence=0.0))
 
 
-def transcription(
-    text: str = "turn on the light",
-    tokens: tuple[int, ...] = (1, 2, 3, 4),
-    avg_logprob: float = -0.3,
-    no_speech_prob: float = 0.1,
-) -> Transcription:
-    return Transcription(
-        text=text,
-        tokens=tokens,
-        language="en",
-        avg_logprob=avg_logprob,
-        confidence=math.exp(avg_logprob),
-        no_speech_prob=no_speech_prob,
-        compression_ratio=compression_ratio(text),
-        ended=True,
-        encoder="cpu",
-        encode_ms=1.0,
-        decode_ms=1.0,
-    )
-
-
 def test_repetition_compresses_well_and_speech_does_not() -> None:
     assert compression_ratio("") == 0.0
     assert compression_ratio("turn on the light in the kitchen please") < 1.3
@@ -189,7 +168,7 @@ def test_a_few_repeated_words_are_no_loop(tokens: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["yes", "no no no no", "seven seven seven seven"])
 def test_a_short_answer_is_kept_even_of_low_confidence(text: str) -> None:
-    heard = transcription(text, tuple(range(len(text.split()))), avg_logprob=-1.8)
+    heard = result(text, tuple(range(len(text.split()))), avg_logprob=-1.8)
     assert judge(heard) is None
     assert "low_confidence" in gates.find_flags(heard, GATES)
 
@@ -211,17 +190,17 @@ def test_a_short_answer_is_kept_even_of_low_confidence(text: str) -> None:
 def test_noise_is_told_from_speech_by_both_probabilities(
     no_speech_prob: float, avg_logprob: float, reason: str | None
 ) -> None:
-    heard = transcription(no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
+    heard = result(no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
     assert judge(heard) == reason
 
 
 def test_an_empty_text_is_no_speech() -> None:
-    assert judge(transcription("", ())) == "no_speech"
+    assert judge(result("", ())) == "no_speech"
 
 
 def test_a_loop_is_discarded_however_sure_the_model_is() -> None:
-    by_text = transcription("thank you " * 20, avg_logprob=-0.01)
-    by_tokens = transcription("abc", (5,) * 40, avg_logprob=-0.01)
+    by_text = result("thank you " * 20, avg_logprob=-0.01)
+    by_tokens = result("abc", (5,) * 40, avg_logprob=-0.01)
     assert judge(by_text) == "repetition"
     assert judge(by_tokens) == "repetition"
 

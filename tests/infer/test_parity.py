@@ -5,14 +5,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rigs.checkout import GOLDEN
 from rigs.models import ODD, fingerprint, random_mel, random_weights, write_checkpoint
-from rigs.parity_cases import CASES, INPUTS, STEPS, Case, log_sum
+from rigs.parity_cases import CASES, INPUTS, STEPS, Case, distance, log_sum
 from rigs.steps import logits_of, start, step
 
 from appliance.convert.build import Recipe, build_bundle
@@ -84,7 +83,7 @@ def test_the_model_of_the_golden_values_is_built_again(built: Built) -> None:
 
 
 def test_golden_logits_are_of_a_sensible_size_and_the_tokens_differ(built: Built) -> None:
-    golden = load_golden(built.case)
+    golden = built.case.golden()
     assert 1.0 < golden["bare_logits"].std() < 10.0
     assert len(np.unique(golden["bare_tokens"])) > 30
     assert len(np.unique(golden["padded_tokens"])) > 30
@@ -94,7 +93,7 @@ def test_golden_logits_are_of_a_sensible_size_and_the_tokens_differ(built: Built
 def test_states_logits_and_tokens_equal_the_golden_ones(
     built: Built, record_property: Callable[[str, object], None]
 ) -> None:
-    golden, case = load_golden(built.case), built.case
+    golden, case = built.case.golden(), built.case
     worst = {"states": 0.0, "bare": 0.0, "padded": 0.0}
     for index in range(0, INPUTS, 1 if case.config == ODD else EVERY):
         states = built.encoder.encode(built.mel(index))
@@ -119,7 +118,7 @@ def test_states_logits_and_tokens_equal_the_golden_ones(
 def test_int8_keeps_near_the_golden_logits_and_tiny_under_80_mb(
     built: Built, tmp_path: Path
 ) -> None:
-    case, golden = built.case, load_golden(built.case)
+    case, golden = built.case, built.case.golden()
     recipe = Recipe(case.name, case.window_s, quantize="int8")
     build_bundle(built.checkpoint, tmp_path / "int8", recipe)
     bundle = load_bundle(tmp_path / "int8")
@@ -140,14 +139,3 @@ def test_int8_keeps_near_the_golden_logits_and_tiny_under_80_mb(
     shutil.rmtree(bundle.folder)
     print(f"{case.name}: {size / 1e6:.1f} MB, logits {np.mean(off):.1%} of their spread off")
     assert np.mean(off) < 0.1  # most logits have 4 bits
-
-
-def load_golden(case: Case) -> dict[str, NDArray[Any]]:
-    """The golden arrays of one case."""
-    with np.load(GOLDEN / f"parity_{case.name}.npz") as arrays:
-        return dict(arrays)
-
-
-def distance(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Largest absolute difference."""
-    return float(np.abs(found - expected).max())

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from rigs.checkout import GOLDEN
 from rigs.models import ODD, random_mel, random_weights
-from rigs.parity_cases import CASES, Case, log_sum
+from rigs.parity_cases import CASES, Case, distance, log_sum
 
 from appliance.convert.checkpoint import Checkpoint
 from appliance.convert.whisper import write_encoder
@@ -89,7 +88,7 @@ def test_the_nodes_are_those_of_torchs_own_export_in_its_order(tmp_path: Path) -
 def test_states_equal_those_of_transformers(
     written: Written, record_property: Callable[[str, object], None]
 ) -> None:
-    case, golden = written.case, load_golden(written.case)
+    case, golden = written.case, written.case.golden()
     worst = max(
         distance(case.kept_states(written.states(index)[0]), golden["states"][index])
         for index in range(INPUTS[case.name])
@@ -102,7 +101,7 @@ def test_states_equal_those_of_transformers(
 def test_logits_equal_those_of_transformers(
     written: Written, record_property: Callable[[str, object], None]
 ) -> None:
-    case, golden, worst = written.case, load_golden(written.case), 0.0
+    case, golden, worst = written.case, written.case.golden(), 0.0
     length = LENGTH[case.name]
     tables = host_tables(written.checkpoint, length)
     for index in range(INPUTS[case.name]):
@@ -147,13 +146,3 @@ def test_the_host_adds_places_to_embeddings_and_pads_the_sequence() -> None:
     assert np.array_equal(placed[:2], embedding[[1001, 7]] + places[:2])
     assert np.array_equal(placed[2:], embedding[[0, 0, 0, 0]] + places[2:6])
     assert embed(host_tables(checkpoint, 6), range(20)).shape == (6, 48)
-
-
-def load_golden(case: Case) -> dict[str, NDArray[Any]]:
-    with np.load(GOLDEN / f"parity_{case.name}.npz") as arrays:
-        return dict(arrays)
-
-
-def distance(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Largest absolute difference."""
-    return float(np.abs(found - expected).max())

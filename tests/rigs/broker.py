@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Self
 
@@ -20,13 +21,55 @@ def missing() -> str:
     return f"not installed: {' '.join(absent)} (apt install mosquitto)" if absent else ""
 
 
-class Broker:
+class Started(ABC):
+    """What runs from the begin of a `with` block to its end."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts it and returns when it takes connections; RuntimeError with its log if not."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends it; everybody is disconnected."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Running(Started):
+    """A server's process with a folder and a log of its own, which go with it."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, name: str, port: int = 0) -> None:
+        self.port = port or free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"roomscribe-{name}-"))
+        self._log = self.folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it a signal: SIGSTOP is a server that hangs, SIGCONT ends that."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Broker(Running):
     """Use as `with Broker() as broker:`; listens on `broker.host`, `broker.port`.
 
     Keeps its port over `stop` and `start`.
     """
-
-    host = "127.0.0.1"
 
     def __init__(
         self,
@@ -41,11 +84,8 @@ class Broker:
         A `persistent` one keeps sessions and retained messages over `stop` and `start`.
         With start=False the port is chosen and nobody listens on it yet.
         """
-        self.port = free_port()
+        super().__init__("broker")
         self._start_at_once = start
-        self._process: subprocess.Popen[bytes] | None = None
-        self.folder = Path(tempfile.mkdtemp(prefix="roomscribe-broker-"))
-        self._log = self.folder / "mosquitto.log"
         lines = [
             f"listener {self.port} {self.host}",
             f"allow_anonymous {'true' if users is None else 'false'}",
@@ -67,7 +107,6 @@ class Broker:
         return MqttSettings(host=self.host, port=self.port)
 
     def start(self) -> None:
-        """Starts it and returns when it takes connections; RuntimeError with its log if not."""
         command = [find_program("mosquitto"), "-c", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -79,29 +118,15 @@ class Broker:
         raise RuntimeError(f"mosquitto does not listen on port {self.port}:\n{self.log()}")
 
     def stop(self) -> None:
-        """Ends it; everybody is disconnected."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(PATIENCE_S)
             self._process = None
 
-    def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal: SIGSTOP is a broker that hangs, SIGCONT ends that."""
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def log(self) -> str:
-        """What it wrote so far."""
-        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
-
     def __enter__(self) -> Self:
         if self._start_at_once:
             self.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _password_file(self, users: dict[str, str]) -> Path:
         path = self.folder / "passwords"

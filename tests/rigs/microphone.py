@@ -22,11 +22,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
+from rigs.broker import Started
 from rigs.waiting import PATIENCE_S
 
 SINK = "roomscribe_rig"
@@ -49,7 +49,7 @@ def missing() -> str:
     return f"not installed: {packages} (apt install {packages})" if packages else ""
 
 
-class PulseMicrophone:
+class PulseMicrophone(Started):
     """A PulseAudio of its own, with all that it writes below `folder`."""
 
     def __init__(self, folder: Path, rate_hz: int = 16_000, channels: int = 1) -> None:
@@ -173,13 +173,6 @@ class PulseMicrophone:
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _ask(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(

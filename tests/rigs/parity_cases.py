@@ -1,9 +1,11 @@
 """What the parity tests and the script that makes their golden values agree on."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rigs.checkout import GOLDEN
 from rigs.models import BASE, ODD, SPECIALS, TINY
 
 from appliance.convert.shapes import WhisperConfig
@@ -27,6 +29,11 @@ class Case:
     """Positions with silence behind; each virtual one stands for the same number."""
     seed: int
     """Of the weights; input i has the seed 1000 seed + i."""
+
+    def golden(self) -> dict[str, NDArray[Any]]:
+        """Return its golden arrays."""
+        with np.load(GOLDEN / f"parity_{self.name}.npz") as arrays:
+            return dict(arrays)
 
     @property
     def window_s(self) -> float:
@@ -65,3 +72,8 @@ def log_sum(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     total = np.exp((logits - peak).astype(np.float64)).sum(axis=-1)
     logarithm: NDArray[np.float32] = (peak[:, 0] + np.log(total)).astype(np.float32)
     return logarithm
+
+
+def distance(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Return the largest absolute difference."""
+    return float(np.abs(found - expected).max())

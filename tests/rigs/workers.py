@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Self, cast
+from typing import cast
 
+from rigs.broker import Started
 from rigs.fleet import Bus
 from rigs.transcriber import HEARD
 from rigs.waiting import until
@@ -25,7 +26,7 @@ def says(text: str = HEARD.text) -> Callable[[Window], Transcription | Exception
     return lambda _: replace(HEARD, text=text)
 
 
-class FakeWorker:
+class FakeWorker(Started):
     """Use with `with`; `say` makes the texts, in a thread for each window."""
 
     def __init__(self, server: str = "", node: str = "pi5", model: str = "fake") -> None:
@@ -86,10 +87,3 @@ class FakeWorker:
 
         threading.Thread(target=transcribe, daemon=True).start()
         return Pending()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, Self, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from appliance.config import Settings, WyomingSettings
 from appliance.infer.request import Deliver, Pending, Request
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
+from appliance.system import Closing
 from appliance.wyoming.protocol import Event, Header, pack
 from appliance.wyoming.request import Hooks, KnownTexts
 from appliance.wyoming.satellite import VoiceSatellite
@@ -147,7 +148,7 @@ def running(
         yield Running(server, worker, ports[0], ports[-1], counted, kept)
 
 
-class Talk:
+class Talk(Closing):
     """A connection that sends whatever it is told to."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", source: str = "") -> None:
@@ -201,12 +202,6 @@ class Talk:
     def close(self) -> None:
         self._file.close()
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def sound_of(file: Path, before_s: float = 0.3, after_s: float = TAIL_S) -> Samples:

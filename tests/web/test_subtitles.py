@@ -11,8 +11,12 @@ TALK = (
 )
 
 
-def segment(text: str, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
-    return {"text": text, "start_s": start_s, "end_s": end_s, **more}
+def segment(text: str, start_s: float, end_s: float, words: str = "") -> dict[str, Any]:
+    """A part of an answer; `words` are each with the begin and the end, s."""
+    parts = words.split()
+    rows = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    times = [{"word": word, "start": float(begin), "end": float(end)} for word, begin, end in rows]
+    return {"text": text, "start_s": start_s, "end_s": end_s, "words": times}
 
 
 def test_a_long_text_is_entries_of_two_lines_of_42_letters_one_after_the_other() -> None:
@@ -51,13 +55,8 @@ def test_webvtt_has_points_for_commas_and_no_markup() -> None:
 
 
 def test_words_with_times_make_an_entry_exact_and_a_pause_begins_another() -> None:
-    words = [
-        {"word": "Good", "start": 1.0, "end": 1.2},
-        {"word": "night.", "start": 1.25, "end": 1.5},
-        {"word": "Lights", "start": 3.0, "end": 3.4},
-        {"word": "off.", "start": 3.5, "end": 3.75},
-    ]
-    found = make_subtitles(segment("Good night. Lights off.", 0.5, 4.5, words=words), 1, vtt=False)
+    words = "Good 1.0 1.2 night. 1.25 1.5 Lights 3.0 3.4 off. 3.5 3.75"
+    found = make_subtitles(segment("Good night. Lights off.", 0.5, 4.5, words), 1, vtt=False)
     assert found == [
         "1\n00:00:01,000 --> 00:00:01,800\nGood night.\n",
         "2\n00:00:03,000 --> 00:00:03,800\nLights off.\n",
@@ -65,16 +64,8 @@ def test_words_with_times_make_an_entry_exact_and_a_pause_begins_another() -> No
 
 
 def test_no_entry_is_gone_before_it_is_read_and_none_reaches_into_the_next() -> None:
-    words = [
-        {"word": "The", "start": 1.0, "end": 1.0},
-        {"word": "weather", "start": 2.2, "end": 2.3},
-        {"word": "tomorrow", "start": 2.3, "end": 2.4},
-        {"word": "rain", "start": 3.2, "end": 3.2},
-        {"word": "all", "start": 3.9, "end": 4.0},
-        {"word": "day", "start": 4.0, "end": 4.1},
-        {"word": "Good", "start": 9.0, "end": 9.0},
-    ]
-    found = make_subtitles(segment("...", 0.5, 9.5, words=words), 1, vtt=False)
+    words = "The 1 1 weather 2.2 2.3 tomorrow 2.3 2.4 rain 3.2 3.2 all 3.9 4 day 4 4.1 Good 9 9"
+    found = make_subtitles(segment("...", 0.5, 9.5, words), 1, vtt=False)
     assert found == [
         "1\n00:00:01,000 --> 00:00:02,400\nThe weather tomorrow\n",
         "2\n00:00:03,200 --> 00:00:04,100\nrain all day\n",
