@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rigs.checkout import shared
-from rigs.models import sized
+from rigs.models import SPECIALS, sized
 from rigs.vocabularies import letters_of, published_ranks
 
 from appliance.convert.decoding import Decoding, read_decoding, read_vocabulary
@@ -19,17 +19,7 @@ TEXT = 40
 """Pieces of the small vocabularies; the special tokens are behind them."""
 LANGUAGES = ("en", "de", "fr")
 START, EN, DE, FR, TRANSLATE, TRANSCRIBE, NO_TIMESTAMPS = 41, 42, 43, 44, 45, 46, 50
-SPECIAL = (
-    "<|endoftext|>",
-    "<|startoftranscript|>",
-    *(f"<|{code}|>" for code in LANGUAGES),
-    "<|translate|>",
-    "<|transcribe|>",
-    "<|startoflm|>",
-    "<|startofprev|>",
-    "<|nospeech|>",
-    "<|notimestamps|>",
-)
+SPECIAL = (*SPECIALS[:2], *(f"<|{code}|>" for code in LANGUAGES), *SPECIALS[3:])
 VOCABULARY = {letters_of(bytes([65 + i])): i for i in range(TEXT)}
 ADDED = {name: TEXT + i for i, name in enumerate(SPECIAL)}
 

@@ -154,10 +154,7 @@ def test_a_missing_token_is_reported_and_awaited(hub: Hub, tmp_path: Path) -> No
 
 
 def test_refused_names_are_reported_and_assist_works(hub: Hub, tmp_path: Path) -> None:
-    error = '{"code": "home_assistant_error", "message": "broken"}'
-    hub.raw["config/area_registry/list"] = (
-        f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
-    )
+    hub.refuse("config/area_registry/list", "home_assistant_error", "broken")
     with living(hub, tmp_path) as one:
         until(lambda: "refuses its names: config/area_registry/list: broken" in one.home.trouble)
         one.say()
@@ -273,10 +270,7 @@ def test_what_home_assistant_does_not_understand_whole_is_refused(
 def test_a_home_assistant_that_does_not_say_what_it_understands_gets_nothing(
     hub: Hub, tmp_path: Path
 ) -> None:
-    error = '{"code": "unknown_command", "message": "Unknown command."}'
-    hub.raw["conversation/agent/homeassistant/debug"] = (
-        f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
-    )
+    hub.refuse("conversation/agent/homeassistant/debug", "unknown_command", "Unknown command.")
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:])
         one.say()
@@ -410,10 +404,7 @@ def test_whatever_the_agent_answers_is_a_reply(
 
 
 def test_a_missing_agent_is_reported(hub: Hub, tmp_path: Path) -> None:
-    error = '{"code": "pipeline-not-found", "message": "Pipeline not found"}'
-    hub.raw["assist_pipeline/run"] = (
-        f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
-    )
+    hub.refuse("assist_pipeline/run", "pipeline-not-found", "Pipeline not found")
     with living(hub, tmp_path) as one:
         until(lambda: one.words()[1:])
         one.say()

@@ -8,8 +8,9 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
+from rigs.broker import Started
 from rigs.waiting import PATIENCE_S, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
@@ -35,7 +36,7 @@ def action_done(speech: str = "Turned on the light") -> dict[str, Any]:
     }
 
 
-class Hub:
+class Hub(Started):
     """Use as `with Hub() as hub:`; `hub.url` stays over `stop` and `start`."""
 
     def __init__(self, *, admin: bool = True) -> None:
@@ -110,14 +111,15 @@ class Hub:
             self._subscriptions.clear()
             self._server = None
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
         if self.held:
             self.held.set()
-        self.stop()
+        super().__exit__()
+
+    def refuse(self, command: str, code: str, message: str) -> None:
+        """That command is an error from now on."""
+        error = json.dumps({"code": code, "message": message})
+        self.raw[command] = f'{{"id": $ID, "type": "result", "success": false, "error": {error}}}'
 
     def change(self, kind: str = "entity_registry_updated") -> None:
         """Tells everybody of a change."""
