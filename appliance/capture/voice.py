@@ -33,10 +33,10 @@ AWAKE_S = 0.6
 never scores the same speech twice."""
 LASTING_S = 2.0
 """Sound that lasts for longer is no single word any more."""
-FRESH_SHARE, BUSY_SHARE, MAX_OPEN_SCORE = 0.3, 1.4, 0.95
+FRESH_SHARE = 0.3
 """Share of open_score that is enough until sound lasts: Silero's score of a single word depends on
-where its windows fall (0.2 to 0.9 for the same "pause"). Later it takes the second, at most the
-third: sound without a pause is mostly music."""
+where its windows fall (0.2 to 0.9 for the same "pause"). Later it takes the square root of
+open_score: sound without a pause is mostly music."""
 NOISE_SCORE = 0.1
 """Lasting sound whose scores are all below this is noise, and has filled Silero's memory."""
 RISE_DB, LEVEL_S = 12.0, 1.0
@@ -119,9 +119,9 @@ class VoiceDetector:
             self._silero.reset()
             self._scores.clear()
             self._awake_for_s = self._noise_s = 0.0
-        # lower after silence, higher in sound without a pause
-        share = FRESH_SHARE if self._awake_for_s < LASTING_S else BUSY_SHARE
-        open_score = min(MAX_OPEN_SCORE, self._settings.open_score * share)
+        lowest = self._settings.open_score * FRESH_SHARE
+        is_fresh = self._awake_for_s < LASTING_S
+        open_score = lowest if is_fresh else math.sqrt(self._settings.open_score)
         close_score = min(CLOSE_SCORE, open_score)
         scores, opens = self._score(samples), False
         for score in scores:
@@ -130,7 +130,6 @@ class VoiceDetector:
             if opens:
                 break
         self._opened = self._opened or opens
-        lowest = self._settings.open_score * FRESH_SHARE
         self._like_speech = self._like_speech or max(scores, default=0.0) >= lowest
         voiced = sum(score >= close_score for score in scores)
         newest = self._scores[-1] if self._scores else 0.0
