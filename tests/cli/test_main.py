@@ -4,6 +4,8 @@ import argparse
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,6 +31,28 @@ def sentence(number: int = 0) -> tuple[Path, str]:
 def test_the_version_is_shown() -> None:
     done = roomscribe("--version")
     assert (done.returncode, done.stdout) == (0, f"roomscribe {build_version()}\n")
+
+
+@pytest.mark.parametrize(("ignored", "ends"), [("", (-2, "")), ("yes", (2, "usage:"))])
+def test_ctrl_c_while_it_still_imports_ends_it_without_a_word(
+    ignored: str, ends: tuple[int, str]
+) -> None:
+    """Unless whoever started it ignores Ctrl-C, as nohup's scripts do."""
+    code = """if True:
+        import os, signal, sys
+        from appliance.__main__ import main
+        class Typed:
+            def find_spec(name, *_):
+                if name == "appliance.cli.setup":
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Typed)
+        if sys.argv.pop():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.exit(main())
+    """
+    command = [sys.executable, "-c", code, ignored]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[:6]) == ends
 
 
 def test_a_command_names_what_it_ignores_in_the_configuration(tmp_path: Path) -> None:
