@@ -1,6 +1,7 @@
 """Read the texts of a folder's recordings: a tab-separated list with column names."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ SHIPPED = Path(__file__).resolve().parent / "speech"
 FILE_COLUMNS, TEXT_COLUMNS = ("file", "path"), ("text", "transcript")
 
 
-def listed_texts(folder: Path) -> dict[str, str] | None:
-    """Texts by the names of their files in the folder, those without a text left out.
+def listed_texts(folder: Path, wanted: Sequence[str] = TEXT_COLUMNS) -> dict[str, str] | None:
+    """Texts by the names of their files in the folder, those without a text left out; or what
+    another column says of those.
 
     None where there is no list. Raises ConfigError for one without the columns.
     """
@@ -30,7 +32,7 @@ def listed_texts(folder: Path) -> dict[str, str] | None:
                 f"{listed}: expected the columns file and text, found {', '.join(map(str, row))}"
             )
         if row[text]:
-            texts[row[file]] = row[text]
+            texts[row[file]] = next((row[name] for name in wanted if name in row), "")
     return texts
 
 

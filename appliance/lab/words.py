@@ -6,10 +6,10 @@ compared after Whisper's own normaliser (Radford and others 2022, appendix C).
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,8 +20,12 @@ from appliance.infer import Gates, Request, Transcriber, is_loop
 from appliance.lab.recordings import LISTS, listed_texts
 from appliance.records import SAMPLE_RATE, Samples, Window
 
+if TYPE_CHECKING:
+    from jiwer import AlignmentChunk
+
 NEEDED = {"jiwer": "jiwer", "whisper_normalizer": "whisper-normalizer"}
 """Modules that count words, and their packages."""
+BOOTSTRAPS = 2000
 NO_TEXT = ("SLOTS:", "(")
 """How an entry of a list begins that describes what is said, and is not its text."""
 
@@ -32,6 +36,8 @@ class Recorded:
 
     samples: Samples
     text: str
+    speaker: str = ""
+    """Who says it; "" if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,9 @@ class WordCounts:
     """Recordings whose text is right word for word."""
     loops: int
     discarded: int
+    interval: tuple[float, float]
+    """Between which the word errors in percent are with 95 % probability, by BOOTSTRAPS draws of
+    the speakers, or of the recordings where those are not known."""
 
     @property
     def wer(self) -> float:
@@ -147,8 +156,8 @@ def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:
 
     Raises ConfigError if there is no such list, and AudioError for a bad file.
     """
-    texts = listed_texts(folder)
-    if texts is None:
+    texts, speakers = listed_texts(folder), listed_texts(folder, ["speaker"])
+    if texts is None or speakers is None:
         raise ConfigError(
             f"{folder}: expected {' or '.join(LISTS)} in it, found neither; write one with the "
             "columns file and text, separated by tabs"
@@ -156,7 +165,8 @@ def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:
     chosen = [name for name, text in texts.items() if not text.startswith(NO_TEXT)]
     if most and len(chosen) > most:
         chosen = [chosen[index * len(chosen) // most] for index in range(most)]
-    return read_listed(folder, {name: texts[name] for name in chosen})
+    found = read_listed(folder, {name: texts[name] for name in chosen})
+    return [replace(one, speaker=speakers[name]) for one, name in zip(found, chosen, strict=True)]
 
 
 def read_listed(folder: Path, texts: Mapping[str, str]) -> list[Recorded]:
@@ -191,7 +201,30 @@ def count_words(
         right=sum(text == other for text, other in zip(spoken, written, strict=True)),
         loops=sum(one.loops for one in heard),
         discarded=sum(one.discarded for one in heard),
+        interval=find_interval(
+            [one.speaker or str(number) for number, one in enumerate(recordings)],
+            [sum(map(_words_wrong, alignment)) for alignment in found.alignments],
+            [len(text.split()) for text in spoken],
+        ),
     )
+
+
+def _words_wrong(chunk: "AlignmentChunk") -> int:
+    wrong = chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx
+    return 0 if chunk.type == "equal" else max(wrong)
+
+
+def find_interval(
+    speakers: Sequence[str], errors: Sequence[int], words: Sequence[int]
+) -> tuple[float, float]:
+    """Return the 95 % interval of the word errors in percent, of each recording's speaker, errors
+    and words."""
+    names, of = np.unique(speakers, return_inverse=True)
+    wrong, said = (np.bincount(of, counts) for counts in (errors, words))
+    drawn = np.random.default_rng(0).integers(len(names), size=(BOOTSTRAPS, len(names)))
+    shares = 100 * wrong[drawn].sum(axis=1) / np.maximum(said[drawn].sum(axis=1), 1)
+    low, high = np.percentile(shares, (2.5, 97.5))
+    return float(low), float(high)
 
 
 def read_sound(file: Path) -> Samples:

@@ -263,6 +263,9 @@ def test_errors_are_those_of_whispers_normalised_words() -> None:
     assert (found.words, found.word_errors, found.recordings, found.right) == (5, 2, 3, 1)
     assert found.wer == pytest.approx(40.0)
     assert (found.loops, found.discarded) == (1, 2)
+    assert found.interval == (0.0, 100.0), "one recording, drawn three times"
+    by_one = count_words(heard, [replace(one, speaker="Ada") for one in said])
+    assert by_one.interval == pytest.approx((40.0, 40.0)), "one speaker says nothing of others"
 
 
 def test_lists_are_read_and_thinned_out_evenly(recordings: Path) -> None:

@@ -41,6 +41,7 @@ COLUMNS = {
     "first_ms": "first token ms",
     "next_ms": "next tokens ms",
     "wer": "WER %",
+    "interval": "95 % interval",
     "cer": "CER %",
     "plain_wer": "plain WER %",
     "plain_cer": "plain CER %",
@@ -170,7 +171,12 @@ def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
     if not missing_packages():
         words = count_words(measured.heard, recordings)
         plain = count_words(measured.heard, recordings, normalised=False)
-        line |= asdict(words) | {"wer": round(words.wer, 3), "cer": round(words.cer, 3)}
+        low, high = words.interval
+        line |= asdict(words) | {
+            "interval": f"{low:.1f}-{high:.1f}",
+            "wer": round(words.wer, 3),
+            "cer": round(words.cer, 3),
+        }
         line |= {"plain_wer": round(plain.wer, 3), "plain_cer": round(plain.cer, 3)}
     if row.key.startswith(FASTER_WHISPER):
         line.pop("discarded", None)  # it does not tell
