@@ -153,7 +153,8 @@ class _File:
         """Raises RuntimeError (LibsndfileError) and TypeError for unknown formats, AudioError for a
         rate that no recorder has."""
         self._owner = owner
-        self._file = _soundfile().SoundFile(os.fsencode(file))  # may be no UTF-8
+        with _quiet():
+            self._file = _soundfile().SoundFile(os.fsencode(file))  # may be no UTF-8
         rate_hz, channels = self._file.samplerate, self._file.channels
         if not LOWEST_HZ <= rate_hz <= HIGHEST_HZ:
             raise AudioError(

@@ -220,9 +220,9 @@ def find_interval(
     """Return the 95 % interval of the word errors in percent, of each recording's speaker, errors
     and words."""
     names, of = np.unique(speakers, return_inverse=True)
-    wrong, said = (np.bincount(of, counts) for counts in (errors, words))
+    wrong, whole = (np.bincount(of, counts) for counts in (errors, words))
     drawn = np.random.default_rng(0).integers(len(names), size=(BOOTSTRAPS, len(names)))
-    shares = 100 * wrong[drawn].sum(axis=1) / np.maximum(said[drawn].sum(axis=1), 1)
+    shares = 100 * wrong[drawn].sum(axis=1) / np.maximum(whole[drawn].sum(axis=1), 1)
     low, high = np.percentile(shares, (2.5, 97.5))
     return float(low), float(high)
 
