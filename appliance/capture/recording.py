@@ -153,8 +153,7 @@ class _File:
         """Raises RuntimeError (LibsndfileError) and TypeError for unknown formats, AudioError for a
         rate that no recorder has."""
         self._owner = owner
-        with _quiet():
-            self._file = _soundfile().SoundFile(os.fsencode(file))  # may be no UTF-8
+        self._file = _soundfile().SoundFile(os.fsencode(file))  # may be no UTF-8
         rate_hz, channels = self._file.samplerate, self._file.channels
         if not LOWEST_HZ <= rate_hz <= HIGHEST_HZ:
             raise AudioError(
@@ -163,7 +162,7 @@ class _File:
             )
         if self._file.frames > UNKNOWN_FRAMES and shutil.which("ffmpeg"):
             raise RuntimeError("no length in it")
-        self._is_noisy = self._file.format == "MPEG"
+        self._is_noisy = self._file.format in ("MP3", "MPEG")
         if not self._file.frames:  # by the header of a writer that was killed
             raise RuntimeError("no sound in it")
         self.description = f"{Path(owner.name).name} ({rate_hz} Hz, {channels} ch)"
