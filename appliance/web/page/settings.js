@@ -13,6 +13,7 @@ import { count, megabytes, notice, titles } from "./text.js";
 const COLUMNS = [["Microphone", "Model", "Words"], ["Loudspeaker", "Room", "MQTT and Home Assistant", "Log"]];
 
 const languages = new Intl.DisplayNames(["en"], { type: "language" });
+const UNNAMED = { ba: "Bashkir", bo: "Tibetan" }; // browsers have no names for them
 
 /** [value, text] of the choices that come before the languages. */
 const FIRST_LANGUAGES = [["", "As the model was added"], ["auto", "Detect automatically"]];
@@ -40,7 +41,7 @@ function showLanguages(field, models, state) {
   const used = state?.encoder === "fleet" ? null : models.find(({ name }) => name === state?.model);
   const known = used?.languages ?? [];
   field.node.hidden = known.length < 2;
-  const named = known.map((code) => [code, languages.of(code)]);
+  const named = known.map((code) => [code, UNNAMED[code] ?? languages.of(code)]);
   field.choose([...FIRST_LANGUAGES, ...named.sort(([, one], [, other]) => one.localeCompare(other))]);
 }
 
