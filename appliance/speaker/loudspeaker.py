@@ -34,8 +34,9 @@ BLOCK_S, AHEAD_S = 0.02, 0.12
 """Length of a part that is sent to the process, and how much may wait there for the device."""
 AHEAD_BYTES = 32_000
 """The same in bytes: its pipe takes 64 kB, and more would wait for a device that hangs."""
-QUEUE_S = 300.0
-"""Sound of an answer that may wait here: Home Assistant sends a whole answer at once."""
+MOST_BYTES = 16 << 20
+"""Of a sound that may wait here: Home Assistant sends a whole answer at once, 380 s at most (22,050
+Hz, mono)."""
 STARVED_S = 10.0
 """If no sound comes for this long, the sound has failed."""
 STALLED_S = 2.5
@@ -82,9 +83,9 @@ class SpokenSound:
 
     def write(self, pcm: bytes) -> bool:
         """Add int16 samples with interleaved channels. Return False, and take none of them, while
-        QUEUE_S of sound wait."""
+        MOST_BYTES wait."""
         with self.lock:
-            if len(self.sound) > QUEUE_S * self.rate_hz * self._frame:
+            if len(self.sound) > MOST_BYTES:
                 return False
             self.sound += pcm
         self.wake()

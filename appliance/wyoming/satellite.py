@@ -180,6 +180,8 @@ class VoiceSatellite:
             self._send_next()
 
     def _put(self, question: Question) -> None:
+        if len(self._waiting) == self._waiting.maxlen:
+            self._reply(self._waiting.popleft(), error="late")
         self._waiting.append(question)
         self._send_next()
 
@@ -223,8 +225,8 @@ class VoiceSatellite:
         """Return where a sound that is about to arrive goes; None if it cannot sound here. `text`
         is what it says; None for an announcement."""
         rate, width, channels = (event.data.get(key, 0) for key in ("rate", "width", "channels"))
-        is_known = rate in range(4000, 192_001) and (width, channels) in ((2, 1), (2, 2))
-        if not self._loudspeaker or not is_known:
+        is_known = type(rate) is int and 4000 <= rate <= 192_000 and width == 2
+        if not self._loudspeaker or not is_known or channels not in (1, 2):
             return None
         kind = Kind.ANNOUNCEMENT if text is None else Kind.ANSWER
 
@@ -300,6 +302,8 @@ class _Link:
                 satellite.end_turn(shorten(data.get("code") or data.get("text") or "error", 200))
                 satellite.poll()
             case "audio-start":
+                if self._sound:
+                    self._sound.end()
                 self._sound = satellite.begin_sound(self, event, self._text)
             case "audio-chunk" if self._sound:
                 self._sound.write(event.payload)

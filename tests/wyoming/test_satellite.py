@@ -15,6 +15,8 @@ from rigs.waiting import until
 from rigs.wyoming import Talk, running, sound_of
 
 from appliance.records import AssistReply
+from appliance.speaker.loudspeaker import MOST_BYTES
+from appliance.wyoming.protocol import LARGEST
 from appliance.wyoming.request import KnownTexts
 from appliance.wyoming.satellite import Question, VoiceSatellite
 
@@ -145,6 +147,32 @@ def test_announcements_are_confirmed_in_order_and_can_be_stopped(tmp_path: Path)
         one.satellite.hush()
         assert talk.events("played")
         until(lambda: not one.satellite.is_loud)
+
+
+def test_a_flood_of_sounds_is_bounded_and_what_never_ends_ends(tmp_path: Path) -> None:
+    with room(tmp_path) as one, one.home() as talk:
+        bad: tuple[tuple[str, Any], ...] = (
+            ("rate", "x"),
+            ("rate", 1),
+            ("width", []),
+            ("channels", 3),
+        )
+        for key, value in bad:
+            talk.send("audio-start", **FORM | {key: value})
+        talk.send("audio-stop")
+        assert talk.events("played"), "nothing can play it, so it is over"
+        for _ in range(2):
+            announce(talk, TONE)
+            talk.send("audio-start", **FORM)
+            talk.send("audio-chunk", TONE, **FORM)  # and no end
+        talk.send("audio-start", rate=192_000, width=2, channels=2)
+        assert all(talk.events("played") for _ in range(4))
+        for _ in range(MOST_BYTES // LARGEST + 100):
+            talk.send("audio-chunk", bytes(LARGEST))
+        talk.send("ping")
+        assert talk.events("pong")
+        (sound,) = one.satellite._sounds
+        assert len(sound.sound) <= MOST_BYTES + LARGEST
 
 
 def test_a_timer_rings_until_it_is_stopped(tmp_path: Path) -> None:
