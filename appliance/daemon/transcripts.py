@@ -131,6 +131,7 @@ class Transcripts(Listener):
 
     def preview(self, window: Window, result: Transcription) -> str:
         """Return the text that would be stored; empty if it would be discarded."""
+        result = self._without_own_words(window, result)
         return self._gates.preview(window, result, lambda: self._text_before(window))
 
     def store(self, lease: Lease, result: Transcription | Exception) -> None:
@@ -147,6 +148,7 @@ class Transcripts(Listener):
             ) from result
         lease.mark_transcribed()
         self._bus.on_transcription(window, result)
+        result = self._without_own_words(window, result)
         result, reason = self._gates.apply(window, result, lambda: self._text_before(window))
         if reason:
             lease.discard(reason)
@@ -218,6 +220,15 @@ class Transcripts(Listener):
     def on_reply(self, reply: AssistReply) -> None:
         """Remember an answer of Assist, which a media player of the area may say. Any thread."""
         self._replies.note(reply.speech, time.monotonic() + REPLY_S)
+
+    def _without_own_words(self, window: Window, result: Transcription) -> Transcription:
+        """Return a text without what a loudspeaker said before the address phrase."""
+        rest = self._spoken.behind(
+            result.text, window.start_s,
+            lambda text: after_phrase(text, self._settings.assist.phrase) is not None,
+        )  # fmt: skip
+        words = result.words[len(result.words) - len(rest.split()) :]
+        return result if rest == result.text else replace(result, text=rest, words=words)
 
     def _is_own(self, transcript: Transcript, start_s: float) -> bool:
         """Return True if a loudspeaker of the home said this, by what is known to be said, or a

@@ -14,7 +14,7 @@ from rigs.needs import needs_memory
 from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.windows import NO_FOLDER, a_window
 
-from appliance.config import Settings, SpoolSettings, StoreSettings
+from appliance.config import AssistSettings, Settings, SpoolSettings, StoreSettings
 from appliance.daemon import transcription
 from appliance.daemon.backlog import FAILURES_IN_A_ROW, Lease, Work
 from appliance.daemon.core import Core
@@ -25,6 +25,7 @@ from appliance.errors import DeviceError, ModelError, StoreError
 from appliance.infer.request import Pending, Request
 from appliance.infer.transcriber import Encoded, Transcriber
 from appliance.records import (
+    ADDRESSED,
     AssistReply,
     Discarded,
     Listener,
@@ -40,6 +41,7 @@ from appliance.store.store import Store
 from appliance.store.tables import StoredTranscript
 
 SILENCE = np.zeros(32_000, np.int16)
+NO_PHRASE = AssistSettings()
 
 
 class FullDisk(Store):
@@ -73,11 +75,11 @@ class Rig:
         self.opened: list[Core] = []
         self.use(FakeTranscriber())
 
-    def use(self, transcriber: FakeTranscriber) -> None:
+    def use(self, transcriber: FakeTranscriber, assist: AssistSettings = NO_PHRASE) -> None:
         """Transcribes with this one from now on."""
         self.transcriber = transcriber
         folder = str(self.store.path.parent)
-        settings = Settings(spool=self.spool, store=StoreSettings(path=folder))
+        settings = Settings(spool=self.spool, store=StoreSettings(path=folder), assist=assist)
         while self.opened:
             self.opened.pop().backlog.close()
         self.core = make_core(settings, transcriber, self.store, self.listener)
@@ -189,6 +191,14 @@ def test_what_a_loudspeaker_of_the_home_says_is_flagged_and_does_not_act(rig: Ri
     own = rig.store.query()[0].transcript
     assert own.flags == (NoAct.OWN_VOICE,)
     assert why_not_act(own) is NoAct.OWN_VOICE
+
+
+def test_a_person_who_speaks_over_an_answer_is_heard_behind_its_words(rig: Rig) -> None:
+    rig.use(FakeTranscriber(), AssistSettings(phrase="computer"))
+    rig.core.spoken.note("It is ten o'clock.", time.monotonic() + 1.0)
+    rig.say(replace(HEARD, text="It is ten. Computer, turn on the light."))
+    one = rig.store.query()[0].transcript
+    assert (one.text, one.flags) == ("Computer, turn on the light.", (ADDRESSED,))
 
 
 def test_an_answer_of_assist_is_own_voice_while_a_media_player_plays(rig: Rig) -> None:

@@ -37,6 +37,30 @@ def test_over_a_known_own_voice_only_what_is_addressed_may_be_a_persons() -> Non
     assert spoken.is_own("what time is it", at=1.0)
 
 
+@pytest.mark.parametrize(
+    ("heard", "behind"),
+    [
+        ("Turned off the lights. Computer, stop.", "Computer, stop."),
+        ("turn of the light computer stop", "computer stop"),
+        ("the computer stop", "computer stop"),
+        ("My computer stopped", "My computer stopped"),
+        ("Turned off the", "Turned off the"),
+        ("Computer, stop.", "Computer, stop."),
+        ("", ""),
+    ],
+)
+def test_the_phrase_is_heard_behind_the_houses_own_words(heard: str, behind: str) -> None:
+    def begins(text: str) -> bool:
+        return text.casefold().startswith("computer")
+
+    spoken = Spoken()
+    assert spoken.behind(heard, 1.0, begins) == heard, "the house says nothing"
+    spoken.note("I turned off the lights.", until=100.0)
+    assert spoken.behind(heard, 1.0, begins) == behind
+    spoken.note("The computer is off.", until=100.0)
+    assert spoken.behind("is off computer stop", 1.0, begins) == "is off computer stop"
+
+
 def test_the_other_rooms_get_what_this_one_says_and_nothing_of_theirs() -> None:
     def tell_here(text: str, until: float) -> None:
         here.remember(text, until)
