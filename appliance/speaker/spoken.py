@@ -43,7 +43,7 @@ class Spoken:
         """Return True if a text that was heard at `at` is, or is a part of, what is being said
         then or was in the last REMEMBERED_S; or if our own loudspeaker may be heard, unless what it
         says is known and the text is `addressed` to the home."""
-        heard, texts = plain(text).split(), self._said(at)
+        heard, texts = plain(text).split(), self._sounding(at)
         if self._is_heard and self._is_heard(at) and not (addressed and texts):
             return True
         parts = (words[start:] for words in texts for start in range(len(words) - len(heard) + 1))
@@ -57,7 +57,7 @@ class Spoken:
         for count in range(1, len(words)):
             if begins(rest := " ".join(words[count:])):
                 before = plain(" ".join(words[:count])).split()
-                for own in self._said(at):
+                for own in self._sounding(at):
                     same = sum(any(_is_same(one, other) for other in own) for one in before)
                     named = any(begins(" ".join(own[start:])) for start in range(len(own)))
                     if 2 * same > len(before) and not named:
@@ -65,7 +65,7 @@ class Spoken:
                 break
         return text
 
-    def _said(self, at: float) -> list[list[str]]:
+    def _sounding(self, at: float) -> list[list[str]]:
         """Return the words of each text that is being said at a time, or was shortly before."""
         with self._lock:
             return [words for words, until in self._texts if at < until + REMEMBERED_S]
