@@ -29,7 +29,7 @@ from appliance.infer.hailo import diagnosis, failover as failover_module
 from appliance.infer.hailo.client import NpuProcess
 from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.shared import NpuLimits, make_order
+from appliance.infer.hailo.shared import make_order
 from appliance.infer.opening import open_encoder
 from appliance.model.bundle import ENCODER_FILE, Bundle
 
@@ -51,8 +51,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def on_clock(bundle: Bundle, clock: Clock, limits: NpuLimits = PATIENT) -> FailoverEncoder:
-    return failover(bundle, CpuEncoder(bundle, 1), clock, limits)
+def on_clock(bundle: Bundle, clock: Clock, **limits: Any) -> FailoverEncoder:
+    return failover(bundle, CpuEncoder(bundle, 1), clock, **limits)
 
 
 def test_without_a_chip_the_cpu_encodes_and_nothing_is_said(
@@ -149,16 +149,16 @@ def test_a_model_without_an_encoder_for_the_cpu_needs_the_chip(
     encoder.close()
 
 
-HASTY = NpuLimits(job_ms=300, longest_job_ms=5000, open_s=60.0, beat_s=60.0)
+HASTY = {"job_ms": 300, "longest_job_ms": 5000, "first_job_ms": 2000}
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a failed job": ({"fail_jobs": "all"}, "HAILO_INTERNAL_FAILURE"),
     "a full queue": ({"fail_jobs": "all", "fail_status": 82}, "HAILO_QUEUE_IS_FULL"),
-    "a job given up": ({"fail_jobs": "all", "fail_status": 63}, "stream_abort"),
+    "a job given up": ({"fail_jobs": "all", "fail_status": 63}, "abort"),
     "a hang": ({"hang_jobs": "all"}, "did not answer in time"),
     "numbers that are none": ({"nan_jobs": "all"}, "NaN or infinity"),
-    "a dead chip": ({"dead": True}, "stream_abort"),
+    "a dead chip": ({"dead": True}, "abort"),
 }
 HEALTHY = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}
 
@@ -168,7 +168,7 @@ def test_a_window_that_the_npu_fails_comes_from_the_cpu_at_once(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock, fault: str
 ) -> None:
     simulator.plug()
-    encoder = on_clock(hef_bundle, clock, replace(HASTY, job_ms=1000, answer_ms=30_000))
+    encoder = on_clock(hef_bundle, clock, **HASTY | {"job_ms": 1000, "answer_ms": 30_000})
     encoder.open()
     mel, cpu = mel_of(hef_bundle, 7), CpuEncoder(hef_bundle, 1)
     settings, words = FAULTS[fault]
@@ -191,7 +191,7 @@ def test_a_process_that_is_stopped_during_a_job_is_killed_and_the_cpu_encodes(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
     simulator.plug()
-    encoder = on_clock(hef_bundle, clock, HASTY)
+    encoder = on_clock(hef_bundle, clock, **HASTY)
     encoder.open()
     mel, pid = mel_of(hef_bundle, 1), encoder.pid
     assert pid
@@ -213,8 +213,7 @@ def test_a_call_that_holds_the_interpreters_lock_is_found_by_the_heartbeat(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
     simulator.plug()
-    limits = replace(PATIENT, beat_s=1.0, read_every_s=0.0)
-    encoder = on_clock(hef_bundle, clock, limits)
+    encoder = on_clock(hef_bundle, clock, beat_s=1.0, read_every_s=0.0)
     encoder.open()
     simulator.set(hold_s=30.0)
     assert encoder.encode(mel_of(hef_bundle, 1)).any(), "a good job, and then the sensors are read"
@@ -248,7 +247,7 @@ def test_no_frame_is_lost_while_every_call_of_hailort_hangs(
     """For 10 s with the interpreter's lock; the recorder keeps 4 s here, the pipe 2."""
     monkeypatch.setattr(recorder, "PIPE_BYTES", 1 << 17)
     simulator.plug(hold_s=10.0, latency_ms=10_000)
-    encoder = failover(hef_bundle, CpuEncoder(hef_bundle, 1), limits=replace(PATIENT, open_s=15.0))
+    encoder = failover(hef_bundle, CpuEncoder(hef_bundle, 1), open_s=15.0)
     os.mkfifo(pipe := tmp_path / "microphone")
     settings = CaptureSettings(device=f"pipe://{pipe}?sampleformat=16000:16:1")
     with ThreadPoolExecutor() as pool, Microphone(settings) as microphone:
@@ -277,7 +276,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind(
 ) -> None:
     simulator.plug()
     monkeypatch.setattr(failover_module, "KILLED_WITHIN_S", 0.0)
-    order = make_order(hef_bundle, limits=HASTY)
+    order = make_order(hef_bundle, **PATIENT | HASTY)
     started: list[Unkillable] = []
 
     def start() -> NpuProcess:
@@ -380,7 +379,7 @@ def test_pauses_between_attempts_grow_and_start_anew_after_steady_work(
         tried.append(clock.now_s)
         if clock.now_s < 1400:
             raise NpuError("unknown", "refused")
-        return NpuProcess(make_order(hef_bundle, limits=PATIENT))
+        return NpuProcess(make_order(hef_bundle, **PATIENT))
 
     encoder = FailoverEncoder(start, CpuEncoder(hef_bundle, 1), clock)
     with pytest.raises(DeviceError):
@@ -411,7 +410,7 @@ def test_a_chip_that_becomes_too_hot_is_let_go_until_it_has_cooled_down(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:
     simulator.plug()
-    encoder = on_clock(hef_bundle, clock, replace(PATIENT, read_every_s=0.0))
+    encoder = on_clock(hef_bundle, clock, read_every_s=0.0)
     encoder.open()
     simulator.set(zone=2, temperature_c=121.0)
     assert encoder.encode(mel_of(hef_bundle, 1)).any()

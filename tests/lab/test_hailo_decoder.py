@@ -35,7 +35,7 @@ LONG_S = 60.0
 @contextmanager
 def chip(bundle: Bundle) -> Iterator[Npu]:
     """The chip with the bundle's encoder."""
-    npu = open_npu(bundle, share=False, limits=PATIENT)
+    npu = open_npu(bundle, share=False, **PATIENT)
     try:
         yield npu
     finally:

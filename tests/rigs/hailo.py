@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +19,12 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import WhisperConfig
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo.client import NpuProcess
-from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
-from appliance.infer.hailo.shared import NpuLimits, make_order
+from appliance.infer.hailo.shared import make_order
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel
 
-PATIENT = NpuLimits(job_ms=30_000, first_job_ms=30_000, open_s=60.0, beat_s=60.0)
+PATIENT: dict[str, Any] = {"job_ms": 30_000, "first_job_ms": 30_000, "open_s": 60.0, "beat_s": 60.0}
 """For tests in which no job hangs: the simulated chip computes on this machine's processor."""
 
 
@@ -88,21 +87,23 @@ def looked_after(encoder: Encoder, now_s: float) -> None:
     began."""
     if isinstance(encoder, FailoverEncoder):
         until(encoder.has_released)
+    encoder.poll(now_s)
+
+    def is_settled() -> bool:
         encoder.poll(now_s)
-        with suppress(NpuError):
-            encoder.settle()
-    else:
-        encoder.poll(now_s)
+        return encoder.name != "cpu" or not getattr(encoder, "pid", None)
+
+    until(is_settled)
 
 
 def failover(
     bundle: Bundle,
     cpu: CpuEncoder | None,
     clock: Callable[[], float] = time.monotonic,
-    limits: NpuLimits = PATIENT,
+    **limits: Any,
 ) -> FailoverEncoder:
-    """An encoder for the simulated chip, not open yet."""
-    order = make_order(bundle, limits=limits)
+    """An encoder for the simulated chip, not open yet; `limits` replace those of PATIENT."""
+    order = make_order(bundle, **PATIENT | limits)
     return FailoverEncoder(lambda: NpuProcess(order), cpu, clock)
 
 

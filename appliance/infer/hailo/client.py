@@ -42,6 +42,8 @@ class NpuProcess:
                 *("appliance.infer.hailo.process", json.dumps(asdict(order)), str(memory)),
                 descriptors=(memory,),
             )
+            pipes = self._process.stdin, self._process.stdout
+            self._stdin, self._stdout = (pipe.fileno() for pipe in pipes if pipe)
         except OSError as error:
             raise NpuError(ENDED, f"its process does not start ({error.strerror})") from error
         finally:
@@ -55,9 +57,9 @@ class NpuProcess:
     def poll(self) -> None:
         """Take what has arrived, without waiting. Raises NpuError, also if it hangs."""
         self._receive(0.0)
-        if not self.facts and time.monotonic() > self._begun_s + self._order.limits.open_s:
+        if not self.facts and time.monotonic() > self._begun_s + self._order.open_s:
             raise NpuError(SILENT, f"opening the chip took too long; {REPEATED}")
-        if self.facts and self._arrays.idle_s() > self._order.limits.beat_s:
+        if self.facts and self._arrays.idle_s() > self._order.beat_s:
             raise NpuError(SILENT, f"HailoRT hangs; its process was killed; {REPEATED}")
 
     def wait_until_open(self) -> None:
@@ -69,11 +71,10 @@ class NpuProcess:
     def encode(self, mel: Mel) -> States:
         """Return the states (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P. Raises
         NpuError."""
-        self.poll()
         self._arrays.mel[0] = mel
         with suppress(BrokenPipeError):  # what it said last tells why
-            os.write(self._pipe(self._process.stdin), b"\n")
-        limit_ms = self.facts["job_limit_ms"] + self._order.limits.answer_ms
+            os.write(self._stdin, b"\n")
+        limit_ms = self.facts["job_limit_ms"] + self._order.answer_ms
         deadline_s = time.monotonic() + limit_ms / 1000
         while not any("done" in answer for answer in self._receive(deadline_s - time.monotonic())):
             if time.monotonic() >= deadline_s:
@@ -106,10 +107,9 @@ class NpuProcess:
     def _receive(self, within_s: float) -> list[dict[str, Any]]:
         """Return the answers that have arrived, at least one unless none comes in time. Raises
         NpuError for an error or the end of the process."""
-        output = self._pipe(self._process.stdout)
-        if not select.select([output], [], [], max(0.0, within_s))[0]:
+        if not select.select([self._stdout], [], [], max(0.0, within_s))[0]:
             return []
-        data = os.read(output, 1 << 16)
+        data = os.read(self._stdout, 1 << 16)
         if not data:
             self.kill()
             how = how_it_ended(self._process.returncode)
@@ -121,10 +121,3 @@ class NpuProcess:
                 raise NpuError(answer["cause"], answer["error"])
             self.facts = answer.get("facts", self.facts)
         return answers
-
-    @staticmethod
-    def _pipe(stream: Any) -> int:
-        """The descriptor of one of its pipes. Raises NpuError for a process that was killed."""
-        if stream is None or stream.closed:
-            raise NpuError(ENDED, "its process was killed")
-        return int(stream.fileno())

@@ -6,9 +6,8 @@ simulator of them alone: never on a real chip.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def load_binding() -> Any:
             f"HailoRT's Python binding cannot be used ({reason}); {diagnosis.generation().install}",
         ) from None
     version = str(hailo_platform.__version__)
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+    if diagnosis.numbers(version) < OLDEST:
         raise NpuError(
             "binding",
             f"expected HailoRT {'.'.join(map(str, OLDEST))} or newer, found {version}; "
@@ -75,9 +74,9 @@ def load_binding() -> Any:
 def newest_known(version: str) -> str:
     """Return the newest version of the line that is known, like "4.23.0", if `version` is newer;
     otherwise empty."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    known = NEWEST.get(numbers[0], max(NEWEST.values())) if numbers else numbers
-    return ".".join(map(str, known)) if numbers > known else ""
+    found = diagnosis.numbers(version)
+    known = NEWEST.get(found[0], max(NEWEST.values())) if found else found
+    return ".".join(map(str, known)) if found > known else ""
 
 
 def identify(binding: Any) -> Identity:
@@ -119,40 +118,44 @@ class NpuModel:
         """Configures it. `device` is an open VDevice; `check` raises NpuError for inputs and
         outputs that do not fit. Raises NpuError.
         """
-        self.doing = "loading the HEF"
-        """For messages."""
-        self.inputs: Buffers = {}
-        """To be filled before a job, by name."""
-        self.outputs: Buffers = {}
-        """Overwritten by the next job."""
-        self._binding, self._hef = binding, hef
-        self._model: Any = None
-        self._configured: Any = None
-        self._bindings: Any = None
-        try:
-            with self._explaining():
-                self._open(device, check)
-        except NpuError:
-            self.close()
-            raise
+        self._binding, self._hef, float32 = binding, hef, binding.FormatType.FLOAT32
+        with explaining("loading the HEF", binding, hef):
+            model = device.create_infer_model(str(hef))
+            model.set_batch_size(1)
+            inputs = {edge.name: tuple(edge.shape) for edge in model.inputs}
+            outputs = {edge.name: tuple(edge.shape) for edge in model.outputs}
+            check(inputs, outputs)  # HailoRT itself would only compare numbers of bytes
+            self.inputs: Buffers = {name: np.zeros(of, np.float32) for name, of in inputs.items()}
+            """To be filled before a job, by name."""
+            self.outputs: Buffers = {name: np.zeros(of, np.float32) for name, of in outputs.items()}
+            """Overwritten by the next job."""
+            for edge in (*map(model.input, inputs), *map(model.output, outputs)):
+                edge.set_format_type(float32)
+            self._configured = model.configure()
+            self._bindings = self._configured.create_bindings()
+            for name, buffer in self.inputs.items():
+                self._bindings.input(name).set_buffer(buffer)
+            for name, buffer in self.outputs.items():
+                self._bindings.output(name).set_buffer(buffer)
 
-    def run(self, within_ms: int) -> None:
-        """Run a job on `inputs`. Raises NpuError; after that it can only be closed, because the job
-        may still run and write.
+    def run(self, doing: str, within_ms: int) -> None:
+        """Run a job on `inputs`; `doing` is for messages. Raises NpuError, also for outputs that
+        are no numbers; after that it can only be closed, because the job may still run and write.
         """
-        outcomes: list[Any] = []
-        with self._explaining():
-            self._run(outcomes, within_ms)
-        if not outcomes:
-            raise NpuError("lost", f"{self.doing}: the job ended without saying how")
-        if outcomes[0].exception is not None:
-            fault = outcomes[0].exception
-            raise explain(fault, self.doing, str(self._binding.__version__), self._hef)
+        faults: list[Any] = []
 
-    def check_finite(self, values: NDArray[np.float32]) -> None:
-        """Raises NpuError unless all are numbers."""
-        if not np.isfinite(values).all():
-            raise NpuError("garbage", f"{self.doing}: expected numbers, found NaN or infinity")
+        def store(*, completion_info: Any) -> None:
+            faults.append(completion_info.exception)
+
+        with explaining(doing, self._binding, self._hef):
+            self._configured.wait_for_async_ready(timeout_ms=READY_WITHIN_MS)
+            self._configured.run_async([self._bindings], store).wait(within_ms)
+            if not faults:
+                raise NpuError("lost", f"{doing}: the job ended without saying how")
+            if faults[0] is not None:  # neither the call nor the wait raises it
+                raise faults[0]
+        if not all(np.isfinite(values).all() for values in self.outputs.values()):
+            raise NpuError("garbage", f"{doing}: expected numbers, found NaN or infinity")
 
     def close(self) -> None:
         """Free the chip. May take 10 s, or hang, if a job still runs."""
@@ -160,39 +163,6 @@ class NpuModel:
         if configured is not None:
             # a pending job's callback holds it: dropping the reference here would not end it
             or_none(lambda: configured.__exit__(None, None, None))  # it is freed in any case
-            del configured
-        self._model = None
-
-    def _open(self, device: Any, check: Callable[[Shapes, Shapes], None]) -> None:
-        self._model = device.create_infer_model(str(self._hef))
-        self._model.set_batch_size(1)
-        inputs = {edge.name: tuple(edge.shape) for edge in self._model.inputs}
-        outputs = {edge.name: tuple(edge.shape) for edge in self._model.outputs}
-        check(inputs, outputs)  # HailoRT itself would only compare numbers of bytes
-        self.inputs = {name: np.zeros(shape, np.float32) for name, shape in inputs.items()}
-        self.outputs = {name: np.zeros(shape, np.float32) for name, shape in outputs.items()}
-        for name in inputs:
-            self._model.input(name).set_format_type(self._binding.FormatType.FLOAT32)
-        for name in outputs:
-            self._model.output(name).set_format_type(self._binding.FormatType.FLOAT32)
-        self._configured = self._model.configure()
-        self._bindings = self._configured.create_bindings()
-        for name, buffer in self.inputs.items():
-            self._bindings.input(name).set_buffer(buffer)
-        for name, buffer in self.outputs.items():
-            self._bindings.output(name).set_buffer(buffer)
-
-    def _run(self, outcomes: list[Any], within_ms: int) -> None:
-        """Run a job. Neither this nor the wait raises if it fails: only the outcome shows it."""
-
-        def store(*, completion_info: Any) -> None:
-            outcomes.append(completion_info)
-
-        self._configured.wait_for_async_ready(timeout_ms=READY_WITHIN_MS)
-        self._configured.run_async([self._bindings], store).wait(within_ms)
-
-    def _explaining(self) -> AbstractContextManager[None]:
-        return explaining(self.doing, self._binding, self._hef)
 
 
 @contextmanager
@@ -238,16 +208,6 @@ def read(binding: Any, device_id: str) -> Readings:
         None if power is None else float(power),
         getattr(health, "current_temperature_zone", None),
         None if health is None else _is_throttled(health),
-    )
-
-
-def too_hot(readings: Readings) -> NpuError:
-    """Return the error for a chip in the red zone."""
-    found = "" if readings.temperature_c is None else f" of {readings.temperature_c:.0f} °C"
-    return NpuError(
-        "hot",
-        f"the chip is too hot: its temperature{found} is in the red zone; "
-        "it is not used until it has cooled down; give it a heat sink and moving air",
     )
 
 

@@ -135,7 +135,7 @@ def system_facts() -> dict[str, Any]:
 def may_hang(kernel: str = platform.release()) -> str:
     """Return a warning if this driver is reported to hang on this kernel; else empty."""
     version = driver_version() or ""
-    if not version.startswith("4.") or _numbers(kernel)[:2] < NEW_KERNEL:
+    if not version.startswith("4.") or numbers(kernel)[:2] < NEW_KERNEL:
         return ""
     return f"driver {version} is reported to hang after hours on kernels since 6.12 ({HANGS})"
 
@@ -263,11 +263,12 @@ def _cause(status: int | None, library: str) -> str:
     if (
         status == 6
         and np.lib.NumpyVersion(np.__version__) >= "2.0.0"
-        and _numbers(library) < NUMPY_2
+        and numbers(library) < NUMPY_2
     ):
         return "numpy"
     return CAUSES.get(status, "unknown")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))

@@ -15,19 +15,16 @@ from typing import Any
 from appliance.infer.encoder import Encoder
 from appliance.infer.hailo.device import (
     RED,
-    Identity,
     NpuModel,
-    Readings,
     Shapes,
     explaining,
     identify,
     load_binding,
     or_none,
     read,
-    too_hot,
 )
 from appliance.infer.hailo.diagnosis import NpuError
-from appliance.infer.hailo.shared import LIMITS, NpuLimits, Order, make_order
+from appliance.infer.hailo.shared import Order, make_order
 from appliance.model import Bundle
 from appliance.records import Mel, States
 
@@ -35,23 +32,10 @@ TRIAL_JOBS, PATIENCE = 3, 6
 """Jobs that are timed when the chip is opened, and the limit by the median of their times."""
 
 
-def open_npu(bundle: Bundle, *, share: bool, limits: NpuLimits = LIMITS) -> Npu:
+def open_npu(bundle: Bundle, *, share: bool, **limits: Any) -> Npu:
     """Open the chip with a bundle's encoder in this process, which HailoRT may then stop or end.
     Raises NpuError."""
-    return open_chip(make_order(bundle, share=share, limits=limits))
-
-
-def open_chip(order: Order) -> Npu:
-    """Open the chip with the encoder. Tries once. Raises NpuError."""
-    binding = load_binding()
-    npu = Npu(binding, identify(binding), order)
-    try:
-        npu.open()
-        npu.read_sensors()
-    except NpuError:
-        npu.close()
-        raise
-    return npu
+    return Npu(make_order(bundle, share=share, **limits))
 
 
 class Npu(Encoder):
@@ -61,46 +45,47 @@ class Npu(Encoder):
     some hundred ms (inferred).
     """
 
-    def __init__(self, binding: Any, identity: Identity, order: Order) -> None:
-        """Open nothing yet."""
-        self.binding, self.identity = binding, identity
-        self.readings = Readings()
-        """The last ones."""
-        self.job_ms = 0
-        """Limit for a job."""
-        self._order, self._hef = order, Path(order.hef)
+    def __init__(self, order: Order) -> None:
+        """Open the chip and time its first jobs. Tries once. Raises NpuError."""
+        self.binding = load_binding()
+        self.identity = identify(self.binding)
+        self._order = order
         self._device: Any = None
         self._models: list[NpuModel] = []
         """The encoder, and what else was loaded."""
-
-    def open(self) -> None:
-        """Open the chip and time its first jobs. Raises NpuError."""
-        with explaining("opening the chip", self.binding):
-            self._device = self.binding.VDevice(self._parameters())
-        self.job_ms = self._time_jobs(self.load(self._hef, self._check, "encoding"))
+        try:
+            with explaining("opening the chip", self.binding):
+                self._device = self.binding.VDevice(self._parameters())
+            self._time_jobs(self.load(Path(order.hef), self._check))
+            self.read_sensors()
+        except NpuError:
+            self.close()
+            raise
 
     def read_sensors(self) -> None:
         """Read the sensors; on a chip that has just failed a job that may hang. Raises NpuError if
         it is too hot."""
-        self.readings = read(self.binding, self.identity.device_id)
-        if self.readings.zone == RED:
-            raise too_hot(self.readings)
+        self.readings = found = read(self.binding, self.identity.device_id)
+        """The last ones."""
+        if found.zone == RED:
+            at = "" if found.temperature_c is None else f" of {found.temperature_c:.0f} °C"
+            raise NpuError(
+                "hot",
+                f"the chip is too hot: its temperature{at} is in the red zone; it is not used "
+                "until it has cooled down; give it a heat sink and moving air",
+            )
 
     @property
     def name(self) -> str:
         """hailo8, hailo8l or hailo10h."""
         return self.identity.chip
 
-    def load(self, hef: Path, check: Callable[[Shapes, Shapes], None], doing: str) -> NpuModel:
-        """Return a network on this chip after its first job; see NpuModel for `check`. `doing`
-        names its later jobs. Raises NpuError."""
+    def load(self, hef: Path, check: Callable[[Shapes, Shapes], None]) -> NpuModel:
+        """Return a network on this chip after its first job; see NpuModel for `check`. Raises
+        NpuError."""
         model = NpuModel(self.binding, self._device, hef, check)
         self._models.append(model)
-        model.doing = "the first job"
-        model.run(self._order.limits.first_job_ms)
-        for values in model.outputs.values():
-            model.check_finite(values)
-        model.doing = doing
+        model.run("the first job", self._order.first_job_ms)
         return model
 
     def encode(self, mel: Mel) -> States:
@@ -110,9 +95,8 @@ class Npu(Encoder):
         (buffer,) = encoder.inputs.values()
         (encoded,) = encoder.outputs.values()
         buffer[0] = mel
-        encoder.run(self.job_ms)
+        encoder.run(self._doing, self.job_ms)
         states: States = encoded[0].copy()
-        encoder.check_finite(states)
         return states
 
     def close(self) -> None:
@@ -147,16 +131,15 @@ class Npu(Encoder):
                     "it is not this model's encoder",
                 )
 
-    def _time_jobs(self, encoder: NpuModel) -> int:
-        """Return the limit for a job, ms, by the times of some. Raises NpuError for a chip that
-        does not keep the longest limit."""
-        limits, times_ms = self._order.limits, list[float]()
-        longest_ms = max(limits.job_ms, limits.longest_job_ms)
+    def _time_jobs(self, encoder: NpuModel) -> None:
+        """Set the limit for a job, ms, by the times of some. Raises NpuError for a chip that does
+        not keep the longest limit."""
+        order, times_ms = self._order, list[float]()
+        longest_ms = max(order.job_ms, order.longest_job_ms)
         for _ in range(TRIAL_JOBS):
             begun_s = time.perf_counter()
-            encoder.run(longest_ms)
+            encoder.run("encoding", longest_ms)
             times_ms.append(1000 * (time.perf_counter() - begun_s))
         needed_ms = statistics.median(times_ms)
-        limit_ms = round(min(max(limits.job_ms, PATIENCE * needed_ms), longest_ms))
-        encoder.doing = f"encoding (the chip needs {needed_ms:.0f} ms and is given {limit_ms} ms)"
-        return limit_ms
+        self.job_ms = round(min(max(order.job_ms, PATIENCE * needed_ms), longest_ms))
+        self._doing = f"encoding (the chip needs {needed_ms:.0f} ms and is given {self.job_ms} ms)"

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from appliance.infer.hailo import diagnosis
 from appliance.infer.hailo.diagnosis import NpuError
-from appliance.infer.hailo.npu import Npu, open_chip
-from appliance.infer.hailo.shared import BEAT_S, NpuLimits, Order, SharedArrays
+from appliance.infer.hailo.npu import Npu
+from appliance.infer.hailo.shared import BEAT_S, Order, SharedArrays
 from appliance.process import begin
 from appliance.system import BackgroundTask, one_line
 
@@ -25,9 +25,7 @@ from appliance.system import BackgroundTask, one_line
 def main() -> NoReturn:
     """Serve until the daemon closes the pipe or ends, or the chip fails."""
     output = begin()
-    given = json.loads(sys.argv[2])
-    given["limits"] = NpuLimits(**given["limits"])
-    order = Order(**given)
+    order = Order(**json.loads(sys.argv[2]))
     arrays = SharedArrays(int(sys.argv[3]), tuple(order.mel), tuple(order.states))
     BackgroundTask(lambda: _beat(arrays), "heartbeat")
     try:
@@ -47,13 +45,13 @@ def _beat(arrays: SharedArrays) -> None:
 
 def _serve(order: Order, arrays: SharedArrays, output: int) -> None:
     """Open the chip and encode until the pipe is closed. Raises NpuError."""
-    npu = open_chip(order)
+    npu = Npu(order)
     _send(output, **_describe(npu))
     read_s = time.monotonic()
     for _ in sys.stdin.buffer:
         arrays.states[:] = npu.encode(arrays.mel[0])
         _send(output, done=True)
-        if time.monotonic() >= read_s + order.limits.read_every_s:
+        if time.monotonic() >= read_s + order.read_every_s:
             npu.read_sensors()
             _send(output, **_describe(npu))
             read_s = time.monotonic()

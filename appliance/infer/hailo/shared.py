@@ -1,12 +1,12 @@
-"""What the daemon and the encoder's process share: the order, the limits, the arrays in memory."""
+"""What the daemon and the encoder's process share: the order and the arrays in memory."""
 
 from __future__ import annotations
 
 import math
 import mmap
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,15 @@ BEAT_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class NpuLimits:
-    """How long the chip may take before it counts as failed."""
+class Order:
+    """What the process is started for, and how long the chip may take until it counts as failed."""
 
+    hef: str
+    mel: Shape
+    """(1, W, n_mels)."""
+    states: Shape
+    """(1, P, d_model)."""
+    share: bool = False
     job_ms: int = 400
     """At least, and six times what the first jobs need. Others measured some 31 ms of tiny on
     a Hailo-8L, and about 40 of base (5 s) on a Hailo-8."""
@@ -41,26 +47,10 @@ class NpuLimits:
     """Between two readings of the sensors."""
 
 
-LIMITS = NpuLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the process is started for."""
-
-    hef: str
-    mel: Shape
-    """(1, W, n_mels)."""
-    states: Shape
-    """(1, P, d_model)."""
-    share: bool = False
-    limits: NpuLimits = field(default=LIMITS)
-
-
-def make_order(bundle: Bundle, *, share: bool = False, limits: NpuLimits = LIMITS) -> Order:
-    """Return the order for a bundle with a HEF."""
+def make_order(bundle: Bundle, *, share: bool = False, **limits: Any) -> Order:
+    """Return the order for a bundle with a HEF; `limits` replace those of Order."""
     mel, states = (1, bundle.frames, bundle.n_mels), (1, bundle.positions, bundle.d_model)
-    return Order(str(bundle.hef), mel, states, share, limits)
+    return Order(str(bundle.hef), mel, states, share, **limits)
 
 
 class SharedArrays:

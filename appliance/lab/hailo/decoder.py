@@ -117,7 +117,7 @@ class NpuDecoder(FixedNetwork):
         self._binding, self._files, self._within_ms = npu.binding, files, within_ms
         self._parts: tuple[str, ...] = ()
         """Names of the outputs in the order of the vocabulary."""
-        self.model = npu.load(files.hef, self._check, "decoding")
+        self.model = npu.load(files.hef, self._check)
         states, embedded = sorted(self.model.inputs)
         self._states = self.model.inputs[states].reshape(bundle.positions, bundle.d_model)
         self._embedded = self.model.inputs[embedded].reshape(self.capacity, bundle.d_model)
@@ -127,11 +127,8 @@ class NpuDecoder(FixedNetwork):
 
     def _compute(self, embedded: NDArray[np.float32]) -> list[NDArray[np.float32]]:
         self._embedded[:] = embedded
-        self.model.run(self._within_ms)
-        parts = [self.model.outputs[name].reshape(self.capacity, -1) for name in self._parts]
-        for part in parts:
-            self.model.check_finite(part)
-        return parts
+        self.model.run("decoding", self._within_ms)
+        return [self.model.outputs[name].reshape(self.capacity, -1) for name in self._parts]
 
     def _check(
         self, inputs: dict[str, tuple[int, ...]], outputs: dict[str, tuple[int, ...]]

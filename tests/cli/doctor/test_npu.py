@@ -30,7 +30,7 @@ EVERY = (npu.device, npu.library, npu.chip, npu.owner, npu.self_test)
 @pytest.fixture
 def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
     """A machine with a Hailo driver and no chip yet, for which the CPU stands in: it has time."""
-    monkeypatch.setattr(infer, "open_npu", functools.partial(open_npu, limits=PATIENT))
+    monkeypatch.setattr(infer, "open_npu", functools.partial(open_npu, **PATIENT))
     simulator = Simulator(tmp_path / "machine")
     simulator.set(latency_ms=1)
     simulator.enter()

@@ -17,19 +17,19 @@ from appliance.infer.hailo.client import NpuProcess
 from appliance.infer.hailo.device import find_chip, identify, load_binding, newest_known
 from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.npu import Npu, open_npu
-from appliance.infer.hailo.shared import NpuLimits, make_order
+from appliance.infer.hailo.shared import make_order
 from appliance.model.bundle import HEF_FILE, Bundle
 
 FIX = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
 
 
-def open_here(bundle: Bundle, *, share: bool = False, limits: NpuLimits = PATIENT) -> Npu:
-    return open_npu(bundle, share=share, limits=limits)
+def open_here(bundle: Bundle, *, share: bool = False) -> Npu:
+    return open_npu(bundle, share=share, **PATIENT)
 
 
 def refusal(bundle: Bundle) -> NpuError:
     """Why the encoder's process does not open the chip."""
-    process = NpuProcess(make_order(bundle, limits=PATIENT))
+    process = NpuProcess(make_order(bundle, **PATIENT))
     with pytest.raises(NpuError) as caught:
         process.wait_until_open()
     process.kill()
@@ -82,7 +82,7 @@ STATUSES = [
     (15, "versions differ", "must be of one version"),
     (26, "hef refused", "refuses it"),
     (36, "driver", "the driver refused"),
-    (63, "unknown", "stream_abort"),
+    (63, "unknown", "abort"),
     (73, "busy", "in use by"),
     (74, "busy", "in use by"),
     (76, "versions differ", "found HailoRT 4.23.0 and driver 4.23.0"),
@@ -91,7 +91,7 @@ STATUSES = [
     (82, "unknown", "HAILO_QUEUE_IS_FULL"),
     (91, "hef refused", "damaged"),
     (93, "hef refused", "it is for another chip"),
-    (5, "unknown", "failed: "),
+    (47, "unknown", "HAILO_OUT_OF_DESCRIPTORS"),
 ]
 
 
@@ -172,7 +172,7 @@ def test_the_limit_for_a_job_comes_from_the_first_ones_and_is_reported(
     simulator: Simulator, hef_bundle: Bundle
 ) -> None:
     simulator.plug(latency_ms=120, close_s=0.1)
-    npu = open_here(hef_bundle, limits=NpuLimits())
+    npu = open_npu(hef_bundle, share=False)
     simulator.set(latency_ms=600)
     assert npu.encode(mel_of(hef_bundle, 1)).any()
     simulator.set(hang_jobs="all", hang_s=2)
@@ -182,7 +182,7 @@ def test_the_limit_for_a_job_comes_from_the_first_ones_and_is_reported(
     npu.close()
     simulator.set(hang_jobs=[], latency_ms=1200)
     with pytest.raises(NpuError, match="did not answer in time"):
-        open_here(hef_bundle, limits=NpuLimits(first_job_ms=5000))
+        open_npu(hef_bundle, share=False, first_job_ms=5000)
 
 
 @pytest.mark.parametrize(
