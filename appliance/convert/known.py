@@ -7,9 +7,9 @@ NAMES = {name: f"openai/whisper-{name}" for name in SIZES}
 """Known names and their repositories on Hugging Face's hub."""
 
 
-WRONG_WORDS = {"tiny.en": 13.9, "base": 12.5}
-"""Percent of 1,085 words in 98 recordings, most of them of people: INT8 on the CPU, windows of
-10 s. Others were not measured (`scripts/measure hailo`)."""
+WRONG_WORDS = {"tiny.en": 13.9, "base": 12.7}
+"""Percent of 1,091 words in 98 recordings, most of them of people: INT8 on the CPU, windows of
+10 s, as docs/limits.md has them (`roomscribe benchmark`). Others were not measured."""
 
 
 class Pinned(NamedTuple):

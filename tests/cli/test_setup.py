@@ -186,7 +186,7 @@ def test_a_person_answers_six_questions_and_sees_each_work(tmp_path: Path) -> No
                 terminal.answer("efuses a client without mqtt.username", "ada")
                 terminal.answer("not shown", "mellon7")
                 terminal.until("accepts the connection.\nHome Assistant does not use")
-                terminal.until("12.5 % of words wrong")
+                terminal.until("12.7 % of words wrong")
                 terminal.until("Recommended: base, or tiny.en where that is too slow.")
                 terminal.answer("Which model? [tiny.en]")
                 terminal.until("Whisper tiny.en heard the test sentence word for word")
