@@ -3,8 +3,10 @@
 import json
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
+from evening_run.charts import draw_times, draw_words
 from evening_run.publish import PAGE, marks
 from evening_run.results import weights_checksum
 from figures.gate import FILE, MEASURES, faults, page_table, unmeasured
@@ -61,3 +63,14 @@ def test_two_servers_are_compared_on_what_both_were_sent(built_in: Bundle) -> No
     assert memory_mb[0] > 50
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:1: .*check that it runs"):
         compare_servers("127.0.0.1:1", replace(Settings(), wyoming=WyomingSettings(port=1)), heard)
+
+
+def test_the_charts_have_a_point_a_row_and_a_bar_for_each_tenth_of_a_second() -> None:
+    line = {"key": "cpu", "total_ms": 140.0, "wer": 13.0, "interval": "4.0-30.5"}
+    words = draw_words({"a < b": [line, line | {"key": "hybrid"}, {"key": "cpu"}]}, "today")
+    assert words.count('cx="') == 3, "one, and two of the legend"
+    times = ElementTree.fromstring(draw_times([310.0, 320.0, 9000.0], "today"))
+    bars = [one for one in times.iter() if one.get("class") == "ours"]
+    assert [at for at, one in enumerate(bars) if float(one.get("height") or 0)] == [3, 14]
+    for text in (words, draw_words({}, "")):
+        ElementTree.fromstring(text)

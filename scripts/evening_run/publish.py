@@ -4,7 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from evening_run.charts import draw_times
+from evening_run.programme import SENTENCE
 from evening_run.results import scored
+from evening_run.score import answer_ms
 from evening_run.table import more, number, of_groups
 from rigs.checkout import ROOT
 
@@ -16,9 +19,12 @@ Record = dict[str, Any]
 
 
 def write(root: Path, evening: Record) -> None:
-    """Write the figures into both pages."""
+    """Write the figures into both pages, and the chart."""
     for name, text in (("README.md", headline(evening)), ("docs/figures.md", table(evening))):
         put(text, "evening", root / name)
+    sentences = [one for one in evening["items"] if one["kind"] == SENTENCE and one["intact"]]
+    answers_ms = [took_ms for one in sentences if (took_ms := answer_ms(one)) is not None]
+    write_whole(root / "docs" / "evening.svg", draw_times(answers_ms, about(evening)), 0o644)
 
 
 def put(text: str, name: str, page: Path = PAGE) -> None:

@@ -1,12 +1,13 @@
 """Run `roomscribe benchmark` with every row and table, also those on a Hailo: on a simulated one.
 
     scripts/measure benchmark [--base FOLDER] [--tables rows,cache,padding,guards]
-        [--only tiny.en|base] [--write] [OPTION OF roomscribe benchmark ...]
+        [--only tiny.en|base] [--write] [--chart FILE] [OPTION OF roomscribe benchmark ...]
 
 The weights are tiny.en's, as scripts/setup.sh got them (or --checkpoint), and then those of --base.
 The simulated chip computes the encoder in float32 on this processor and adds a real chip's noise
 (15 dB), so its times are not measured. Its decoder has the length of the one that Hailo publishes.
---write puts the tables and the chart into docs/figures.md and docs/benchmark-*.svg.
+--write puts the tables and the chart into docs/figures.md and docs/benchmark-*.svg. --chart draws
+the words wrong of both models against their processor time: docs/words.svg.
 """
 
 import argparse
@@ -17,7 +18,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from evening_run.charts import draw_words
 from evening_run.publish import put
 from evening_run.results import about
 from figures.hailo import chip_bundle
@@ -54,6 +57,7 @@ def main() -> int:
     if options.checkpoint is None:
         parser.error("no weights of tiny.en: run scripts/setup.sh, or give --checkpoint FOLDER")
     weights = {"tiny.en": options.checkpoint, "base": options.base}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for model in [options.only] if options.only else weights:
         if weights[model] is None:
             print(f"no weights of {model}: its tables are left out", file=sys.stderr)
@@ -61,12 +65,18 @@ def main() -> int:
         options.checkpoint = weights[model]
         seen = about(ROOT, load_bundle("tiny.en").folder)
         sections = [f"Commit {seen['commit']}, {seen['processor']}, {seen['date']}."]
-        for name, text in measured(options, model):
+        for name, found in measured(options, model):
+            text = as_page(name, found)
+            if name == "rows":
+                rows[model] = found
             print(f"\n{text}\n", flush=True)
             count = f"{options.most or 'all'} recordings"
             sections.append(f"Whisper {model}: {NAMES[name]} ({count})\n\n{for_page(text)}")
         if options.write:
             put("\n\n".join(sections), f"benchmark {model}")
+    if options.chart:
+        about_it = f"{seen['date']}, {seen['commit']}, {seen['processor']}"
+        write_whole(options.chart, draw_words(rows, about_it), 0o644)
     return 0
 
 
@@ -80,7 +90,7 @@ def for_page(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, str]]:
+def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the tables of a model, by their names."""
     names, most = options.tables.split(","), options.most
     with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
@@ -100,7 +110,7 @@ def measured(options: argparse.Namespace, model: str) -> Iterator[tuple[str, str
                 if name == "rows" and options.write:
                     chart = ROOT / "docs" / f"benchmark-{model}.svg"
                     write_whole(chart, draw_chart(found), 0o644)
-                yield name, as_page(name, found)
+                yield name, found
         options.most = most
         simulator.leave()
 
