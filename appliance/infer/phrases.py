@@ -58,6 +58,11 @@ ENDS = (".", "?", "!")
 """What models with punctuation may put after a sentence, in place of ending the text. The text is
 taken to end behind it."""
 
+MOST_ODDS = 4.0
+"""Log-odds (98 %) up to which a sentence's share counts: in a short list, one sentence is by far
+the likeliest whatever was spoken."""
+LEADS = (-4.0, 5.0)
+"""Least and largest lead of the free text over an expected sentence that counts."""
 NO_REPORT, REPORT = -4.0, 4.0
 """Least and largest log-odds of a report."""
 SOMEBODY, REPORT_FROM = "She", 3.0
@@ -95,6 +100,24 @@ class Evidence(NamedTuple):
     """How the free text differs from it."""
     report: float = NO_REPORT
     """Log-odds (natural) that the sound says its first verb in the past, minus REPORT_FROM."""
+
+    def values(self) -> dict[str, float]:
+        """Return what the fields of PhraseCalibration weigh."""
+        return {
+            "share": log_odds(self.share),
+            "mean": self.mean,
+            "lead": min(max(self.lead, LEADS[0]), LEADS[1]),
+            "text": log_odds(self.text),
+            "report": max(0.0, self.report),
+            **self.wording._asdict(),
+        }
+
+
+def log_odds(share: float) -> float:
+    """Return the log-odds of a probability 0..1, cut at MOST_ODDS."""
+    least = 1.0 / (1.0 + math.exp(MOST_ODDS))
+    share = min(1.0 - least, max(least, share))
+    return math.log(share / (1.0 - share))
 
 
 class _Heard(NamedTuple):
@@ -273,14 +296,7 @@ class Phrases:
 
     def _confidence(self, evidence: Evidence) -> float:
         """The probability that a sentence was said, and not something else."""
-        return self._bundle.phrase_calibration.confidence(
-            evidence.share,
-            evidence.mean,
-            evidence.lead,
-            evidence.text,
-            report=max(0.0, evidence.report),
-            **evidence.wording._asdict(),
-        )
+        return self._bundle.phrase_calibration.confidence(evidence.values())
 
     def _report_odds(self, sentence: str) -> float:
         """Return the log-odds that the sound says the first verb of a sentence in the past, in two

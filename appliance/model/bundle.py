@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -43,11 +43,6 @@ CHIP_NAMES = {"hailo8": "Hailo-8", "hailo8l": "Hailo-8L", "hailo10h": "Hailo-10H
 QUANTIZE = ("none", "int8")
 """none: all weights are float32, and the graphs compute exactly what the checkpoint does. int8: the
 matrices and the token embedding have 8 bits, the other weights float16; activations float32."""
-MOST_ODDS = 4.0
-"""Log-odds (98 %) up to which a sentence's share counts: in a short list, one sentence is by far
-the likeliest whatever was spoken."""
-LEADS = (-4.0, 5.0)
-"""Least and largest lead of the free text over an expected sentence that counts."""
 FRAMES_PER_POSITION = 2
 """Whisper's second convolution has stride 2: a position is two mel frames, 20 ms."""
 POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION
@@ -115,11 +110,11 @@ class PhraseCalibration:
 
     offset: float
     share: float
-    """Of the log-odds of its share among the expected sentences, which are cut at MOST_ODDS."""
+    """Of the log-odds of its share among the expected sentences."""
     mean: float
     """Of the mean natural log-probability of its tokens."""
     lead: float = -0.11
-    """Of the free text's lead, cut at LEADS."""
+    """Of the free text's lead."""
     text: float = 0.14
     """Of the log-odds of the free text's confidence."""
     added: float = -3.43
@@ -130,17 +125,9 @@ class PhraseCalibration:
     report: float = -2.0
     """Of the log-odds that the sound says the sentence's verb in the past."""
 
-    def confidence(
-        self, share: float, mean: float, lead: float, text: float = 0.5, **others: float
-    ) -> float:
-        """Return the probability, 0..1. `lead` is the natural log-probability of the free text
-        minus the sentence's, `text` that one's confidence; `others` are what other fields
-        multiply."""
-        lead = min(max(lead, LEADS[0]), LEADS[1])
-        score = self.offset + self.share * log_odds(share) + self.mean * mean + self.lead * lead
-        score += self.text * log_odds(text) + sum(
-            getattr(self, field) * value for field, value in others.items()
-        )
+    def confidence(self, evidence: Mapping[str, float]) -> float:
+        """Return the probability, 0..1, of a sentence with this value for each field's weight."""
+        score = self.offset + sum(getattr(self, name) * value for name, value in evidence.items())
         return 1.0 / (1.0 + math.exp(min(700.0, max(-700.0, -score))))
 
 
@@ -153,13 +140,6 @@ above it, 34 above 0.3); of 24 right commands of people all do."""
 DEFAULT_PHRASE_CALIBRATION = PhraseCalibration(offset=3.18, share=0.24, mean=1.18)
 """The same for expected sentences, fitted to other voices. Of these people's 20 that the built-in
 list has, 17 have at least 0.7, and one of the 45 other texts has ("nine", taken for "no")."""
-
-
-def log_odds(share: float) -> float:
-    """Return the log-odds of a probability 0..1, cut at MOST_ODDS."""
-    least = 1.0 / (1.0 + math.exp(MOST_ODDS))
-    share = min(1.0 - least, max(least, share))
-    return math.log(share / (1.0 - share))
 
 
 @dataclass(frozen=True, slots=True)

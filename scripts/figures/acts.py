@@ -1,6 +1,6 @@
 """Measure how often something acts on what nobody said, and how often commands act.
 
-    scripts/measure acts [FOLDER...] [--bundle tiny.en]
+    scripts/measure acts [FOLDER...] [--bundle tiny.en] [--against CHECKOUT]
     scripts/measure acts [FOLDER...] --fit
 
 Makes commands from the built-in list of expected sentences, and of each what is near to it and no
@@ -9,10 +9,12 @@ them, every third in pink noise at 12 dB. TESTED sentences by TEST_VOICES are me
 by FIT_VOICES, are what --fit fits a phrase_calibration to, with the recordings of the folders, and
 the table is then with it. A near miss acts if a listed sentence would be acted on; a command acts
 rightly if that one has its words, but for plurals and articles. Folders have a MANIFEST.tsv or
-transcripts.tsv (columns file and text).
+transcripts.tsv (columns file and text). --against lets another checkout's appliance hear the same.
 """
 
 import argparse
+import os
+import pickle
 import random
 import re
 import shutil
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rigs.checkout import ROOT
 from rigs.sounds import Sound, cut, quiet, read, to_int16, with_noise
 
 from appliance.config import PhrasesSettings, Settings
@@ -40,7 +43,7 @@ from appliance.infer.wording import compare, past
 from appliance.lab.fit.statistics import logistic
 from appliance.lab.recordings import listed_texts
 from appliance.model import load_bundle
-from appliance.model.bundle import LEADS, PhraseCalibration, log_odds
+from appliance.model.bundle import PhraseCalibration
 from appliance.records import Window, acting_text, why_not_act
 
 FIT_VOICES = ("flite slt", "flite rms", "espeak-ng en-us+f2", "espeak-ng en-gb")
@@ -127,6 +130,8 @@ def main() -> int:
     parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER")
     parser.add_argument("--bundle", default="tiny.en")
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--clips", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     bundle = load_bundle(options.bundle)
     if options.fit:
@@ -134,7 +139,11 @@ def main() -> int:
         fit = fitted(list(listen(replace(bundle, phrase_calibration=ALWAYS), clips)))
         bundle = replace(bundle, phrase_calibration=fit)
         print("phrase_calibration", asdict(fit))
-    heard = list(listen(bundle, [*spoken_clips(TEST_VOICES), *people(options.folders)]))
+    if options.clips:
+        clips = pickle.load(sys.stdin.buffer)
+    else:
+        clips = [*spoken_clips(TEST_VOICES), *people(options.folders)]
+    heard = list(listen(bundle, clips))
     for key in ("kind", "voice"):
         print(f"\n{key:24} {'sentences':>9} {'act':>5} {'rightly':>8} {'wrongly':>8}")
         for name in sorted({getattr(one.clip, key) for one in heard}):
@@ -143,6 +152,12 @@ def main() -> int:
             rightly = sum(same_order(one.clip.text, one.acts_on) for one in acts)
             share = (len(acts) - rightly) / len(some)
             print(f"{name:24} {len(some):9} {len(acts):5} {rightly:8} {share:8.1%}")
+    if options.against:
+        print(f"\n{options.against}:", flush=True)
+        folder, given = bundle.folder.resolve(), pickle.dumps(clips)
+        command = [sys.executable, "-m", "figures.acts", "--clips", f"--bundle={folder}"]
+        env = os.environ | {"PYTHONPATH": f"{ROOT}/tests:{ROOT}/scripts"}
+        subprocess.run(command, input=given, cwd=options.against, env=env, check=True)
     return 0
 
 
@@ -184,7 +199,7 @@ def fitted(heard: Sequence[Heard]) -> PhraseCalibration:
     """The logistic regression of a right sentence on its evidence, beside RULES. People count
     threefold, and right sentences as much as all others."""
     known = [(one, one.found) for one in heard if one.found]
-    table = [evidence(found) for _, found in known]
+    table = [{"offset": 1.0} | found.values() for _, found in known]
     names = [name for name in table[0] if name not in RULES]
     given = np.array([sum(RULES[name] * row[name] for name in RULES) for row in table])
     right = np.array([same_order(one.clip.text, found.sentence) for one, found in known])
@@ -194,19 +209,6 @@ def fitted(heard: Sequence[Heard]) -> PhraseCalibration:
     found = logistic(features, right.astype(float), weights, ridge=1.0, given=given)
     fit = {name: round(float(one), 2) for name, one in zip(names, found, strict=True)}
     return PhraseCalibration(**fit | RULES)
-
-
-def evidence(found: Evidence) -> dict[str, float]:
-    """What the fields of PhraseCalibration multiply."""
-    return {
-        "offset": 1.0,
-        "share": log_odds(found.share),
-        "mean": found.mean,
-        "lead": float(np.clip(found.lead, *LEADS)),
-        "text": log_odds(found.text),
-        "report": max(0.0, found.report),
-        **found.wording._asdict(),
-    }
 
 
 def people(folders: Sequence[Path]) -> Iterator[Clip]:
@@ -295,8 +297,7 @@ def near_misses(text: str, slots: dict[str, Any], rng: random.Random) -> Iterato
         if is_order or template.startswith("{sentence}"):
             parts = re.split(r"[{}]", template)[1::2]
             yield kind, " ".join(told.get(one) or rng.choice(one.split("|")) for one in parts)
-    last = rest.rpartition(" ")[2]
-    if last not in UNITS:
+    if rest.rpartition(" ")[2] not in UNITS:
         yield "half", text.rpartition(" ")[0]
 
 
@@ -311,8 +312,7 @@ def other_values(text: str, slots: dict[str, Any], rng: random.Random) -> Iterat
         wrong = in_words(rng.choice(OUTSIDE.get(slot, (75, 120))))
         yield "quantity", re.sub(said, wrong, text, count=1)
         yield "quantity", re.sub(said, r"\1 and a half", text, count=1)
-        either = in_words(slots[slot] % 9 + 3)
-        yield "two values", re.sub(said, rf"\1 or {either}", text, count=1)
+        yield "two values", re.sub(said, rf"\1 or {in_words(slots[slot] % 9 + 3)}", text, count=1)
     for slot in sorted(slots.keys() & OTHERS.keys()):
         value, other = str(slots[slot]), rng.choice(OTHERS[slot])
         both = f"{value} or {rng.choice([one for one in TABLE['slots'][slot] if one != value])}"

@@ -18,10 +18,11 @@ from appliance.errors import ConfigError
 from appliance.infer import phrases
 from appliance.infer.decoder import Decoded, Decoder, LogOdds
 from appliance.infer.opening import SENTENCES_FILE, open_transcriber, phrases_file
-from appliance.infer.phrases import FLOOR, NO_REPORT, REPORT, Phrases
+from appliance.infer.phrases import FLOOR, NO_REPORT, REPORT, Evidence, Phrases
 from appliance.infer.request import Request
 from appliance.infer.sentences import START, build_network, parse_phrases, read_phrases
 from appliance.infer.tokenizer import Tokenizer
+from appliance.infer.wording import Wording
 from appliance.model.bundle import DEFAULT_PHRASE_CALIBRATION, Bundle, PhraseCalibration
 from appliance.records import EXPECTED_FROM, Name, NoAct, States, Tier
 
@@ -125,11 +126,20 @@ def test_a_models_calibration_says_how_sure_a_sentence_is(
         phrase = found.find(replace(decoder.decode(heard[0], 1.0), logprobs=(-100.0,)))
         one = found.evidence
         assert one and one.sentence == "hide a cage" and 0.5 < one.share < 1
-        others = {"report": max(0.0, one.report)} | one.wording._asdict()
-        sure = fitted.confidence(one.share, one.mean, one.lead, one.text, **others)
+        sure = fitted.confidence(one.values())
         assert found.candidates[0].confidence == min(sure, phrases.DOUBTED), "other letters"
         assert (phrase is None) is (sure < FLOOR)
     assert phrase is None, "the sentence is less likely than anything that was said"
+
+
+def test_evidence_counts_up_to_its_limits() -> None:
+    def sure(share: float = 0.95, lead: float = 0.0, report: float = NO_REPORT) -> float:
+        evidence = Evidence("", share, -0.1, lead, 0.5, Wording(0, 0, 0, 0), report)
+        return DEFAULT_PHRASE_CALIBRATION.confidence(evidence.values())
+
+    assert sure(1.0) == sure(0.99) > sure() > sure(0.2) > sure(0.0) == sure(0.01) > 0.8
+    assert sure(lead=-1000.0) == sure(lead=-4.0) > sure() > sure(lead=5.0) == sure(lead=1000.0)
+    assert sure(report=REPORT) < EXPECTED_FROM < sure() == sure(report=-1.0)
 
 
 def test_what_is_said_is_found_among_the_sentences_if_it_is_one(

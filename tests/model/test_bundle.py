@@ -82,46 +82,23 @@ def test_a_model_without_a_fit_has_the_confidence_of_every_whisper(folder: Path)
     limits = bundle.calibration
     assert bundle.calibration.confidence([-0.01] * 8) > limits.act > limits.low
     assert bundle.calibration.confidence([-0.5] * 8) < limits.low
-    phrases = bundle.phrase_calibration
-    assert phrases.confidence(0.99, -0.1, 0.0) > 0.9 > phrases.confidence(0.6, -1.0, 0.0)
 
 
-def test_a_phrase_calibration_weighs_share_and_mean(folder: Path) -> None:
-    edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0})
-    bundle = load_bundle(folder)
-
-    def confidence(share: float, mean: float) -> float:
-        return bundle.phrase_calibration.confidence(share, mean, 0.0)
-
-    assert confidence(0.5, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
-    assert confidence(0.8, 0.0) == pytest.approx(1 / (1 + math.exp(-1.0) / 16))
-    assert confidence(0.5, -1.0) == pytest.approx(1 / (1 + math.exp(2.0)))
-    assert confidence(1.0, 0.0) == confidence(0.999, 0.0) == pytest.approx(1 / (1 + math.exp(-9)))
-    assert confidence(0.0, -2000.0) == pytest.approx(0.0, abs=1e-300)
+def test_a_phrase_calibration_weighs_what_it_names(folder: Path) -> None:
+    edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0, "lead": -0.5})
+    found = load_bundle(folder).phrase_calibration
+    assert found.confidence({}) == pytest.approx(1 / (1 + math.exp(-1.0)))
+    assert found.confidence({"share": -1.0, "lead": -2.0}) == pytest.approx(0.5)
+    assert found.confidence({"mean": -1.0}) == pytest.approx(1 / (1 + math.exp(2.0)))
+    assert found.confidence({"mean": -2000.0}) == pytest.approx(0.0, abs=1e-300)
 
 
 def test_an_earlier_phrase_calibration_weighs_words_as_every_whisper_does(folder: Path) -> None:
     edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0})
     found = load_bundle(folder).phrase_calibration
     assert found.added == DEFAULT_PHRASE_CALIBRATION.added < 0
-    sure = found.confidence(0.99, -0.1, 0.0)
-    for words in ({"added": 1.0}, {"missing": 1.0}, {"changed": 1.0}, {"sense": 1.0}):
-        assert found.confidence(0.99, -0.1, 0.0, **words) < sure
-    assert found.confidence(0.99, -0.1, 0.0, 0.9) > found.confidence(0.99, -0.1, 0.0, 0.1)
-    assert found.confidence(0.99, -0.1, 0.0, report=4.0) < 0.7 < sure
-
-
-def test_a_phrase_calibration_may_weigh_the_lead_of_the_free_text(folder: Path) -> None:
-    edit(folder, phrase_calibration={"offset": 1.0, "share": 2.0, "mean": 3.0, "lead": -0.5})
-    bundle = load_bundle(folder)
-
-    def confidence(lead: float) -> float:
-        return bundle.phrase_calibration.confidence(0.5, 0.0, lead)
-
-    assert confidence(0.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
-    assert confidence(4.0) == pytest.approx(1 / (1 + math.exp(1.0)))
-    assert confidence(1000.0) == confidence(5.0)
-    assert confidence(-1000.0) == confidence(-4.0) == pytest.approx(1 / (1 + math.exp(-3.0)))
+    for name in ("added", "missing", "changed", "sense", "report"):
+        assert found.confidence({name: 1.0}) < found.confidence({}) < found.confidence({"text": 1})
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "silence.bin"])
