@@ -1,7 +1,11 @@
 """The model in use, and whether this machine can run one: roomscribe-satellite has none."""
 
+import ctypes
 import importlib.util
+import platform
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 
 from appliance.config import Settings
 from appliance.model import BUILT_IN, WINDOW_S, Bundle, chosen_model, installed_bundles, library
@@ -11,6 +15,13 @@ LACKING = (
     "(`sudo roomscribe fleet join CODE`), or install the package that contains it "
     "(`sudo apt install {}`)"
 )
+OLD_PROCESSOR = (
+    "this machine cannot transcribe: its processor has no half-precision numbers (a Raspberry Pi "
+    "4, for example), and onnxruntime 1.21 ends at once there (microsoft/onnxruntime#23957); use "
+    "a Raspberry Pi 5, or have a worker transcribe (`sudo roomscribe fleet join CODE`)"
+)
+AT_HWCAP, HWCAP_ASIMDHP = 16, 1 << 10
+"""Linux, uapi/linux/auxvec.h and arch/arm64/include/uapi/asm/hwcap.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,19 @@ def lacking_runtime() -> str:
         found = importlib.util.find_spec("onnxruntime")
     except ImportError:
         found = None
-    return "" if found else LACKING.format("the library onnxruntime", "roomscribe")
+    if not found:
+        return LACKING.format("the library onnxruntime", "roomscribe")
+    with suppress(metadata.PackageNotFoundError):
+        if metadata.version("onnxruntime").startswith("1.21") and not _has_half_precision():
+            return OLD_PROCESSOR
+    return ""
+
+
+def _has_half_precision() -> bool:
+    """False on an ARM processor before ARMv8.2, whose vector instructions have no float16."""
+    find = ctypes.CDLL(None).getauxval
+    find.argtypes, find.restype = (ctypes.c_ulong,), ctypes.c_ulong
+    return platform.machine() != "aarch64" or bool(find(AT_HWCAP) & HWCAP_ASIMDHP)
 
 
 def lacking_model(settings: Settings) -> str:

@@ -53,15 +53,16 @@ _COPY = (
 )
 """An ONNX graph that copies one number."""
 
+if _lacking := lacking_runtime():
+    raise ModelError(_lacking)
 with _quiet():
     # Debian's onnxruntime 1.21 and its onnx share a table of operators, and each fills it. The
     # second one prints "Schema error" 567 times; loading a graph here makes that happen now.
     try:
         import onnxruntime
     except ImportError as error:
-        raise ModelError(
-            lacking_runtime() or f"onnxruntime cannot be used: {one_line(error)}; install it again"
-        ) from error
+        why = f"onnxruntime cannot be used: {one_line(error)}; install it again"
+        raise ModelError(why) from error
 
     _alone = onnxruntime.SessionOptions()
     _alone.intra_op_num_threads = 1

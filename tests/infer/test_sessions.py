@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from rigs.steps import logits_of
 
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.graph import RuntimeGraph
+from appliance.infer import runtime
 from appliance.infer.decoder import Decoder
 from appliance.infer.sessions import Session, _options
 from appliance.model.bundle import Bundle, load_bundle
@@ -105,6 +107,7 @@ def test_products_of_the_greatest_8_bit_numbers_are_right(tmp_path: Path, many_r
 NO_ROOM = """
 import resource, sys
 from pathlib import Path
+from types import SimpleNamespace
 from appliance.errors import ModelError
 from appliance.infer.sessions import Session
 
@@ -181,3 +184,21 @@ def test_what_onnxruntime_says_of_the_table_it_shares_with_onnx_is_not_shown(
         cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "heard")
+
+
+@pytest.mark.parametrize(
+    ("release", "flags", "fails"),
+    [("1.21.0", 0, True), ("1.21.0", runtime.HWCAP_ASIMDHP, False), ("1.22.0", 0, False)],
+)
+def test_a_processor_on_which_onnxruntime_would_end_is_known_before(
+    monkeypatch: pytest.MonkeyPatch, release: str, flags: int, fails: bool
+) -> None:
+    def getauxval(kind: int) -> int:
+        return flags if kind == runtime.AT_HWCAP else -1
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(getauxval=getauxval))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: release)
+    assert ("half-precision" in runtime.lacking_runtime()) is fails
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert runtime.lacking_runtime() == ""

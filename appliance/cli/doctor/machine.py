@@ -65,7 +65,8 @@ def libraries(around: Surroundings) -> Outcome:
             troubles.append(
                 f"{module} cannot be imported ({type(error).__name__}: {one_line(error)})"
             )
-    return failed("; ".join(troubles), INSTALL) if troubles else ok(", ".join(found))
+    fix = "" if troubles == [lacking] else INSTALL
+    return failed("; ".join(troubles), fix) if troubles else ok(", ".join(found))
 
 
 def configuration(around: Surroundings) -> Outcome:
