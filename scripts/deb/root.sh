@@ -45,6 +45,17 @@ need_host() {
         --no-install-recommends "${missing[@]}" >/dev/null; } || cannot_run "${missing[*]} cannot be installed"
 }
 
+# take_deb ARCHITECTURE [--deb FILE]: sets $deb to FILE, or to a new package in $work, and $model to the one beside it
+take_deb() {
+    case $#:${2:-} in
+        1:) deb=$(scripts/build-deb "$1" --output "$work/built" | tail -n 1) ;;
+        3:--deb) deb=$(realpath "$3") ;;
+        *) sed -n '2,5s/^# *//p' "$0" >&2; exit 2 ;;
+    esac
+    model=$(dirname "$deb")/roomscribe-model-tiny-en_$(dpkg-deb -f "$deb" Version)_all.deb
+    [ -f "$model" ] || { say "${0##*/}: $model: no such file; scripts/build-deb makes both"; exit 1; }
+}
+
 # take_turn NAME FOLDER: waits until no other script has the turn NAME, and keeps it until this script and
 # its children have ended. Without it, a script of another checkout, whose recipe for a root differs,
 # would replace that root while it is in use. Removes the $CACHE/FOLDER.XXXXXX of scripts that were killed.
