@@ -6,10 +6,8 @@ reverberation, a breath or a click follows. `Endpoint.refine` overrules it: soun
 the noise, or far softer than the voice while the score falls, is no speech; nor is sound at the
 level that was usual before somebody spoke up, such as a television.
 
-If the detector still finds speech without end, two things close an utterance: its level has sunk to
-that of the noise (a running estimate), and the detector is known to take this noise for speech; or
-little of the last seconds was voiced. An utterance of one window that was no louder than the noise,
-or hardly voiced, is discarded.
+If the detector still finds speech without end, an utterance is closed if little of the last seconds
+was voiced. One of one window that was no louder than the noise, or hardly voiced, is discarded.
 """
 
 import math
@@ -68,9 +66,6 @@ known after a quarter of it, longer than any word."""
 QUIET_SHARE = 0.2
 """The quiet of the last KEPT_S is the level that this share of its parts does not reach: people
 pause between sentences, a television does not."""
-FOOLED_SHARE = 0.6
-"""The noise fools the detector if that took this share of about a second of it for speech. In hiss,
-which does not, a weak word must not end an utterance."""
 STEADY_S = 5.0
 """Sound of this length ends an utterance if ..."""
 MIN_VOICED_SHARE = 0.2
@@ -157,17 +152,12 @@ class Endpoint:
         """Of the last frame."""
         self._fading_s = 0.0
         """How long the score has been below FADING."""
-        self._low_enough_s = settings.hang_over_ms / 1000 - SMOOTHED_S
-        self._fooled = 0.0
-        """Share of the noise that the detector takes for speech."""
         self.open(0.0)
 
     def open(self, loudest: float) -> None:
         """Begin an utterance; `loudest` is the greatest level in its pre-roll."""
         self._loudest_db, self._behind_db = decibels(loudest), NO_SOUND
         """The voice's level in the open utterance; the usual one before it spoke up, if it did."""
-        self._low_s = 0.0
-        """How long the level has been at the floor."""
         self._softer_db, self._softer_s = NO_SOUND, 0.0
         """Greatest level of the open utterance up to RISE_S ago, and the speech in it."""
         self._rise: deque[tuple[float, float, float]] = deque()
@@ -218,8 +208,6 @@ class Endpoint:
         self._loudest_db = max(self._loudest_db, level_db)
         if self._behind_db == NO_SOUND and level_db >= usual_db + LOUD_DB:
             self._behind_db = usual_db
-        low_db = min(decibels(self._floor.power) + LOUD_DB, self._loudest_db - VOICE_DB)
-        self._low_s = self._low_s + length_s if level_db <= low_db else 0.0
         self._rise.append((self._power, level_db, length_s * judgement.speech))
         if len(self._rise) * length_s > RISE_S:
             _, softer_db, softer_s = self._rise.popleft()
@@ -234,11 +222,6 @@ class Endpoint:
             gone_s, voiced_s = self._recent.popleft()
             self._recent_s -= gone_s
             self._voiced_s -= voiced_s
-
-    def learn(self, judgement: Judgement, length_s: float) -> None:
-        """Learn from a frame that surely is noise whether the detector takes it for speech."""
-        if decibels(self._floor.level) <= decibels(self._floor.power) + NOISE_DB:
-            self._fooled += length_s * (judgement.speech - self._fooled)
 
     def _is_louder(self) -> bool:
         enough = self._softer_s >= SOFTER_S
@@ -257,12 +240,6 @@ class Endpoint:
         end, and its pauses end nothing early."""
         return self._loudest_db >= decibels(self._floor.quiet()) + NEAR_DB
 
-    def sunk(self) -> bool:
-        """True if the level has been at the noise for the hang-over, and the detector is fooled by
-        this noise. The next frame may open an utterance at once: better a television's voice than a
-        lost sentence."""
-        return self._fooled >= FOOLED_SHARE and self._low_s > self._low_enough_s
-
     def steady(self) -> bool:
         """True if the utterance is kept open by sound with little voice in it."""
         full = self._recent_s >= STEADY_S - FRAME_MS / 1000
@@ -277,7 +254,3 @@ class Endpoint:
         faint = self._loudest_db <= noise_db + FAINT_DB
         unvoiced = window.voiced_s < MIN_VOICED_SHARE / 4 * window.duration_s
         return "no_speech" if faint or unvoiced else ""
-
-    def reset(self) -> None:
-        """Forget everything: a gap follows."""
-        self._fooled = 0.0

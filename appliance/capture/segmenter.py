@@ -154,19 +154,17 @@ class Segmenter:
         self._idle, self._early = FrameBuffer(), None
         self._voice.reset()
         self._floor.reset()
-        self._endpoint.reset()
         return results
 
     def _judge(self, frame: Frame) -> JudgedFrame:
         """Return the frame with the judgement of detector, reference and level."""
         detected, power = self._voice.push(frame), power_of(frame.samples)
         length_s = len(frame.samples) / SAMPLE_RATE
-        judgement = detected = self._reference.push(frame, detected)
+        judgement = self._reference.push(frame, detected)
         self._floor.push(power, len(frame.samples))
         # the level may overrule the detector, but only once somebody has spoken
         if self.speaking or self.closed_early:
-            judgement = self._endpoint.refine(detected, power, length_s)
-        self._endpoint.learn(detected, length_s)
+            judgement = self._endpoint.refine(judgement, power, length_s)
         return JudgedFrame(frame, judgement, power)
 
     def _wait_for_speech(self, judged: JudgedFrame) -> list[Window | Discarded]:
@@ -196,9 +194,6 @@ class Segmenter:
                 softer = self._close(utterance)
                 self._open()
                 return [softer]
-            case Due.SUNK:
-                utterance.end_before_silence()
-                return [self._close(utterance)]
             case Due.SPECULATE:
                 utterance.speculate(self._endpoint)
         return []

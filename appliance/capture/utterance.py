@@ -161,7 +161,6 @@ class Due(enum.Enum):
 
     CUT = "it is longer than a window"
     CLOSE = "its silence is over"
-    SUNK = "it has sunk into a noise that the detector takes for speech"
     LOUDER = "a louder voice has begun"
     STEADY = "sound with little voice keeps it open"
     SPECULATE = "it may end here"
@@ -215,8 +214,6 @@ class Utterance:
             return Due.CUT
         if self.is_over:
             return Due.CLOSE
-        if endpoint.sunk():
-            return Due.SUNK
         if endpoint.steady():
             return Due.STEADY
         may_end = not self._speculated and self.silence >= samples_of(TAIL_MS)
@@ -254,10 +251,6 @@ class Utterance:
         self.frames.drop(cut.begin)
         self._repeated = cut.end - cut.begin
         return window
-
-    def end_before_silence(self) -> None:
-        """Take the sound of the last hang-over for silence."""
-        self.frames.speech_until = max(0, self.frames.length - self._lengths.hang_over)
 
     def end_before_voice(self, frames: int) -> None:
         """Take the newest frames, and what may be the begin of their first word, for another

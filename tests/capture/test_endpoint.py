@@ -1,6 +1,5 @@
 """The end of speech is found in noise, and what only seems to be speech is no utterance."""
 
-from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -268,15 +267,3 @@ def test_the_floor_is_the_lowest_level_of_the_last_seconds() -> None:
     assert 10 * np.log10(floor.power) == pytest.approx(60, abs=1.5), "noise that has come to stay"
     floor.reset()
     assert not floor.known
-
-
-def test_an_utterance_that_sinks_after_a_cut_ends_with_a_new_frame() -> None:
-    settings = replace(SegmenterSettings(), hang_over_ms=2000, overlap_ms=2000)
-    segmenter = Segmenter(DeafVoice(1.0), settings, 5.0)
-    found = []
-    sound = np.concatenate([noise(2.6, 200), noise(1.9, 4000), noise(4, 500)])
-    for frame in Framer().push(sound, 0.0):
-        found += segmenter.push(frame)
-    first, second = (one for one in found if isinstance(one, Window))
-    assert (first.last, second.last) == (False, True)
-    assert 0 < second.overlap_s < second.duration_s
