@@ -36,6 +36,7 @@ from appliance.records import (
     Transcription,
     Window,
     acting_text,
+    is_expected,
     new_id,
     utc_from_monotonic,
     why_not_act,
@@ -52,7 +53,7 @@ EXPIRE_EVERY_S = 3600.0
 CONTINUES_S, PRE_ROLL_S = 2.0, PRE_ROLL_MS / 1000
 """Longest pause in a sentence; longest sound before the speech of a window. In 14 of 34 commands of
 people, a pause of 1 s within them ended an utterance."""
-UNSURE = (NoAct.LOW_CONFIDENCE, NoAct.UNSURE, NoAct.GUARDED)
+UNSURE = (NoAct.LOW_CONFIDENCE, NoAct.UNSURE, NoAct.GUARDED, NoAct.PART)
 """Why nothing acts on a part of a sentence, though it may on the whole."""
 PART_KEPT_S = 15.0
 """So long after its speech, the sound of a sentence is kept for one that continues it."""
@@ -68,9 +69,17 @@ class _Part(NamedTuple):
         """Return True if the speech of a window, of that level, follows soon and is the same
         voice's, and nothing is sure enough to act without it."""
         pause_s = window.start_s - self.window.speech_end_s
-        soon = window.index == 1 and 0 <= pause_s <= CONTINUES_S - PRE_ROLL_S
+        is_whole = self.window.last and self.window.index == window.index == 1
+        soon = is_whole and 0 <= pause_s <= CONTINUES_S - PRE_ROLL_S
         alike = is_same_voice(self.transcript.level_dbfs, level_dbfs)
         return soon and alike and why_not_act(self.transcript) in UNSURE
+
+    def has_rest(self, later: Transcript) -> bool:
+        """Return True if nothing may act on a transcript that continues this one, as the rest of
+        its sentence: this is a beginning, or that begins without a capital letter, unlike this."""
+        first = self.transcript
+        begun = NoAct.PART in first.flags or later.text[:1].isupper() < first.text[:1].isupper()
+        return begun and not is_expected(later)
 
     def join(self, later: Self, longest_s: float) -> Window | None:
         """Return the sentence as one window, of the later part's utterance; None if that would be
@@ -156,7 +165,8 @@ class Transcripts(Listener):
         model = result.model or self._transcriber.bundle.name
         transcript, before = compose(window, result, model, lease.queue_ms), self._before
         if before and before.is_continued_by(window, transcript.level_dbfs):
-            transcript = replace(transcript, continues=before.window.utterance_id)
+            flags = (*transcript.flags, *[NoAct.PART.value] * before.has_rest(transcript))
+            transcript = replace(transcript, continues=before.window.utterance_id, flags=flags)
         if self._is_own(transcript, window.start_s):
             result = replace(result, flags=(*result.flags, NoAct.OWN_VOICE.value))
             transcript = replace(transcript, flags=(*transcript.flags, NoAct.OWN_VOICE.value))

@@ -52,6 +52,8 @@ OPEN_WORDS = {
 (not "on": "lights on"; not German "an": "mach das Licht an")."""
 _OPEN = {language: frozenset(words.split()) for language, words in OPEN_WORDS.items()}
 _WORD = re.compile(r"[\w'-]+")
+COPULAS = "is are am was were be ist sind est sont es son è sono zijn é são"
+"""Open words that do end a sentence: "tell me what time it is"."""
 _CONTINUES = (*",;:-\u2013\u2014\u2026\u3001\u060c", "...")
 
 
@@ -63,6 +65,21 @@ def is_open(text: str, language: str) -> bool:
         return True
     last = text.casefold().rpartition(" ")[2].strip(".!?¿¡\"'«»“”„")
     return last in _OPEN.get(language, ())
+
+
+def is_begun(result: Transcription, *, breaks_off: bool = False) -> bool:
+    """True if nothing may act on a text because it is only the beginning of a sentence: that of the
+    expected one; or, without one, it `breaks_off`, or is open ("play the") and no question ("what
+    is this for?")."""
+    phrase, expected, words = result.phrase, list[str](), _WORD.findall(result.text.casefold())
+    if phrase and phrase.confidence >= EXPECTED_FROM:
+        expected = _WORD.findall(phrase.sentence.casefold())
+    is_beginning = all(one == other for one, other in zip(words, expected, strict=False))
+    if not is_beginning or words == expected or len(words) < len(expected):
+        return is_beginning and words != expected
+    asks = len(words) > 1 and result.text.endswith("?")
+    ends = asks or (words[-1] in COPULAS.split() and not result.text.endswith(_CONTINUES))
+    return (breaks_off and not expected) or (not ends and is_open(result.text, result.language))
 
 
 def by_expectation(result: Transcription) -> str:

@@ -78,6 +78,8 @@ LIKELIER = 3.0
 ALIKE = 0.5
 """Share of letters that text and sentence must have in common. Of people's commands the least is
 0.8; "thank you" for "Right." has 0.15."""
+BEGUN = 2
+"""Letters of a word by which one is known that breaks off."""
 
 Tokens = tuple[int, ...]
 Items = frozenset[tuple[State, Tokens]]
@@ -324,7 +326,17 @@ class Phrases:
 
     def continues(self, text: str) -> bool:
         """True if a longer sentence begins with a text."""
-        return self._network.is_beginning(plain(text).split())
+        return bool(self._network.following(plain(text).split()))
+
+    def breaks_off(self, text: str) -> bool:
+        """True if a text is only the beginning of sentences, perhaps up to within a word: "turn on
+        the lip" for "turn on the living room lamp"."""
+        *words, last = plain(text).split() or [""]
+        if not last or self.holds(text):
+            return False
+        following, begun = self._network.following(words) if words else (), last[:BEGUN]
+        longer = any(len(last) < len(one) and one.startswith(begun) for one in following)
+        return longer or self.continues(text)
 
     def _search(
         self,

@@ -152,14 +152,14 @@ class WordNetwork:
                     paths.append((end, at + 1, slots))
         return None
 
-    def is_beginning(self, words: Sequence[str]) -> bool:
-        """True if a longer sentence begins with these words."""
+    def following(self, words: Sequence[str]) -> set[str]:
+        """Return the words, in lower case, with which sentences go on that begin with these."""
         states = self.closure([START])
         for spoken in words:
             states = self.closure(
                 end for at in states for word, end in self.words(at) if word.lower() == spoken
             )
-        return any(self.edges[at] for at, _ in states)
+        return {word.lower() for at in states for word, _ in self.words(at)}
 
     def with_digits(self, sentence: str) -> str:
         """Return a sentence in lower case with digits in place of its slots' number words."""

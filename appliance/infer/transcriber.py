@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from appliance.config import GateSettings
+from appliance.infer.completeness import is_begun
 from appliance.infer.corrections import Corrections
 from appliance.infer.gates import compression_ratio
 from appliance.infer.mel import window_mel
 from appliance.infer.request import Pending, Request
-from appliance.records import ADDRESS_ALONE_S, HOP, Name, States, Transcription, Window
+from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
 from appliance.system import Closing
 
 if TYPE_CHECKING:
@@ -207,6 +208,8 @@ class Transcriber(AnyTranscriber):
             pending.decide(best.result)
         if pending.wanted:
             best = self._find_phrase(best, pending)
+        if request.is_whole:
+            best = self._mark_part(best)
         if request.words and best.result.text and pending.wanted:
             best = self._time_words(best)
         return best.result
@@ -300,6 +303,13 @@ class Transcriber(AnyTranscriber):
             decode_ms=1000 * (time.perf_counter() - best.begun_s),
         )
         return replace(best, result=result)
+
+    def _mark_part(self, best: _Candidate) -> _Candidate:
+        """Flag a text that is only the beginning of a sentence: nothing may act on it."""
+        result, usual = best.result, self.phrases
+        if not is_begun(result, breaks_off=bool(usual and usual.breaks_off(result.text))):
+            return best
+        return replace(best, result=replace(result, flags=(*result.flags, NoAct.PART.value)))
 
     def _time_words(self, best: _Candidate) -> _Candidate:
         """Add when each word was spoken, if the model tells. Comes last: it uses the decoder."""

@@ -43,10 +43,15 @@ class Rig:
         self.work_on(self.works.leased(cast("Lease", self.backlog.take_window(0))))
 
     def say_apart(
-        self, text: str, begin_s: float, sure: float = 0.2, samples: Samples = SPEECH
+        self,
+        text: str,
+        begin_s: float,
+        sure: float = 0.2,
+        samples: Samples = SPEECH,
+        flags: tuple[str, ...] = (),
     ) -> Window:
         """An utterance of its own, so many seconds after the rig began."""
-        self.transcriber.answer = replace(HEARD, text=text, confidence=sure)
+        self.transcriber.answer = replace(HEARD, text=text, confidence=sure, flags=flags)
         start_s = self.began_s + begin_s
         end_s = start_s + len(samples) / SAMPLE_RATE
         window = Window(
@@ -151,6 +156,23 @@ def test_what_may_have_acted_comes_later_or_is_too_long_is_not_joined(
     rig.continues = first.utterance_id if begin_s < 4 else ""
     rig.say_apart("turn off the fan", begin_s, sure[1], np.zeros(length_s * SAMPLE_RATE, np.int16))
     assert rig.join("turn on the light, turn off the fan") is None
+
+
+@pytest.mark.parametrize(
+    ("first", "flags", "second", "acts"),
+    [
+        ("Turn on the lip.", ("part",), "Bedroom lamp.", [False, False, True]),
+        ("Set the seller.", (), "to 17 degrees.", [False, False, True]),
+        ("Hm.", (), "Bedroom lamp.", [False, True]),
+    ],
+)
+def test_the_rest_of_a_sentence_does_not_act_but_the_whole_may(
+    rig: Rig, first: str, flags: tuple[str, ...], second: str, acts: list[bool]
+) -> None:
+    rig.say_apart(first, 0.0, flags=flags)
+    rig.say_apart(second, 2.5, 0.9)
+    rig.join("Turn on the bedroom lamp.")
+    assert [why_not_act(row.transcript) is None for row in rig.store.query()] == acts
 
 
 @pytest.mark.parametrize("answer", ["Set bed light, brightness.", ""])

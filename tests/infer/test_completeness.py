@@ -8,7 +8,7 @@ from rigs.transcriber import HEARD
 from rigs.windows import a_window
 
 from appliance.config import SegmenterSettings
-from appliance.infer.completeness import OPEN_WORDS, is_open, silence_ms
+from appliance.infer.completeness import OPEN_WORDS, is_begun, is_open, silence_ms
 from appliance.records import Phrase
 
 EARLY = SegmenterSettings(early_ms=350)
@@ -56,6 +56,20 @@ def test_a_text_is_open_that_ends_as_no_sentence_does(language: str, text: str) 
 )
 def test_a_text_that_may_be_a_sentence_is_not(language: str, text: str) -> None:
     assert not is_open(text, language)
+
+
+@pytest.mark.parametrize(
+    "text, sentence, expected",
+    [("Play the", "", True), ("Play the", "play", True), ("What?", "", True), ("Stop.", "", False),
+     ("Turn on", "turn on the light", True), ("What time is a", "what time is it", False),
+     ("Turn it up to", "turn it up to", False), ("Say what time it is.", "", False),
+     ("What is this for?", "", False), ("What is...", "", True), ("", "", False)],
+)  # fmt: skip
+def test_nothing_may_act_on_the_beginning_of_a_sentence(
+    text: str, sentence: str, expected: bool
+) -> None:
+    phrase = Phrase(sentence, "all", {}, 0.9) if sentence else None
+    assert is_begun(replace(HEARD, text=text, phrase=phrase)) is expected
 
 
 def test_every_table_is_of_words_that_texts_are_compared_with() -> None:

@@ -133,7 +133,7 @@ def test_where_a_sentence_goes_on_is_known(tmp_path: Path, said: str, expected: 
         tmp_path, "Turn on [the] light", "what is the weather", "what is the weather in the {area}",
         slots='[slots]\narea = ["hall", "living room"]',
     )  # fmt: skip
-    assert words.is_beginning(said.split()) is expected
+    assert bool(words.following(said.split())) is expected
 
 
 @pytest.mark.parametrize("said", ["", "turn", "turn on", "turn on the light now", "on the light"])
@@ -240,7 +240,7 @@ def test_many_ways_to_read_a_sentence_take_no_longer(nothing: str) -> None:
     words = build_network({"phrases": {"a": [f"{nothing} set it now"]}}, "", None)
     assert words.parse(["set", "it", "now"]) == {"": "a"}
     assert words.parse(["set", "it"]) is None
-    assert words.is_beginning(["set", "it"]) and not words.is_beginning(["now"])
+    assert words.following(["set", "it"]) == {"now"} and not words.following(["now"])
 
 
 def test_a_slot_is_in_the_network_once() -> None:

@@ -213,6 +213,8 @@ def test_the_first_text_is_reported_before_any_other_work(
         def holds(self, _: str) -> bool:
             return False
 
+        breaks_off = holds
+
         def find(self, *_: object) -> None:
             did.append("phrases")
 
