@@ -402,11 +402,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_677, "lines"),
-    "appliance without convert, lab and cli": (32_290, "lines"),
-    "tests": (44_602, "lines"),
-    "scripts": (10_068, "lines"),
-    "documentation": (39_130, "words"),
+    "appliance": (44_696, "lines"),
+    "appliance without convert, lab and cli": (32_270, "lines"),
+    "tests": (44_676, "lines"),
+    "scripts": (10_180, "lines"),
+    "documentation": (37_812, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""
