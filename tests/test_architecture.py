@@ -402,9 +402,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_696, "lines"),
-    "appliance without convert, lab and cli": (32_270, "lines"),
-    "tests": (44_676, "lines"),
+    "appliance": (44_697, "lines"),
+    "appliance without convert, lab and cli": (32_271, "lines"),
+    "tests": (44_677, "lines"),
     "scripts": (10_180, "lines"),
     "documentation": (37_812, "words"),
 }

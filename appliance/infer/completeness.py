@@ -9,6 +9,7 @@ import re
 
 from appliance.config import SegmenterSettings
 from appliance.infer.gates import judge
+from appliance.infer.sentences import plain
 from appliance.records import EXPECTED_FROM, Transcription, Window
 
 LONGEST_MS, MORE_MS = 1000, 400
@@ -71,9 +72,9 @@ def is_begun(result: Transcription, *, breaks_off: bool = False) -> bool:
     """True if nothing may act on a text because it is only the beginning of a sentence: that of the
     expected one; or, without one, it `breaks_off`, or is open ("play the") and no question ("what
     is this for?")."""
-    phrase, expected, words = result.phrase, list[str](), _WORD.findall(result.text.casefold())
+    phrase, expected, words = result.phrase, list[str](), plain(result.text).split()
     if phrase and phrase.confidence >= EXPECTED_FROM:
-        expected = _WORD.findall(phrase.sentence.casefold())
+        expected = plain(phrase.sentence).split()
     is_beginning = all(one == other for one, other in zip(words, expected, strict=False))
     if not is_beginning or words == expected or len(words) < len(expected):
         return is_beginning and words != expected

@@ -63,7 +63,8 @@ def test_a_text_that_may_be_a_sentence_is_not(language: str, text: str) -> None:
     [("Play the", "", True), ("Play the", "play", True), ("What?", "", True), ("Stop.", "", False),
      ("Turn on", "turn on the light", True), ("What time is a", "what time is it", False),
      ("Turn it up to", "turn it up to", False), ("Say what time it is.", "", False),
-     ("What is this for?", "", False), ("What is...", "", True), ("", "", False)],
+     ("What is this for?", "", False), ("What is...", "", True), ("", "", False),
+     ("Set it to 95%.", "set it to 95 percent", False)],
 )  # fmt: skip
 def test_nothing_may_act_on_the_beginning_of_a_sentence(
     text: str, sentence: str, expected: bool
