@@ -78,8 +78,8 @@ class _Part(NamedTuple):
         """Return True if nothing may act on a transcript that continues this one, as the rest of
         its sentence: this is a beginning, or that begins without a capital letter, unlike this."""
         first = self.transcript
-        begun = NoAct.PART in first.flags or later.text[:1].isupper() < first.text[:1].isupper()
-        return begun and not is_expected(later)
+        goes_on = first.text[:1].isupper() and not later.text[:1].isupper()
+        return (goes_on or NoAct.PART in first.flags) and not is_expected(later)
 
     def join(self, later: Self, longest_s: float) -> Window | None:
         """Return the sentence as one window, of the later part's utterance; None if that would be
@@ -165,8 +165,9 @@ class Transcripts(Listener):
         model = result.model or self._transcriber.bundle.name
         transcript, before = compose(window, result, model, lease.queue_ms), self._before
         if before and before.is_continued_by(window, transcript.level_dbfs):
-            flags = (*transcript.flags, *[NoAct.PART.value] * before.has_rest(transcript))
-            transcript = replace(transcript, continues=before.window.utterance_id, flags=flags)
+            transcript = replace(transcript, continues=before.window.utterance_id)
+            if before.has_rest(transcript):
+                transcript = replace(transcript, flags=(*transcript.flags, NoAct.PART.value))
         if self._is_own(transcript, window.start_s):
             result = replace(result, flags=(*result.flags, NoAct.OWN_VOICE.value))
             transcript = replace(transcript, flags=(*transcript.flags, NoAct.OWN_VOICE.value))
@@ -237,8 +238,10 @@ class Transcripts(Listener):
             result.text, window.start_s,
             lambda text: after_phrase(text, self._settings.assist.phrase) is not None,
         )  # fmt: skip
+        if rest == result.text:
+            return result
         words = result.words[len(result.words) - len(rest.split()) :]
-        return result if rest == result.text else replace(result, text=rest, words=words)
+        return replace(result, text=rest, words=words)
 
     def _is_own(self, transcript: Transcript, start_s: float) -> bool:
         """Return True if a loudspeaker of the home said this, by what is known to be said, or a

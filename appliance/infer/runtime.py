@@ -53,16 +53,15 @@ def lacking_runtime() -> str:
     if not found:
         return LACKING.format("the library onnxruntime", "roomscribe")
     with suppress(metadata.PackageNotFoundError):
-        if metadata.version("onnxruntime").startswith("1.21") and not _has_half_precision():
+        if not _has_half_precision() and metadata.version("onnxruntime").startswith("1.21"):
             return OLD_PROCESSOR
     return ""
 
 
 def _has_half_precision() -> bool:
     """False on an ARM processor before ARMv8.2, whose vector instructions have no float16."""
-    find = ctypes.CDLL(None).getauxval
-    find.argtypes, find.restype = (ctypes.c_ulong,), ctypes.c_ulong
-    return platform.machine() != "aarch64" or bool(find(AT_HWCAP) & HWCAP_ASIMDHP)
+    is_other = platform.machine() != "aarch64"
+    return is_other or bool(ctypes.CDLL(None).getauxval(AT_HWCAP) & HWCAP_ASIMDHP)
 
 
 def lacking_model(settings: Settings) -> str:

@@ -1,9 +1,8 @@
 """Read the texts of a folder's recordings: a tab-separated list with column names."""
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.errors import ConfigError
 from appliance.system import one_line
@@ -14,16 +13,23 @@ SHIPPED = Path(__file__).resolve().parent / "speech"
 FILE_COLUMNS, TEXT_COLUMNS = ("file", "path"), ("text", "transcript")
 
 
-def listed_texts(folder: Path, wanted: Sequence[str] = TEXT_COLUMNS) -> dict[str, str] | None:
-    """Texts by the names of their files in the folder, those without a text left out; or what
-    another column says of those.
+class Listed(NamedTuple):
+    """What a list says of a recording."""
+
+    text: str
+    speaker: str
+    """ "" if it does not say."""
+
+
+def read_list(folder: Path) -> dict[str, Listed] | None:
+    """Recordings by the names of their files in the folder, those without a text left out.
 
     None where there is no list. Raises ConfigError for one without the columns.
     """
     listed = next((folder / name for name in LISTS if (folder / name).is_file()), None)
     if listed is None:
         return None
-    texts = {}
+    found = {}
     for row in read_rows(listed):
         file = next((name for name in FILE_COLUMNS if name in row), None)
         text = next((name for name in TEXT_COLUMNS if name in row), None)
@@ -32,8 +38,8 @@ def listed_texts(folder: Path, wanted: Sequence[str] = TEXT_COLUMNS) -> dict[str
                 f"{listed}: expected the columns file and text, found {', '.join(map(str, row))}"
             )
         if row[text]:
-            texts[row[file]] = next((row[name] for name in wanted if name in row), "")
-    return texts
+            found[row[file]] = Listed(row[text], row.get("speaker") or "")
+    return found
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:

@@ -5,8 +5,8 @@ compared after Whisper's own normaliser (Radford and others 2022, appendix C).
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +17,7 @@ from appliance.capture import Framer, JoiningSegmenter, Recording, Segmenter, Vo
 from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.infer import Gates, Request, Transcriber, is_loop
-from appliance.lab.recordings import LISTS, listed_texts
+from appliance.lab.recordings import LISTS, read_list
 from appliance.records import SAMPLE_RATE, Samples, Window
 
 if TYPE_CHECKING:
@@ -156,22 +156,16 @@ def read_recordings(folder: Path, most: int = 0) -> list[Recorded]:
 
     Raises ConfigError if there is no such list, and AudioError for a bad file.
     """
-    texts, speakers = listed_texts(folder), listed_texts(folder, ["speaker"])
-    if texts is None or speakers is None:
+    listed = read_list(folder)
+    if listed is None:
         raise ConfigError(
             f"{folder}: expected {' or '.join(LISTS)} in it, found neither; write one with the "
             "columns file and text, separated by tabs"
         )
-    chosen = [name for name, text in texts.items() if not text.startswith(NO_TEXT)]
+    chosen = [name for name, one in listed.items() if not one.text.startswith(NO_TEXT)]
     if most and len(chosen) > most:
         chosen = [chosen[index * len(chosen) // most] for index in range(most)]
-    found = read_listed(folder, {name: texts[name] for name in chosen})
-    return [replace(one, speaker=speakers[name]) for one, name in zip(found, chosen, strict=True)]
-
-
-def read_listed(folder: Path, texts: Mapping[str, str]) -> list[Recorded]:
-    """Return recordings of a folder by their names and texts. Raises AudioError."""
-    return [Recorded(read_sound(folder / name), text) for name, text in texts.items()]
+    return [Recorded(read_sound(folder / name), *listed[name]) for name in chosen]
 
 
 def missing_packages() -> list[str]:

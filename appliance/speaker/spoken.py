@@ -53,16 +53,14 @@ class Spoken:
         """Return what a person says to the home over what is being said: a text from the first word
         on at which it `begins`, if most words before that are said by a loudspeaker, and the home
         is not addressed there; else the text."""
-        words = text.split()
+        owns = [own for own in self._sounding(at)
+                if not any(begins(" ".join(own[start:])) for start in range(len(own)))]  # fmt: skip
+        words = text.split() if owns else []
         for count in range(1, len(words)):
             if begins(rest := " ".join(words[count:])):
                 before = plain(" ".join(words[:count])).split()
-                for own in self._sounding(at):
-                    same = sum(any(_is_same(one, other) for other in own) for one in before)
-                    named = any(begins(" ".join(own[start:])) for start in range(len(own)))
-                    if 2 * same > len(before) and not named:
-                        return rest
-                break
+                same = (sum(any(_is_same(one, of) for of in own) for one in before) for own in owns)
+                return rest if 2 * max(same) > len(before) else text
         return text
 
     def _sounding(self, at: float) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The charts of README.md as SVG, in light and in dark colours."""
+"""Charts of words and of times as SVG, in light and in dark colours."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -6,6 +6,8 @@ from math import log10
 from typing import Any
 
 import numpy as np
+
+from appliance.lab.benchmark.table import as_svg
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 50, 40, 40, 50
 STYLE = """
@@ -19,6 +21,7 @@ ROWS = {"cpu": ("microphone", 1, 4), "cpu-beam": ("files", 1, 4),
         "faster-whisper": ("beam 1", -1, -7),
         "faster-whisper-beam": ("beam 5", -1, 17)}  # fmt: skip
 """Rows in the chart: name, side of the text, and how far it is below the point."""
+DOT = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="5"/>'.format
 TIMES_MS, MOST_WER = (100, 200, 500, 1000, 2000), 20
 BIN_MS, BINS, SHARES = 100, 15, 50
 
@@ -28,24 +31,20 @@ def draw_words(rows: Mapping[str, Sequence[Mapping[str, Any]]], about: str) -> s
     intervals; `about` says what was measured."""
     shapes = []
     for kind, left, label in (("ours", 520, "Roomscribe"), ("theirs", 620, "faster-whisper")):
-        shapes += [
-            f'<circle class="{kind}" cx="{left}" cy="16" r="5"/>',
-            _text(left + 9, 20, label),
-        ]
+        shapes += [DOT(kind, left, 16), _text(left + 9, 20, label)]
     for model, lines in rows.items():
         for line in (line for line in lines if line["key"] in ROWS and "wer" in line):
-            x = _x(log10(line["total_ms"] / TIMES_MS[0]) / log10(TIMES_MS[-1] / TIMES_MS[0]))
+            x = _x(_share(line["total_ms"]))
             y, low, high = (_y(min(1, float(one) / MOST_WER))
                             for one in (line["wer"], *line["interval"].split("-")))  # fmt: skip
-            kind = "theirs" if "faster" in line["key"] else "ours"
             name, side, lower = ROWS[line["key"]]
+            kind = "ours" if side > 0 else "theirs"
             shapes += [
                 f'<path class="{kind}" d="M{x:.1f} {low:.1f}V{high:.1f}" opacity=".35"/>',
-                f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>',
+                DOT(kind, x, y),
                 _text(x + 9 * side, y + lower, f"{model}, {name}", side),
             ]
-    span = log10(TIMES_MS[-1] / TIMES_MS[0])
-    across = {f"{one}": log10(one / TIMES_MS[0]) / span for one in TIMES_MS}
+    across = {f"{one}": _share(one) for one in TIMES_MS}
     up = {f"{one}": one / MOST_WER for one in range(0, MOST_WER + 1, 5)}
     below = f"{about}; processor time of a recording, ms (log scale)"
     return _page("Words wrong, %", below, across, up, shapes)
@@ -64,8 +63,11 @@ def draw_times(answers_ms: Sequence[float], about: str) -> str:
     across = {f"{at * BIN_MS}": at / BINS for at in range(0, BINS, 2)}
     up = {f"{one}": one / SHARES for one in range(0, SHARES + 1, 10)}
     title = f"From the end of speech to the subscriber, % of {len(answers_ms)} sentences"
-    below = f"{about}; ms (the last bar: {late - BIN_MS} and more)"
-    return _page(title, below, across, up, shapes)
+    return _page(title, f"{about}; ms (the last: {late - BIN_MS} and more)", across, up, shapes)
+
+
+def _share(took_ms: float) -> float:
+    return log10(took_ms / TIMES_MS[0]) / log10(TIMES_MS[-1] / TIMES_MS[0])
 
 
 def _x(share: float) -> float:
@@ -89,7 +91,4 @@ def _page(
     texts = [_text(LEFT - 8, _y(at) + 4, text, -1) for text, at in up.items()]
     texts += [_text(_x(at), HEIGHT - BOTTOM + 18, text, 0) for text, at in across.items()]
     texts += [_text(8, 20, title), _text(WIDTH - RIGHT, HEIGHT - 10, below, -1)]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
-    page = f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>'
-    parts = [head, f"<title>{escape(title)}</title>", f"<style>{STYLE}\n</style>", page]
-    return "\n".join([*parts, *grid, *shapes, *texts, "</svg>\n"])
+    return as_svg(title, STYLE, WIDTH, HEIGHT, [*grid, *shapes, *texts])

@@ -22,9 +22,9 @@ def write(root: Path, evening: Record) -> None:
     """Write the figures into both pages, and the chart."""
     for name, text in (("README.md", headline(evening)), ("docs/figures.md", table(evening))):
         put(text, "evening", root / name)
-    sentences = [one for one in evening["items"] if one["kind"] == SENTENCE and one["intact"]]
-    answers_ms = [took_ms for one in sentences if (took_ms := answer_ms(one)) is not None]
-    write_whole(root / "docs" / "evening.svg", draw_times(answers_ms, about(evening)), 0o644)
+    items = (one for one in evening["items"] if one["kind"] == SENTENCE and one["intact"])
+    chart = draw_times([one for one in map(answer_ms, items) if one is not None], about(evening))
+    write_whole(root / "docs" / "evening.svg", chart, 0o644)
 
 
 def put(text: str, name: str, page: Path = PAGE) -> None:

@@ -41,7 +41,7 @@ from appliance.infer.sentences import END, START, WordNetwork, build_network, pl
 from appliance.infer.transcriber import Transcriber
 from appliance.infer.wording import compare, past
 from appliance.lab.fit.statistics import logistic
-from appliance.lab.recordings import listed_texts
+from appliance.lab.recordings import read_list
 from appliance.model import load_bundle
 from appliance.model.bundle import PhraseCalibration
 from appliance.records import Window, acting_text, why_not_act
@@ -215,11 +215,11 @@ def people(folders: Sequence[Path]) -> Iterator[Clip]:
     """Recordings of the folders' lists; those that have only what was meant (SLOTS:) say no
     command."""
     for folder in folders:
-        texts = listed_texts(folder)
-        if texts is None:
+        listed = read_list(folder)
+        if listed is None:
             sys.exit(f"{folder}: expected MANIFEST.tsv or transcripts.tsv in it, found neither")
         network = built_in_network(*TABLE["phrases"])
-        for name, text in texts.items():
+        for name, (text, _) in listed.items():
             is_command = network.parse(plain(text).split()) is not None
             kind = f"people: {'commands' if is_command else 'other'}"
             yield Clip(kind, text, "people", read(folder / name))

@@ -7,7 +7,7 @@ The weights are tiny.en's, as scripts/setup.sh got them (or --checkpoint), and t
 The simulated chip computes the encoder in float32 on this processor and adds a real chip's noise
 (15 dB), so its times are not measured. Its decoder has the length of the one that Hailo publishes.
 --write puts the tables and the chart into docs/figures.md and docs/benchmark-*.svg. --chart draws
-the words wrong of both models against their processor time: docs/words.svg.
+the words wrong of both models against their processor time.
 """
 
 import argparse
@@ -58,12 +58,12 @@ def main() -> int:
         parser.error("no weights of tiny.en: run scripts/setup.sh, or give --checkpoint FOLDER")
     weights = {"tiny.en": options.checkpoint, "base": options.base}
     rows: dict[str, list[dict[str, Any]]] = {}
+    seen = about(ROOT, load_bundle("tiny.en").folder)
     for model in [options.only] if options.only else weights:
         if weights[model] is None:
             print(f"no weights of {model}: its tables are left out", file=sys.stderr)
             continue
         options.checkpoint = weights[model]
-        seen = about(ROOT, load_bundle("tiny.en").folder)
         sections = [f"Commit {seen['commit']}, {seen['processor']}, {seen['date']}."]
         for name, found in measured(options, model):
             text = as_page(name, found)
@@ -75,8 +75,8 @@ def main() -> int:
         if options.write:
             put("\n\n".join(sections), f"benchmark {model}")
     if options.chart:
-        about_it = f"{seen['date']}, {seen['commit']}, {seen['processor']}"
-        write_whole(options.chart, draw_words(rows, about_it), 0o644)
+        chart = draw_words(rows, f"{seen['date']}, {seen['commit']}, {seen['processor']}")
+        write_whole(options.chart, chart, 0o644)
     return 0
 
 

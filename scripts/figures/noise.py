@@ -40,6 +40,7 @@ SOUNDS = {"nothing": (50, 99), "50 Hz and multiples, 13 dB louder": (50, -13),
           "television, 20 dB softer": (0, 20), "television, 10 dB softer": (0, 10)}  # fmt: skip
 """What is beside the speaker: a hum of so many Hz or talk, and how many dB below."""
 LINES_DB = {1: 0, 2: -6, 3: -3, 4: -18, 5: -9}
+Clip = tuple[str, str, Sound]  # speaker, text, sound
 COLUMNS = "beside it", "words wrong, %", "`snr_db`", "cut by a louder voice", "faster-whisper, %"
 
 
@@ -63,12 +64,9 @@ def hear(transcriber: Transcriber, sound: Sound) -> tuple[str, float]:
     return " ".join(one.text for one, reason in results if not reason), (ratios or [0.0])[0]
 
 
-def mixes(hz: int, below_db: float) -> Iterator[tuple[str, Sound]]:
+def mixes(clips: list[Clip], hz: int, below_db: float) -> Iterator[tuple[str, Sound]]:
     """Yield the text of each recording, and it with what is beside it, -1..1."""
-    rng, listed = np.random.default_rng(5), manifest(SHARED_AUDIO)
-    clips = [(row["speaker"], row["transcript"], np.asarray(read(file), np.float64))
-             for file, row in listed
-             if row["transcript"] and row["speaker"] in READERS + OTHERS]  # fmt: skip
+    rng = np.random.default_rng(5)
     for speaker, said, sound in clips:
         talk = [one for who, _, one in clips if who in READERS and who != speaker]
         talk = [talk[one] for one in rng.permutation(len(talk))]
@@ -83,12 +81,15 @@ def main() -> None:
     parser.add_argument("--most", type=int, metavar="N", help="the first N recordings")
     parser.add_argument("--write", action="store_true", help="into docs/figures.md")
     options, old, rows = parser.parse_args(), Utterance.end_before_voice, list[list[str]]()
+    listed = [(row["speaker"], row["transcript"], file) for file, row in manifest(SHARED_AUDIO)]
+    clips = [(who, said, np.asarray(read(file), np.float64))
+             for who, said, file in listed if said and who in READERS + OTHERS]  # fmt: skip
     other = FasterWhisper(find_weights() or ROOT, 1, "en", 1)
     with open_transcriber(Settings(), load_bundle("tiny.en")) as transcriber:
         for name, (hz, below_db) in SOUNDS.items():
             errors, ratios = np.zeros(3, int), list[float]()
             with patch.object(Utterance, old.__name__, autospec=True, side_effect=old) as cuts:
-                for said, mix in islice(mixes(hz, below_db), options.most):
+                for said, mix in islice(mixes(clips, hz, below_db), options.most):
                     text, ratio = hear(transcriber, mix)
                     around = to_int16(mix[SAMPLE_RATE : -SAMPLE_RATE // 2].astype(np.float32))
                     theirs = "" if hz else other.hear(around).text

@@ -13,6 +13,7 @@ import pytest
 from rigs.checkout import shared
 from rigs.needs import module, needs_model
 from rigs.recordings import manifest
+from rigs.sounds import read, to_int16
 from rigs.weights import find_weights
 from rigs.word_errors import word_errors, words
 
@@ -30,7 +31,7 @@ from appliance.infer.network import TEXTS
 from appliance.infer.opening import open_transcriber
 from appliance.infer.tokenizer import Tokenizer
 from appliance.infer.transcriber import Transcriber
-from appliance.lab.words import ProductRecogniser, count_words, read_listed, read_recordings
+from appliance.lab.words import ProductRecogniser, Recorded, count_words, read_recordings
 from appliance.model import BUILT_IN, load_bundle
 from appliance.records import FULL_SCALE, HOP, Samples, States, Transcription, Window
 
@@ -156,13 +157,12 @@ def test_the_built_in_model_understands_readers_nearly_as_well_as_published(
 ) -> None:
     for name in ("jiwer", "whisper_normalizer"):
         module(name)
-    folder = shared("data/audio")
-    texts = {
-        row["path"]: row["transcript"]
-        for _, row in manifest(folder)
+    recordings = [
+        Recorded(to_int16(read(file)), row["transcript"])
+        for file, row in manifest(shared("data/audio"))
         if row["path"].startswith("librispeech_test_other/") and row["transcript"]
-    }
-    recordings, recogniser = read_listed(folder, texts), ProductRecogniser(built_in)
+    ]
+    recogniser = ProductRecogniser(built_in)
     found = count_words([recogniser.hear(one.samples) for one in recordings], recordings)
     assert found.wer <= MOST_ERRORS, found
     assert found.loops <= 1, found

@@ -18,6 +18,7 @@ from appliance.cli.doctor.outcome import (
     failed,
     ok,
     skipped,
+    split_fix,
 )
 from appliance.infer import lacking_runtime, transcribed_elsewhere
 from appliance.system import NOW, THROTTLED, one_line, soc_temperature_c
@@ -65,8 +66,9 @@ def libraries(around: Surroundings) -> Outcome:
             troubles.append(
                 f"{module} cannot be imported ({type(error).__name__}: {one_line(error)})"
             )
-    fix = "" if troubles == [lacking] else INSTALL
-    return failed("; ".join(troubles), fix) if troubles else ok(", ".join(found))
+    if troubles == [lacking]:
+        return failed(*split_fix(lacking))
+    return failed("; ".join(troubles), INSTALL) if troubles else ok(", ".join(found))
 
 
 def configuration(around: Surroundings) -> Outcome:

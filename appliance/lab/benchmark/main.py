@@ -172,12 +172,9 @@ def _measure(row: Row, recordings: Sequence[Recorded]) -> dict[str, Any]:
         words = count_words(measured.heard, recordings)
         plain = count_words(measured.heard, recordings, normalised=False)
         low, high = words.interval
-        line |= asdict(words) | {
-            "interval": f"{low:.1f}-{high:.1f}",
-            "wer": round(words.wer, 3),
-            "cer": round(words.cer, 3),
-        }
-        line |= {"plain_wer": round(plain.wer, 3), "plain_cer": round(plain.cer, 3)}
+        line |= asdict(words) | {"interval": f"{low:.1f}-{high:.1f}"}
+        for name, counts in (("", words), ("plain_", plain)):
+            line |= {f"{name}wer": round(counts.wer, 3), f"{name}cer": round(counts.cer, 3)}
     if row.key.startswith(FASTER_WHISPER):
         line.pop("discarded", None)  # it does not tell
     if row.key == "cpu" and row.folder and find_spec("onnx"):

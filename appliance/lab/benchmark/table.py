@@ -44,18 +44,16 @@ def as_chart(title: str, bars: Sequence[Bar]) -> str:
     bottom = 36 + len(bars) * LINE_PX
     shapes += [_bar("encoder", 8, bottom, BAR_PX), _text(28, bottom + 11, "encoder, ms")]
     shapes += [_bar("decoder", 128, bottom, BAR_PX), _text(148, bottom + 11, "decoder, ms")]
-    height = bottom + LINE_PX
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH_PX} {height}" '
-            f'width="{WIDTH_PX}" height="{height}" role="img">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}\n</style>",
-            f'<rect class="page" width="{WIDTH_PX}" height="{height}"/>',
-            *shapes,
-            "</svg>\n",
-        ]
-    )
+    return as_svg(title, STYLE, WIDTH_PX, bottom + LINE_PX, shapes)
+
+
+def as_svg(title: str, style: str, width: int, height: int, shapes: Sequence[str]) -> str:
+    """Return an SVG with these shapes on a page of that size; `style` has the class page."""
+    size = f'width="{width}" height="{height}"'
+    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+    head = f'<svg {box} {size} role="img">\n<title>{escape(title)}</title>'
+    page = f'<style>{style}\n</style>\n<rect class="page" {size}/>'
+    return "\n".join([head, page, *shapes, "</svg>\n"])
 
 
 def _bar(kind: str, x: float, y: float, width: float) -> str:

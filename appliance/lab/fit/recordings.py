@@ -9,7 +9,7 @@ from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.infer import Transcriber, in_words, judge
 from appliance.lab.fit.choices import Example
-from appliance.lab.recordings import listed_texts
+from appliance.lab.recordings import read_list
 from appliance.lab.words import cut_windows, read_sound
 
 _SHORT = (("what's", "what is"), ("it's", "it is"), ("i'm", "i am"), ("we're", "we are"))
@@ -26,13 +26,13 @@ class Clip:
 def recorded_clips(folder: Path) -> list[Clip]:
     """Return the sentences of a folder with a list (columns file and text). Raises ConfigError,
     which names the file."""
-    texts = listed_texts(folder)
-    if texts is None:
+    listed = read_list(folder)
+    if listed is None:
         raise ConfigError(
             f"{folder}: expected a folder with transcripts.tsv, found none. Write one line per "
             "recording: its file, a tab, its text; the first line is: file, a tab, text."
         )
-    clips = [Clip(folder / name, text) for name, text in texts.items() if words(text)]
+    clips = [Clip(folder / name, one.text) for name, one in listed.items() if words(one.text)]
     if not clips:
         raise ConfigError(f"{folder}: its list has no text. Add your recordings to it.")
     if lost := next((clip.file for clip in clips if not clip.file.is_file()), None):
