@@ -840,7 +840,7 @@ class Mistake:
     """A mistake in a configuration."""
 
     keys: tuple[str, ...]
-    """The keys (section.key; `section.` for the whole section) whose value is unknown for it."""
+    """The keys (section.key; `section.` for the whole section) whose values it leaves open."""
     text: str
     """What is wrong, on one line, with the file in front."""
 
@@ -876,12 +876,12 @@ class Reading:
     """One line for each key or empty section that an older version had."""
 
     @property
-    def wrong(self) -> frozenset[str]:
+    def wrong_sections(self) -> frozenset[str]:
         """Sections with a mistake; all sections if the file cannot be read."""
         keys = (key for mistake in self.mistakes for key in mistake.keys)
         return frozenset(key.partition(".")[0] for key in keys)
 
-    def sure(self) -> Settings:
+    def or_raise(self) -> Settings:
         """Return the settings. Raises ConfigError with one message for each mistake."""
         if self.mistakes:
             raise ConfigError(*(mistake.text for mistake in self.mistakes)) from self.cause
@@ -893,12 +893,12 @@ def load(path: Path | None) -> Settings:
 
     Values of the `overlay_file` go first. Raises ConfigError with one message for each mistake.
     """
-    return read(path).sure()
+    return read(path).or_raise()
 
 
 def parse(text: str, origin: str) -> Settings:
     """Return the settings in TOML `text`; `origin` names it in messages. Raises ConfigError."""
-    return merge(read_layer(text, origin)).sure()
+    return merge(read_layer(text, origin)).or_raise()
 
 
 def take_leftovers(
@@ -965,7 +965,7 @@ def _with_overlay(layer: Layer, chosen: Mapping[str, Mapping[str, Any]] | None) 
     An overlay that this user may not read is ignored; neither may they read the log beside it.
     """
     below = merge(layer)
-    if "store" in below.wrong:
+    if "store" in below.wrong_sections:
         return below
     try:
         file = overlay_file(below.settings)
@@ -1004,7 +1004,7 @@ def read_layer(text: str, origin: str) -> Layer:
 
 
 def merge(*layers: Layer) -> Reading:
-    """Return the configuration of these layers; the last one goes first."""
+    """Return the configuration of these layers; the last one wins."""
     values: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(Settings)}
     origins: dict[str, str] = {}
     for layer in layers:
@@ -1047,11 +1047,11 @@ def _as_value(value: Any) -> str:
     return f"{{ {', '.join(pairs)} }}"
 
 
-def mistake(name: str, value: Any) -> str:
+def explain_value(name: str, value: Any) -> str:
     """Return what is wrong with `value` for the key `name` (section.key); empty if nothing is."""
     for section, entry in keys():
         if f"{section}.{entry.name}" == name:
-            return _wrong(
+            return _explain(
                 entry, get_type_hints(get_type_hints(Settings)[section])[entry.name], value
             )
     near = _near(name, [f"{section}.{entry.name}" for section, entry in keys()])
@@ -1093,18 +1093,18 @@ def room_name(node: str, area: str) -> str:
     return area if slug(area) == node else node
 
 
-def _wrong(entry: Field[Any], kind: type, value: Any) -> str:
+def _explain(entry: Field[Any], kind: type, value: Any) -> str:
     """Return what is wrong with `value`; empty if nothing is."""
     if kind == dict[str, str]:
-        return _wrong_table(entry, value)
+        return _explain_table(entry, value)
     if kind != tuple[str, ...]:
-        return _wrong_text_or_number(entry, kind, value)
+        return _explain_text_or_number(entry, kind, value)
     if not isinstance(value, list):
         return f"expected a list of texts, found {_shown(value)}"
-    return next(filter(None, (_wrong_text_or_number(entry, str, text) for text in value)), "")
+    return next(filter(None, (_explain_text_or_number(entry, str, text) for text in value)), "")
 
 
-def _wrong_table(entry: Field[Any], value: Any) -> str:
+def _explain_table(entry: Field[Any], value: Any) -> str:
     if not isinstance(value, dict) or len(value) > WORDS_AT_MOST:
         found = f"{len(value)} of them" if isinstance(value, dict) else _shown(value)
         return f"expected {entry.metadata['form'].description}, found {found}"
@@ -1112,10 +1112,10 @@ def _wrong_table(entry: Field[Any], value: Any) -> str:
     if unknown := [name for name in value if allowed and name not in allowed]:
         return f"unknown key {shorten(unknown[0])}; expected {', '.join(allowed)}"
     texts = (text for pair in value.items() for text in pair)
-    return next(filter(None, (_wrong_text_or_number(entry, str, text) for text in texts)), "")
+    return next(filter(None, (_explain_text_or_number(entry, str, text) for text in texts)), "")
 
 
-def _wrong_text_or_number(entry: Field[Any], kind: type, value: Any) -> str:
+def _explain_text_or_number(entry: Field[Any], kind: type, value: Any) -> str:
     whole_as_number = kind is float and type(value) is int
     limits = entry.metadata
     if type(value) is not kind and not whole_as_number:
@@ -1204,7 +1204,7 @@ def _mistake_of_key(section: str, name: str, value: Any) -> Mistake | None:
     kind = get_type_hints(Settings)[section]
     known = {entry.name: entry for entry in fields(kind)}
     if name in known:
-        wrong = _wrong(known[name], get_type_hints(kind)[name], value)
+        wrong = _explain(known[name], get_type_hints(kind)[name], value)
         key = f"{section}.{name}"
         return Mistake((key,), f"{key}: {wrong}") if wrong else None
     near = _near(name, known)

@@ -122,7 +122,7 @@ def test_what_an_upgrade_leaves_in_the_file_is_named_and_ignored(tmp_path: Path)
         '[history]\n[mqtt]\nport = 1884\n[transcriber]\n[decoder]\nbackend = "hailo"\n', "utf-8"
     )
     reading = config.read(file)
-    assert reading.sure().mqtt.port == 1884
+    assert reading.or_raise().mqtt.port == 1884
     assert reading.ignored == tuple(
         f"{file}: {line}"
         for line in (
@@ -164,9 +164,9 @@ def test_of_a_wrong_file_all_that_is_right_is_known(tmp_path: Path) -> None:
     file = tmp_path / "house.toml"
     file.write_text('[mqtt]\nport = 0\nhost = "broker"\n[modle]\nbundle = "x"\n', "utf-8")
     reading = config.read(file)
-    assert reading.wrong == {"mqtt", "model"}
+    assert reading.wrong_sections == {"mqtt", "model"}
     assert (reading.settings.mqtt.host, reading.settings.mqtt.port) == ("broker", 1883)
-    assert config.read(tmp_path).wrong == {name for name, _ in list(config.keys())}
+    assert config.read(tmp_path).wrong_sections == {name for name, _ in list(config.keys())}
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def chosen(folder: Path, text: str) -> Path:
 def test_what_was_chosen_while_it_runs_goes_before_the_file(tmp_path: Path) -> None:
     file = chosen(tmp_path, '[capture]\ndevice = "Jabra"\n[voice]\nopen_score = 0.7\n')
     reading = config.read(file)
-    capture = reading.sure().capture
+    capture = reading.or_raise().capture
     assert (capture.device, capture.silence_s) == ("Jabra", 3.0)
     over = str(tmp_path / "state" / "settings.toml")
     assert reading.origins == {

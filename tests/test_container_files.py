@@ -22,7 +22,7 @@ from rigs.needs import module
 
 from appliance import __version__
 from appliance.cli import app_options, main
-from appliance.config import load, mistake
+from appliance.config import explain_value, load
 
 yaml = module("yaml", "pyyaml")
 APP, COMPOSE = ROOT / "homeassistant/roomscribe", ROOT / "examples/compose"
@@ -187,11 +187,11 @@ def test_every_option_sets_a_key_and_every_default_is_a_right_value() -> None:
     assert found["schema"].keys() - special == app_options.KEYS.keys()
     for name, value in found["options"].items():
         if name not in special:
-            assert mistake(app_options.KEYS[name], value) == "", name
+            assert explain_value(app_options.KEYS[name], value) == "", name
     assert found["version"] == __version__
     assert found["ingress_port"] == app_options.PORT
     levels = found["schema"]["log_level"].removeprefix("list(").removesuffix(")").split("|")
-    assert all(mistake("journal.level", level) == "" for level in levels)
+    assert all(explain_value("journal.level", level) == "" for level in levels)
 
 
 def test_the_apps_image_and_profile_fit_together() -> None:

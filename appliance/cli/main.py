@@ -88,7 +88,7 @@ def _obey(arguments: Sequence[str] | None, command: Run | None) -> int:
         may_lack = getattr(options, "may_lack_config", False)
         reading = config.read(options.config, may_lack=may_lack)
         # a lenient command says itself what is wrong
-        settings = reading.settings if getattr(options, "lenient", False) else reading.sure()
+        settings = reading.settings if getattr(options, "lenient", False) else reading.or_raise()
         level = "debug" if options.verbose else "error" if options.quiet else settings.journal.level
         systemd.set_up(replace(settings.journal, level=level))
         for line in reading.ignored:

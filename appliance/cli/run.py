@@ -101,7 +101,7 @@ def run(
 
     try:
         lifecycle.run(
-            with_recording(settings), lambda: read(None).sure(), pipeline or open_pipeline
+            with_recording(settings), lambda: read(None).or_raise(), pipeline or open_pipeline
         )
     except MissingModelError as error:
         error.exit_status = TRY_AGAIN

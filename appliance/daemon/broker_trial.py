@@ -147,7 +147,7 @@ class BrokerCommands(CommandGroup):
 
 def _login_mistakes(login: Mapping[str, Any], password: Any) -> dict[str, str]:
     """Return what is wrong with a login before it is tried, by key."""
-    found = {f"mqtt.{key}": config.mistake(f"mqtt.{key}", login[key]) for key in login}
+    found = {f"mqtt.{key}": config.explain_value(f"mqtt.{key}", login[key]) for key in login}
     if not (password is None or (isinstance(password, str) and _is_password(password))):
         found["mqtt.password"] = f"expected a line of 1 to {PASSWORD_LETTERS} letters"
     elif password is not None and not login["username"]:

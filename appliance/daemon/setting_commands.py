@@ -158,7 +158,7 @@ def find_mistakes(wanted: Mapping[str, Any]) -> dict[str, str]:
 
 def _mistake(name: str, value: Any) -> str:
     """Return why a key may not have this value; "" if it may."""
-    if found := config.mistake(name, value):
+    if found := config.explain_value(name, value):
         return found
     if name not in live_keys():
         return "may not be set here: write it into roomscribe.toml, or run `sudo roomscribe setup`"

@@ -116,7 +116,7 @@ def print_findings(
 def surroundings(file: Path | None, settings: Settings) -> Surroundings:
     """Return the input of the checks: the configuration with its mistakes, and the daemon."""
     daemon, settings = beside_daemon(file, settings)
-    wrong = config.read(file).wrong
+    wrong = config.read(file).wrong_sections
     if len(wrong) == len(fields(Settings)):  # the file is unreadable: most defaults will do
         wrong = PERSONAL_SECTIONS
     return Surroundings(settings, file, daemon, wrong=wrong)

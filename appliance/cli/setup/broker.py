@@ -109,7 +109,7 @@ def parse_address(address: str) -> dict[str, Any]:
     host = found[1] if found else ""
     port = int(found[2] or MQTT_PORT) if found else 0
     for name, value in (("mqtt.host", host), ("mqtt.port", port)):
-        if mistake := config.mistake(name, value):
+        if mistake := config.explain_value(name, value):
             raise ConfigError(
                 f"'{shorten(address)}' is not a broker's address ({mistake}); give HOST or "
                 "HOST:PORT, such as 192.168.1.5:1883"
