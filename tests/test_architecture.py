@@ -405,7 +405,7 @@ MOST = {
     "appliance": (44_697, "lines"),
     "appliance without convert, lab and cli": (32_271, "lines"),
     "tests": (44_677, "lines"),
-    "scripts": (10_071, "lines"),
+    "scripts": (10_072, "lines"),
     "documentation": (37_812, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
