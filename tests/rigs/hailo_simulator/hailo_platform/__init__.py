@@ -1,7 +1,7 @@
 """A stand-in for HailoRT's Python package, as strict as the real one: for tests alone.
 
 $HAILO_SIMULATOR names a folder with what the chip is and does (see control.py). Classes,
-signatures, defaults and refusals follow the published sources of HailoRT 4.18 to 5.2, and what is
+signatures, defaults and refusals follow the published sources of HailoRT 4.19 to 5.2, and what is
 known of 5.4.
 """
 

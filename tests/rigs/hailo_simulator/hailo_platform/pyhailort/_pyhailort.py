@@ -22,6 +22,7 @@ import numpy as np
 DEFAULTS: dict[str, Any] = {
     "version": "4.23.0",
     "driver": "4.23.0",
+    "firmware": "",
     "chip": "HAILO8",
     "latency_ms": 31.0,
     "import_error": "",
@@ -147,7 +148,7 @@ def fail(status: int) -> None:
 
 
 def get_status_message(status: int) -> str:
-    if status == 36 and version() < (4, 19):
+    if status == 36 and version() < (4, 20):
         return "HAILO_DRIVER_FAIL"
     if status == 81 and version() < (5, 4):
         return "HAILO_OUT_OF_HOST_CMA_MEMORY"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
 from collections import deque
 from datetime import timedelta
 from enum import IntEnum
@@ -117,17 +116,9 @@ class DeviceArchitectureTypes(IntEnum):
 
 class BoardInformation:
     def __init__(self) -> None:
-        self.firmware_version = f"{_pyhailort.setting('version')} (release,app)"
+        firmware = _pyhailort.setting("firmware") or _pyhailort.setting("version")
+        self.firmware_version = f"{firmware} (release,app)"
         self.device_architecture = DeviceArchitectureTypes[_pyhailort.setting("chip")]
-        self.serial_number, self.part_number = "HLDDLBB241500000", "HM218B1C2FAE"
-        self.product_name = f"{_pyhailort.setting('chip')} AI ACC M.2 M KEY MODULE"
-
-    @property
-    def board_name(self) -> str:
-        if _pyhailort.version() >= (5, 4):
-            text = "'board_name' is deprecated. Use 'product_name' instead."
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return str(_pyhailort.setting("chip"))
 
 
 class Control:
@@ -256,22 +247,15 @@ def _pick(edges: list[_pyhailort.Edge], name: str) -> _pyhailort.Edge:
 
 class BoundStream:
     def __init__(self) -> None:
-        self._buffer: np.ndarray | None = None
         self.inner: np.ndarray | None = None
         """What the C++ part has."""
 
     def set_buffer(self, buffer: np.ndarray) -> None:
         if not buffer.flags.c_contiguous:
-            if _pyhailort.version() >= (4, 19):
-                raise HailoRTException("Buffer must be C_CONTIGUOUS")
-            _pyhailort.violations.append("4.18 takes a buffer that is not contiguous, and errs")
+            raise HailoRTException("Buffer must be C_CONTIGUOUS")
         if not buffer.flags.writeable:
             raise ValueError("array is not writeable")
-        self._buffer = self.inner = buffer
-
-    def get_buffer(self) -> np.ndarray | None:
-        """The very array that was set: the next run overwrites it."""
-        return self._buffer
+        self.inner = buffer
 
 
 class Bindings:
@@ -290,17 +274,6 @@ class Bindings:
         bound = self._inputs, self._outputs
         inputs, outputs = ({name: s.inner for name, s in side.items()} for side in bound)
         return inputs, outputs
-
-    def _aligned(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Puts buffers of the library's own in place of the outputs; these beside those. 4.18 does
-        so in the caller's bindings, whose copies were flat: the next job's outputs never reach the
-        caller (infer_model.cpp; since 4.19 Bindings has a copy constructor)."""
-        pairs = []
-        for stream in self._outputs.values():
-            if stream.inner is not None:
-                pairs.append((np.empty_like(stream.inner), stream.inner))
-                stream.inner = pairs[-1][0]
-        return pairs
 
 
 class AsyncInferCompletionInfo:
@@ -353,13 +326,10 @@ class ConfiguredInferModel:
 
     def run_async(self, bindings: list[Bindings], callback: Any = None) -> AsyncInferJob:
         assert self._inner
-        flat = bindings[0]._aligned() if _pyhailort.version() < (4, 19) else []
         bound = bindings[0]._buffers()
         self._buffer_guards.append(bound)
 
         def finish(status: int) -> None:
-            for aligned, theirs in flat:
-                theirs[:] = aligned
             error = ExceptionWrapper.create_exception_from_status(status) if status else None
             if callback:
                 callback(completion_info=AsyncInferCompletionInfo(error))
@@ -406,21 +376,9 @@ class VDevice:
             self._inner.release()
             self._inner = None
 
-    def _create(self, hef_source: Any, name: str) -> InferModel:
+    def create_infer_model(self, hef_source: Any, name: str = "") -> InferModel:
         if os.getpid() != self._creation_pid:
             raise HailoRTException("InferModel can be created only from the process of VDevice")
         assert self._inner
         with ExceptionWrapper():
             return InferModel(self._inner.create_infer_model_from_file(hef_source, name))
-
-    if _pyhailort.version() < (4, 19):
-
-        def create_infer_model(self, hef_source: Any, network_name: str = "") -> InferModel:
-            return self._create(hef_source, network_name)
-
-    else:
-
-        def create_infer_model(  # type: ignore[misc]  # the argument's name depends on the version
-            self, hef_source: Any, name: str = ""
-        ) -> InferModel:
-            return self._create(hef_source, name)
