@@ -319,22 +319,20 @@ class Holder:
     name: str
 
     def __str__(self) -> str:
-        mine = self.pid == os.getpid()
-        return "this very process" if mine else f"{self.name} (process {self.pid})"
+        return f"{self.name} (process {self.pid})"
 
 
 def holders(files: Iterable[Path], proc: Path = Path("/proc")) -> list[Holder]:
-    """Return the processes that have one of `files` open, as far as this user may see; this one
-    last."""
+    """Return the other processes that have one of `files` open, as far as this user may see."""
     wanted = {str(path) for file in files for path in (file, file.resolve())}
     found = []
     for folder in proc.glob("[0-9]*") if wanted else ():
         with suppress(OSError):  # it has ended, or belongs to another user
             opened = (os.path.realpath(entry) for entry in (folder / "fd").iterdir())
-            if not wanted.isdisjoint(opened):
+            if not wanted.isdisjoint(opened) and int(folder.name) != os.getpid():
                 name = _text(folder / "comm").strip() or "a program"
                 found.append(Holder(int(folder.name), name))
-    return sorted(found, key=lambda holder: (holder.pid == os.getpid(), holder.pid))
+    return sorted(found, key=lambda holder: holder.pid)
 
 
 @functools.cache
