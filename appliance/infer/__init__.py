@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from appliance.infer.encoder import Backend, CpuEncoder, Encoder
     from appliance.infer.gates import Gates, compression_ratio, is_loop, judge
     from appliance.infer.hailo import device, diagnosis
-    from appliance.infer.hailo.device import find_chip
+    from appliance.infer.hailo.client import find_chip
     from appliance.infer.hailo.diagnosis import NpuError
     from appliance.infer.hailo.npu import Npu, open_npu
     from appliance.infer.joining import is_unspaced

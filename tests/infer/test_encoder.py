@@ -209,6 +209,32 @@ def test_a_process_that_is_stopped_during_a_job_is_killed_and_the_cpu_encodes(
     encoder.close()
 
 
+def test_a_process_that_is_stopped_while_it_opens_the_chip_is_killed(
+    simulator: Simulator, hef_bundle: Bundle, clock: Clock
+) -> None:
+    encoder = on_clock(hef_bundle, clock, open_s=1.0)
+    simulator.plug()
+    encoder.poll(clock.now_s)
+    assert encoder.pid
+    os.kill(encoder.pid, signal.SIGSTOP)
+    mel, cpu = mel_of(hef_bundle, 1), CpuEncoder(hef_bundle, 1)
+    assert np.array_equal(encoder.encode(mel), cpu.encode(mel)) and encoder.pid, "it is waited for"
+
+    def is_dropped() -> bool:
+        encoder.poll(clock.now_s)
+        return encoder.pid is None
+
+    until(is_dropped)
+    assert "opening the chip took too long" in str(encoder.trouble)
+    until(encoder.has_released)
+    clock.now_s += 30
+    encoder.close()
+    again = on_clock(hef_bundle, clock)
+    again.open()
+    assert again.name == "hailo8"
+    again.close()
+
+
 def test_a_call_that_holds_the_interpreters_lock_is_found_by_the_heartbeat(
     simulator: Simulator, hef_bundle: Bundle, clock: Clock
 ) -> None:

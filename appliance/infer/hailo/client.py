@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from appliance.infer.hailo.diagnosis import REPEATED, NpuError
+from appliance.errors import DeviceError
+from appliance.infer.hailo.diagnosis import REPEATED, NpuError, nodes
 from appliance.infer.hailo.shared import Order, SharedArrays
 from appliance.process import end_process, how_it_ended, start_process
 from appliance.records import Mel, States
@@ -30,7 +31,7 @@ class NpuProcess:
     def __init__(self, order: Order) -> None:
         """Start it, without waiting. Raises NpuError."""
         self.facts: dict[str, Any] = {}
-        """Identity, versions and readings of the chip; empty until it is open."""
+        """The chip's name, limit of a job and temperature; empty until it is open."""
         self._order, self._input = order, b""
         self._begun_s = time.monotonic()
         memory = os.memfd_create("roomscribe-npu", os.MFD_CLOEXEC)
@@ -121,3 +122,23 @@ class NpuProcess:
                 raise NpuError(answer["cause"], answer["error"])
             self.facts = answer.get("facts", self.facts)
         return answers
+
+
+def find_chip() -> str | None:
+    """Return hailo8, hailo8l or hailo10h; None without a Hailo.
+
+    Raises DeviceError if there is one whose kind cannot be read.
+    """
+    if not nodes():
+        return None
+    try:
+        process = NpuProcess(Order("", (1,), (1,)))
+        try:
+            process.wait_until_open()
+        finally:
+            process.kill()
+    except NpuError as error:
+        raise DeviceError(
+            f"{error}; or say which chip it is: --hef hailo8, hailo8l, hailo10h or none"
+        ) from None
+    return str(process.facts["chip"])

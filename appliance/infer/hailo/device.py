@@ -3,6 +3,10 @@
 The only importer of hailo_platform. Written against its published sources, 4.19 to 4.23 (Hailo-8,
 8L) and 5.0 to 5.2 (Hailo-10H), and what 5.4 changed for this code (docs/hailo.md). Run against a
 simulator of them alone: never on a real chip.
+
+Sources in brackets: files of github.com/hailo-ai/hailort, alike in v4.19.0 to v5.2.0 unless a
+version is named. `py` is pyhailort.py of its Python package; vdevice.cpp, infer_model.cpp and
+hailort_logger.cpp are libhailort's; other .cpp and .hpp are of the binding.
 """
 
 import os
@@ -15,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.errors import DeviceError
 from appliance.infer.hailo import diagnosis
 from appliance.infer.hailo.diagnosis import NpuError, explain
+from appliance.system import one_line
 
 CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
 """DeviceArchitecture's names; older libraries call a Hailo-10H a 15H."""
@@ -42,32 +46,27 @@ class Identity:
     chip: str
     """hailo8, hailo8l or hailo10h."""
     firmware: str
-    product: str = ""
-    """The board's product name as the chip has it; empty on boards without one."""
 
 
 def load_binding() -> Any:
     """Return the module hailo_platform. Raises NpuError if it cannot be used.
 
     Unless HAILORT_LOGGER_PATH says otherwise, HailoRT is kept from writing hailort.log into the
-    working directory.
+    working directory [hailort_logger.cpp: get_log_path].
     """
-    os.environ.setdefault(diagnosis.LOG_VARIABLE, "NONE")
+    os.environ.setdefault("HAILORT_LOGGER_PATH", "NONE")
+    advice = diagnosis.generation()
     try:
         import hailo_platform
-    except Exception as error:  # its version check raises whatever it likes
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise NpuError(
-            "binding",
-            f"HailoRT's Python binding cannot be used ({reason}); {diagnosis.generation().install}",
-        ) from None
-    version = str(hailo_platform.__version__)
+
+        version = str(hailo_platform.__version__)
+    except Exception as error:  # [__init__.py: MissingPyHRTLib, ImportError of another version]
+        fix = advice.install if isinstance(error, ModuleNotFoundError) else advice.upgrade
+        text = f"HailoRT's Python binding cannot be used ({one_line(error)}); {fix}"
+        raise NpuError("binding", text) from None
     if diagnosis.numbers(version) < OLDEST:
-        raise NpuError(
-            "binding",
-            f"expected HailoRT {'.'.join(map(str, OLDEST))} or newer, found {version}; "
-            f"{diagnosis.generation().upgrade}",
-        )
+        text = f"expected HailoRT 4.19 or newer, found {version}; {advice.upgrade}"
+        raise NpuError("binding", text)
     return hailo_platform
 
 
@@ -80,7 +79,11 @@ def newest_known(version: str) -> str:
 
 
 def identify(binding: Any) -> Identity:
-    """Return the identity of the first chip; works beside a running model. Raises NpuError."""
+    """Return the identity of the first chip; works beside a running model. Raises NpuError.
+
+    [py: Device.scan, Device, Control.identify, BoardInformation; device_api.cpp. Device raises raw
+    statuses; HailoRT's class of them is a HailoRTException only since 5.2, pyhailort.cpp]
+    """
     with explaining("asking the chip what it is", binding):
         ids = binding.Device.scan()
         if not ids:
@@ -90,23 +93,7 @@ def identify(binding: Any) -> Identity:
     name = str(board.device_architecture).rsplit(".", 1)[-1]
     if name not in CHIPS:
         raise NpuError("unknown chip", f"expected one of {', '.join(CHIPS)}, found {name}")
-    product = str(getattr(board, "product_name", "")).strip("\0 ")
-    return Identity(ids[0], CHIPS[name], str(board.firmware_version), product)
-
-
-def find_chip() -> str | None:
-    """Return hailo8, hailo8l or hailo10h; None without a Hailo.
-
-    Raises DeviceError if there is one whose kind cannot be read.
-    """
-    if not diagnosis.nodes():
-        return None
-    try:
-        return identify(load_binding()).chip
-    except NpuError as error:
-        raise DeviceError(
-            f"{error}; or say which chip it is: --hef hailo8, hailo8l, hailo10h or none"
-        ) from None
+    return Identity(ids[0], CHIPS[name], str(board.firmware_version))
 
 
 class NpuModel:
@@ -117,6 +104,9 @@ class NpuModel:
     ) -> None:
         """Configures it. `device` is an open VDevice; `check` raises NpuError for inputs and
         outputs that do not fit. Raises NpuError.
+
+        [py: VDevice.create_infer_model, of a path as str; InferModel; Bindings.InferStream's
+        set_buffer, of writable C-contiguous arrays; infer_model_api.cpp]
         """
         self._binding, self._hef, float32 = binding, hef, binding.FormatType.FLOAT32
         with explaining("loading the HEF", binding, hef):
@@ -124,7 +114,7 @@ class NpuModel:
             model.set_batch_size(1)
             inputs = {edge.name: tuple(edge.shape) for edge in model.inputs}
             outputs = {edge.name: tuple(edge.shape) for edge in model.outputs}
-            check(inputs, outputs)  # HailoRT itself would only compare numbers of bytes
+            check(inputs, outputs)  # HailoRT compares bytes [infer_model.cpp: validate_bindings]
             self.inputs: Buffers = {name: np.zeros(of, np.float32) for name, of in inputs.items()}
             """To be filled before a job, by name."""
             self.outputs: Buffers = {name: np.zeros(of, np.float32) for name, of in outputs.items()}
@@ -141,6 +131,10 @@ class NpuModel:
     def run(self, doing: str, within_ms: int) -> None:
         """Run a job on `inputs`; `doing` is for messages. Raises NpuError, also for outputs that
         are no numbers; after that it can only be closed, because the job may still run and write.
+
+        [py: ConfiguredInferModel.run_async, whose callback alone has the job's error, and which
+        asks for wait_for_async_ready; AsyncInferJob.wait takes twice `within_ms` at worst,
+        infer_model_api.cpp]
         """
         faults: list[Any] = []
 
@@ -158,11 +152,13 @@ class NpuModel:
             raise NpuError("garbage", f"{doing}: expected numbers, found NaN or infinity")
 
     def close(self) -> None:
-        """Free the chip. May take 10 s, or hang, if a job still runs."""
+        """Free the chip. May take 10 s, or hang, if a job still runs [infer_model.cpp:
+        WAIT_FOR_ASYNC_IN_DTOR_TIMEOUT]."""
         configured, self._configured, self._bindings = self._configured, None, None
         if configured is not None:
-            # a pending job's callback holds it: dropping the reference here would not end it
-            or_none(lambda: configured.__exit__(None, None, None))  # it is freed in any case
+            # a pending job's callback holds it: dropping the reference here would not end it [py:
+            # callback_wrapper]
+            or_none(lambda: configured.__exit__(None, None, None))
 
 
 @contextmanager
@@ -194,6 +190,7 @@ def read(binding: Any, device_id: str) -> Readings:
     """Return the readings; those that a board or a version lacks are None.
 
     HailoRT allows a second, reading handle on a chip that is in use. Takes some ms, raises nothing.
+    [py: Control.get_chip_temperature, power_measurement, _get_health_information]
     """
     opened = or_none(lambda: binding.Device(device_id))
     if opened is None:

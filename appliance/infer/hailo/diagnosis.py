@@ -22,22 +22,18 @@ VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
 PAGE_BYTES, FORCED_PAGE = os.sysconf("SC_PAGE_SIZE"), 4096
 """Of this machine's memory (16384 with a Raspberry Pi 5's usual kernel), and the largest that the
 chip's DMA takes."""
-LOG_VARIABLE = "HAILORT_LOGGER_PATH"
 FAMILY = {
     "HailoRTTimeout": 4,
-    "HailoRTInvalidOperationException": 6,
-    "HailoRTInvalidHEFException": 26,
-    "HailoRTPCIeDriverException": 36,
+    "HailoRTPCIeDriverException": 36,  # 4.19's
     "HailoRTDriverOperationFailedException": 36,
-    "HailoRTHEFNotCompatibleWithDevice": 93,
 }
-"""Status of the classes whose text does not name it (a failed job's exception has no cause)."""
+"""Status of a failed job's exception, which has no cause, if its text does not name it."""
 NUMPY_2 = (5, 1, 1)
 """HailoRT's Python is built for NumPy 2 since."""
-REPEATED = "if it happens again, restart the machine; look for hailo in `journalctl -k`"
+REPEATED = "if it happens again, restart the machine, and look for hailo in `journalctl -k`"
 ABSENT = (
-    "no Hailo found; check the cable, and look for Hailo in `lspci`; "
-    "if it is missing there, set dtparam=pciex1 in /boot/firmware/config.txt"
+    "no Hailo found; check its cable and seat, and look for Hailo in `lspci` (if it is missing "
+    "there, set dtparam=pciex1 in /boot/firmware/config.txt)"
 )
 _PCI, _VENDOR = "sys/bus/pci/devices/*/vendor", "0x1e60"
 
@@ -146,7 +142,7 @@ def driver_version() -> str | None:
 
 
 def owners() -> list[Holder]:
-    """Return the processes with a node open that this user can see; this process comes last."""
+    """Return the other processes with a node open that this user can see."""
     return holders(nodes())
 
 
@@ -215,8 +211,8 @@ TEXTS = {
     "driver": "{doing}: the driver refused; switch the machine off and on (after an upgrade the "
     "old firmware stays until then), and if that does not help, {upgrade}",
     "versions differ": "library, driver, firmware and service must be of one version, found "
-    "HailoRT {library} and driver {driver}; {upgrade}; if the firmware alone is old, switch the "
-    "machine off and on",
+    "HailoRT {library} and driver {driver}; {upgrade} (if the firmware alone is old, switch it "
+    "off and on)",
     "hef refused": "{hef}: HailoRT {library} refuses it: it is for another chip, damaged, or from "
     "a newer compiler; roomscribe model add NAME --hef auto, or {upgrade}",
     "service": "{doing}: the hailort service does not answer; sudo systemctl status hailort, or "

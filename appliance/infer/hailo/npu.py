@@ -1,8 +1,4 @@
-"""A Hailo chip that runs the encoder: open, encode, close.
-
-Written against the published sources of HailoRT 4.19 to 5.2 (and what 5.4 changed), and tested on a
-simulator that refuses what they refuse; never run on a real chip.
-"""
+"""A Hailo chip that runs the encoder: open, encode, close. `device` says what it is made from."""
 
 from __future__ import annotations
 
@@ -13,16 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance.infer.encoder import Encoder
-from appliance.infer.hailo.device import (
-    RED,
-    NpuModel,
-    Shapes,
-    explaining,
-    identify,
-    load_binding,
-    or_none,
-    read,
-)
+from appliance.infer.hailo import device
+from appliance.infer.hailo.device import NpuModel, Shapes
 from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.shared import Order, make_order
 from appliance.model import Bundle
@@ -47,14 +35,14 @@ class Npu(Encoder):
 
     def __init__(self, order: Order) -> None:
         """Open the chip and time its first jobs. Tries once. Raises NpuError."""
-        self.binding = load_binding()
-        self.identity = identify(self.binding)
+        self.binding = device.load_binding()
+        self.identity = device.identify(self.binding)
         self._order = order
         self._device: Any = None
         self._models: list[NpuModel] = []
         """The encoder, and what else was loaded."""
         try:
-            with explaining("opening the chip", self.binding):
+            with device.explaining("opening the chip", self.binding):
                 self._device = self.binding.VDevice(self._parameters())
             self._time_jobs(self.load(Path(order.hef), self._check))
             self.read_sensors()
@@ -65,9 +53,9 @@ class Npu(Encoder):
     def read_sensors(self) -> None:
         """Read the sensors; on a chip that has just failed a job that may hang. Raises NpuError if
         it is too hot."""
-        self.readings = found = read(self.binding, self.identity.device_id)
+        self.readings = found = device.read(self.binding, self.identity.device_id)
         """The last ones."""
-        if found.zone == RED:
+        if found.zone == device.RED:
             at = "" if found.temperature_c is None else f" of {found.temperature_c:.0f} °C"
             raise NpuError(
                 "hot",
@@ -104,12 +92,13 @@ class Npu(Encoder):
         for model in reversed(self._models):
             model.close()
         if self._device is not None:
-            or_none(self._device.release)
+            device.or_none(self._device.release)
             self._device = None
 
     def _parameters(self) -> Any:
         """Return what the chip is opened with. A Hailo-10H is shared by its group, without a
-        service."""
+        service [vdevice.cpp: validate_params, 5.0.1]. The scheduler activates networks; Python's
+        default was none before 5.0 [py: VDevice.create_params; vdevice_api.hpp: VDeviceParams]."""
         parameters = self.binding.VDevice.create_params()
         parameters.scheduling_algorithm = self.binding.HailoSchedulingAlgorithm.ROUND_ROBIN
         if self._order.share:

@@ -24,6 +24,7 @@ class Order:
     """What the process is started for, and how long the chip may take until it counts as failed."""
 
     hef: str
+    """Empty: only identify the chip."""
     mel: Shape
     """(1, W, n_mels)."""
     states: Shape
