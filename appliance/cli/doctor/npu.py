@@ -26,12 +26,11 @@ from appliance.cli.doctor.outcome import BUNDLE, Check, Outcome, Surroundings, f
 
 if TYPE_CHECKING:
     from appliance.model import Bundle
-    from appliance.system import Holder
 
 INSTALL = "run `sudo apt install dkms hailo-all` (Hailo-10H: dkms hailo-h10-all) and reboot"
 SEATING = (
-    "check its cable and seat, and whether `lspci` lists a Hailo; to run without one, set "
-    "[encoder] backend = auto"
+    "check its cable and seat, and look for Hailo in `lspci`; if it is missing there, set "
+    "dtparam=pciex1 in /boot/firmware/config.txt"
 )
 COOL = "add a heat sink and a fan"
 LEAST_COSINE = 0.9
@@ -68,7 +67,8 @@ def device(around: Surroundings) -> Outcome:
                 "(it needs linux-headers-$(uname -r))",
             )
         if around.settings.encoder.backend == "hailo":
-            return failed(f"[encoder] backend is hailo, but {ABSENT}", SEATING)
+            fix = f"{SEATING}; to run without one, set [encoder] backend = auto"
+            return failed(f"[encoder] backend is hailo, but {ABSENT}", fix)
         return skipped(f"{ABSENT}{_unused_hef(around)}")
     for node in nodes:
         if not os.access(node, os.R_OK | os.W_OK):
@@ -153,19 +153,18 @@ def owner(around: Surroundings) -> Outcome:
     """Check that no other program uses the chip."""
     if why := _absent(around):
         return skipped(why)
-    others = _owners()
-    if not others:
+    users, is_daemon = _users(around)
+    if not users:
         seen = "" if os.geteuid() == 0 else ", as far as this user can see"
         return ok(f"not in use{seen}")
-    names = ", ".join(map(str, others))
     if around.settings.encoder.share:
-        return ok(f"shared with {names}")
-    if around.daemon and {_parent(holder.pid) for holder in others} == {around.daemon.pid}:
-        return ok(f"used by {around.daemon}")
+        return ok(f"shared with {users}")
+    if is_daemon:
+        return ok(f"used by {users}")
     return failed(
-        f"in use by {names}",
+        f"in use by {users}",
         "stop that program, or share the chip: [encoder] share = true, and the same in the other "
-        "program",
+        "program (Frigate cannot)",
     )
 
 
@@ -175,8 +174,8 @@ def self_test(around: Surroundings) -> Outcome:
     from appliance.infer import NpuError
     from appliance.model import ENCODER_FILE, load_bundle
 
-    others = [] if around.settings.encoder.share else _owners()
-    if why := _absent(around) or ("" if not others else _busy(*others)):
+    users, is_daemon = ("", False) if around.settings.encoder.share else _users(around)
+    if why := _absent(around) or (_busy(users, is_daemon) if users else ""):
         return skipped(why)
     bundle = load_bundle(around.settings.model.bundle)
     if bundle.hef is None:
@@ -191,7 +190,7 @@ def self_test(around: Surroundings) -> Outcome:
         return compare(around, bundle)
     except NpuError as error:
         if error.cause == "busy" and around.daemon:
-            return skipped(_busy(around.daemon))
+            return skipped(_busy(str(around.daemon), is_daemon=True))
         raise
 
 
@@ -237,9 +236,9 @@ def judge(cosine: float, cpu_text: str, npu_text: str, took: str) -> Outcome:
     return ok(found)
 
 
-def _busy(*users: object) -> str:
-    names = ", ".join(map(str, users))
-    return f"in use by {names}: for this test, stop it (`sudo systemctl stop roomscribe`)"
+def _busy(users: str, is_daemon: bool) -> str:
+    how = " (`sudo systemctl stop roomscribe`)" if is_daemon else ""
+    return f"in use by {users}: for this test, stop it{how}"
 
 
 def _unwanted(around: Surroundings) -> str:
@@ -264,11 +263,14 @@ def _parent(pid: int) -> int:
     return 0
 
 
-def _owners() -> list[Holder]:
-    """Return the other processes that have the chip open."""
+def _users(around: Surroundings) -> tuple[str, bool]:
+    """Return who else has the chip open, and True if that is the daemon, by its process."""
     from appliance.infer import diagnosis
 
-    return [holder for holder in diagnosis.owners() if holder.pid != os.getpid()]
+    others = diagnosis.owners()
+    if around.daemon and {_parent(holder.pid) for holder in others} == {around.daemon.pid}:
+        return str(around.daemon), True
+    return ", ".join(map(str, others)), False
 
 
 MODEL = ("[model]", "[encoder]", "[decoder]", BUNDLE)
