@@ -7,7 +7,6 @@ the Compose specification (compose-spec.io), as of November 2026.
 
 import json
 import re
-import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from generate.icons import icons
 from PIL import Image
 from rigs.checkout import ROOT
+from rigs.command import captured
 from rigs.needs import module
 
 from appliance import __version__
@@ -130,7 +130,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one command makes for a forge."""
     folder = tmp_path_factory.mktemp("apps")
     arguments = ["--image", IMAGE, "--url", "https://voice.example.net", "--version", "0.3.0~rc1"]
-    subprocess.run([ROOT / "scripts/build-app", folder, *arguments], check=True)
+    captured(ROOT / "scripts/build-app", folder, *arguments, check=True)
     return folder
 
 
@@ -156,12 +156,20 @@ def test_the_apps_pictures_are_those_that_the_program_draws() -> None:
     assert shapes == [(128, 128, 4), (100, 250, 4)]
 
 
-@pytest.mark.parametrize("more", [(), ("--image", "a b"), ("--image", IMAGE), ("--nonsense", "x")])
-def test_wrong_arguments_of_the_apps_command_are_told(more: tuple[str, ...]) -> None:
-    command = [str(ROOT / "scripts/build-app"), *(more and ("/dev/null/x", *more))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+WRONG = (
+    *("build-app", "build-app /dev/null/x --image a b", f"build-app /dev/null/x --image {IMAGE}"),
+    *("build-app /dev/null/x --no x", "build-image --arch", "test-image --arch arm64"),
+    *("test-vm --deb", "test-deb-arm64 nonsense"),
+)
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_arguments_are_told_first(words: str, tmp_path: Path) -> None:
+    (tmp_path / "unshare").symlink_to("/bin/false")  # nothing can be built here
+    command, path = f"{ROOT}/scripts/{words}".split(), f"{tmp_path}:/usr/bin:/bin"
+    done = captured(*command, env={"PATH": path, "HOME": "/"})
     assert done.returncode == 2
-    assert done.stderr.startswith("scripts/build-app FOLDER --image NAME --url URL")
+    assert command[0].removeprefix(f"{ROOT}/") in done.stderr
 
 
 def test_every_option_has_a_default_and_a_name_in_each_language() -> None:

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from rigs.checkout import ROOT
+from rigs.command import captured
 from rigs.recordings import sentences
 from rigs.word_errors import word_errors
 
@@ -21,8 +22,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
 
 
 def run(*given: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLE), *given]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    return captured(sys.executable, EXAMPLE, *given, env=ENVIRONMENT)
 
 
 def test_the_example_writes_the_text_of_a_file(built_in: Bundle) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from rigs import documented
 from rigs.checkout import ROOT, environment
 from rigs.command import captured
 from rigs.needs import NOT_ROOT, require
-from rigs.waiting import PATIENCE_S
 
 from appliance import __version__
 from appliance.cli import main, model, web
@@ -51,7 +49,7 @@ def unit() -> dict[str, list[str]]:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the package's build writes manual pages and completion."""
     folder = tmp_path_factory.mktemp("texts")
-    subprocess.run([sys.executable, "-m", "deb.texts", folder], check=True, env=environment())
+    captured(sys.executable, "-m", "deb.texts", folder, check=True, env=environment())
     return folder
 
 
@@ -124,7 +122,7 @@ def test_the_unit_may_listen_on_the_configured_ports_and_no_other(
         file.write_text(text, encoding="utf-8")
     folders = [str(tmp_path / name) for name in ("normal", "early", "late")]
     program = ROOT / "systemd" / "roomscribe-generator"
-    subprocess.run([sys.executable, "-IS", program, *folders, tmp_path], check=True)
+    captured(sys.executable, "-IS", program, *folders, tmp_path, check=True)
     made = sorted((tmp_path / "normal").rglob("*"))
     lines = made[-1].read_text(encoding="utf-8").splitlines() if made else []
     assert [line.partition("=")[2] for line in lines if "=" in line] == opened
@@ -145,9 +143,7 @@ def test_the_generator_waits_for_no_file(tmp_path: Path, place: str, kind: str) 
         file.write_text("[wyoming]\nenabled = true\n#" + "x" * 2_000_000, encoding="utf-8")
     folders = [str(tmp_path / name) for name in ("normal", "early", "late")]
     program = ROOT / "systemd" / "roomscribe-generator"
-    subprocess.run(
-        [sys.executable, "-IS", program, *folders, tmp_path], check=True, timeout=PATIENCE_S
-    )
+    captured(sys.executable, "-IS", program, *folders, tmp_path, check=True)
     assert not (tmp_path / "normal").exists()
 
 
@@ -265,11 +261,8 @@ class System:
 
     def configured(self, before: str = "0.1.0") -> str:
         """What the package's postinst says once it has run; `before` is the version upgraded."""
-        done = subprocess.run(
-            ["sh", DEBIAN / "roomscribe.postinst", "configure", *([before] if before else [])],
-            env={"PATH": os.environ["PATH"], "DPKG_ROOT": str(self.root)},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        command = ("sh", DEBIAN / "roomscribe.postinst", "configure", *([before] if before else []))
+        done = captured(*command, env={"PATH": os.environ["PATH"], "DPKG_ROOT": str(self.root)})
         assert done.returncode == 0, done.stderr
         return done.stderr
 

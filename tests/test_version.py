@@ -3,12 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from rigs.checkout import ROOT
+from rigs.command import captured
 
 from appliance import __version__
 
@@ -32,16 +32,13 @@ class Checkout:
             for what in ("NAME", "EMAIL")
         }
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-        command = ["git", "-C", str(self.folder), *arguments]
-        subprocess.run(command, check=True, env=os.environ | names | dates)
+        captured("git", *arguments, check=True, cwd=self.folder, env=os.environ | names | dates)
 
     def version(self) -> str:
         code = "import appliance; print(appliance.build_version())"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=self.folder, capture_output=True, text=True,
-            check=True, env={"PATH": os.environ["PATH"], "TZ": "Pacific/Auckland"},
-        )  # fmt: skip
-        return done.stdout.strip()
+        far = {"PATH": os.environ["PATH"], "TZ": "Pacific/Auckland"}
+        command = (sys.executable, "-c", code)
+        return captured(*command, check=True, cwd=self.folder, env=far).stdout.strip()
 
 
 @pytest.fixture

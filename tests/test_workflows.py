@@ -1,11 +1,11 @@
 """The workflows at the forge: what they use is pinned, and what they run is in the checkout."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from rigs.checkout import ROOT
+from rigs.command import captured
 from rigs.needs import module
 
 yaml = module("yaml", "pyyaml")
@@ -16,11 +16,8 @@ RELEASE = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf
 
 def publish(*part: str, **given: str) -> str:
     """Return what a part of a release says with these variables set."""
-    command = [str(ROOT / ".ci/publish"), *part]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin", **given}
-    )
-    return done.stdout
+    variables = {"PATH": "/usr/bin:/bin", **given}
+    return captured(ROOT / ".ci/publish", *part, check=True, env=variables).stdout
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: str(file.name))
@@ -37,6 +34,8 @@ def test_each_job_of_a_release_runs_a_part_that_runs_here_too() -> None:
     run = re.findall(r"\.ci/publish (\w+)", str(RELEASE["jobs"]))
     assert sorted(run) == sorted(parts)
     assert RELEASE["permissions"] == {}, "each job asks for what it needs"
+    attested = re.findall(r"'subject-checksums': 'dist/release/(\w+)'", str(RELEASE["jobs"]))
+    assert attested == ["SHA256SUMS", "IMAGES"]
 
 
 def test_a_part_without_its_settings_is_skipped_with_a_notice() -> None:

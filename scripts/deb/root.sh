@@ -29,8 +29,8 @@ cannot_run() {
     exit 77
 }
 
-# True on a machine on which a Debian can be booted (deb/boot.sh).
-can_boot() { [ "$(id -u)" = 0 ] && grep -qw overlay /proc/filesystems && unshare -m -C true 2>/dev/null; }
+# True on a machine on which a Debian can be booted (deb/boot.sh), or an image run.
+can_boot() { [ "$(id -u)" = 0 ] && grep -qw overlay /proc/filesystems && unshare -m -n -p -C -f true 2>/dev/null; }
 
 need_host() {
     [ "$(id -u)" = 0 ] || cannot_run "it needs root (debootstrap, mount and pivot_root)"
@@ -45,27 +45,44 @@ need_host() {
         --no-install-recommends "${missing[@]}" >/dev/null; } || cannot_run "${missing[*]} cannot be installed"
 }
 
-# take_deb ARCHITECTURE [--deb FILE]: sets $deb to FILE, or to a new package in $work, and $model to the one beside it
-take_deb() {
+# need_debs ARCHITECTURE FILE...: ends the script unless they are packages for it
+need_debs() {
+    local file found
+    for file in "${@:2}"; do
+        found=$(dpkg-deb -f "$file" Architecture 2> /dev/null) || { say "${0##*/}: expected a Debian package, found $file"; exit 1; }
+        case $found in "$1" | all) ;; *) say "${0##*/}: $file is for $found, not for $1"; exit 1 ;; esac
+    done
+}
+
+# deb_option ARCHITECTURE [--deb FILE]: sets $deb to FILE or to nothing, and ends the script if an argument is wrong
+deb_option() {
     case $#:${2:-} in
-        1:) deb=$(scripts/build-deb "$1" --output "$work/built" | tail -n 1) ;;
-        3:--deb) deb=$(realpath "$3") ;;
+        1:) deb='' ;;
+        3:--deb) deb=$(realpath "$3"); need_debs "$1" "$deb"; take_deb "$1" ;;
         *) sed -n '2,5s/^# *//p' "$0" >&2; exit 2 ;;
     esac
+}
+
+# take_deb ARCHITECTURE: sets $deb to a new package in $work unless there is one, and $model to the one beside it
+take_deb() {
+    [ -n "$deb" ] || deb=$(scripts/build-deb "$1" --output "$work/built" | tail -n 1)
     model=$(dirname "$deb")/roomscribe-model-tiny-en_$(dpkg-deb -f "$deb" Version)_all.deb
     [ -f "$model" ] || { say "${0##*/}: $model: no such file; scripts/build-deb makes both"; exit 1; }
 }
 
 # take_turn NAME FOLDER: waits until no other script has the turn NAME, and keeps it until this script and
 # its children have ended. Without it, a script of another checkout, whose recipe for a root differs,
-# would replace that root while it is in use. Removes the $CACHE/FOLDER.XXXXXX of scripts that were killed.
+# would replace that root while it is in use. Makes $work, which is $CACHE/FOLDER.XXXXXX until this script ends, and
+# removes those of scripts that were killed.
 take_turn() {
     local file=$CACHE/turn-$1
     mkdir -p "$CACHE"
     exec 8>> "$file"
     flock -n 8 || { say "${0##*/} waits for $(cat "$file")"; flock 8; }
     echo "${0##*/} (process $$ in $PWD, started at $(date +%T))" > "$file"
-    rm -rf --one-file-system "$CACHE/${2:-none}".??????
+    rm -rf --one-file-system "$CACHE/$2".??????
+    work=$(mktemp -d "$CACHE/$2.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
 }
 
 # Lets this machine run programs of another architecture, through qemu, until it is restarted.
