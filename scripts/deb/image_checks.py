@@ -20,6 +20,7 @@ from rigs.supervisor import TOKEN, Supervisor
 
 WORK = Path("/mnt")
 USER = 10300
+PROGRAM = "/usr/bin/roomscribe"
 PASSWORD = "sesame"
 BROKER = {
     "host": "127.0.0.1", "port": 1883, "ssl": False, "username": "roomscribe",
@@ -184,17 +185,16 @@ def hears(name: str, microphone: Microphone, heard: Path) -> None:
 def processes(name: str) -> dict[str, int]:
     """Return the process id of each of our commands in the container, by its first words."""
     script = (  # podman's top needs a cgroup
-        "import pathlib\n"
+        "import json, pathlib\n"
         "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        " try: print(p.name, (p/'cmdline').read_text().replace(chr(0), ' '))\n"
+        " try: print(json.dumps([int(p.name), *(p/'cmdline').read_text().split(chr(0))]))\n"
         " except OSError: pass"
     )
     found = {}
     for line in inside(name, "python3", "-Ic", script).splitlines():
-        number, _, command = line.partition(" ")
-        _, _, words = command.partition("/usr/bin/roomscribe ")
-        if words:
-            found[" ".join(words.split()[:2]).strip()] = int(number)
+        number, *words = json.loads(line)
+        if PROGRAM in words:  # the shell that starts it has it within a script
+            found[" ".join(words[words.index(PROGRAM) + 1 :][:2]).strip()] = number
     return found
 
 
