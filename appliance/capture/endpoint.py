@@ -227,7 +227,7 @@ class Endpoint:
         enough = self._softer_s >= SOFTER_S
         return enough and decibels(self._floor.level) >= self._softer_db + LOUDER_DB
 
-    def louder_for(self) -> int:
+    def frames_since_louder(self) -> int:
         """Return for how many frames a voice has been far louder than all speech of the utterance
         before it; 0 if none is."""
         if not self._is_louder():
@@ -245,7 +245,7 @@ class Endpoint:
         full = self._recent_s >= STEADY_S - FRAME_MS / 1000
         return full and self._voiced_s < MIN_VOICED_SHARE * self._recent_s
 
-    def verdict(self, window: Window) -> str:
+    def rejection(self, window: Window) -> str:
         """Return why an utterance of this one window is no speech (too_short, no_speech); "" if it
         is."""
         if window.voiced_s < self._settings.min_speech_ms / 1000:

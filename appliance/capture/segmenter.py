@@ -5,13 +5,10 @@ keeps everything until `hang_over_ms` without speech (see also `Endpoint`), or u
 longer than `window_s`: then the utterance is cut, and continues in the next window.
 """
 
-from collections import deque
 from dataclasses import replace
 
-import numpy as np
-
-from appliance.capture.endpoint import Endpoint, NoiseFloor, is_same_voice, loudest
-from appliance.capture.loudness import measure_speech, power_of
+from appliance.capture.endpoint import Endpoint, NoiseFloor, loudest
+from appliance.capture.loudness import power_of
 from appliance.capture.utterance import (
     PRE_ROLL_MS,
     TAIL_MS,
@@ -30,11 +27,6 @@ RESUMED_WITHIN_S = 0.8
 """Speech that starts within this after an utterance that was closed early continues it."""
 GAP_ENDS_S = 0.5
 """A longer gap in the sound ends the utterance; a shorter one is flagged."""
-KEPT_S = 4.0
-"""So long after it would be full, a window can still be joined to: an utterance is complete after a
-hang-over."""
-EDGE_S = 0.001
-"""Times of frames that differ by less are the same."""
 
 
 class ReferenceFilter:
@@ -88,7 +80,7 @@ class Segmenter:
     @property
     def alert(self) -> bool:
         """True while an utterance is open, or may be opened by what has been heard."""
-        last = self._idle.frames[-1].judgement if self._idle.frames else ASLEEP
+        last = self._idle.judged[-1].judgement if self._idle.judged else ASLEEP
         return self.speaking or last.score >= NOISE_SCORE
 
     @property
@@ -109,7 +101,7 @@ class Segmenter:
         id."""
         return self._utterance.speculative if self._utterance else None
 
-    def expect(self, window_id: str, silence_ms: float) -> None:
+    def end_after(self, window_id: str, silence_ms: float) -> None:
         """End the utterance after `silence_ms` in place of `hang_over_ms`, if the speculative
         window has this id. This holds until speech resumes.
 
@@ -121,11 +113,11 @@ class Segmenter:
         if utterance and utterance.speculative and utterance.speculative.id == window_id:
             stands_out = self._endpoint.stands_out()
             least = samples_of(TAIL_MS) if stands_out else self._lengths.hang_over
-            utterance.wait = max(samples_of(silence_ms), least)
+            utterance.ending_silence = max(samples_of(silence_ms), least)
 
     def close_if_due(self) -> list[Window | Discarded]:
-        """Close the utterance if the silence that `expect` asked for is over, without waiting for
-        the next frame."""
+        """Close the utterance if the silence that `end_after` asked for is over, before the next
+        frame."""
         if self._utterance and self._utterance.is_over:
             return [self._close_after_silence(self._utterance)]
         return []
@@ -133,7 +125,7 @@ class Segmenter:
     def push(self, frame: Frame) -> list[Window | Discarded]:
         """Take in the next frame; return what it completes: a window, a discarded utterance, or
         nothing."""
-        frames = (self._utterance.frames if self._utterance else self._idle).frames
+        frames = (self._utterance.buffer if self._utterance else self._idle).judged
         is_after_gap = frames and abs(frame.start_s - frames[-1].frame.end_s) >= GAP_ENDS_S
         results = self.flush(interrupted=True) if is_after_gap else []
         judged = self._judge(frame)
@@ -190,7 +182,7 @@ class Segmenter:
             case Due.STEADY:
                 return [self._close(utterance)]
             case Due.LOUDER:
-                utterance.end_before_voice(self._endpoint.louder_for())
+                utterance.end_before_voice(self._endpoint.frames_since_louder())
                 softer = self._close(utterance)
                 self._open()
                 return [softer]
@@ -200,7 +192,7 @@ class Segmenter:
 
     def _open(self) -> None:
         """Open an utterance with the pre-roll."""
-        frames, continues = self._idle.frames, ""
+        frames, continues = self._idle.judged, ""
         if self._early:
             spoken = [judged.frame.start_s for judged in frames if judged.judgement.speech]
             begin_s = min(spoken, default=frames[-1].frame.start_s)
@@ -223,7 +215,7 @@ class Segmenter:
         """Close the utterance; the silence after it is the next pre-roll."""
         window, self._idle = utterance.close(*flags)
         self._utterance = None
-        if reason := utterance.verdict(window, self._endpoint):
+        if reason := utterance.rejection(window, self._endpoint):
             return Discarded(reason, window.utterance_id, window.duration_s)
         return window
 
@@ -233,71 +225,3 @@ class Segmenter:
         if isinstance(result, Window) and utterance.silence < self._lengths.hang_over:
             self._early = result
         return result
-
-
-class JoiningSegmenter(Segmenter):
-    """A segmenter for sound that is complete, such as a file: utterances that fit into one window,
-    with the pauses between them, become one, unless their levels are those of two voices. The model
-    hears a sentence better in one piece, and nobody waits for the first. One thread."""
-
-    joins = True
-    """Whether the next utterances are joined; False while somebody waits for each."""
-
-    def __init__(self, voice: VoiceDetector, settings: SegmenterSettings, window_s: float) -> None:
-        super().__init__(voice, settings, window_s)
-        self._held: Window | None = None
-        """The window that the next utterance may continue."""
-        self._sound = deque[Frame]()
-        """The newest frames: those of a window, and of the silence that ends it."""
-
-    def push(self, frame: Frame) -> list[Window | Discarded]:
-        """Take in the next frame; return what it completes."""
-        self._sound.append(frame)
-        begin_s = frame.end_s - self._lengths.longest / SAMPLE_RATE - KEPT_S
-        while self._sound[0].start_s < begin_s:
-            self._sound.popleft()
-        results = self._join(super().push(frame))
-        if self._held and (not self.joins or self._held.start_s < begin_s):
-            results += self._release()
-        return results
-
-    def flush(self, *, interrupted: bool = False) -> list[Window | Discarded]:
-        """Close the open utterance, if any, and return what is left."""
-        return [*self._join(super().flush(interrupted=interrupted)), *self._release()]
-
-    def _join(self, found: list[Window | Discarded]) -> list[Window | Discarded]:
-        """Return what is complete of a window that was held and of what follows it."""
-        results: list[Window | Discarded] = []
-        for one in found:
-            if isinstance(one, Discarded):
-                results.append(one)
-                continue
-            joined = self._joined(self._held, one) if self._held else None
-            results += [] if joined else self._release()
-            self._held = joined or one
-            if not (one.last and self.joins):
-                results += self._release()
-        return results
-
-    def _joined(self, first: Window, second: Window) -> Window | None:
-        """Return two utterances as one window; None if they do not fit."""
-        if not (second.index == 1 and second.last):
-            return None
-        begin_s, end_s = first.start_s + first.duration_s - EDGE_S, second.start_s - EDGE_S
-        gap = [frame.samples for frame in self._sound if begin_s < frame.start_s < end_s]
-        samples = np.concatenate([first.samples, *gap, second.samples])
-        if len(samples) > self._lengths.longest:
-            return None
-        if not is_same_voice(*(measure_speech(one.samples)[0] for one in (first, second))):
-            return None
-        return replace(
-            first,
-            samples=samples,
-            speech_end_s=second.speech_end_s,
-            voiced_s=first.voiced_s + second.voiced_s,
-            flags=tuple(dict.fromkeys(first.flags + second.flags)),
-        )
-
-    def _release(self) -> list[Window | Discarded]:
-        held, self._held = self._held, None
-        return [held] if held else []

@@ -224,7 +224,7 @@ class Pipeline:
         known now, or at the end of the sound."""
         segmenter = self.core.segmenter
         if silence := self.core.backlog.end_silence():
-            segmenter.expect(*silence)
+            segmenter.end_after(*silence)
         if isinstance(item, Frame):
             results = segmenter.push(item)
         elif item is Sentinel.DECIDED:

@@ -11,8 +11,9 @@ from rigs.records import differences
 
 from appliance.capture import endpoint
 from appliance.capture.frames import FRAME_SAMPLES
+from appliance.capture.joined import JoiningSegmenter
 from appliance.capture.loudness import is_clipped
-from appliance.capture.segmenter import JoiningSegmenter, Segmenter
+from appliance.capture.segmenter import Segmenter
 from appliance.capture.voice import Judgement, VoiceDetector
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Samples, Window
@@ -167,7 +168,7 @@ def closed_early(*, silent_frames: int = 11) -> tuple[Room, Window]:
     room = Room().hear(silence(30), speech(20), silence(silent_frames - 1))
     speculation = room.segmenter.speculative_window
     assert speculation
-    room.segmenter.expect(speculation.id, 320)
+    room.segmenter.end_after(speculation.id, 320)
     (window,) = room.hear(silence(1)).windows()
     assert window.id == speculation.id
     assert room.segmenter.closed_early
@@ -184,7 +185,7 @@ def test_an_early_close_gives_the_samples_of_the_speculative_window(silent_frame
 def test_an_utterance_that_may_go_on_waits_for_longer() -> None:
     room = Room().hear(silence(30), speech(20), silence(12))
     assert room.segmenter.speculative_window
-    room.segmenter.expect(room.segmenter.speculative_window.id, 1000)
+    room.segmenter.end_after(room.segmenter.speculative_window.id, 1000)
     assert room.hear(silence(21)).found == []
     assert len(room.hear(silence(1)).windows()) == 1
     assert not room.segmenter.closed_early
@@ -216,7 +217,7 @@ def test_an_utterance_that_is_due_closes_without_another_frame() -> None:
     room.hear(silence(30), speech(20), silence(12))
     speculation = room.segmenter.speculative_window
     assert speculation and room.segmenter.close_if_due() == []
-    room.segmenter.expect(speculation.id, 350)
+    room.segmenter.end_after(speculation.id, 350)
     (window,) = room.segmenter.close_if_due()
     assert isinstance(window, Window) and window.id == speculation.id
     assert room.segmenter.closed_early
@@ -259,13 +260,13 @@ def test_where_there_is_talk_without_end_nothing_ends_early() -> None:
         room.hear(speech(35), silence(11))
         speculation = room.segmenter.speculative_window
         assert speculation
-        room.segmenter.expect(speculation.id, 350)
+        room.segmenter.end_after(speculation.id, 350)
         room.hear(silence(3))
     assert 1 <= len(room.windows()) <= 2, "only in the first 3 s, of which nothing is known"
     room.hear(silence(150), speech(20), silence(11))
     speculation = room.segmenter.speculative_window
     assert speculation
-    room.segmenter.expect(speculation.id, 350)
+    room.segmenter.end_after(speculation.id, 350)
     before = len(room.windows())
     room.hear(silence(1))
     assert len(room.windows()) == before + 1
@@ -291,7 +292,7 @@ def test_however_speech_and_silence_alternate_each_frame_is_in_one_window(
             speculation = room.segmenter.speculative_window
             late -= speculation is not None
             if speculation and answer and late < 0:
-                room.segmenter.expect(speculation.id, answer)
+                room.segmenter.end_after(speculation.id, answer)
     room.found += room.segmenter.flush()
     windows = room.windows()
     spans = [(one.start_s, one.start_s + one.duration_s) for one in windows]
@@ -410,7 +411,7 @@ def test_clipped_speech_is_flagged() -> None:
 
 def test_idle_memory_is_bounded() -> None:
     room = Room().hear(silence(5000))
-    assert len(room.segmenter._idle.frames) <= 21
+    assert len(room.segmenter._idle.judged) <= 21
 
 
 def heard_with_reference(

@@ -63,7 +63,7 @@ class House:
         for number, samples in enumerate(sound_of(said)):
             frame = Frame(samples, FRAME_S * number)
             if expected := self.backlog.end_silence():
-                self.segmenter.expect(*expected)
+                self.segmenter.end_after(*expected)
             found = self.segmenter.push(frame)
             yield
             for result in found:

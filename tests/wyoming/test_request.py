@@ -18,7 +18,7 @@ from rigs.wyoming import Asked, Worker, sound_of
 from appliance.capture.filters import Resampler
 from appliance.capture.frames import Framer
 from appliance.capture.hum import HumFilter
-from appliance.capture.segmenter import JoiningSegmenter
+from appliance.capture.joined import JoiningSegmenter
 from appliance.capture.voice import VoiceDetector
 from appliance.config import Settings
 from appliance.infer.transcriber import Transcriber
