@@ -83,8 +83,7 @@ def test_a_chip_that_is_there_is_used(
     assert np.allclose(encoder.encode(mel), CpuEncoder(hef_bundle, 1).encode(mel), atol=1e-5)
     assert encoder.name == "hailo8" and encoder.trouble is None
     facts = encoder.facts()
-    assert facts["chip"] == "hailo8" and facts["temperature_c"] == 51.5 and facts["power_w"] == 1.6
-    assert facts["driver"] == facts["library"] == "4.23.0" and "4.23.0" in facts["firmware"]
+    assert facts["chip"] == "hailo8" and facts["temperature_c"] == 51.5
     facts.clear()
     assert encoder.facts()
     encoder.close()
@@ -157,7 +156,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a full queue": ({"fail_jobs": "all", "fail_status": 82}, "HAILO_QUEUE_IS_FULL"),
     "a job given up": ({"fail_jobs": "all", "fail_status": 63}, "abort"),
     "a hang": ({"hang_jobs": "all"}, "did not answer in time"),
-    "numbers that are none": ({"nan_jobs": "all"}, "NaN or infinity"),
+    "numbers that are none": ({"nan_jobs": "all"}, "NaN or infinity; if it happens again, restart"),
     "a dead chip": ({"dead": True}, "abort"),
 }
 HEALTHY = {"fail_jobs": [], "hang_jobs": [], "nan_jobs": [], "dead": False}

@@ -149,7 +149,8 @@ class NpuModel:
             if faults[0] is not None:  # neither the call nor the wait raises it
                 raise faults[0]
         if not all(np.isfinite(values).all() for values in self.outputs.values()):
-            raise NpuError("garbage", f"{doing}: expected numbers, found NaN or infinity")
+            text = f"{doing}: expected numbers, found NaN or infinity; {diagnosis.REPEATED}"
+            raise NpuError("garbage", text)
 
     def close(self) -> None:
         """Free the chip. May take 10 s, or hang, if a job still runs [infer_model.cpp:
