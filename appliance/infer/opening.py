@@ -206,7 +206,7 @@ def why_on_cpu(settings: Settings, bundle: Model, backend: Backend) -> str:
     from appliance.model import Bundle
 
     driven = diagnosis.nodes()
-    if backend.name != "cpu" or not (driven or diagnosis.pci_ids()):
+    if backend.name != "cpu" or not (driven or diagnosis.on_bus()):
         return ""
     if backend.trouble:
         return backend.trouble

@@ -59,7 +59,7 @@ def device(around: Surroundings) -> Outcome:
     nodes = diagnosis.nodes()
     driver = diagnosis.driver_version()
     if not nodes:
-        if diagnosis.pci_ids():
+        if diagnosis.on_bus():
             return failed(
                 "a Hailo is on the PCI bus but has no device node: no driver is loaded",
                 f"run `{diagnosis.generation().install}` and restart the machine; if that changes "

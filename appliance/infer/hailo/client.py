@@ -36,7 +36,6 @@ class NpuProcess:
         self._begun_s = time.monotonic()
         memory = os.memfd_create("roomscribe-npu", os.MFD_CLOEXEC)
         try:
-            os.truncate(memory, SharedArrays.size(order.mel, order.states))
             self._arrays = SharedArrays(memory, order.mel, order.states)
             self._arrays.beat()
             self._process = start_process(

@@ -31,7 +31,7 @@ writes the outputs into memory that it has freed, and the bound buffers keep tho
 NEWEST = {4: (4, 23, 0), 5: (5, 4, 0)}
 """Of each line, the newest version that this was compared with, 5.4 in part (docs/hailo.md)."""
 READY_WITHIN_MS = 200
-GREEN, ORANGE, RED = 0, 1, 2
+GREEN, RED = 0, 2
 """The firmware's zones of temperature; in the red one it stops the network by itself."""
 
 Shapes = dict[str, tuple[int, ...]]
@@ -182,7 +182,7 @@ class Readings:
     power_w: float | None = None
     """None on boards without the sensor."""
     zone: int | None = None
-    """GREEN, ORANGE or RED; None if unknown."""
+    """GREEN, 1 (orange) or RED; None if unknown."""
     throttled: bool | None = None
     """True if the firmware has slowed the chip down, for heat or current (inferred)."""
 

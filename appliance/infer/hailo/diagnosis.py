@@ -94,25 +94,20 @@ def nodes() -> list[Path]:
     return [path for node in NODES if (path := _root() / node).exists()]
 
 
-def pci_ids() -> list[str]:
-    """Return the PCI device ids of the Hailos on the bus, with or without a driver."""
-    return _of_each("device")
-
-
-def _of_each(name: str) -> list[str]:
-    """Return a file's text of each Hailo on the bus."""
+def on_bus(file: str = "device") -> list[str]:
+    """Return a file of each Hailo on the PCI bus, with or without a driver; its id by default."""
     vendors = sorted(_root().glob(_PCI))
-    return [_read(each.with_name(name)) for each in vendors if _read(each) == _VENDOR]
+    return [_read(each.with_name(file)) for each in vendors if _read(each) == _VENDOR]
 
 
 def generation() -> Generation:
     """Return the generation of this machine's chip: by PCI id, else by a node that only one has,
     else by the only loaded driver; else the first."""
     first, second = GENERATIONS
-    on_bus = [one for one in GENERATIONS if one.pci_device in pci_ids()]
+    present = [one for one in GENERATIONS if one.pci_device in on_bus()]
     loaded = [one for one in GENERATIONS if one.read("version")]
-    if on_bus:
-        return on_bus[0]
+    if present:
+        return present[0]
     if (_root() / OWN_NODE).exists():
         return second
     return loaded[0] if len(loaded) == 1 else first
@@ -121,8 +116,8 @@ def generation() -> Generation:
 def system_facts() -> dict[str, Any]:
     """Return what the kernel shows of a Hailo, for a report."""
     return {
-        "pci_ids": pci_ids(),
-        "link_speeds": _of_each("current_link_speed"),
+        "pci_ids": on_bus(),
+        "link_speeds": on_bus("current_link_speed"),
         "nodes": [str(node) for node in nodes()],
         "drivers": {one.module: one.read("version") for one in GENERATIONS if one.read("version")},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,18 +59,14 @@ class SharedArrays:
     """The arrays of a job, float32, in memory that both processes see."""
 
     def __init__(self, descriptor: int, mel: Shape, states: Shape) -> None:
-        """Map the memory file `descriptor`, which has the size of `size`."""
-        self._memory = memory = mmap.mmap(descriptor, self.size(mel, states))
-        self._beat: NDArray[np.float64] = np.frombuffer(memory, np.float64, 1)
+        """Map the memory file `descriptor`, and give it its size."""
         count = math.prod(mel)
+        os.ftruncate(descriptor, 8 + 4 * (count + math.prod(states)))
+        memory = mmap.mmap(descriptor, 0)
+        self._beat: NDArray[np.float64] = np.frombuffer(memory, np.float64, 1)
         self.mel: NDArray[np.float32] = np.frombuffer(memory, np.float32, count, 8).reshape(mel)
         found = np.frombuffer(memory, np.float32, math.prod(states), 8 + 4 * count)
         self.states: NDArray[np.float32] = found.reshape(states)
-
-    @staticmethod
-    def size(mel: Shape, states: Shape) -> int:
-        """Return the bytes of the memory file."""
-        return 8 + 4 * (math.prod(mel) + math.prod(states))
 
     def beat(self) -> None:
         """Set the heartbeat to now, on time.monotonic()'s clock, which all processes share."""
