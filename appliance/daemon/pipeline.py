@@ -208,8 +208,8 @@ class Pipeline:
                 backlog.withdraw_speculation(result.id if isinstance(result, Window) else "")
                 partials.close()
                 if isinstance(result, Window):
+                    bus.on_window(result)  # its text may be known as soon as it is in the backlog
                     backlog.push(result)
-                    bus.on_window(result)
                 else:
                     bus.on_discarded(result)
             if core.settings.segmenter.speculate:

@@ -306,6 +306,19 @@ def test_blocks_are_taken_one_by_one_while_the_segmenter_is_alert(tmp_path: Path
         pipeline.stop()
 
 
+def test_a_window_is_known_to_all_before_it_can_be_transcribed(tmp_path: Path) -> None:
+    rig, waiting = Rig(tmp_path), list[int]()
+    pipeline = rig.pipeline(rig.settings)
+    listener = Listener()
+    listener.on_window = lambda _: waiting.append(len(pipeline.core.backlog))  # type: ignore[method-assign]
+    pipeline.core.bus.add(listener)
+    pipeline.core.frames.put(FRAME)
+    pipeline.core.frames.mark(Sentinel.END)
+    pipeline._segment(Stage("segmenter", pipeline._segment, lambda: None))
+    assert (waiting, len(pipeline.core.backlog)) == ([0], 1)
+    pipeline.parts.close()
+
+
 def test_a_request_is_answered_whatever_becomes_of_it_and_none_is_stored(tmp_path: Path) -> None:
     rig = Rig(tmp_path, windows=False)
     answers: list[Transcription | Exception] = []
