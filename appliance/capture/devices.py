@@ -111,10 +111,9 @@ def choose(devices: list[Device], wanted: str, role: Role = MICROPHONE) -> Devic
     """
     if not devices:
         named = f" ({wanted!r})" if wanted else ""
-        # the unit's user is in the group, and has no sound server
-        fix = "plug one in"
-        if not os.environ.get("INVOCATION_ID"):
-            fix += ", start the sound server, or add this user to the group audio"
+        # the unit has no sound server; a card that this user may not open is named by why_missing
+        unit = "INVOCATION_ID" in os.environ
+        fix = "plug one in" if unit else "plug one in, or start the sound server"
         raise DeviceError(f"{role.missing}{named}: {fix}")
     if not wanted:
         return next((device for device in devices if device.default), devices[0])

@@ -177,7 +177,7 @@ def _require_folder(folder: Path) -> None:
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe devices`; return 1 if there is no microphone."""
-    from appliance.capture import LOUDSPEAKER, list_microphones, names_to_configure
+    from appliance.capture import LOUDSPEAKER, list_microphones, names_to_configure, why_missing
 
     found, loudspeakers = list_microphones(), list_microphones(LOUDSPEAKER)
     for title, devices in (("", found), ("Loudspeakers, for speaker.device:", loudspeakers)):
@@ -192,9 +192,6 @@ def devices(_options: argparse.Namespace, _settings: Settings) -> int:
             "if capture.device is empty."
         )
     else:
-        print(
-            "roomscribe: No microphone found. Plug one in, and check that this user is in the "
-            "group audio. `arecord -l` shows the devices that the kernel knows.",
-            file=sys.stderr,
-        )
+        cause = why_missing("") or "Plug one in; `arecord -l` shows the cards that the kernel knows"
+        print(f"roomscribe: No microphone found. {cause}.", file=sys.stderr)
     return 0 if found else 1

@@ -247,17 +247,18 @@ class _NotFound(_Guarded):
     def data_received(self, chunk: bytes) -> None:
         """Discard a part of the body."""
 
-    def _refuse(self) -> None:
+    def _refuse(self, *_path: str) -> None:
         raise _PageError(404, "Not found. OpenAI's interface is under /v1, the page under /.")
 
     get = head = post = put = patch = delete = options = _refuse
 
 
-class _PageFile(_Guarded):
+class _PageFile(_NotFound):
     """The page's files. They are the same for everyone, so they need no login."""
 
-    def get(self, name: str) -> None:
+    def get(self, *path: str) -> None:
         """Send one of SERVED."""
+        (name,) = path
         self.set_header("Content-Type", SERVED[name][1])
         self.set_header("Cache-Control", "no-cache")
         self.set_header("Vary", "Accept-Encoding")

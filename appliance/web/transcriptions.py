@@ -105,7 +105,8 @@ class Api(RequestHandler):
             self.set_header("Access-Control-Allow-Headers", wanted)
 
     def prepare(self) -> None:
-        """Decide whether the request is refused; the answer follows its body."""
+        """Decide whether the request is refused; the answer follows its body, unless the client
+        asks before it sends that."""
         connection: Any = self.request.connection
         connection.set_max_body_size(DISCARDED_BYTES)
         connection.set_body_timeout(UPLOAD_S)
@@ -117,6 +118,8 @@ class Api(RequestHandler):
                 self.page.connections.logged_in.add(connection.stream)
         except ApiError as error:
             self._refusal = error
+            if self.request.headers.get("Expect") == "100-continue":
+                self.refuse(error)
 
     def check(self) -> None:
         """Raise ApiError for a request that must not be answered."""
