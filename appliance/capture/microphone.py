@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.capture.clock import SampleClock
-from appliance.capture.devices import MICROPHONE, Device, Role, is_stream, stable_name
+from appliance.capture.devices import MICROPHONE, PULSE, Device, Role, is_stream, stable_name
 from appliance.capture.filters import Resampler
 from appliance.capture.frames import Framer, Source
 from appliance.capture.loudness import LAST_BIT, is_clipped, power_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 DEVICE_CREDENTIAL = "roomscribe.capture-device"
 """Name of systemd's credential with a stream's address."""
 STREAM_FIX = "it is opened again; are the camera or the server, and the network, on?"
+PULSE_FIX = "it is opened again; `pactl list short sources` lists the sound server's sources"
 REMOVED_DB = 10.0
 """If our own loudspeaker becomes so much softer, speech over it is a person's."""
 CLIPPED_AFTER_S, CLIPPED_AT_MOST_S = 5.0, 10.0
@@ -175,7 +176,8 @@ class Microphone(Source):
                 yield from self._without_echo(stream.push(waiting))
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
-            fix = STREAM_FIX if self._is_stream else error.fix
+            stream_fix = PULSE_FIX if self.name.startswith(PULSE) else STREAM_FIX
+            fix = stream_fix if self._is_stream else error.fix
             raise DeviceError(
                 f"microphone {self.name!r}: expected sound, found {error}: {fix}"
             ) from error

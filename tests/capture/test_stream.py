@@ -279,7 +279,7 @@ def test_a_source_that_vanishes_is_lost_and_found_again(
         with Microphone(settings) as microphone:
             assert next(microphone.frames()).samples.shape == (480,)
         default = CaptureSettings(device="pulse:")
-        with Microphone(default) as microphone, pytest.raises(DeviceError, match="loudspeakers"):
+        with Microphone(default) as microphone, pytest.raises(DeviceError, match=r"play: .*pactl"):
             next(microphone.frames())
 
 
