@@ -8,13 +8,7 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.capture.cuts import split_sound
-    from appliance.capture.devices import (
-        LOUDSPEAKER,
-        is_stream,
-        names_to_configure,
-        public_name,
-        why_missing,
-    )
+    from appliance.capture.devices import LOUDSPEAKER, is_stream, names_to_configure, public_name
     from appliance.capture.endpoint import is_same_voice
     from appliance.capture.filters import Resampler
     from appliance.capture.frames import Framer, Source

@@ -112,8 +112,9 @@ def choose(devices: list[Device], wanted: str, role: Role = MICROPHONE) -> Devic
     if not devices:
         named = f" ({wanted!r})" if wanted else ""
         # the unit has no sound server; a card that this user may not open is named by why_missing
-        unit = "INVOCATION_ID" in os.environ
-        fix = "plug one in" if unit else "plug one in, or start the sound server"
+        fix = "plug one in" + (
+            "" if "INVOCATION_ID" in os.environ else ", or start the sound server"
+        )
         raise DeviceError(f"{role.missing}{named}: {fix}")
     if not wanted:
         return next((device for device in devices if device.default), devices[0])

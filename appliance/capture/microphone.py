@@ -176,8 +176,8 @@ class Microphone(Source):
                 yield from self._without_echo(stream.push(waiting))
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
-            stream_fix = PULSE_FIX if self.name.startswith(PULSE) else STREAM_FIX
-            fix = stream_fix if self._is_stream else error.fix
+            fix = STREAM_FIX if self._is_stream else error.fix
+            fix = PULSE_FIX if self.name.startswith(PULSE) else fix
             raise DeviceError(
                 f"microphone {self.name!r}: expected sound, found {error}: {fix}"
             ) from error

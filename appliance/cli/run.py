@@ -177,7 +177,7 @@ def _require_folder(folder: Path) -> None:
 
 def devices(_options: argparse.Namespace, _settings: Settings) -> int:
     """Run `roomscribe devices`; return 1 if there is no microphone."""
-    from appliance.capture import LOUDSPEAKER, list_microphones, names_to_configure, why_missing
+    from appliance.capture import LOUDSPEAKER, list_microphones, names_to_configure
 
     found, loudspeakers = list_microphones(), list_microphones(LOUDSPEAKER)
     for title, devices in (("", found), ("Loudspeakers, for speaker.device:", loudspeakers)):
@@ -192,6 +192,9 @@ def devices(_options: argparse.Namespace, _settings: Settings) -> int:
             "if capture.device is empty."
         )
     else:
-        cause = why_missing("") or "Plug one in; `arecord -l` shows the cards that the kernel knows"
-        print(f"roomscribe: No microphone found. {cause}.", file=sys.stderr)
+        print(
+            "roomscribe: No microphone found. Plug one in. `arecord -l` shows the cards that the "
+            "kernel knows, `roomscribe doctor` why one cannot be opened.",
+            file=sys.stderr,
+        )
     return 0 if found else 1
