@@ -84,9 +84,17 @@ def test_what_may_hold_a_password_is_never_quoted(device: str) -> None:
     assert "PW" not in str(caught.value) and "expected a stream of rtsp" in str(caught.value)
 
 
-def test_a_card_that_is_away_is_not_replaced_by_another() -> None:
-    with pytest.raises(DeviceError, match="roomscribe devices"):
-        choose([CAMERA, DEFAULT], USB.name)
+def test_a_name_that_fits_none_or_several_lists_what_is_there() -> None:
+    there = [device(5, "sysdefault"), DEFAULT, CAMERA, USB]
+    assert choose(there, "Default") is DEFAULT, "a whole name, not a part of another"
+    with pytest.raises(DeviceError, match=r"several microphones have 'usb' .* \('HD Camera: USB"):
+        choose(there, "usb")
+    with pytest.raises(
+        DeviceError, match=r"no microphone has .*'sysdefault', .*roomscribe devices"
+    ):
+        choose(there[:3], USB.name)
+    with pytest.raises(DeviceError, match="no microphone found: plug one in, or start the sound"):
+        choose([], "")
 
 
 def test_without_a_name_the_default_of_now_is_taken() -> None:

@@ -1,4 +1,4 @@
-"""The microphone: chosen by name, dated by the clock, and real sound through PulseAudio.
+"""The microphone: dated by the clock, and real sound through PulseAudio.
 
 Digital silence and distortion, told and taken back.
 """
@@ -21,16 +21,8 @@ from rigs.needs import needs_microphone
 from rigs.waiting import PATIENCE_S
 
 from appliance.capture.clock import SampleClock
-from appliance.capture.devices import Device, choose
 from appliance.capture.microphone import Levels, list_microphones
-from appliance.errors import DeviceError
 
-DEVICES = [
-    Device(0, "USB Mic: Audio (hw:1,0)", 1, 48000.0, default=False),
-    Device(3, "default", 2, 44100.0, default=True),
-    Device(4, "sysdefault", 2, 44100.0, default=False),
-    Device(5, "USB Camera: Audio (hw:2,0)", 2, 32000.0, default=False),
-]
 LISTENER = """
 import json, re, sys, time
 import numpy as np
@@ -58,38 +50,6 @@ np.save(sys.argv[1], np.concatenate(kept))
 names = [one.name for one in list_microphones()] if not error else []
 print(json.dumps({"dates": dates, "error": error, "names": names, "plugins": plugins}))
 """
-
-
-def test_without_a_name_the_default_microphone_is_taken() -> None:
-    assert choose(DEVICES, "").number == 3
-    assert choose(DEVICES[:1], "").number == 0
-
-
-def test_a_part_of_the_name_in_any_case_is_enough() -> None:
-    assert choose(DEVICES, "usb mic").number == 0
-
-
-def test_a_whole_name_wins_over_a_part_of_another() -> None:
-    assert choose(DEVICES, "Default").number == 3
-
-
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [
-        ("usb", "several microphones have 'usb' in their names ('USB Mic: Audio (hw:1,0)', 'USB"),
-        ("jabra", "'sysdefault'"),
-    ],
-)
-def test_a_name_that_fits_none_or_several_lists_what_is_there(wanted: str, found: str) -> None:
-    with pytest.raises(DeviceError) as caught:
-        choose(DEVICES, wanted)
-    assert found in str(caught.value)
-    assert "roomscribe devices" in str(caught.value)
-
-
-def test_no_microphone_at_all_is_said_to_be_that() -> None:
-    with pytest.raises(DeviceError, match="no microphone found: plug one in, or start the sound"):
-        choose([], "")
 
 
 @pytest.mark.parametrize(
