@@ -112,10 +112,8 @@ def choose(devices: list[Device], wanted: str, role: Role = MICROPHONE) -> Devic
     if not devices:
         named = f" ({wanted!r})" if wanted else ""
         # the unit has no sound server; a card that this user may not open is named by why_missing
-        fix = "plug one in" + (
-            "" if "INVOCATION_ID" in os.environ else ", or start the sound server"
-        )
-        raise DeviceError(f"{role.missing}{named}: {fix}")
+        server = "" if "INVOCATION_ID" in os.environ else ", or start the sound server"
+        raise DeviceError(f"{role.missing}{named}: plug one in{server}")
     if not wanted:
         return next((device for device in devices if device.default), devices[0])
     ranks = [_rank(wanted.casefold(), device) for device in devices]

@@ -176,8 +176,8 @@ class Microphone(Source):
                 yield from self._without_echo(stream.push(waiting))
         except (StallError, EndError) as error:
             yield from stream.push(waiting)
-            fix = STREAM_FIX if self._is_stream else error.fix
-            fix = PULSE_FIX if self.name.startswith(PULSE) else fix
+            known = STREAM_FIX if self._is_stream else error.fix
+            fix = PULSE_FIX if self.name.startswith(PULSE) else known
             raise DeviceError(
                 f"microphone {self.name!r}: expected sound, found {error}: {fix}"
             ) from error

@@ -105,8 +105,7 @@ class Api(RequestHandler):
             self.set_header("Access-Control-Allow-Headers", wanted)
 
     def prepare(self) -> None:
-        """Decide whether the request is refused; the answer follows its body, unless the client
-        asks before it sends that."""
+        """Decide whether the request is refused, before its body if the client waits for that."""
         connection: Any = self.request.connection
         connection.set_max_body_size(DISCARDED_BYTES)
         connection.set_body_timeout(UPLOAD_S)
