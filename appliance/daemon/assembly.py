@@ -285,12 +285,12 @@ def _make_wyoming(core: Core, talk: Talk | None) -> WyomingServer | None:
     if not (settings.wyoming.enabled or settings.web.api or talk):
         return None
 
-    def report(trouble: str) -> None:
-        if health.notice("announcement", trouble):
-            log.info("%s", trouble or "the Wyoming server is announced to the network")
+    def report_offer(key: str, trouble: str) -> None:
+        if health.notice(f"announcement {key}", trouble):
+            log.info("%s", trouble or f"{key} is announced to the network")
 
     async def announce(key: str, port: int) -> None:
-        is_room = key != "wyoming.port"
+        is_room, report = key != "wyoming.port", partial(report_offer, key)
         if TOKEN not in os.environ:
             await advertise(f"roomscribe-{core.node}{'-satellite' * is_room}"[:63], port, report)
         elif is_room:  # the supervisor keeps one offer of each app

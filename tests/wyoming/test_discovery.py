@@ -9,12 +9,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rigs.avahi import House, announcing, needs_avahi
 from rigs.supervisor import TOKEN, Supervisor
 from rigs.waiting import until
 
+from appliance.config import Settings, WyomingSettings
+from appliance.daemon import assembly
+from appliance.daemon.health import Health
 from appliance.wyoming.discovery import offer_to_supervisor, own_address
 
 MDNS = ("224.0.0.251", 5353)
@@ -95,6 +100,29 @@ def test_a_missing_library_is_not_taken_for_a_missing_avahi(
     with announcing("roomscribe-kitchen", 10300) as told:
         until(lambda: told)
     assert "python3-jeepney" in told[0] and "avahi-daemon" not in told[0]
+
+
+def test_of_each_port_that_is_not_announced_it_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(_instance: str, port: int, report: Callable[[str], None]) -> None:
+        for _ in range(3):
+            report(f"port {port} is not announced")
+            await asyncio.sleep(0)
+
+    async def announce_both() -> None:
+        ports = ("wyoming.port", 1), ("wyoming.satellite_port", 2)
+        await asyncio.gather(*(server.hooks.advertise(*port) for port in ports))
+
+    monkeypatch.setattr(assembly, "advertise", refuse)
+    core: Any = SimpleNamespace(
+        transcriber=SimpleNamespace(gates=None), backlog=SimpleNamespace(submit=None), node="den"
+    )
+    core.settings, core.health = Settings(wyoming=WyomingSettings(enabled=True)), Health()
+    server: Any = assembly._make_wyoming(core, None)
+    with caplog.at_level("INFO"):
+        asyncio.run(announce_both())
+    assert caplog.messages == ["port 1 is not announced", "port 2 is not announced"]
 
 
 def offer(server: Supervisor, report: Callable[[str], None]) -> None:
