@@ -210,9 +210,8 @@ def test_a_sound_of_many_channels_is_heard_and_one_without_samples_is_refused(
 
 
 @needs_ffmpeg
-@pytest.mark.parametrize("ending", ["webm", "m4a", "mp4", "mp3", "ogg", "wav"])
-def test_what_a_recorder_sends_is_read(api: Api, tmp_path: Path, ending: str) -> None:
-    file = tmp_path / f"talk.{ending}"
+def test_what_a_browser_records_is_read(api: Api, tmp_path: Path) -> None:
+    file = tmp_path / "talk.webm"
     subprocess.run(["ffmpeg", "-v", "error", "-i", SPEECH / "00.flac", file], check=True)
     status, answer = api.curl(f"file=@{file};filename=blob")
     assert status == 200, answer
@@ -225,19 +224,6 @@ def test_a_telephones_amr_is_read(api: Api, tmp_path: Path) -> None:
     (tmp_path / "memo.amr").write_bytes(b"#!AMR\n" + 50 * frame)
     status, answer = api.curl(f"file=@{tmp_path / 'memo.amr'}", "response_format=verbose_json")
     assert (status, json.loads(answer)["duration"]) == (200, pytest.approx(1.0, abs=0.05))
-
-
-@pytest.mark.parametrize("length", [0, 0xFFFFFFFF])
-def test_a_wav_whose_header_has_a_wrong_length_is_read(
-    api: Api, tmp_path: Path, length: int
-) -> None:
-    soundfile.write(tmp_path / "talk.wav", *soundfile.read(SPEECH / "00.flac", dtype="int16"))
-    data = bytearray((tmp_path / "talk.wav").read_bytes())
-    data[4:8] = data[40:44] = length.to_bytes(4, "little")
-    (tmp_path / "talk.wav").write_bytes(data)
-    status, answer = api.curl(f"file=@{tmp_path / 'talk.wav'}")
-    assert status == 200, answer
-    assert same_words(json.loads(answer)["text"], SAID)
 
 
 def test_ten_minutes_are_transcribed_and_more_than_an_hour_is_refused(
