@@ -309,9 +309,12 @@ def test_blocks_are_taken_one_by_one_while_the_segmenter_is_alert(tmp_path: Path
 def test_a_window_is_known_to_all_before_it_can_be_transcribed(tmp_path: Path) -> None:
     rig, waiting = Rig(tmp_path), list[int]()
     pipeline = rig.pipeline(rig.settings)
-    listener = Listener()
-    listener.on_window = lambda _: waiting.append(len(pipeline.core.backlog))  # type: ignore[method-assign]
-    pipeline.core.bus.add(listener)
+
+    class Told(Listener):
+        def on_window(self, window: Window) -> None:
+            waiting.append(len(pipeline.core.backlog))
+
+    pipeline.core.bus.add(Told())
     pipeline.core.frames.put(FRAME)
     pipeline.core.frames.mark(Sentinel.END)
     pipeline._segment(Stage("segmenter", pipeline._segment, lambda: None))
