@@ -1,12 +1,10 @@
-"""The page's web server: a few files, a stream of events, and the daemon's commands.
+"""The page's web server: a few files, a stream of events, and commands, most of them the daemon's.
 
 It keeps no text: each command goes to the daemon over its control socket, and a stream is a
 subscription there. So a fault of this process loses no sentence, and it may end when it is idle.
 
 Every request must name a host of this machine (DNS rebinding) and, except for the files, needs a
 login. A command must be a POST of JSON from the page's own origin with the session's token.
-
-Over 500 lines because every request's guard and each path's handler are here, to be read together.
 """
 
 import asyncio
@@ -112,8 +110,6 @@ class Page:
                 (f"/({'|'.join(map(re.escape, SERVED))})", _PageFile),
                 (r"/api/session", _Session),
                 (r"/api/login", _Login),
-                (r"/api/logout", _Logout),
-                (r"/api/first-steps", _FirstSteps),
                 (r"/api/events", _Events),
                 (r"/api/keys", _Keys),
                 (r"/api/command", _Command),
@@ -335,30 +331,6 @@ class _Login(_Guarded):
         return right
 
 
-class _Logout(_Guarded):
-    """The end of all sessions, in every browser."""
-
-    def post(self) -> None:
-        """End the sessions and delete the cookie."""
-        self.body()
-        self.session()
-        if not self.is_ingress():
-            self.page.access.end_sessions()
-        self.clear_cookie(COOKIE, path="/", httponly=True, samesite="Strict")
-        self.finish({})
-
-
-class _FirstSteps(_Guarded):
-    """The end of the first steps, for every browser."""
-
-    def post(self) -> None:
-        """Save that they were finished or skipped."""
-        self.body()
-        self.session()
-        self.page.access.end_first_steps()
-        self.finish({})
-
-
 class _Keys(_Guarded):
     """Descriptions of the settings."""
 
@@ -369,24 +341,35 @@ class _Keys(_Guarded):
 
 
 class _Command(_Guarded):
-    """The daemon's commands."""
+    """The daemon's commands, `logout` and `end_first_steps`."""
 
     async def post(self) -> None:
-        """Send the daemon's result for {"command": ..., arguments}."""
+        """Send the result of {"command": ..., arguments}."""
         session, arguments = self.session(), self.body()
         token = self.request.headers.get("X-Roomscribe-Token", "")
         if not hmac.compare_digest(token.encode(), self.page.access.token(session).encode()):
             raise _PageError(403, "This page is out of date. Reload it.")
-        command = arguments.pop("command", None)
-        if command not in COMMANDS:
-            raise _PageError(400, f"Expected one of the commands {', '.join(COMMANDS)}.")
+        command, result = arguments.pop("command", None), None
         try:
-            result = await self.page.daemon.call(command, **arguments)
+            if command == "logout":
+                self._log_out()
+            elif command == "end_first_steps":
+                self.page.access.end_first_steps()
+            elif command in COMMANDS:
+                result = await self.page.daemon.call(command, **arguments)
+            else:
+                raise _PageError(400, f"Expected one of the commands {', '.join(COMMANDS)}.")
         except OfflineError as error:
             raise _PageError(503, str(error)) from None
         except CommandRefusedError as error:
             raise _PageError(STATUSES.get(error.code, 503), str(error)) from None
         self.finish({"result": result})  # as JSON: a sentence is never markup
+
+    def _log_out(self) -> None:
+        """End the sessions of every browser, and delete the cookie."""
+        if not self.is_ingress():
+            self.page.access.end_sessions()
+        self.clear_cookie(COOKIE, path="/", httponly=True, samesite="Strict")
 
 
 class _Events(_Guarded):

@@ -1,7 +1,7 @@
 // The first steps: microphone, broker, a first sentence. They are shown until somebody has finished
 // or skipped them, in whatever browser; Settings opens them again.
 
-import { call, session } from "./api.js";
+import { command, session } from "./api.js";
 import { BrokerStep } from "./broker-step.js";
 import { button, element, setText } from "./dom.js";
 import { MicrophoneStep } from "./microphone-step.js";
@@ -61,7 +61,7 @@ export class FirstSteps {
   }
 
   async #finish() {
-    if (!(await this.#problem.attempt(() => call("api/first-steps", {})))) return;
+    if (!(await this.#problem.attempt(() => command("end_first_steps")))) return;
     session.first_steps = false;
     location.hash = "live";
   }

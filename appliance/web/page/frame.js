@@ -1,6 +1,6 @@
 // The frame around the views: header, navigation, connection. It holds the state of the appliance.
 
-import { call, command, session, Stream } from "./api.js";
+import { command, session, Stream } from "./api.js";
 import { button, element, icon, setAttribute, setText } from "./dom.js";
 import { FirstSteps } from "./first-steps.js";
 import { Health } from "./health.js";
@@ -100,7 +100,7 @@ export class Frame {
   }
 
   async #leave() {
-    await call("api/logout", {});
+    await command("logout");
     location.reload();
   }
 
