@@ -53,7 +53,7 @@ from appliance.fleet import FleetWorker, Link, OwnRoom
 from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient, MediaPlayers
 from appliance.house import House
 from appliance.infer import AnyTranscriber, transcribed_elsewhere
-from appliance.mqtt import Announcement, Publisher, Sources, subscriptions
+from appliance.mqtt import Announcement, Publisher, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, lost_at_boot, remove_empty, runtime_folder
@@ -122,31 +122,29 @@ def build(
         playback = Playback(
             core.store, enabled=settings.web.playback, is_muted=lambda: core.mute.on
         )
-        control, model = _open_control(core, opened), core.transcriber
-        microphone = MicrophoneCommands(
-            report.state, core.backlog.submit, model.gates, model.bundle.window_s, phrases.make
-        )
-        correct = core.bus.on_correction
+        model, submit, correct = core.transcriber, core.backlog.submit, core.bus.on_correction
+        microphone = MicrophoneCommands(report.state, submit, model, phrases.make)
         groups = (
             LogCommands(core.store, core.node, playback.poll), playback,
             CorrectionCommands(core.store, core.node, changes, correct, model.is_common),
             MuteCommands(core.mute), changes, phrases, BrokerCommands(changes),
             ModelCommands(installer or ModelInstaller()), SpeakerCommands(speaker),
         )  # fmt: skip
-        controls = Controls(
-            (core.node, room_name(core.node, settings.homeassistant.area)), core.store, report,
-            publisher, server=control, microphone=microphone, groups=groups,
+        make_controls = partial(
+            Controls, core.store, report, publisher, microphone=microphone, groups=groups,
+            names=(core.node, room_name(core.node, settings.homeassistant.area)),
         )  # fmt: skip
-        opened.callback(controls.close)
+        controls = _open_control(core, make_controls, opened)
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
-            expectations, playback, core.backlog, supervisor, publisher, controls, speaker,
+            expectations, playback, core.backlog, supervisor, publisher,
+            publisher and publisher.live, controls, speaker,
             house or talk or home,  # the house hands sentences over once a room is chosen
             talk if house else None,
         )  # fmt: skip
         return Parts(
-            core, works, partials, supervisor, report, controls, control, publisher, home, wyoming,
-            fleet, speaker, reload, opened.pop_all().close,
+            core, works, partials, supervisor, report, controls, publisher, home, wyoming, fleet,
+            speaker, reload, opened.pop_all().close,
         )  # fmt: skip
 
 
@@ -269,7 +267,8 @@ def _make_publisher(
         settings.mqtt,
         core.node,
         core.store,
-        Sources(report.state, report.stats),
+        report.state,
+        report.stats,
         announcement=Announcement(
             settings.homeassistant, page_url(settings.web), bool(settings.assist.phrase), on_birth
         ),
@@ -339,8 +338,11 @@ def _make_fleet(core: Core, opened: contextlib.ExitStack) -> FleetWorker:
     return worker
 
 
-def _open_control(core: Core, opened: contextlib.ExitStack) -> ControlServer | None:
-    """Open the control socket. Without it everything else goes on, and the log says so."""
+def _open_control(
+    core: Core, make: Callable[..., Controls], opened: contextlib.ExitStack
+) -> Controls | None:
+    """Open the control socket and make what it serves. Without it everything else goes on, and the
+    log says so."""
     folder = runtime_folder(core.settings)
     path = folder / SOCKET_NAME
     try:
@@ -348,8 +350,11 @@ def _open_control(core: Core, opened: contextlib.ExitStack) -> ControlServer | N
             if not above.exists():
                 above.mkdir(mode=0o700, exist_ok=True)
         opened.callback(remove_empty, folder)
-        return opened.enter_context(ControlServer(path, idle_s=core.idle_s))
+        server = opened.enter_context(ControlServer(path, idle_s=core.idle_s))
     except OSError as error:
         reason = error.strerror or str(error)
         log.warning("%s: no control socket: %s: no page, and `log` asks the disk", path, reason)
         return None
+    controls = make(server=server)
+    opened.callback(controls.close)
+    return controls

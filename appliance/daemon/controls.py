@@ -4,7 +4,7 @@ Everything runs in the control socket's thread, except the methods below "any th
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from appliance.control import ControlServer
@@ -13,11 +13,9 @@ from appliance.daemon.microphone_commands import LevelMeter, MicrophoneCommands
 from appliance.daemon.mute import Mute
 from appliance.daemon.mute_end import EXPECTED
 from appliance.daemon.report import Reporter
-from appliance.mqtt import Publisher, events
+from appliance.mqtt import Publisher, events, read_stats
 from appliance.records import Correction, Discarded, Frame, HeardIn, Listener, Partial, Transcript
 from appliance.store import Store
-
-LATENCIES_FROM, LATENCIES = timedelta(hours=1), 1000
 
 
 class Controls(Listener):
@@ -25,23 +23,23 @@ class Controls(Listener):
 
     def __init__(
         self,
-        names: tuple[str, str],
         store: Store,
         report: Reporter,
         publisher: Publisher | None,
         *,
-        server: ControlServer | None,
+        server: ControlServer,
         microphone: MicrophoneCommands,
         groups: Sequence[CommandGroup],
+        names: tuple[str, str],
     ) -> None:
-        """`names`: the node's, and the same as people typed it; `server`: None if the socket cannot
-        be opened; `groups`: the commands, except the microphone's, `state` and `stats`."""
+        """`groups`: the commands, except the microphone's, `state` and `stats`; `names`: the
+        node's, and the same as people typed it."""
         (self._node, self._room), self._store, self._publisher = names, store, publisher
         self._report = report
         self._microphone, self._groups = microphone, (microphone, *groups)
         self._meter = LevelMeter()
         self._speaking = False
-        self._server = server
+        self.server = server
         self.commands = commands_of(self)
         for group in self._groups:
             self.commands |= group.commands
@@ -50,55 +48,47 @@ class Controls(Listener):
 
     def on_transcript(self, transcript: Transcript) -> None:
         """Announce a new transcript in the store."""
-        if self._server:
-            self._server.announce_transcript()
+        self.server.announce_transcript()
 
     def on_change(self) -> None:
         """Announce that the state has changed."""
-        if self._server:
-            self._server.announce_state()
+        self.server.announce_state()
 
     def on_discarded(self, discarded: Discarded) -> None:
         """Send that speech gave no transcript."""
-        if self._server and "discarded" in self._server.wanted:
-            now = events.timestamp(datetime.now(UTC))
-            self._server.publish("discarded", {**events.discarded(discarded), "time": now})
+        now = events.timestamp(datetime.now(UTC))
+        self.server.publish("discarded", {**events.discarded(discarded), "time": now})
 
     def on_speech(self, speaking: bool) -> None:
         """Send that someone starts or stops speaking."""
         self._speaking = speaking
-        self._send("speech", {"speaking": speaking})
+        self.server.publish("speech", {"speaking": speaking})
 
     @property
     def wants_partials(self) -> bool:
         """True while a client subscribes to partial texts."""
-        return self._server is not None and "partial" in self._server.wanted
+        return "partial" in self.server.wanted
 
     def on_partial(self, partial: Partial) -> None:
         """Send the text so far of someone who speaks."""
-        self._send("partial", events.partial(partial))
+        self.server.publish("partial", events.partial(partial))
 
     def on_correction(self, correction: Correction) -> None:
         """Send that a user has corrected a transcript."""
-        self._send("correction", events.correction(correction))
+        self.server.publish("correction", events.correction(correction))
 
     def on_heard_in(self, heard: HeardIn) -> None:
         """Send which other rooms heard a sentence."""
-        self._send("heard_in", events.heard_in(heard))
-
-    def _send(self, event: str, message: dict[str, Any]) -> None:
-        if self._server:
-            self._server.publish(event, message)
+        self.server.publish("heard_in", events.heard_in(heard))
 
     def on_frame(self, frame: Frame) -> None:
         """Take in the next frame, for a test of the microphone or its level. Capture's thread."""
-        wants_level = self._server is not None and "level" in self._server.wanted
-        if not (self._microphone.is_recording or wants_level):
+        if not (self._microphone.is_recording or "level" in self.server.wanted):
             return
-        if self._microphone.record(frame) and self._server:
-            self._server.wake()
+        if self._microphone.record(frame):
+            self.server.wake()
         if level := self._meter.push(frame):
-            self._send("level", level)
+            self.server.publish("level", level)
 
     # the control socket's thread
 
@@ -107,7 +97,7 @@ class Controls(Listener):
         publisher = self._publisher
         state = events.state(
             self._report.state(),
-            publisher.status().outbox_depth if publisher else 0,
+            publisher.outbox.depth() if publisher else 0,
             publisher.reasons(waits=False) if publisher else (),
             publisher.reasons(waits=True) if publisher else (),
         )
@@ -115,9 +105,8 @@ class Controls(Listener):
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics as MQTT has them."""
-        status = self._publisher.status() if self._publisher else None
-        latencies_ms = self._store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
-        return events.stats(self._report.stats(), latencies_ms, status.expired if status else 0)
+        expired = self._publisher.outbox.expired if self._publisher else 0
+        return read_stats(self._report.stats(), self._store, expired)
 
     _answer_state, _answer_stats = state, stats
 

@@ -20,7 +20,6 @@ from appliance.capture import (
     measure_speech,
     names_to_configure,
 )
-from appliance.config import GateSettings
 from appliance.control import ControlError
 from appliance.daemon.command_group import (
     CommandGroup,
@@ -29,7 +28,7 @@ from appliance.daemon.command_group import (
     unavailable,
 )
 from appliance.errors import DeviceError
-from appliance.infer import Gates, Pending, Phrases, Request, Submit
+from appliance.infer import AnyTranscriber, Gates, Pending, Phrases, Request, Submit
 from appliance.mqtt import events
 from appliance.records import (
     SAMPLE_RATE,
@@ -122,15 +121,14 @@ class MicrophoneCommands(CommandGroup):
         self,
         state: Callable[[], ApplianceState],
         submit: Submit,
-        gates: GateSettings,
-        window_s: float,
+        model: AnyTranscriber,
         make_phrases: Callable[[str], Phrases] | None = None,
     ) -> None:
-        """`submit` queues a request of at most `window_s`. `make_phrases` makes expected sentences
-        from the text of a file."""
+        """`submit` queues a request to `model`. `make_phrases` makes expected sentences from the
+        text of a file."""
         self._make_phrases = make_phrases
-        self._state, self._submit, self._gates = state, submit, gates
-        self._window_samples = int(window_s * SAMPLE_RATE)
+        self._state, self._submit, self._gates = state, submit, model.gates
+        self._window_samples = int(model.bundle.window_s * SAMPLE_RATE)
         self._tests: tuple[_Test, ...] = ()
 
     @property

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Full
 
-from appliance.control import ControlServer
 from appliance.daemon.backlog import Lease, Work
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.controls import Controls
@@ -56,8 +55,7 @@ class Parts:
     partials: Partials
     supervisor: CaptureSupervisor
     report: Reporter
-    controls: Controls
-    control: ControlServer | None
+    controls: Controls | None
     publisher: Publisher | None
     home: HomeAssistantClient | None
     wyoming: WyomingServer | None
@@ -122,9 +120,9 @@ class Pipeline:
         if home := parts.home:
             run = self._until_stop(lambda _: home.run())
             yield make("home", run, stop=lambda _: home.stop(), timeout_s=0.5)
-        if server := parts.control:
-            run = self._until_stop(functools.partial(server.run, parts.controls))
-            yield make("control", run, stop=lambda _: server.stop())
+        if controls := parts.controls:
+            run = self._until_stop(functools.partial(controls.server.run, controls))
+            yield make("control", run, stop=lambda _: controls.server.stop())
         end_states = functools.partial(self.core.states.mark, Sentinel.END)
         yield make("transcriber", self._transcribe, stop=lambda _: end_states())
         yield make(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from appliance.mqtt.commands import subscriptions
     from appliance.mqtt.connection import client_id
     from appliance.mqtt.credentials import PASSWORD_CREDENTIAL, read_password
-    from appliance.mqtt.live_topics import Sources
+    from appliance.mqtt.live_topics import read_stats
     from appliance.mqtt.probe import BrokerProbe
     from appliance.mqtt.publisher import Announcement, Publisher
 

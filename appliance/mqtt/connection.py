@@ -123,7 +123,8 @@ class BrokerConnection:
         credentials.tls_context(settings)
         self._settings, self._node, self._delays = settings, node, delays
         self._client_id = client_id(settings, node)
-        self._wake, self._troubles, self._topics = wake, found, topics
+        self._wake, self._topics = wake, topics
+        self.troubles = found
         self.state = ConnectionState.WAITING
         self.connected_s = 0.0
         """When CONNECTED began, on time.monotonic()'s clock."""
@@ -201,7 +202,7 @@ class BrokerConnection:
         undisturbed_s = self._delays.refusal_s + STEADY_S
         if self._id_conflict and self.is_connected and now_s > self.connected_s + undisturbed_s:
             self._id_conflict = ""
-            self._troubles.clear(troubles.CLIENT_ID)
+            self.troubles.clear(troubles.CLIENT_ID)
         if self.is_connected and now_s >= self.due_s:
             yield self._on_outage(now_s, "messages stay unacknowledged")
         elif self.state is ConnectionState.CONNECTING and now_s >= self.due_s:
@@ -322,16 +323,16 @@ class BrokerConnection:
         """Subscribe, then publish `online` before anything else."""
         self.state, self.connected_s = ConnectionState.CONNECTED, now_s
         self._guessed = self._confirmed = False
-        self._troubles.clear("listen on")
+        self.troubles.clear("listen on")
         if self._link:
             for topic in self._topics:
                 self._unacknowledged[self._link.subscribe(topic)] = (topic, time.monotonic())
         self.publish(events.AVAILABILITY, events.ONLINE, retain=True)
         # the broker's subscribers see it until the conflict is over
-        self._troubles.set(troubles.CLIENT_ID, self._id_conflict)
-        self._troubles.clear("broker")
+        self.troubles.set(troubles.CLIENT_ID, self._id_conflict)
+        self.troubles.clear("broker")
         where, lost = f"{self._settings.host}:{self._settings.port}", self._abilities.losses()
-        self._troubles.set(troubles.LACKING, lost and f"broker {where} can do less: {lost}")
+        self.troubles.set(troubles.LACKING, lost and f"broker {where} can do less: {lost}")
         log.info("connected to the broker %s", where)
 
     def _on_outage(self, now_s: float, detail: str) -> Lost:
@@ -372,19 +373,19 @@ class BrokerConnection:
         elif topic in self._denials.get("write to", ()):
             self._denials["write to"].discard(topic)
             if not self._denials["write to"]:
-                self._troubles.clear("write to")
+                self.troubles.clear("write to")
 
     def _report_denied(self, doing: str, topic: str, code: int, reason: str) -> None:
         topics = self._denials.setdefault(doing, set())
         topics.add(topic)
         why = troubles.denied(self._settings, doing, code, reason)
-        self._troubles.set(doing, why, f": {', '.join(sorted(topics))}")
+        self.troubles.set(doing, why, f": {', '.join(sorted(topics))}")
 
     def _disconnect(
         self, now_s: float, delay_s: float, reason: str, detail: str = "", *, code: int = 0
     ) -> Lost:
         """Drop the link for a reason that is reported."""
-        self._troubles.set("broker", reason, detail)
+        self.troubles.set("broker", reason, detail)
         return self._end_link(now_s, delay_s, reason, code=code)
 
     def _end_link(self, now_s: float, delay_s: float, reason: str, *, code: int = 0) -> Lost:

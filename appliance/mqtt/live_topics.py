@@ -9,20 +9,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from appliance.mqtt import events
 from appliance.mqtt.connection import BrokerConnection
 from appliance.mqtt.outbox import Outbox
-from appliance.mqtt.troubles import Troubles
 from appliance.records import (
     ApplianceState,
     ApplianceStats,
     AssistReply,
     Correction,
+    Discarded,
+    Listener,
     OutgoingMessage,
+    Partial,
 )
 from appliance.store import Store
 
@@ -36,35 +37,40 @@ LATENCIES = 1000
 """Age and number of the transcripts whose latencies the statistics contain, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the publisher reads what it publishes besides transcripts. They must not wait."""
-
-    state: Callable[[], ApplianceState]
-    stats: Callable[[], ApplianceStats] | None = None
+State = Callable[[], ApplianceState]
+Stats = Callable[[], ApplianceStats]
+"""Where the publisher reads these. They must not wait."""
 
 
-class LiveTopics:
+def read_stats(stats: ApplianceStats, store: Store, expired: int) -> dict[str, Any]:
+    """Return the `stats` message. Raises StoreError."""
+    latencies_ms = store.read_latencies(datetime.now(UTC) - LATENCIES_FROM, LATENCIES)
+    return events.stats(stats, latencies_ms, expired)
+
+
+class LiveTopics(Listener):
     """State, microphone, speech, discarded speech: published live, and only what is new.
 
-    `queue`, `speech`, `assist`, `correction` and `answer`: any thread; they set `wake`. The rest:
-    the publisher's thread, which calls the sources, too. Raises BrokerError.
+    The listener's methods: any thread; they set `wake`. The rest: the publisher's thread, which
+    calls `state` and `stats`, too. Raises BrokerError.
     """
 
     def __init__(
         self,
         node: str,
-        sources: Sources,
         store: Store,
         connection: BrokerConnection,
         wake: threading.Event,
         *,
+        state: State,
+        stats: Stats | None,
         outbox: Outbox,
-        troubles: Troubles,
+        partials: bool,
     ) -> None:
+        """`partials`: partial texts are published, too."""
         self._node, self._connection, self._wake = node, connection, wake
-        self._sources, self._store, self._outbox = sources, store, outbox
-        self._troubles = troubles
+        self._state, self._stats, self._store, self._outbox = state, stats, store, outbox
+        self._troubles, self._partials = connection.troubles, partials
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._replies: deque[tuple[float, bytes]] = deque(maxlen=100)
         """Replies of Assist, and until when they are published."""
@@ -79,30 +85,43 @@ class LiveTopics:
         self._state_s = self._stats_s = -math.inf
         self._online_s = -math.inf
 
-    def queue(self, name: str, message: dict[str, Any] | bytes) -> None:
+    def _put(self, name: str, payload: bytes) -> None:
         """Queue a message that is published only if the broker is online."""
-        payload = message if isinstance(message, bytes) else events.encode(message)
         self._queue.append((name, payload))
         self._wake.set()
 
-    def speech(self, on: bool) -> None:
-        """Queue that speech begins or ends."""
-        self._speech = events.ON if on else events.OFF
-        self.queue(events.SPEECH, self._speech)
+    def on_speech(self, speaking: bool) -> None:
+        """Publish that speech begins or ends, if the broker is online."""
+        self._speech = events.ON if speaking else events.OFF
+        self._put(events.SPEECH, self._speech)
 
-    def assist(self, reply: AssistReply) -> None:
-        """Queue Assist's reply to a sentence."""
+    def on_discarded(self, discarded: Discarded) -> None:
+        """Publish, without text, that speech gave no transcript, if the broker is online."""
+        self._put(events.DISCARDED, events.encode(events.discarded(discarded)))
+
+    @property
+    def wants_partials(self) -> bool:
+        """True while partial texts are enabled and the broker is online."""
+        return self._partials and self._connection.is_connected
+
+    def on_partial(self, partial: Partial) -> None:
+        """Publish a partial text, if that is enabled and the broker is online."""
+        if self._partials:
+            self._put(events.PARTIAL, events.encode(events.partial(partial)))
+
+    def on_reply(self, reply: AssistReply) -> None:
+        """Publish Assist's reply to a sentence, if Home Assistant is back at the broker soon."""
         until_s = time.monotonic() + REPLY_S
         self._replies.append((until_s, events.encode(events.assist_reply(reply))))
         self._wake.set()
 
-    def correction(self, made: Correction) -> None:
-        """Queue that a user has corrected a transcript."""
-        self._corrected.append(made.transcript_id)
-        self.queue(events.CORRECTION, events.correction(made))
+    def on_correction(self, correction: Correction) -> None:
+        """Publish that a user has corrected a transcript, if the broker is online."""
+        self._corrected.append(correction.transcript_id)
+        self._put(events.CORRECTION, events.encode(events.correction(correction)))
 
-    def answer(self, message: OutgoingMessage) -> None:
-        """Queue a late answer to a command."""
+    def on_answer(self, message: OutgoingMessage) -> None:
+        """Publish a late answer to a command, if the broker is online."""
         self._answers.append(message)
         self._wake.set()
 
@@ -129,7 +148,7 @@ class LiveTopics:
 
         Order: state, mute, microphone, statistics, queued messages, the last transcript, answers.
         """
-        state = self._sources.state()
+        state = self._state()
         reasons, waits = self._troubles.reasons(waits=False), self._troubles.reasons(waits=True)
         published = (*state.news(), reasons, waits)
         if self._online_s + STATE_S <= now_s:  # an old connection's will may come late
@@ -143,10 +162,8 @@ class LiveTopics:
             self._retain(events.MUTE, events.ON if state.muted else events.OFF)
         online = events.ONLINE if state.microphone_online else events.OFFLINE
         self._retain(events.MICROPHONE, online)
-        if self._sources.stats and now_s >= self._stats_s + STATS_S:
-            since = datetime.now(UTC) - LATENCIES_FROM
-            latencies_ms = self._store.read_latencies(since, LATENCIES)
-            message = events.stats(self._sources.stats(), latencies_ms, self._outbox.expired)
+        if self._stats and now_s >= self._stats_s + STATS_S:
+            message = read_stats(self._stats(), self._store, self._outbox.expired)
             self._connection.publish(events.STATS, events.encode(message), qos=0)
             self._stats_s = now_s
         self.publish_queued()
@@ -170,7 +187,7 @@ class LiveTopics:
 
     def publish_stop(self) -> None:
         """Publish as the last state that the appliance has stopped; a muted one stays muted."""
-        state = self._sources.state()
+        state = self._state()
         if state.status != "muted":
             message = events.state(state, self._outbox.depth()) | {"status": "stopped"}
             self._connection.publish(events.STATE, events.encode(message), retain=True)
@@ -191,7 +208,7 @@ class LiveTopics:
     @property
     def due_s(self) -> float:
         """When state or statistics are due again, on time.monotonic()'s clock."""
-        stats_s = self._stats_s + STATS_S if self._sources.stats else math.inf
+        stats_s = self._stats_s + STATS_S if self._stats else math.inf
         return min(self._state_s + STATE_S, stats_s)
 
     def _retain(self, name: str, payload: bytes) -> None:

@@ -14,7 +14,6 @@ from appliance.config import MqttSettings
 from appliance.mqtt import events, troubles
 from appliance.mqtt.client import FIRST_FAILURE, Lost
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
-from appliance.mqtt.troubles import Troubles
 from appliance.records import Transcript
 from appliance.store import Store, StoredTranscript
 
@@ -164,7 +163,6 @@ class Delivery:
         outbox: Outbox,
         connection: BrokerConnection,
         *,
-        troubles: Troubles,
         set_last: Callable[[bytes], None],
         complete: Callable[[Transcript, dict[str, Any]], None] = lambda *_: None,
         delays: Delays = DELAYS,
@@ -172,7 +170,7 @@ class Delivery:
         """`set_last` is called with each event that the broker accepted; `complete` with each
         transcript and its event, to which it may add fields."""
         self._settings, self._node = settings, node
-        self._outbox, self._connection, self._troubles = outbox, connection, troubles
+        self._outbox, self._connection, self._troubles = outbox, connection, connection.troubles
         self._set_last, self._complete, self._delays = set_last, complete, delays
         self._event = b""
         """Event of the transcript that was sent last."""

@@ -23,19 +23,11 @@ from appliance.mqtt.client import Acknowledged, Connected, Lost, ReceivedMessage
 from appliance.mqtt.commands import CommandRequestError, Subscription
 from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
 from appliance.mqtt.home_assistant import available_temperatures, discovery_message, discovery_topic
-from appliance.mqtt.live_topics import LiveTopics, Sources
+from appliance.mqtt.live_topics import LiveTopics, State, Stats
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
 from appliance.mqtt.presence import HomeAssistantPresence
 from appliance.mqtt.troubles import Troubles
-from appliance.records import (
-    AssistReply,
-    Correction,
-    Discarded,
-    Listener,
-    OutgoingMessage,
-    Partial,
-    Transcript,
-)
+from appliance.records import Listener, OutgoingMessage, Transcript
 from appliance.store import Store
 
 log = logging.getLogger("roomscribe.mqtt")
@@ -86,35 +78,24 @@ class RoomExchange(Protocol):
         """Complete the event of a transcript."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherStatus:
-    """State of the connection and of the outbox."""
-
-    connected: bool
-    reasons: tuple[str, ...]
-    """What is wrong and what to do, in plain words."""
-    outbox_depth: int
-    """Transcripts stored and not yet acknowledged by the broker."""
-    expired: int
-    """Transcripts not published because they were too old, since the start; the log has them."""
-
-
 class Publisher(Listener):
-    """Publishes the store's transcripts from its cursor on, the state, and live messages."""
+    """Publishes the store's transcripts from its cursor on, the state, and live messages; `live`
+    listens, too."""
 
     def __init__(
         self,
         settings: MqttSettings,
         node: str,
         store: Store,
-        sources: Sources,
+        state: State,
+        stats: Stats | None = None,
         *,
         subscriptions: Mapping[str, Subscription] | None = None,
         announcement: Announcement = _ANNOUNCEMENT,
         rooms: RoomExchange | None = None,
         delays: Delays = DELAYS,
     ) -> None:
-        """Prepare everything; `run` connects and calls the sources, in its thread.
+        """Prepare everything; `run` connects and calls `state` and `stats`, in its thread.
 
         `subscriptions` maps topics below the node's, such as mute/set, to their handlers, which
         raise CommandRequestError for what they refuse.
@@ -122,8 +103,7 @@ class Publisher(Listener):
         Raises ConfigError if the password's file cannot be read, StoreError for the store.
         """
         self._settings, self._node, self._rooms = settings, node, rooms
-        self._store, self._sources = store, sources
-        self._partials = settings.partials
+        self._state, self._stats = state, stats
         self._delays, self._announcement = delays, announcement
         self._temperatures = frozenset[str]()
         """Temperatures that were announced; they stay announced."""
@@ -137,26 +117,26 @@ class Publisher(Listener):
         topics = list(self._subscriptions)
         if self._home_assistant.enabled:
             topics.append(self._home_assistant.status_topic)
-        self._connection = BrokerConnection(
+        self.connection = BrokerConnection(
             settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
         )
-        self._outbox = Outbox(store, delays.expiry_s)
-        self._live = LiveTopics(
+        self.outbox = Outbox(store, delays.expiry_s)
+        self.live = LiveTopics(
             node,
-            sources,
             store,
-            self._connection,
+            self.connection,
             self._wake,
-            outbox=self._outbox,
-            troubles=self._troubles,
+            state=state,
+            stats=stats,
+            outbox=self.outbox,
+            partials=settings.partials,
         )
         self._delivery = Delivery(
             settings,
             node,
-            self._outbox,
-            self._connection,
-            troubles=self._troubles,
-            set_last=self._live.set_last,
+            self.outbox,
+            self.connection,
+            set_last=self.live.set_last,
             complete=rooms.on_publish if rooms else lambda *_: None,
             delays=delays,
         )
@@ -173,36 +153,6 @@ class Publisher(Listener):
         """Publish the state."""
         self._wake.set()
 
-    def on_speech(self, speaking: bool) -> None:
-        """Publish that speech begins or ends, if the broker is online."""
-        self._live.speech(speaking)
-
-    def on_discarded(self, discarded: Discarded) -> None:
-        """Publish, without text, that speech gave no transcript, if the broker is online."""
-        self._live.queue(events.DISCARDED, events.discarded(discarded))
-
-    @property
-    def wants_partials(self) -> bool:
-        """True while partial texts are enabled and the broker is online."""
-        return self._partials and self._connection.is_connected
-
-    def on_partial(self, partial: Partial) -> None:
-        """Publish a partial text, if that is enabled and the broker is online."""
-        if self._partials:
-            self._live.queue(events.PARTIAL, events.partial(partial))
-
-    def on_reply(self, reply: AssistReply) -> None:
-        """Publish Assist's reply to a sentence, if Home Assistant is back at the broker soon."""
-        self._live.assist(reply)
-
-    def on_correction(self, correction: Correction) -> None:
-        """Publish that a user has corrected a transcript, if the broker is online."""
-        self._live.correction(correction)
-
-    def on_answer(self, message: OutgoingMessage) -> None:
-        """Publish a late answer to a command, if the broker is online."""
-        self._live.answer(message)
-
     def stop(self, flush_s: float = 2.0) -> None:
         """Make `run` return when all is delivered, at the latest `flush_s` + 0.5 s from now."""
         self._stop_s = time.monotonic() + flush_s
@@ -215,15 +165,6 @@ class Publisher(Listener):
         With `waits`, only those that do not degrade the state (True), or only the others (False).
         """
         return self._troubles.reasons(waits=waits)
-
-    def status(self) -> PublisherStatus:
-        """Return the present status. Raises StoreError if the store cannot be read."""
-        return PublisherStatus(
-            connected=self._connection.is_connected,
-            reasons=self._troubles.reasons(),
-            outbox_depth=self._outbox.depth(),
-            expired=self._outbox.expired,
-        )
 
     # the publisher's thread
 
@@ -239,7 +180,7 @@ class Publisher(Listener):
             self._wake.wait(self._idle_s())
             self._wake.clear()
             stopping = self._stopping.is_set()
-            if stopping and not self._connection.is_open:
+            if stopping and not self.connection.is_open:
                 break  # no connection and no attempt: nothing can be delivered any more
             try:
                 self._step(time.monotonic())
@@ -250,10 +191,10 @@ class Publisher(Listener):
                 self._pause(self._delays.store_s)
             if stopping and self._is_drained():
                 break
-        if self._connection.is_connected:
+        if self.connection.is_connected:
             with suppress(BrokerError, StoreError):
-                self._live.publish_stop()
-        self._connection.close()
+                self.live.publish_stop()
+        self.connection.close()
 
     def _pause(self, pause_s: float) -> None:
         """Wait, until `stop` at most; mutes are obeyed meanwhile."""
@@ -261,16 +202,16 @@ class Publisher(Listener):
         while (left_s := end_s - time.monotonic()) > 0 and not self._stopping.is_set():
             self._wake.wait(left_s)
             self._wake.clear()
-            self._handle(self._connection.take_messages(urgent=True), time.monotonic())
+            self._handle(self.connection.take_messages(urgent=True), time.monotonic())
         self._wake.set()
 
     def _step(self, now_s: float) -> None:
         """Do everything that is due. Raises BrokerError and StoreError."""
         # A mute goes before everything: whatever follows may take long, or fail.
-        self._handle(self._connection.take_messages(urgent=True), now_s)
+        self._handle(self.connection.take_messages(urgent=True), now_s)
         # What the broker answered comes first: then the next transcript may be sent, or the same
         # one again.
-        for news in self._connection.poll(now_s):
+        for news in self.connection.poll(now_s):
             match news:
                 case Connected():
                     self._on_connected(now_s)
@@ -281,17 +222,17 @@ class Publisher(Listener):
                     self._delivery.on_lost(now_s, news)
                     if self._rooms:
                         self._rooms.lost(now_s)
-        self._handle(islice(self._connection.take_messages(), MESSAGES_AT_ONCE), now_s)
+        self._handle(islice(self.connection.take_messages(), MESSAGES_AT_ONCE), now_s)
         if self._rooms:
             self._publish_posts(self._rooms)
-        if self._connection.is_connected:
+        if self.connection.is_connected:
             self._publish_due(now_s)
         else:
-            self._outbox.next_due(now_s)
+            self.outbox.next_due(now_s)
         # The cursor is stored last, once a step, and never passes an unacknowledged transcript.
         if self._rooms:  # a sentence that was just published may be acted on
             self._publish_posts(self._rooms)
-        self._outbox.save_cursor()
+        self.outbox.save_cursor()
 
     def _handle(self, messages: Iterable[ReceivedMessage], now_s: float) -> None:
         """Handle some received messages. Raises BrokerError."""
@@ -311,58 +252,58 @@ class Publisher(Listener):
         slow disk or broker may have delayed the step since.
         """
         for message in rooms.poll(time.monotonic()):
-            if self._connection.is_connected:
-                self._connection.send(message)
+            if self.connection.is_connected:
+                self.connection.send(message)
 
     def _publish_due(self, now_s: float) -> None:
         """Publish what is due, transcripts last. Raises BrokerError and StoreError."""
         unheard_s = self._presence.pop_unheard_s(now_s)
         if unheard_s is not None:
-            self._outbox.resend_since(unheard_s)
+            self.outbox.resend_since(unheard_s)
         if now_s >= self._presence.announce_s:
             self._announce_again()
         elif self._home_assistant.enabled and not (
-            available_temperatures(self._sources.state(), None) <= self._temperatures
+            available_temperatures(self._state(), None) <= self._temperatures
         ):
             self._announce()  # a Hailo is in use that was not when the device was announced
         held = self._presence.is_holding(now_s)
-        waits = self._presence.reason if held and self._outbox.depth() else ""
+        waits = self._presence.reason if held and self.outbox.depth() else ""
         self._troubles.set(troubles.HOME_ASSISTANT, waits)
-        self._live.publish(now_s)
+        self.live.publish(now_s)
         if not held:
-            self._live.publish_replies(now_s)
-            self._delivery.send_due(now_s, self._live.publish_queued)
+            self.live.publish_replies(now_s)
+            self._delivery.send_due(now_s, self.live.publish_queued)
 
     def _idle_s(self) -> float:
         """Return the seconds until something is due even if nobody wakes us."""
         now_s = time.monotonic()
-        due_s = self._connection.due_s
+        due_s = self.connection.due_s
         if self._rooms:
             due_s = min(due_s, self._rooms.due_s(now_s))
-        if self._connection.is_connected:
-            due_s = min(due_s, self._live.due_s, self._delivery.due_s(now_s))
+        if self.connection.is_connected:
+            due_s = min(due_s, self.live.due_s, self._delivery.due_s(now_s))
             due_s = min(due_s, self._presence.due_s(now_s))
         return max(0.0, min(due_s, self._stop_s, now_s + PROGRESS_S) - now_s)
 
     def _is_drained(self) -> bool:
-        if self._connection.is_connected and not self._outbox.in_flight:
+        if self.connection.is_connected and not self.outbox.in_flight:
             return True
-        return not self._connection.is_open or time.monotonic() >= self._stop_s
+        return not self.connection.is_open or time.monotonic() >= self._stop_s
 
     def _on_connected(self, now_s: float) -> None:
         """Prepare everything for a new connection, over which `online` was published."""
-        self._live.on_connected()
+        self.live.on_connected()
         if self._home_assistant.enabled:
             self._presence.on_connected(now_s, self._announce())
         if self._rooms:
             for topic in self._rooms.topics:
-                self._connection.subscribe_retained(topic)
+                self.connection.subscribe_retained(topic)
             self._rooms.connected(now_s)
 
     def _announce(self) -> int:
         """Publish the discovery message and return its number. Raises BrokerError."""
-        state = self._sources.state()
-        stats = self._sources.stats() if self._sources.stats else None
+        state = self._state()
+        stats = self._stats() if self._stats else None
         self._temperatures |= available_temperatures(state, stats)
         message = discovery_message(
             self._settings.topic(self._node, ""),
@@ -373,13 +314,13 @@ class Publisher(Listener):
             assist=self._announcement.assist,
         )
         topic = discovery_topic(self._home_assistant.prefix, self._node)
-        return self._connection.send(OutgoingMessage(topic, events.encode(message), retain=True))
+        return self.connection.send(OutgoingMessage(topic, events.encode(message), retain=True))
 
     def _announce_again(self) -> None:
         """Publish everything again for a Home Assistant that has started. Raises BrokerError."""
         self._announce()
-        self._connection.publish(events.AVAILABILITY, events.ONLINE, retain=True)
-        self._live.repeat()
+        self.connection.publish(events.AVAILABILITY, events.ONLINE, retain=True)
+        self.live.repeat()
         self._presence.on_announced()
 
     def _handle_message(self, now_s: float, message: ReceivedMessage) -> None:
@@ -405,4 +346,4 @@ class Publisher(Listener):
             return
         self._troubles.clear(message.topic)
         if reply:
-            self._connection.send(reply)
+            self.connection.send(reply)

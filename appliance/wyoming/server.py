@@ -3,8 +3,6 @@
 It runs in one thread with its own asyncio loop, in which the satellite's port is served, too. The
 page of this machine connects over a UNIX socket. Each connection has its own limits, and an error
 on one connection ends only that one.
-
-Over 500 lines because a connection and the server's limits on all of them share one loop's state.
 """
 
 import asyncio

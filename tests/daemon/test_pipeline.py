@@ -115,6 +115,7 @@ class FakePublisher(Listener):
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self._stopped = gate, threading.Event()
+        self.live = Listener()
 
     def run(self, moved: Callable[[], None]) -> None:
         while not self._stopped.wait(0.01):

@@ -113,7 +113,7 @@ class House:
         self.publisher: Publisher
 
     def send(self, answer: OutgoingMessage) -> None:
-        self.publisher.on_answer(answer)
+        self.publisher.live.on_answer(answer)
 
     def expect(
         self, request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], object]
@@ -323,7 +323,7 @@ def test_what_is_retained_on_the_topics_of_commands_does_nothing(store: Store) -
         asker.publish("mute/set", b"ON", retain=True)
         asker.publish("command/expect", b"\xff" * 5000, retain=True)
         with running(broker.settings, store, subscriptions=handlers(switch)) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             asker.publish("mute/set", b"OFF")
             until(lambda: switch.turned)
         assert switch.turned == [False]
@@ -341,7 +341,7 @@ def test_a_command_of_a_megabyte_disturbs_nothing(store: Store) -> None:
             until(lambda: switch.turned == [True])
             add(store, publisher, "as ever")
             until(lambda: heard.texts() == ["as ever"])
-            assert publisher.status().connected
+            assert publisher.connection.is_connected
         until(lambda: heard.payloads("availability") == [b"online", b"offline"])
     assert asker.answers == []
 
@@ -355,8 +355,8 @@ def test_what_is_longer_than_the_broker_accepts_is_left_out_and_named(store: Sto
     ):
         add(store, publisher, "told at once")
         until(lambda: house.payloads("transcript"))
-        (reason,) = publisher.status().reasons
-        assert publisher.status().connected
+        (reason,) = publisher.reasons()
+        assert publisher.connection.is_connected
     assert "homeassistant/device/" in reason and "max_packet_size" in reason
 
 
@@ -396,7 +396,7 @@ def test_two_appliances_with_one_client_id_say_so_and_leave_each_other_alone(
     ):
 
         def reasons() -> str:
-            return "".join(one.status().reasons + two.status().reasons)
+            return "".join(one.reasons() + two.reasons())
 
         # Mosquitto 2.1 says it, of 2.0 it is guessed
         until(lambda: "another client uses the client id" in reasons())
@@ -424,6 +424,6 @@ def test_state_reports_a_second_appliance_of_the_same_node_while_it_may_return(
         with running(broker.settings, store, delays=hasty) as one:
             with running(broker.settings, other, delays=hasty):
                 until(told)
-            until(lambda: one.status().connected)
+            until(lambda: one.connection.is_connected)
             until(lambda: not told())
             assert heard.state()["status"] == "running"

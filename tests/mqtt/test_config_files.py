@@ -424,11 +424,11 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(
             store.append(transcript("allowed"))
             publisher.on_change()
             until(lambda: payloads("last"))
-            publisher.on_correction(Correction(new_id(), "allowed", datetime.now(UTC)))
+            publisher.live.on_correction(Correction(new_id(), "allowed", datetime.now(UTC)))
             until(lambda: payloads("correction"))
             house.publish(f"{prefix}/kitchen/mute/set", b"ON")
             until(lambda: commands == [b"ON"])
-            assert publisher.status().reasons == ()
+            assert publisher.reasons() == ()
         until(lambda: payloads("availability")[-1:] == [b"offline"])
         announced = [one for one in house.messages if one.topic.startswith("homeassistant/")]
         named = re.findall(rb'topic": "([^"]*)"', announced[0].payload)
@@ -440,8 +440,8 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(
             password_file=str(secret), prefix=prefix,
         )  # fmt: skip
         with running(other, store, node="bedroom") as publisher:
-            until(lambda: f"{prefix}/bedroom/state" in "".join(publisher.status().reasons))
-            assert "does not let us write" in "".join(publisher.status().reasons)
+            until(lambda: f"{prefix}/bedroom/state" in "".join(publisher.reasons()))
+            assert "does not let us write" in "".join(publisher.reasons())
             time.sleep(0.2)
         assert not [m for m in house.messages if "bedroom" in m.topic]
 
@@ -491,7 +491,7 @@ def test_the_example_broker_admits_known_users_and_limits_their_topics(
             broker.settings, username="roomscribe_kitchen", password_file=str(tmp_path / "secret")
         )
         with running(known, store) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             time.sleep(0.3)
             assert publisher.reasons() == ()
         with running(known, store, node="attic") as publisher:

@@ -84,7 +84,7 @@ def test_a_broker_that_does_not_answer_is_offline_and_tried_again(
         add(store, publisher, "kept")
         until(lambda: len(moments) >= 3)
         assert "is offline; transcripts wait in the log" in publisher.reasons()[0]
-        assert not publisher.status().connected
+        assert not publisher.connection.is_connected
     assert store.depth() == 1
 
 
@@ -95,7 +95,7 @@ def test_a_connection_that_died_without_a_word_is_given_up_and_nothing_is_lost(
     with Broker() as broker, Subscriber(broker.port) as subscriber, Proxy(broker.port) as proxy:
         here = MqttSettings(host="127.0.0.1", port=proxy.port)
         with running(here, store, delays=SOON) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             add(store, publisher, "before")
             until(lambda: store.depth() == 0)
             proxy.freeze()
@@ -122,7 +122,7 @@ def test_what_was_taken_and_not_acknowledged_comes_again_under_its_id(store: Sto
                 MqttSettings(host="127.0.0.1", port=deaf.port), store, delays=SOON
             ) as publisher,
         ):
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             deaf.deaf = True
             add(store, publisher, "one")
             until(subscriber.events)
@@ -183,10 +183,10 @@ def test_a_transcript_that_is_refused_alone_comes_after_the_others(
         Refuser(broker.port, code) as refuser,
         running(MqttSettings(host="127.0.0.1", port=refuser.port), store, delays=delays) as p,
     ):
-        until(lambda: p.status().connected)
+        until(lambda: p.connection.is_connected)
         add(store, p, "first", "bad", "next", "last")
         until(lambda: subscriber.texts() == before)
-        until(lambda: p.status().outbox_depth == 4 - len(before))
+        until(lambda: p.outbox.depth() == 4 - len(before))
         until(lambda: (store.cursor(), store.depth()) == (1, 3))  # a restart would send it again
         refused = refuser.lost
         until(lambda: refuser.lost > refused)
@@ -259,7 +259,7 @@ def test_a_broker_of_mqtt_3_gets_everything_and_what_is_lost_is_named(
         switched: list[bytes] = []
         commands = {"mute/set": lambda message: switched.append(message.payload)}
         with running(settings, store, delays=delays, subscriptions=commands) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             add(store, publisher, "turn on the light")
             until(heard.events)
             heard.publish("roomscribe/kitchen/mute/set", b"ON")
@@ -283,7 +283,7 @@ def test_a_broker_that_was_not_up_yet_is_not_taken_for_an_old_one(store: Store) 
         with running(settings, store, delays=delays) as publisher:
             until(lambda: 4 in proxy.versions)
             proxy.manner = "open"
-            until(lambda: proxy.versions[-1] == 5 and publisher.status().connected)
+            until(lambda: proxy.versions[-1] == 5 and publisher.connection.is_connected)
             assert publisher.reasons(waits=True) == ()
 
 
@@ -298,7 +298,7 @@ def test_a_broker_that_was_not_up_yet_is_not_taken_for_an_old_one(store: Store) 
 def test_a_broker_that_can_do_less_is_lived_with(store: Store, config: str, lost: str) -> None:
     with Broker(config=config) as broker, Subscriber(broker.port) as heard:
         with running(broker.settings, store) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             add(store, publisher, "turn on the light", "turn it off")
             until(lambda: heard.texts() == ["turn on the light", "turn it off"])
             assert re.search(lost, "".join(publisher.reasons(waits=True)))

@@ -67,12 +67,11 @@ def delivered(broker: Broker, chosen: MqttSettings, store: Store) -> str:
 def trouble(chosen: MqttSettings, store: Store) -> str:
     """The one thing that is wrong."""
     with running(chosen, store) as publisher:
-        until(lambda: publisher.status().reasons)
+        until(publisher.reasons)
         time.sleep(2.5)
-        status = publisher.status()
-        assert not status.connected
-        assert len(status.reasons) == 1
-        return status.reasons[0]
+        assert not publisher.connection.is_connected
+        (reason,) = publisher.reasons()
+        return reason
 
 
 def test_a_broker_of_our_own_authority_is_trusted(house: Authority, store: Store) -> None:

@@ -310,11 +310,13 @@ def test_every_message_on_a_needs_broker_has_its_schema(store: Store) -> None:
         settings = MqttSettings(host=broker.host, port=broker.port, partials=True)
         with running(settings, store, stats=lambda: stats) as publisher:
             until(lambda: heard.payloads("state"))
-            publisher.on_speech(True)
-            publisher.on_partial(Partial(new_id(), 1, 1, "turn on", 0))
-            publisher.on_discarded(Discarded("no_speech", new_id(), 0.5))
-            publisher.on_correction(Correction(new_id(), "turn off", MOMENT))
-            publisher.on_reply(AssistReply(new_id(), "turn on the light", "action_done", "Done"))
+            publisher.live.on_speech(True)
+            publisher.live.on_partial(Partial(new_id(), 1, 1, "turn on", 0))
+            publisher.live.on_discarded(Discarded("no_speech", new_id(), 0.5))
+            publisher.live.on_correction(Correction(new_id(), "turn off", MOMENT))
+            publisher.live.on_reply(
+                AssistReply(new_id(), "turn on the light", "action_done", "Done")
+            )
             store.append(transcript())
             publisher.on_change()
             until(lambda: heard.payloads("last") and heard.payloads("discarded"))

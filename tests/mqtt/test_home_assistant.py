@@ -40,7 +40,7 @@ def settings(broker: Broker, **changes: Any) -> MqttSettings:
 
 
 def is_connected(publisher: Publisher) -> bool:
-    return publisher.status().connected
+    return publisher.connection.is_connected
 
 
 def say_all(store: Store, publisher: Publisher, *texts: str) -> list[str]:
@@ -391,7 +391,7 @@ def test_a_home_assistant_that_starts_later_gets_every_entity_and_value(store: S
     stats = ApplianceStats({}, 1.0, soc_temperature_c=50.0)
     told: dict[str, Any] = {"stats": lambda: stats, "delays": SOON}
     with Broker() as broker, running(settings(broker), store, **told) as p:
-        until(lambda: p.status().connected)
+        until(lambda: p.connection.is_connected)
         with HomeAssistant(broker.port, birth_after_s=1.0) as house:
             until(lambda: house.discoveries == 2)
             until(lambda: "roomscribe/kitchen/stats" in house.values)
@@ -429,7 +429,7 @@ def test_transcripts_during_its_shutdown_are_resent_when_it_returns(store: Store
         house.leave()
         until(lambda: store.depth() == 3)
         ids += say_all(store, publisher, "while it is away")
-        publisher.on_reply(AssistReply("1", "stop", "action_done"))
+        publisher.live.on_reply(AssistReply("1", "stop", "action_done"))
         until(publisher.reasons)
         assert not everybody.payloads("assist/reply")
         house.come_back()
@@ -496,7 +496,7 @@ def test_a_correction_is_an_event_and_corrects_the_last_text_alone(store: Store)
         corrections = (older, "stop it"), (newest, "turn on the light"), (newest, None)
         for count, (id, text) in enumerate(corrections, 1):
             store.correct(id, text)
-            publisher.on_correction(Correction(id, text, datetime.now(UTC)))
+            publisher.live.on_correction(Correction(id, text, datetime.now(UTC)))
             until(partial(has_corrections, heard, count))
         until(lambda: len(heard.payloads("last")) == 4)
         _, *shown = map(last_text, heard.payloads("last"))

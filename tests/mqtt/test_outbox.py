@@ -135,7 +135,7 @@ def test_speech_that_ended_long_before_publication_is_late(
         Subscriber(broker.port) as subscriber,
         running(broker.settings, store) as publisher,
     ):
-        until(lambda: publisher.status().connected)
+        until(lambda: publisher.connection.is_connected)
         store.append(transcript("a", latency_ms=latency_ms))
         publisher.on_change()
         until(subscriber.events)

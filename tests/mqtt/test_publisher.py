@@ -26,7 +26,6 @@ from appliance.config import MqttSettings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.mqtt import credentials, live_topics
 from appliance.mqtt.connection import Delays
-from appliance.mqtt.live_topics import Sources
 from appliance.mqtt.publisher import Publisher
 from appliance.records import Discarded, Partial
 from appliance.store.store import Store
@@ -49,7 +48,7 @@ def test_a_backlog_does_not_wait_for_delayed_acknowledgements_of_tcp(store: Stor
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker), store) as publisher:
             until(subscriber.events)
-            link = publisher._connection._link
+            link = publisher.connection._link
             assert link
             opened: Any = link._client.socket()
             assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -60,7 +59,7 @@ def test_a_backlog_does_not_wait_for_delayed_acknowledgements_of_tcp(store: Stor
 def test_a_stored_transcript_reaches_subscribers_at_once(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker), store) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             add(store, publisher, "turn on the light")
             until(subscriber.events)
             stored = store.read_after(0)[0]
@@ -96,11 +95,11 @@ def test_a_partial_text_comes_before_its_transcript(tmp_path: Path) -> None:
         LateStore.open(StoreSettings(path=str(tmp_path))) as late,
         running(settings(broker, partials=True), late) as publisher,
     ):
-        until(lambda: publisher.wants_partials)
+        until(lambda: publisher.live.wants_partials)
         until(lambda: subscriber.payloads("state"))
 
         def say() -> None:
-            publisher.on_partial(Partial(said.utterance_id, 1, 1, said.text, 0, eager=True))
+            publisher.live.on_partial(Partial(said.utterance_id, 1, 1, said.text, 0, eager=True))
             late.append(said)
 
         late.happens = say
@@ -118,14 +117,14 @@ def test_a_partial_text_comes_before_its_transcript(tmp_path: Path) -> None:
 def test_partial_texts_are_published_only_if_enabled(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker), store) as publisher:
-            until(lambda: publisher.status().connected)
-            assert not publisher.wants_partials
-            publisher.on_partial(Partial("u", 1, 1, "turn on", 0))
+            until(lambda: publisher.connection.is_connected)
+            assert not publisher.live.wants_partials
+            publisher.live.on_partial(Partial("u", 1, 1, "turn on", 0))
             add(store, publisher, "turn on the light")
             until(subscriber.events)
         assert subscriber.payloads("partial") == []
     with running(settings(broker, partials=True), store) as publisher:
-        assert not publisher.wants_partials, "the broker is away"
+        assert not publisher.live.wants_partials, "the broker is away"
 
 
 def test_availability_comes_before_everything_and_state_is_retained(store: Store) -> None:
@@ -172,9 +171,9 @@ def test_a_change_of_state_is_published_at_once_and_only_once(store: Store) -> N
             until(lambda: len(subscriber.payloads("state")) == 2)
             states.append(replace(states[-1], uptime_s=99.0, queue_depth=3))
             publisher.on_change()
-            publisher.on_speech(True)
-            publisher.on_discarded(Discarded("no_speech", "01J", 0.5))
-            publisher.on_speech(False)
+            publisher.live.on_speech(True)
+            publisher.live.on_discarded(Discarded("no_speech", "01J", 0.5))
+            publisher.live.on_speech(False)
             until(lambda: subscriber.payloads("speech") == [b"OFF", b"ON", b"OFF"])
         assert [json.loads(p)["status"] for p in subscriber.payloads("state")][:2] == [
             "running",
@@ -190,9 +189,9 @@ def test_what_is_heard_before_the_broker_is_there_comes_late_in_order_and_once(
     texts = [f"sentence {number}" for number in range(50)]
     with Broker(start=False) as broker, running(settings(broker), store) as publisher:
         add(store, publisher, *texts)
-        until(lambda: "is offline" in "".join(publisher.status().reasons))
+        until(lambda: "is offline" in "".join(publisher.reasons()))
         time.sleep(1.5)
-        assert publisher.status().outbox_depth == 50
+        assert publisher.outbox.depth() == 50
         broker.start()
         with Subscriber(broker.port) as subscriber:
             until(lambda: len(subscriber.events()) >= 50)
@@ -200,7 +199,7 @@ def test_what_is_heard_before_the_broker_is_there_comes_late_in_order_and_once(
             until(lambda: store.depth() == 0 and len(subscriber.events()) >= 51)
             assert subscriber.texts() == [*texts, "at once"]
             assert [event["late"] for event in subscriber.events()] == [True] * 50 + [False]
-            assert publisher.status().reasons == ()
+            assert publisher.reasons() == ()
     assert sum("is offline" in line for line in caplog.messages) == 1
 
 
@@ -211,7 +210,7 @@ def test_a_broker_restart_in_the_middle_loses_nothing_and_keeps_the_order(store:
         running(settings(broker), store) as publisher,
         Subscriber(broker.port) as subscriber,
     ):
-        until(lambda: publisher.status().connected)
+        until(lambda: publisher.connection.is_connected)
         add(store, publisher, *texts[:60])
         until(lambda: len(subscriber.events()) > 20)
         broker.stop()
@@ -225,7 +224,7 @@ def test_a_broker_restart_in_the_middle_loses_nothing_and_keeps_the_order(store:
 def test_a_stop_does_not_wait_for_a_broker_that_hangs(store: Store) -> None:
     with Broker() as broker:
         with running(settings(broker), store) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             broker.signal(signal.SIGSTOP)
             add(store, publisher, "kept")
         assert store.depth() == 1
@@ -239,24 +238,25 @@ def test_a_wrong_password_is_reported_and_not_retried_soon(store: Store, tmp_pat
         wrong = settings(broker, username="ada", password_file=str(secret))
         with running(wrong, store) as publisher:
             add(store, publisher, "kept")
-            until(lambda: publisher.status().reasons)
+            until(publisher.reasons)
             time.sleep(3)
-            status = publisher.status()
-            assert (status.connected, status.outbox_depth) == (False, 1)
-            assert re.search(r"refuses user 'ada' .*make mqtt\.username and", status.reasons[0])
-            assert "hunter2" not in repr((status, vars(publisher)))
+            assert not publisher.connection.is_connected
+            (reason,) = publisher.reasons()
+            assert re.search(r"refuses user 'ada' .*make mqtt\.username and", reason)
+            assert store.depth() == 1
+            assert "hunter2" not in repr((reason, vars(publisher)))
         assert broker.log().count("Sending CONNACK") == 1
 
         secret.write_text("right\n")
         with running(wrong, store) as publisher, Subscriber(broker.port, "ada", "right") as heard:
             until(heard.events)
-            assert publisher.status().reasons == ()
+            assert publisher.reasons() == ()
 
 
 def test_a_broker_that_wants_a_user_says_so_to_a_client_without(store: Store) -> None:
     with Broker(users={"ada": "right"}) as broker, running(settings(broker), store) as publisher:
-        until(lambda: publisher.status().reasons)
-        assert "refuses a client without mqtt.username" in publisher.status().reasons[0]
+        until(publisher.reasons)
+        assert "refuses a client without mqtt.username" in publisher.reasons()[0]
 
 
 def answer(store: Store, *packets: bytes) -> str:
@@ -268,9 +268,9 @@ def answer(store: Store, *packets: bytes) -> str:
             with connection:
                 connection.recv(1000)
                 connection.sendall(b"".join(packets))
-                until(lambda: publisher.status().reasons)
-                assert not publisher.status().connected
-                return publisher.status().reasons[0]
+                until(publisher.reasons)
+                assert not publisher.connection.is_connected
+                return publisher.reasons()[0]
 
 
 def test_another_client_of_the_same_id_is_named(store: Store) -> None:
@@ -288,13 +288,13 @@ def test_a_topic_refused_by_the_access_list_holds_the_outbox(store: Store, tmp_p
     rules = tmp_path / "acl"
     rules.write_text("topic write roomscribe/kitchen/availability\n")
     with Broker(config=f"acl_file {rules}") as broker, running(settings(broker), store) as p:
-        until(lambda: p.status().connected)
+        until(lambda: p.connection.is_connected)
         add(store, p, "kept")
-        until(lambda: p.status().reasons)
-        assert "does not let us write to some topics (Not authorized)" in p.status().reasons[0]
-        until(lambda: "kitchen/transcript" in p.status().reasons[0])
+        until(p.reasons)
+        assert "does not let us write to some topics (Not authorized)" in p.reasons()[0]
+        until(lambda: "kitchen/transcript" in p.reasons()[0])
         time.sleep(0.5)
-        assert (p.status().connected, p.status().outbox_depth) == (True, 1)
+        assert (p.connection.is_connected, p.outbox.depth()) == (True, 1)
 
 
 @pytest.mark.parametrize("limit", ["message_size_limit", "max_packet_size"])
@@ -304,18 +304,18 @@ def test_a_transcript_that_is_too_long_for_the_broker_does_not_hold_the_others(
     delays = Delays(again_s=0.5)
     with Broker(config=f"{limit} 9000") as broker, Subscriber(broker.port) as subscriber:
         with running(settings(broker), store, delays=delays) as publisher:
-            until(lambda: publisher.status().connected)
+            until(lambda: publisher.connection.is_connected)
             add(store, publisher, "one", "long " * 2000, "three")
             until(lambda: len(subscriber.events()) == 2)
             assert [event["seq"] for event in subscriber.events()] == [1, 3]
-            until(lambda: publisher.status().outbox_depth == 1)
+            until(lambda: publisher.outbox.depth() == 1)
             until(lambda: "refuses transcript 2 (" in str(subscriber.state()["reasons"]))
             assert broker.log().count("as roomscribe-kitchen") == 1, "the connection stays"
             broker.stop()
             broker._config.write_text(broker._config.read_text().replace("9000", "90000"))
             broker.start()
             until(lambda: store.depth() == 0)
-            until(lambda: publisher.status().reasons == ())
+            until(lambda: publisher.reasons() == ())
         until(lambda: [event["seq"] for event in subscriber.events()] == [1, 3, 2])
         assert [event["late"] for event in subscriber.events()] == [False, False, True]
 
@@ -325,12 +325,12 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from rigs.publishing import STATE, transcript\n"
         "from appliance.config import MqttSettings, StoreSettings\n"
-        "from appliance.mqtt import Publisher, Sources\n"
+        "from appliance.mqtt import Publisher\n"
         "from appliance.store.store import Store\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
         "store.append(transcript('before the end'))\n"
         "mqtt = MqttSettings(host='127.0.0.1', port=int(sys.argv[3]))\n"
-        "Publisher(mqtt, 'kitchen', store, Sources(lambda: STATE)).run()\n"
+        "Publisher(mqtt, 'kitchen', store, lambda: STATE).run()\n"
     )
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         arguments = [str(TESTS), str(tmp_path / "other"), str(broker.port)]
@@ -347,10 +347,10 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
 
 def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
-        publisher = Publisher(settings(broker), "kitchen", store, Sources(lambda: STATE))
+        publisher = Publisher(settings(broker), "kitchen", store, lambda: STATE)
         thread = threading.Thread(target=publisher.run)
         thread.start()
-        until(lambda: publisher.status().connected)
+        until(lambda: publisher.connection.is_connected)
         for number in range(40):
             store.append(transcript(str(number)))
         publisher.stop(flush_s=NEVER_S)
@@ -367,13 +367,13 @@ def test_a_stop_without_a_broker_ends_at_once(store: Store) -> None:
         running(settings(broker), store, flush_s=NEVER_S) as publisher,
     ):
         add(store, publisher, "kept")
-        until(lambda: publisher.status().reasons)
+        until(publisher.reasons)
     assert store.depth() == 1
 
 
 def test_failed_attempts_leave_no_threads_and_files_behind(store: Store) -> None:
     with Broker(start=False) as broker, running(settings(broker), store) as publisher:
-        until(lambda: publisher.status().reasons)
+        until(publisher.reasons)
         time.sleep(0.2)
         threads, files = threading.active_count(), open_files()
         time.sleep(4.3)

@@ -34,7 +34,6 @@ from appliance.errors import BrokerError, StoreError
 from appliance.infer import Encoded, Request
 from appliance.mqtt import connection, presence
 from appliance.mqtt.connection import DELAYS
-from appliance.mqtt.live_topics import Sources
 from appliance.mqtt.publisher import Announcement, Publisher
 from appliance.records import Discarded, Listener, Transcript, Window
 from appliance.store import Store, Wanted, files, folders, runtime_folder, tables
@@ -86,7 +85,7 @@ class Appliance:
             settings.mqtt,
             "kitchen",
             self.store,
-            Sources(lambda: STATE),
+            lambda: STATE,
             announcement=Announcement(settings.homeassistant),
             delays=replace(DELAYS, expiry_s=1e9),
         )
@@ -210,7 +209,7 @@ class House(Listener):
             up.lease.leave()
         up.backlog.complete(0)
         up.backlog.close()
-        up.publisher._connection.close()
+        up.publisher.connection.close()
         up.store.close()
         self.appliance = None
         self.broker.break_connection()

@@ -46,7 +46,7 @@ class DeliveryMachine(SpeechMachine):
 
     def _next_is_in_flight(self) -> bool:
         """Return True if the broker reads next the transcript that is not acknowledged."""
-        sent = self.house.up.publisher._outbox.is_sent
+        sent = self.house.up.publisher.outbox.is_sent
         return next((sent(one.number) for one in self.house.broker.wire if one.event), False)
 
     @precondition(lambda self: self.house.broker.acks)
@@ -58,7 +58,7 @@ class DeliveryMachine(SpeechMachine):
 
     def _next_counts(self) -> bool:
         """Return True if the next acknowledgement of a transcript is that of its last attempt."""
-        sent = self.house.up.publisher._outbox.is_sent
+        sent = self.house.up.publisher.outbox.is_sent
         return next((sent(ack[0]) for ack in self.house.broker.acks if ack[2]), False)
 
     @precondition(lambda self: self.house.broker.inbox)
@@ -84,7 +84,7 @@ class DeliveryMachine(SpeechMachine):
         self.house.tick()
 
     @precondition(lambda self: self.up and self.house.broker.link and not self.house.broker.deaf)
-    @precondition(lambda self: self.house.up.publisher._outbox.in_flight)
+    @precondition(lambda self: self.house.up.publisher.outbox.in_flight)
     @rule()
     def network_swallows(self) -> None:
         """The connection stays open, and nothing passes any more."""

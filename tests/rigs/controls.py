@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from rigs.publishing import transcript
@@ -12,7 +13,6 @@ from rigs.transcriber import HEARD, FakeTranscriber
 
 from appliance import config
 from appliance.config import Settings, node_name
-from appliance.control import ControlServer
 from appliance.daemon.broker_trial import BrokerCommands
 from appliance.daemon.controls import Controls, MuteCommands
 from appliance.daemon.correction_commands import CorrectionCommands
@@ -37,7 +37,6 @@ class Appliance:
     mute: Mute
     said: Transcription | Exception | None = HEARD
     """The model's answer; None: it is too busy to be asked."""
-    server: ControlServer | None = None
     microphone: str = "USB microphone"
     reloads: int = 0
     readings: int = 0
@@ -45,17 +44,17 @@ class Appliance:
     corrections: list[Correction] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.server = SimpleNamespace(wanted=(), publish=lambda *_: None, wake=lambda: None)
         node = node_name(self.settings)
         setting_commands = SettingCommands(self.settings, self.read, self.reload)
-        gates = FakeTranscriber().gates
-        self.microphone_commands = MicrophoneCommands(self.state, self.ask, gates, 10.0)
+        self.microphone_commands = MicrophoneCommands(self.state, self.ask, FakeTranscriber())
         self.controls = Controls(
-            (node, node),
             self.store,
             cast("Reporter", self),
             None,
-            server=self.server,
+            server=self.server,  # type: ignore[arg-type]
             microphone=self.microphone_commands,
+            names=(node, node),
             groups=(
                 LogCommands(self.store, node),
                 CorrectionCommands(

@@ -10,7 +10,6 @@ from typing import Any
 from rigs.waiting import in_thread
 
 from appliance.config import MqttSettings
-from appliance.mqtt.live_topics import Sources
 from appliance.mqtt.publisher import Publisher
 from appliance.records import ApplianceState, ApplianceStats, Transcript, new_id
 from appliance.store.store import Store
@@ -74,6 +73,6 @@ def running(
     **more: Any,
 ) -> Iterator[Publisher]:
     """A publisher in its thread, stopped in the end."""
-    publisher = Publisher(settings, node, store, Sources(state, stats), **more)
+    publisher = Publisher(settings, node, store, state, stats, **more)
     with in_thread(publisher.run, lambda: publisher.stop(flush_s)):
         yield publisher
