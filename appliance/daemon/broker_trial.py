@@ -39,30 +39,24 @@ class Trial:
 
     mqtt: MqttSettings
     """What to save if it works, except the password's file."""
-    node: str
     password: str | None
     """None: the one that is saved already."""
-    other: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Any]
     """Other settings, by key, to save together with the login."""
+    task: BackgroundTask
+    """Runs `log_in`."""
     answer: Future[Mapping[str, Any]] = field(default_factory=Future)
     until_s: float = field(default_factory=lambda: time.monotonic() + TRIAL_S)
-    _task: BackgroundTask = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Begin to log in."""
-        self._task = BackgroundTask(
-            lambda: log_in(self.mqtt, self.node, self.password), "broker trial"
-        )
 
     def mistakes(self) -> dict[str, str] | None:
         """Return why the broker cannot be used, by key; None while it is not known."""
-        if self._task.is_alive():
+        if self.task.is_alive():
             if time.monotonic() < self.until_s:
                 return None
             return {"mqtt.host": f"{self.mqtt.host} did not answer within {TRIAL_S:.0f} s"}
-        if self._task.error:
-            return {"mqtt.host": f"the login could not be tried: {self._task.error}"}
-        found: dict[str, str] = self._task.outcome
+        if self.task.error:
+            return {"mqtt.host": f"the login could not be tried: {self.task.error}"}
+        found: dict[str, str] = self.task.outcome
         return found
 
 
@@ -121,8 +115,9 @@ class BrokerCommands(CommandGroup):
             return {"mistakes": mistakes}
         if self._trial:
             raise ControlError("too_many", "another broker is being tried; try again later")
-        node = node_name(self._settings.settings)
-        self._trial = Trial(replace(current, **login), node, password, other)
+        node, mqtt = node_name(self._settings.settings), replace(current, **login)
+        task = BackgroundTask(lambda: log_in(mqtt, node, password), "broker trial")
+        self._trial = Trial(mqtt, password, other, task)
         return self._trial.answer
 
     def _save(self, trial: Trial, mistakes: dict[str, str]) -> dict[str, Any]:

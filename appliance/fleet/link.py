@@ -12,10 +12,9 @@ import logging
 import os
 import ssl
 import stat
-import threading
 import tomllib
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +110,6 @@ class Link:
         self.client: Client | None = None
         """The connected client, for coroutines of the link's loop."""
         self._loop = asyncio.new_event_loop()
-        self._tried = threading.Event()
         self._thread: BackgroundTask | None = None
         self._ended: asyncio.Event | None = None
         self._running: asyncio.Task[None] | None = None
@@ -123,22 +121,18 @@ class Link:
 
     def start(
         self,
-        handler: Handler | None = None,
+        handler: Handler,
         *,
-        refused: Callable[[str], object] = lambda _: None,
-        changed: Callable[[str | None], object] = lambda _: None,
+        refused: Callable[[str], object],
+        changed: Callable[[str | None], object],
     ) -> None:
         """Begin to connect, without waiting. The link's thread runs `handler` on each connection
         until that is lost; its error ends the connection. It calls `refused` with the server's
         message if we lack a permission, and `changed` with a new `trouble`."""
-        self._handler, self._refused, self._changed = handler or _stay, refused, changed
+        self._handler, self._refused, self._changed = handler, refused, changed
         # it warns about each TLS connection: "returning true from eof_received() has no effect"
         logging.getLogger("asyncio").setLevel(logging.ERROR)
         self._thread = BackgroundTask(self._run, "fleet")
-
-    def settle(self, within_s: float) -> None:
-        """Wait until the first attempt to connect has succeeded or failed."""
-        self._tried.wait(within_s)
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Return the future of a coroutine that runs in the link's loop; it may never come if the
@@ -148,19 +142,6 @@ class Link:
         except RuntimeError:
             work.close()
             raise ServerError("the connection to the fleet is closed") from None
-
-    def call(self, work: Coroutine[Any, Any, Result], within_s: float) -> Result:
-        """Return the result of a coroutine that runs in the link's loop.
-
-        Raises what it raises, and ServerError if it takes longer than `within_s`.
-        """
-        future = self.submit(work)
-        if not wait([future], within_s).done:
-            future.cancel()
-        try:
-            return future.result()
-        except CancelledError:
-            raise ServerError(f"the fleet's server did not answer within {within_s:g} s") from None
 
     def call_soon(self, work: Callable[[], object]) -> None:
         """Run `work` in the link's loop, without waiting."""
@@ -196,16 +177,15 @@ class Link:
                 await self._serve_connection()
             except Exception as error:
                 self._report(explain_failure(self.address, error))
-            self._tried.set()
             await asyncio.sleep(PAUSE_S)
 
     async def _serve_connection(self) -> None:
         """Connect, and run the handler until the connection ends. Raises what ended it."""
         ended = self._ended = asyncio.Event()
-        client, errors = await self._connect(ended)
+        # files may have been renewed
+        client, errors = await connect(self._settings, self.node, ended, self._refused)
         self.client = client
         self._report(None)
-        self._tried.set()
         end = asyncio.create_task(ended.wait())
         work = asyncio.create_task(self._handler(client))
         try:
@@ -217,51 +197,8 @@ class Link:
             end.cancel()
             work.cancel()
             await asyncio.gather(end, work, return_exceptions=True)
-            await _disconnect(client)
+            await disconnect(client)
         raise errors[-1] if errors else ConnectionResetError("the connection was closed")
-
-    async def _connect(self, ended: asyncio.Event) -> tuple[Client, list[Exception]]:
-        """Return a connected client and the list of its errors. Raises what prevents it."""
-        from nats.aio.client import Client
-
-        client, errors = Client(), list[Exception]()
-
-        async def on_error(error: Exception) -> None:
-            if "permissions violation" in str(error).lower():
-                self._refused(one_line(error))
-                return
-            errors.append(error)
-
-        async def on_end() -> None:
-            ended.set()
-
-        chosen = connect_options(self._settings, self.node)  # files may have been renewed
-        password = chosen.get("password")
-        if "tls" in chosen and password is not None:
-            # nats-py calls it after the greeting: an impostor without TLS does not get the password
-            chosen["password"] = lambda: _only_over_tls(client, password)
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await client.connect(
-                    self.address,
-                    error_cb=on_error,
-                    disconnected_cb=on_end,
-                    closed_cb=on_end,
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    connect_timeout=int(CONNECT_S),
-                    ping_interval=PING_S,
-                    max_outstanding_pings=PINGS,
-                    **chosen,
-                )
-        except BaseException as error:
-            why = errors[-1] if errors else None  # closing may fail, too, and explains less
-            await _disconnect(client)
-            if why and isinstance(error, Exception):
-                raise why from error
-            raise
-        return client, errors
 
     def _report(self, failure: ServerError | None) -> None:
         """Keep why there is no connection, and call `changed` if that is new."""
@@ -273,9 +210,57 @@ class Link:
                 log.info("connected to the fleet's server %s", self.address)
 
 
-async def _stay(_client: Client) -> None:
-    """Do nothing until the connection is lost."""
-    await asyncio.Event().wait()
+async def connect(
+    settings: FleetSettings,
+    node: str,
+    ended: asyncio.Event,
+    refused: Callable[[str], object] = lambda _: None,
+) -> tuple[Client, list[Exception]]:
+    """Return a connected client and the list of its errors. Raises what prevents it.
+
+    `ended` is set at its end. `refused` is called with the server's message if we lack a
+    permission.
+    """
+    from nats.aio.client import Client
+
+    client, errors = Client(), list[Exception]()
+
+    async def on_error(error: Exception) -> None:
+        if "permissions violation" in str(error).lower():
+            refused(one_line(error))
+            return
+        errors.append(error)
+
+    async def on_end() -> None:
+        ended.set()
+
+    chosen = connect_options(settings, node)
+    password = chosen.get("password")
+    if "tls" in chosen and password is not None:
+        # nats-py calls it after the greeting: an impostor without TLS does not get the password
+        chosen["password"] = lambda: _only_over_tls(client, password)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            await client.connect(
+                settings.server,
+                error_cb=on_error,
+                disconnected_cb=on_end,
+                closed_cb=on_end,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=int(CONNECT_S),
+                ping_interval=PING_S,
+                max_outstanding_pings=PINGS,
+                **chosen,
+            )
+    except BaseException as error:
+        why = errors[-1] if errors else None  # closing may fail, too, and explains less
+        await disconnect(client)
+        if why and isinstance(error, Exception):
+            raise why from error
+        raise
+    return client, errors
 
 
 def _only_over_tls(client: Any, password: str) -> str:
@@ -285,7 +270,7 @@ def _only_over_tls(client: Any, password: str) -> str:
     return password
 
 
-async def _disconnect(client: Client) -> None:
+async def disconnect(client: Client) -> None:
     """Close a client in any state."""
     with suppress(Exception):
         async with asyncio.timeout(CLOSE_S):

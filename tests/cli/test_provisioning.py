@@ -5,73 +5,64 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from rigs.broker import free_port
 from rigs.disks import mounted
-from rigs.engine import engine_of, served, settings_for
+from rigs.engine import engine_of, login_of, served, settings_for
+from rigs.fleet import Bus
 from rigs.needs import needs_fleet
-from rigs.waiting import PATIENCE_S, until
+from rigs.waiting import until
 
 from appliance.cli.fleet.provisioning import CONFIG, KEY, NODES, STATE, Code, FleetServer, is_host
 from appliance.errors import ConfigError, ServerError, StoreError
 from appliance.fleet.link import explain_failure
-from appliance.fleet.probe import Probe
+from appliance.fleet.probe import find_workers
 from appliance.system import write_whole
 
 pytestmark = needs_fleet
 
 
-class Rights(Probe):
-    """A connection that tries what the server allows."""
+class Rights(Bus):
+    """A node that tries what the server allows."""
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._refusals: list[str] = []
-        self.link._refused = self._refusals.append
-        return self
+    def __init__(self, engine: FleetServer, node: str) -> None:
+        super().__init__(engine.addresses[0], node=node, **login_of(engine, node))
 
     def may_read(self, subject: str) -> bool:
-        return self._allowed(lambda: self.client().subscribe(subject))
+        return self._allowed(self.client.subscribe(subject))
 
     def may_send(self, subject: str) -> bool:
-        return self._allowed(lambda: self.client().publish(subject, b""))
+        return self._allowed(self.client.publish(subject, b""))
 
-    def call(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
-        async def attempt_and_flush() -> Any:
-            answer = await attempt()
-            await self.client().flush()
-            return answer
-
-        return self.link.call(attempt_and_flush(), PATIENCE_S)
-
-    def _allowed(self, attempt: Callable[[], Awaitable[object]]) -> bool:
+    def _allowed(self, attempt: Coroutine[Any, Any, object]) -> bool:
         """The server answers a ping behind its refusal, which nats-py reports a moment later."""
-        before = len(self._refusals)
-        self.call(attempt)
+        before = len(self.errors)
+        self.run(attempt)
+        self.run(self.client.flush())
         deadline_s = time.monotonic() + 0.3
-        while len(self._refusals) == before and time.monotonic() < deadline_s:
+        while len(self.errors) == before and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        return len(self._refusals) == before
+        return len(self.errors) == before
 
 
 def lets_in(engine: FleetServer, node: str, folder: Path) -> bool:
     try:
-        with Probe(settings_for(engine, node, folder), node):
-            return True
+        find_workers(settings_for(engine, node, folder), node)
     except ServerError:
         return False
+    return True
 
 
 def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: Path) -> None:
     engine = engine_of(kitchen="satellite", attic="worker")
     assert engine.write(tmp_path / "s", tmp_path / "js")
     with served(tmp_path / "s", engine.port):
-        with Rights(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
+        with Rights(engine, "kitchen") as satellite:
             assert satellite.may_read("roomscribe.answer.kitchen")
             assert satellite.may_send("roomscribe.window.kitchen")
             for subject in ("roomscribe.answer.attic", "roomscribe.>", "_INBOX.>", "$JS.>"):
@@ -84,7 +75,7 @@ def test_a_box_that_is_invited_gets_in_and_what_is_others_is_refused(tmp_path: P
                 "$JS.API.STREAM.MSG.GET.ROOMSCRIBE",
             ):
                 assert not satellite.may_send(subject), subject
-        with Rights(settings_for(engine, "attic", tmp_path), "attic") as worker:
+        with Rights(engine, "attic") as worker:
             assert worker.may_read("roomscribe.workers")
             assert worker.may_send("roomscribe.answer.kitchen")
             assert not worker.may_read("roomscribe.window.kitchen")
@@ -114,8 +105,8 @@ def test_with_no_box_at_all_nobody_gets_in(tmp_path: Path) -> None:
     with served(tmp_path / "s", engine.port):
         assert not lets_in(stranger, "kitchen", tmp_path)
         nameless = replace(settings_for(stranger, "kitchen", tmp_path), credential="")
-        with pytest.raises(ServerError), Probe(nameless, "kitchen"):
-            pass
+        with pytest.raises(ServerError):
+            find_workers(nameless, "kitchen")
 
 
 def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -> None:
@@ -125,12 +116,12 @@ def test_a_wrong_password_and_a_wrong_authority_are_told_apart(tmp_path: Path) -
     with served(tmp_path / "s", engine.port):
         wrong = settings_for(replace(engine, nodes={"kitchen": box}), "kitchen", tmp_path)
         for _ in range(5):  # each time, although nats-py may be writing when it is refused
-            with pytest.raises(ServerError, match="does not know this"), Probe(wrong, "kitchen"):
-                pass
+            with pytest.raises(ServerError, match="does not know this"):
+                find_workers(wrong, "kitchen")
         other = replace(engine, certificate=engine_of().certificate)
         foreign = settings_for(other, "kitchen", tmp_path)
-        with pytest.raises(ServerError, match="certificate"), Probe(foreign, "kitchen"):
-            pass
+        with pytest.raises(ServerError, match="certificate"):
+            find_workers(foreign, "kitchen")
 
 
 @pytest.mark.parametrize(("number", "found"), [(9, "not valid yet"), (10, "has expired")])
@@ -150,45 +141,34 @@ def test_nothing_of_it_waits_on_a_disk(tmp_path: Path) -> None:
     text = (tmp_path / "s" / CONFIG).read_text(encoding="utf-8")
     assert not any(word in text for word in ("trace", "debug", "http", "log_file"))
     with served(tmp_path / "s", engine.port) as server:
-        with Rights(settings_for(engine, "attic", tmp_path), "attic") as probe:
+        with Rights(engine, "attic") as worker:
             with pytest.raises(Error, match=r"(?i)storage|resources"):
-                made(probe, "file")
-            assert made(probe)
-        with Rights(settings_for(engine, "kitchen", tmp_path), "kitchen") as satellite:
+                make_stream(worker, "file")
+            assert make_stream(worker, "memory") == "memory"
+        with Rights(engine, "kitchen") as satellite:
             speech = b"nobody reads this on a disk" * 100
-            satellite.call(
-                lambda: satellite.client().jetstream().publish(satellite_subject(), speech)
-            )
+            satellite.run(satellite.client.jetstream().publish(SUBJECT, speech))
             assert server.stream()["state"]["messages"] == 1
-        assert satellite_subject() not in server.log()
+        assert SUBJECT not in server.log()
         files = [one for one in tmp_path.rglob("*") if one.is_file()]
         assert files
         assert not [one for one in files if speech[:27] in one.read_bytes()]
 
 
-def satellite_subject() -> str:
-    return "roomscribe.window.kitchen"
+SUBJECT = "roomscribe.window.kitchen"
 
 
-def made(probe: Probe, storage: str = "memory") -> bool:
-    """Makes the stream; True if it is in memory."""
+def make_stream(worker: Rights, storage: str) -> object:
+    """Make the stream; return where it is stored."""
+    from nats.js.api import RetentionPolicy, StorageType
 
-    async def make() -> bool:
-        from nats.js.api import RetentionPolicy, StorageType
-
-        made = (
-            await probe.client()
-            .jetstream(timeout=2)
-            .add_stream(
-                name="ROOMSCRIBE",
-                subjects=["roomscribe.window.*"],
-                storage=StorageType(storage),
-                retention=RetentionPolicy.WORK_QUEUE,
-            )
-        )
-        return bool(made.config.storage == StorageType.MEMORY)
-
-    return probe.link.call(make(), PATIENCE_S)
+    adding = worker.client.jetstream(timeout=2).add_stream(
+        name="ROOMSCRIBE",
+        subjects=["roomscribe.window.*"],
+        storage=StorageType(storage),
+        retention=RetentionPolicy.WORK_QUEUE,
+    )
+    return worker.run(adding).config.storage
 
 
 def test_a_run_that_was_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:

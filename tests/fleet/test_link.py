@@ -20,6 +20,7 @@ from rigs.waiting import PATIENCE_S, until
 from appliance.config import FleetSettings
 from appliance.errors import ConfigError, ServerError
 from appliance.fleet.link import CREDENTIAL, Link, connect_options, read_credential
+from appliance.fleet.probe import find_workers
 
 PASSWORD = "a very secret password"
 
@@ -31,10 +32,19 @@ def written(folder: Path, text: str, mode: int = 0o600) -> FleetSettings:
     return FleetSettings(role="satellite", server="tls://house:4222", credential=str(file))
 
 
+def start(link: Link) -> None:
+    """Connect, and do nothing with it."""
+
+    async def stay(_: object) -> None:
+        await asyncio.Event().wait()
+
+    link.start(stay, refused=lambda _: None, changed=lambda _: None)
+
+
 @contextmanager
 def linked(server: str, **fleet: Any) -> Iterator[Link]:
     opened = Link(FleetSettings(role="satellite", server=server, **fleet), "kitchen")
-    opened.start()
+    start(opened)
     try:
         yield opened
     finally:
@@ -109,8 +119,7 @@ def test_a_server_that_comes_later_and_again_is_found() -> None:
     with NatsServer() as server:
         server.kill()
         with linked(server.url) as link:
-            link.settle(5.0)
-            assert "nothing listens there" in str(link.trouble)
+            until(lambda: "nothing listens there" in str(link.trouble))
             assert link.client is None
             for _ in range(2):
                 server.start()
@@ -120,22 +129,15 @@ def test_a_server_that_comes_later_and_again_is_found() -> None:
                 until(lambda: "no server" in str(link.trouble))
 
 
-def test_who_waits_is_let_go_in_time_whatever_the_server_does() -> None:
-    gate = threading.Event()
-
-    async def never() -> None:
-        while not gate.is_set():
-            await asyncio.sleep(0.01)
-
-    with (
-        socket.create_server(("127.0.0.1", 0)) as dumb,  # takes connections and says nothing
-        linked(f"nats://127.0.0.1:{dumb.getsockname()[1]}") as link,
-    ):
-        with pytest.raises(ServerError, match=r"did not answer within 0\.2 s"):
-            link.call(never(), 0.2)
-        link.close()
-        with pytest.raises(ServerError, match="is closed"):
-            link.call(never(), 0.2)
+def test_a_server_that_says_nothing_is_let_go_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dumb:
+        address = f"nats://127.0.0.1:{dumb.getsockname()[1]}"
+        with linked(address) as link:
+            link.close()
+            with pytest.raises(ServerError, match="is closed"):
+                link.submit(asyncio.sleep(0))
+        with pytest.raises(ServerError, match="no answer in time"):
+            find_workers(FleetSettings(role="satellite", server=address), "kitchen")
 
 
 def test_a_server_without_tls_is_not_given_the_password(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_tls_and_the_credential_are_checked(tmp_path: Path) -> None:
     with served(tmp_path / "server", engine.port):
         good = settings_for(engine, "bed", tmp_path / "bed")
         right = Link(good, "kitchen")
-        right.start()
+        start(right)
         until(lambda: right.trouble is None)
         assert right.node == "bed"
         right.close()

@@ -5,7 +5,6 @@ The server checks the subject that a client publishes to, but not the reply subj
 """
 
 import json
-import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from nats.errors import Error
-from rigs.engine import engine_of, served, settings_for
+from rigs.engine import engine_of, login_of, served, settings_for
 from rigs.fleet import Bus, pack_window
 from rigs.nats import NatsServer
 from rigs.needs import needs_fleet
@@ -58,11 +57,9 @@ class House:
 def house(tmp_path: Path) -> Iterator[House]:
     engine = engine_of(den="satellite", bath="satellite", pi5="worker")
     engine.write(tmp_path / "s", tmp_path / "js")
-    context = ssl.create_default_context(cadata=engine.certificate)
 
     def client(node: str) -> Bus:
-        password = engine.nodes[node].password
-        return Bus(server.url, node=node, user=node, password=password, tls=context)
+        return Bus(server.url, node=node, **login_of(engine, node))
 
     with ExitStack() as stack:
         server = stack.enter_context(served(tmp_path / "s", engine.port))

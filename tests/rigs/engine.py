@@ -1,6 +1,8 @@
 """A fleet's server as `roomscribe fleet invite` sets it up, run on loopback."""
 
+import ssl
 from pathlib import Path
+from typing import Any
 
 from rigs.broker import free_port
 from rigs.nats import NatsServer
@@ -34,3 +36,9 @@ def settings_for(engine: FleetServer, node: str, folder: Path, **keys: object) -
     credential.write_text(f'user = "{node}"\npassword = "{entry.password}"\n', encoding="utf-8")
     chosen = {"role": entry.role, "server": engine.addresses[0], "credential": str(credential)}
     return FleetSettings(**{**chosen, "ca": str(certificate), **keys})  # type: ignore[arg-type]
+
+
+def login_of(engine: FleetServer, node: str) -> dict[str, Any]:
+    """How a node logs in, as arguments of nats.connect."""
+    context = ssl.create_default_context(cadata=engine.certificate)
+    return {"user": node, "password": engine.nodes[node].password, "tls": context}

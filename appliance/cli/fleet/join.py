@@ -147,19 +147,20 @@ def _plan_changes(code: Code, settings: Settings, folder: Path, server: str) -> 
 def _find_server(drafts: Mapping[str, Settings], node: str, within_s: float) -> str:
     """Return the first of the server's addresses at which it accepts the node, trying for
     `within_s`, and print who transcribes there. Raises ServerError."""
-    from appliance.fleet import Probe
+    from appliance.fleet import find_workers
 
     until_s = time.monotonic() + within_s
     while True:
         for server, settings in drafts.items():
             try:
-                with Probe(settings.fleet, node) as probe:
-                    there = [f"{worker.node} ({worker.name})" for worker in probe.find_workers()]
-                    who = ", ".join(there) or "nobody yet"
-                    print(f"{server} lets {node} in; transcribing there: {who}")
-                    return server
+                workers, _ = find_workers(settings.fleet, node)
             except ServerError as error:
                 refusal = error
+            else:
+                there = [f"{worker.node} ({worker.name})" for worker in workers]
+                who = ", ".join(there) or "nobody yet"
+                print(f"{server} lets {node} in; transcribing there: {who}")
+                return server
         if time.monotonic() > until_s:
             raise refusal
         time.sleep(0.2)

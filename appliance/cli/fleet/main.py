@@ -67,19 +67,18 @@ def add_fleet(commands: Commands) -> None:
 
 def show_status(_options: argparse.Namespace, settings: Settings) -> int:
     """Run `roomscribe fleet status`; return 1 without a worker. Raises RoomscribeError."""
-    from appliance.fleet import Probe
+    from appliance.fleet import find_workers
 
     if settings.fleet.role == "alone":
         raise ConfigError(
             "fleet.role: this machine is in no fleet. Run `sudo roomscribe fleet join`"
         )
     node = node_name(settings)
-    with Probe(settings.fleet, node) as probe:
-        workers = probe.find_workers()
-    print(f"{node}, {settings.fleet.role}, at {probe.address}")
+    workers, misfits = find_workers(settings.fleet, node)
+    print(f"{node}, {settings.fleet.role}, at {settings.fleet.server}")
     for worker in workers:
         print(f"  {worker.node:20} {worker.name}, {worker.version}")
-    for line in probe.misfits:
+    for line in misfits:
         print(f"  {line}")
     if not workers:
         print("  no worker: is a worker's daemon running? `roomscribe fleet status` there")
