@@ -4,7 +4,7 @@ write_whole, replacing, sync_folder   files that survive a power cut completely 
 writing, require_writable, user_folder the same for files that a user named
 lock, acting_as_owner                 a file that one process holds; root in another user's folder
 find_credential, read_secret          secrets from systemd or a file
-explain_wrong_time                    a certificate that the clock refuses
+trusted_context, explain_wrong_time   TLS, and a certificate that the clock refuses
 BackgroundTask                        a call that may hang, in a thread
 Closing                               closed at the end of a `with` block
 shorten, legible, one_line            text from outside, safe for a message
@@ -28,9 +28,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from appliance.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
 
 MODEL = "proc/device-tree/model"
 THROTTLED = "sys/devices/platform/soc*/*firmware/get_throttled"
@@ -231,6 +234,34 @@ def read_secret(file: str, credential: str, key: str, what: str) -> str | None:
     if not text:
         raise ConfigError(f"{key}: expected {what} in {path}, found it empty; {fix}")
     return text
+
+
+def trusted_context(ca_file: str, key: str, fix: str) -> "ssl.SSLContext":
+    """Return the TLS context (TLS 1.2 or newer, certificate and host name checked) for a server of
+    the authority in `ca_file`; "": of one that the system knows.
+
+    The file is read at every call, so the next connection uses a renewed one. `key` is its setting.
+    Raises ConfigError, which ends in `fix`.
+    """
+    import ssl
+
+    try:
+        secure = ssl.create_default_context(cafile=Path(ca_file).expanduser() if ca_file else None)
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~ of an unknown user
+        raise ConfigError(
+            f"{key}: expected a certificate authority (PEM) that this user may read, found "
+            f"{ca_file}: {shorten(tls_reason(error), 120)}; {fix}"
+        ) from error
+    secure.minimum_version = ssl.TLSVersion.TLSv1_2
+    return secure
+
+
+def tls_reason(error: Exception) -> str:
+    """Return OpenSSL's or the system's reason for an error, without its numbers."""
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, str):
+        return reason.replace("_", " ").lower()
+    return getattr(error, "strerror", None) or str(error)
 
 
 _WRONG_TIME = {9: "is not valid yet", 10: "has expired"}

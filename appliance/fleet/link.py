@@ -29,6 +29,8 @@ from appliance.system import (
     find_credential,
     one_line,
     shorten,
+    tls_reason,
+    trusted_context,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ def connect_options(settings: FleetSettings, node: str) -> dict[str, Any]:
     if login:
         chosen |= {"user": login.user, "password": login.password}
     if scheme == "tls":
-        chosen["tls"] = _context(settings)
+        fix = "`roomscribe fleet join CODE` writes it"
+        chosen["tls"] = trusted_context(settings.ca, "fleet.ca", fix)
     return chosen
 
 
@@ -303,7 +306,7 @@ def explain_failure(server: str, error: Exception) -> ServerError:
     elif isinstance(error, ConnectionResetError) or "eof" in low or "stale connection" in low:
         reason = "the connection was lost"
     elif isinstance(error, ssl.SSLError):
-        reason = f"no TLS: {shorten(error.reason or reason, 80)}"
+        reason = f"no TLS: {shorten(tls_reason(error), 80)}"
     elif isinstance(error, OSError) and error.strerror:
         reason = error.strerror
     return ServerError(
@@ -314,18 +317,6 @@ def explain_failure(server: str, error: Exception) -> ServerError:
 
 def _refusal(text: str) -> ServerError:
     return ServerError(f"refused: {text}")
-
-
-def _context(settings: FleetSettings) -> ssl.SSLContext:
-    """Return the context that checks the server's certificate. Raises ConfigError."""
-    try:
-        return ssl.create_default_context(cafile=settings.ca or None)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        found = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"fleet.ca: expected a certificate authority (PEM), found {settings.ca}: "
-            f"{shorten(found, 120)}; `roomscribe fleet join CODE` writes it"
-        ) from error
 
 
 def _read(path: Path, name: str, *, own: bool) -> Credential:

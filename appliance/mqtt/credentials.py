@@ -4,11 +4,9 @@ Secrets come from files only, never from the configuration or the environment.
 """
 
 import ssl
-from pathlib import Path
 
 from appliance.config import MqttSettings
-from appliance.errors import ConfigError
-from appliance.system import explain_wrong_time, read_secret
+from appliance.system import explain_wrong_time, read_secret, tls_reason, trusted_context
 
 PASSWORD_CREDENTIAL = "roomscribe.mqtt-password"
 """Name of systemd's credential with the password."""
@@ -27,27 +25,10 @@ def read_password(settings: MqttSettings) -> str | None:
 
 
 def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
-    """Return the TLS context (TLS 1.2 or newer, certificate and host name checked), None without.
-
-    The files are read at every call, so the next connection uses a renewed certificate. Raises
-    ConfigError for a file that is missing or wrong.
-    """
-    if not settings.tls:
-        return None
-    expected, file = "a file that this user may read", settings.ca_file
-    try:
-        ca_file = Path(file).expanduser() if file else None
-        if ca_file:
-            ca_file.open("rb").close()
-        expected = "certificates (PEM)"
-        secure = ssl.create_default_context(cafile=ca_file)
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
-        raise ConfigError(
-            f"mqtt.ca_file: expected {expected}, found {file}: {_reason(error)}; "
-            "name the right file, readable for the user of the daemon"
-        ) from error
-    secure.minimum_version = ssl.TLSVersion.TLSv1_2
-    return secure
+    """Return the TLS context, None without TLS. Raises ConfigError for a file that is missing or
+    wrong."""
+    fix = "name the right file, readable for the user of the daemon"
+    return trusted_context(settings.ca_file, "mqtt.ca_file", fix) if settings.tls else None
 
 
 def explain_tls_error(settings: MqttSettings, error: BaseException | None) -> str:
@@ -63,7 +44,7 @@ def explain_tls_error(settings: MqttSettings, error: BaseException | None) -> st
         )
     if isinstance(error, ssl.SSLError):
         return (
-            f"{where} does not agree on TLS ({_reason(error)}); check that mqtt.port is its "
+            f"{where} does not agree on TLS ({tls_reason(error)}); check that mqtt.port is its "
             "TLS port"
         )
     return ""
@@ -74,9 +55,3 @@ def tls_hint(settings: MqttSettings) -> str:
     if not settings.tls:
         return " before its answer: is mqtt.port its TLS port (set mqtt.tls), or no MQTT broker's?"
     return " before its answer: does it require a client certificate, which is not supported?"
-
-
-def _reason(error: OSError | RuntimeError) -> str:
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.replace("_", " ").lower()
-    return getattr(error, "strerror", None) or str(error)
