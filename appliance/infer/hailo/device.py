@@ -61,7 +61,8 @@ def load_binding() -> Any:
 
         version = str(hailo_platform.__version__)
     except Exception as error:  # [__init__.py: MissingPyHRTLib, ImportError of another version]
-        fix = advice.install if isinstance(error, ModuleNotFoundError) else advice.upgrade
+        missing = isinstance(error, ModuleNotFoundError)
+        fix = f"run `{advice.install}` and restart the machine" if missing else advice.upgrade
         text = f"HailoRT's Python binding cannot be used ({one_line(error)}); {fix}"
         raise NpuError("binding", text) from None
     if diagnosis.numbers(version) < OLDEST:
