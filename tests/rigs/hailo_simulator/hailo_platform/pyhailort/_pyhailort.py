@@ -173,7 +173,7 @@ def open_node() -> int:
 class Lease:
     """The right to use the chip: one at a time, in all processes; ends with its last reference."""
 
-    def __init__(self, *, explicit: bool, shared: bool) -> None:
+    def __init__(self, *, shared: bool) -> None:
         self._files: list[int] = []
         self._files.append(open_node())
         if shared:
@@ -185,7 +185,7 @@ class Lease:
                 raise BlockingIOError
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fail(73 if explicit else 74)
+            fail(74)
 
     def __del__(self) -> None:
         for file in self._files:
@@ -193,10 +193,9 @@ class Lease:
 
 
 class VDeviceParams:
-    __slots__ = ("_algorithm", "_group", "_ids", "_service")
+    __slots__ = ("_algorithm", "_group", "_service")
 
     def __init__(self) -> None:
-        self._ids: list[str] = []
         self._algorithm, self._group, self._service = 0, "UNIQUE", False
         if version() >= (5, 0):
             self._algorithm = SchedulingAlgorithm.ROUND_ROBIN
@@ -225,14 +224,6 @@ class VDeviceParams:
     def multi_process_service(self, value: bool) -> None:
         self._service = _typed(value, bool)
 
-    @property
-    def device_ids(self) -> list[str]:
-        return self._ids
-
-    @device_ids.setter
-    def device_ids(self, value: list[str]) -> None:
-        self._ids = _typed(value, list)
-
 
 def _typed(value: Any, wanted: type) -> Any:
     if not isinstance(value, wanted):
@@ -251,7 +242,7 @@ class VDevice:
             if setting("service_version") not in ("", setting("version")):
                 fail(78)
         shared = (params.multi_process_service or alone) and params.group_id == "SHARED"
-        self.lease: Lease | None = Lease(explicit=bool(params.device_ids), shared=shared)
+        self.lease: Lease | None = Lease(shared=shared)
         if setting("dead"):
             fail(87)
         self.scheduled = params.scheduling_algorithm == SchedulingAlgorithm.ROUND_ROBIN
@@ -343,7 +334,6 @@ class Configured:
     def __init__(self, model: InferModel) -> None:
         self.lease, self.scheduled = model.lease, model.scheduled
         self.inputs, self.outputs = model.inputs, model.outputs
-        self.active = False
         self._queue: queue.Queue[Job | None] = queue.Queue()
         stop, gone = threading.Event(), threading.Event()
         worker = threading.Thread(
@@ -364,8 +354,8 @@ class Configured:
 
     def run(self, inputs: Buffers, outputs: Buffers, callback: Any) -> Job:
         global _jobs  # noqa: PLW0603
-        if not self.scheduled and not self.active:
-            fail(69)
+        if not self.scheduled:
+            fail(69)  # and nobody activates it
         if self._queue.unfinished_tasks >= QUEUE_SIZE:
             fail(82)
         sources = _checked(self.inputs, inputs)

@@ -306,13 +306,6 @@ class ConfiguredInferModel:
     def __exit__(self, *_: object) -> None:
         self._inner = None
 
-    def activate(self) -> None:
-        assert self._inner
-        with ExceptionWrapper():
-            if self._inner.scheduled:
-                _pyhailort.fail(6)
-        self._inner.active = True
-
     def create_bindings(self) -> Bindings:
         return Bindings(self._infer_model)
 
@@ -320,9 +313,6 @@ class ConfiguredInferModel:
         assert self._inner
         with ExceptionWrapper():
             self._inner.ready(timeout_ms / 1000)
-
-    def run(self, bindings: list[Bindings], timeout: int) -> None:
-        self.run_async(bindings).wait(timeout)
 
     def run_async(self, bindings: list[Bindings], callback: Any = None) -> AsyncInferJob:
         assert self._inner
@@ -344,16 +334,12 @@ class ConfiguredInferModel:
 
 
 class VDevice:
-    def __init__(self, params: Any = None, *, device_ids: list[str] | None = None) -> None:
+    def __init__(self, params: Any = None) -> None:
         gc.collect()
         self._inner: _pyhailort.VDevice | None = None
         self._creation_pid = os.getpid()
         if params is None:
             params = VDevice.create_params()
-        if device_ids:
-            params = _pyhailort.VDeviceParams()
-            params.device_ids = device_ids
-            params.scheduling_algorithm = HailoSchedulingAlgorithm.NONE
         with ExceptionWrapper():
             self._inner = _pyhailort.VDevice(params)
 
