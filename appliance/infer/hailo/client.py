@@ -54,9 +54,9 @@ class NpuProcess:
         """Process id."""
         return self._process.pid
 
-    def poll(self) -> None:
-        """Take what has arrived, without waiting. Raises NpuError, also if it hangs."""
-        self._receive(0.0)
+    def poll(self, within_s: float = 0.0) -> None:
+        """Take what has arrived, or arrives `within_s`. Raises NpuError, also if it hangs."""
+        self._receive(within_s)
         if not self.facts and time.monotonic() > self._begun_s + self._order.open_s:
             raise NpuError(SILENT, f"opening the chip took too long; {REPEATED}")
         if self.facts and self._arrays.idle_s() > self._order.beat_s:
@@ -64,9 +64,8 @@ class NpuProcess:
 
     def wait_until_open(self) -> None:
         """Wait until the chip is open. Raises NpuError."""
-        while not self.facts:
-            self._receive(0.1)
-            self.poll()
+        while not self.facts:  # one answer at a time: the process may end behind it
+            self.poll(0.1)
 
     def encode(self, mel: Mel) -> States:
         """Return the states (P, d_model) float32 of `mel` (W, n_mels) float32, W = 2 P. Raises

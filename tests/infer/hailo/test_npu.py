@@ -17,7 +17,7 @@ from appliance.infer.hailo.client import NpuProcess, find_chip
 from appliance.infer.hailo.device import identify, load_binding, newest_known
 from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.npu import Npu, open_npu
-from appliance.infer.hailo.shared import make_order
+from appliance.infer.hailo.shared import Order, make_order
 from appliance.model.bundle import HEF_FILE, Bundle
 
 FIX = r"; .*(sudo|restart|roomscribe model add|--hef|\[encoder\]|look|install|modprobe|cma=|use )"
@@ -275,6 +275,11 @@ def test_hailort_writes_no_log_into_the_working_directory(
 def test_the_chip_says_what_it_is(simulator: Simulator, chip: str, name: str) -> None:
     simulator.plug(chip=chip)
     assert find_chip() == name
+    process = NpuProcess(Order("", (1,), (1,)))
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process.wait_until_open()
+    assert process.facts == {"chip": name}, "though it has ended meanwhile"
+    process.kill()
 
 
 def test_the_chip_is_read_beside_the_running_model(
