@@ -41,8 +41,9 @@ STOP_SENTENCES, EXPECT_S, STOP_FROM = ["stop [the] [timer|alarm|it] [please]"], 
 """What is expected while a timer rings, for how long at a time, and how sure it must be."""
 CONVERSATION_S = 15.0
 """After an answer that asks back, the next sentence needs no phrase for so long."""
-SAYS_S, LETTER_S = 3.0, 0.08
-"""An answer has ended after so long, and so much more for each of its letters."""
+SAYS_S, LETTER_S, SHORTEST_S, ECHO_S = 8.0, 0.08, 1.0, 0.2
+"""An answer has ended after so long, and so much more for each of its letters; it takes at least
+SHORTEST_S, and a microphone still hears it ECHO_S after its end."""
 KEPT_S = 15.0
 """How long the sounds of sentences are kept to be handed over."""
 REFUSAL, REFUSAL_TEXT = (bytes(SAMPLE_RATE // 2) + b"\1\0\377\377") * 2, "?"
@@ -73,7 +74,9 @@ class Talk(Listener):
         )  # fmt: skip
         self._kept: dict[str, tuple[float, bytes]] = {}
         self._goes_on = self._expects_stop = False
-        self._invited_until_s = 0.0
+        self._invited_until_s = self._replied_s = 0.0
+        self._answer = ""
+        """The newest one. If its text was handed over, it comes as an announcement."""
 
     @property
     def state(self) -> dict[str, str | bool | None]:
@@ -137,13 +140,16 @@ class Talk(Listener):
 
     def on_reply(self, reply: AssistReply) -> None:
         """Note what is about to be said, and whether Home Assistant asks back."""
-        self._goes_on = reply.goes_on
-        until_s = time.monotonic() + SAYS_S + LETTER_S * len(reply.speech)
+        self._goes_on, self._answer, self._replied_s = reply.goes_on, reply.speech, time.monotonic()
+        until_s = self._replied_s + SAYS_S + LETTER_S * len(reply.speech)
         self._core.spoken.note(reply.speech, until_s)
 
     def _on_sounded(self, text: str) -> None:
         """Listen without the phrase for a while, if the answer asks back."""
-        self._core.spoken.note(text, time.monotonic())
+        now_s = time.monotonic()
+        is_answer = text or now_s > self._replied_s + SHORTEST_S
+        if is_answer and not self.satellite.is_loud:  # what sounds next may say the same
+            self._core.spoken.note(text or self._answer, now_s + ECHO_S)
         if self._goes_on:
             self._goes_on = False
             self._invited_until_s = time.monotonic() + CONVERSATION_S

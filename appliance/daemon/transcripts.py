@@ -46,7 +46,7 @@ from appliance.store import Store
 
 log = logging.getLogger("roomscribe.daemon")
 
-REPLY_S = 10.0
+REPLY_S = 15.0
 """A media player has begun and ended an answer of Assist after this."""
 EXPIRE_EVERY_S = 3600.0
 """Seconds between two deletions of transcripts that are older than the retention."""

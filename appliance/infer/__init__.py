@@ -55,5 +55,6 @@ if TYPE_CHECKING:
     from appliance.infer.sessions import Session
     from appliance.infer.tokenizer import Tokenizer
     from appliance.infer.transcriber import AnyTranscriber, Encoded, Transcriber
+    from appliance.infer.wording import in_digits
 
 __getattr__ = lazily(__name__, __file__)

@@ -55,7 +55,7 @@ MOST = Wording(4.0, 3.0, 4.0, 2.0)
 
 def compare(text: str, sentence: str) -> Wording:
     """Return how a text differs from a sentence, both as `sentences.plain` gives them."""
-    heard, wanted = _words(text), _words(sentence)
+    heard, wanted = in_digits(text), in_digits(sentence)
     added = missing = changed = 0.0
     matcher = SequenceMatcher(None, heard, wanted, autojunk=False)
     for kind, begin, end, first, last in matcher.get_opcodes():
@@ -79,7 +79,7 @@ def compare(text: str, sentence: str) -> Wording:
 def compare_letters(text: str, sentence: str) -> float:
     """Return the share of letters, 0..1, that a text and a sentence have in common, in their
     order; numbers count as digits."""
-    heard, wanted = ("".join(_words(one)) for one in (text, sentence))
+    heard, wanted = ("".join(in_digits(one)) for one in (text, sentence))
     return SequenceMatcher(None, heard, wanted, autojunk=False).ratio()
 
 
@@ -99,8 +99,8 @@ def _is_past(word: str, verb: str) -> bool:
     return regular or word == IRREGULAR.get(verb)
 
 
-def _words(text: str) -> list[str]:
-    """The words of a text, numbers in digits."""
+def in_digits(text: str) -> list[str]:
+    """Return the words of a text, numbers in digits."""
     words = text.replace("what's", "what is").replace("hundred and ", "hundred ").split()
     found, at = list[str](), 0
     while at < len(words):

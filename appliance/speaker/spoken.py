@@ -2,16 +2,17 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
-from appliance.infer import plain
+from appliance.infer import in_digits, plain
 
-REMEMBERED_S = 5.0
-"""A text is the house's own until so long after it has sounded."""
 MOST_TEXTS = 20
-SAME = 0.76
-"""Share of the letters that two words have in common, from which on they count as one."""
+SAME, MISHEARD, TEXT_MISHEARD = 0.76, 0.4, 0.75
+"""Share of the letters that two words have in common, from which on they count as one; that the
+word that a model misheard has of another; and that a misheard text has of what was said."""
+TURNING = "on off up down open close closed lock unlock start stop yes no not an aus auf zu nicht"
+"""Words that make another order of one: they count as heard well."""
 
 
 class Spoken:
@@ -28,26 +29,26 @@ class Spoken:
         self._texts: deque[tuple[list[str], float]] = deque(maxlen=MOST_TEXTS)
 
     def note(self, text: str, until: float) -> None:
-        """Remember a text that our own loudspeaker says until `until`, on time.monotonic()'s
-        clock, and tell the other rooms."""
+        """Remember a text that our own loudspeaker says, which may be heard until `until`, on
+        time.monotonic()'s clock, and tell the other rooms."""
         self.remember(text, until)
         self._share(text, until)
 
     def remember(self, text: str, until: float) -> None:
-        """Remember a text that another loudspeaker says until then."""
-        if words := plain(text).split():
+        """Remember a text that another loudspeaker says; what was known of its end is forgotten."""
+        if words := in_digits(plain(text)):
             with self._lock:
-                self._texts.append((words, until))
+                kept = [one for one in self._texts if one[0] != words]
+                self._texts = deque([*kept, (words, until)], MOST_TEXTS)
 
     def is_own(self, text: str, at: float, *, addressed: bool = False) -> bool:
-        """Return True if a text that was heard at `at` is, or is a part of, what is being said
-        then or was in the last REMEMBERED_S; or if our own loudspeaker may be heard, unless what it
-        says is known and the text is `addressed` to the home."""
-        heard, texts = plain(text).split(), self._sounding(at)
+        """Return True if a text that was heard at `at` is, or is a part of, what may be heard then
+        of what is said; or if our own loudspeaker may be heard, unless what it says is known and
+        the text is `addressed` to the home."""
+        heard, texts = in_digits(plain(text)), self._sounding(at)
         if self._is_heard and self._is_heard(at) and not (addressed and texts):
             return True
-        parts = (words[start:] for words in texts for start in range(len(words) - len(heard) + 1))
-        return bool(heard) and any(all(map(_is_same, part, heard)) for part in parts)
+        return bool(heard) and any(_is_part(heard, own) for own in texts)
 
     def behind(self, text: str, at: float, begins: Callable[[str], object]) -> str:
         """Return what a person says to the home over what is being said: a text from the first word
@@ -58,19 +59,34 @@ class Spoken:
         words = text.split() if owns else []
         for count in range(1, len(words)):
             if begins(rest := " ".join(words[count:])):
-                before = plain(" ".join(words[:count])).split()
+                before = in_digits(plain(" ".join(words[:count])))
                 same = (sum(any(_is_same(one, of) for of in own) for one in before) for own in owns)
                 return rest if 2 * max(same) > len(before) else text
         return text
 
     def _sounding(self, at: float) -> list[list[str]]:
-        """Return the words of each text that is being said at a time, or was shortly before."""
+        """Return the words of each text that may be heard at a time."""
         with self._lock:
-            return [words for words, until in self._texts if at < until + REMEMBERED_S]
+            return [words for words, until in self._texts if at < until]
 
 
-def _is_same(one: str, other: str) -> bool:
+def _is_part(heard: Sequence[str], own: Sequence[str]) -> bool:
+    """Return True if a text may be a part of what is said, as a model mishears it: it has nearly
+    the same letters in their order, and none of its words is plainly another."""
+    text, whole = "".join(heard), "".join(own)
+    if len(heard) == 1 and not text.isdecimal():
+        return any(_is_same(text, one) for one in own)
+    same = SequenceMatcher(None, whole, text, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in same) >= TEXT_MISHEARD * len(text) and all(
+        word in whole if word.isdecimal() else any(_is_same(word, one) for one in own)
+        or (word not in TURNING.split()
+            and (len(word) < 4 or any(_is_same(word, one, MISHEARD) for one in own)))
+        for word in heard
+    )  # fmt: skip
+
+
+def _is_same(one: str, other: str, share: float = SAME) -> bool:
     """Return True for words that are equal or nearly, as a model may mishear them: "turn" and
     "turned", "of" and "off", but not "on" and "off", "fifteen" and "fifty", "lock" and "unlocked".
     """
-    return one == other or SequenceMatcher(None, one, other, autojunk=False).ratio() >= SAME
+    return one == other or SequenceMatcher(None, one, other, autojunk=False).ratio() >= share

@@ -76,7 +76,7 @@ class VoiceSatellite:
     ) -> None:
         """The server's thread calls `pause` when Home Assistant mutes the room (True) or listens,
         `on_reply` once the text of an answer is known, or why there is none, and `on_sounded` when
-        the sound of an answer has ended, or of an announcement, whose text is unknown ("")."""
+        the sound of an answer has ended, or one whose text is unknown (""): an announcement."""
         self.info = pack(Event("info", satellite_info(name, area)))
         self.known = KnownTexts()
         self.pause, self._on_reply, self._on_sounded = pause, on_reply, on_sounded
@@ -242,7 +242,7 @@ class VoiceSatellite:
         """A sound has ended: all of it has sounded, it was stopped, or no loudspeaker plays it."""
         self._sounds -= {sound}
         link.send(pack(Event("played")))
-        self._on_sounded(text or "")
+        self._on_sounded((sound and text) or "")
 
 
 class _Link:

@@ -1,5 +1,6 @@
 """Which way a sentence goes to Home Assistant, what is refused, stopped, muted and asked back."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -155,6 +156,16 @@ def test_after_an_answer_that_asks_back_the_next_needs_no_phrase(tmp_path: Path)
         client.send("audio-stop")
         client.events("played")
         until(lambda: one.talk.state["listening"])
+
+
+def test_an_answer_is_our_own_voice_until_it_has_sounded(tmp_path: Path) -> None:
+    with room(tmp_path) as (one, _):
+        one.core.bus.on_reply(AssistReply("1", "ask", "answered", "Red or blue?"))
+        one.talk._on_sounded("")  # an announcement that began before it
+        assert one.core.spoken.is_own("blue", time.monotonic() + 8)
+        one.talk._on_sounded("Red or blue?")
+        assert one.core.spoken.is_own("blue", time.monotonic())
+        assert not one.core.spoken.is_own("blue", time.monotonic() + 1)
 
 
 def test_home_assistant_unmutes_only_what_it_has_muted_also_after_a_restart(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from appliance.speaker import Spoken
         ("Turn off the lights", True),
         ("the light!", True),
         ("of the lights", True),
+        ("I turned up the lights for", False),
+        ("turned offer lights set lights to twenty percent", True),
+        ("set lights to thirty percent", False),
         ("Turn on the lights", False),
         ("Turned off the kitchen lights", False),
         ("Stop", False),
@@ -20,9 +23,11 @@ from appliance.speaker import Spoken
 )
 def test_a_text_is_own_if_the_house_is_saying_it_or_a_part_of_it(heard: str, own: bool) -> None:
     spoken = Spoken()
-    spoken.note("I turned off the lights.", until=100.0)
-    assert spoken.is_own(heard, at=104.9) == own
-    assert not spoken.is_own(heard, at=105.1)
+    spoken.note("I turned off the lights. Set lights to 20%.", until=100.0)
+    assert spoken.is_own(heard, at=99.9) == own
+    assert not spoken.is_own(heard, at=100.1)
+    spoken.note("I turned off the lights, set lights to twenty percent", until=90.0)
+    assert not spoken.is_own(heard, at=90.1), "the end is known better now"
 
 
 def test_over_a_known_own_voice_only_what_is_addressed_may_be_a_persons() -> None:
