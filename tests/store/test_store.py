@@ -29,13 +29,6 @@ def texts(store: Store) -> list[str]:
     return [stored.transcript.text for stored in store.read_after(0)]
 
 
-def test_a_transcript_comes_back_with_every_field(store: Store) -> None:
-    first = transcript("Grüße 🎤", windows=None, flags=())
-    second = transcript(flags=("repetition", "clipped"))
-    assert [store.append(first).seq, store.append(second).seq] == [1, 2]
-    assert [stored.transcript for stored in store.read_after(0)] == [first, second]
-
-
 def test_the_same_id_is_stored_once(store: Store) -> None:
     heard = transcript()
     assert store.append(heard) == store.append(heard)
