@@ -80,45 +80,37 @@ def test_an_event_has_exactly_the_fields_of_the_contract_in_its_order() -> None:
     ]
 
 
-def test_rooms_that_heard_the_same_sentence_are_published_if_there_are_any() -> None:
-    plain = event_of(transcript())
-    worse = event_of(transcript(heard_better_by="kitchen"))
-    better = event_of(transcript(heard_also=("hall", "office")))
-    assert set(worse) - set(plain) == {"heard_better_by"}
-    assert better["heard_also"] == ["hall", "office"]
+DIMMED = Phrase("dim the hall to five percent", "light", {"area": "hall", "level": 5}, 0.7512)
 
 
-def test_times_of_words_are_published_if_they_are_known() -> None:
-    timed = event_of(transcript(words=(Word("turn", 0.1, 0.34), Word("on", 0.34, 0.5))))
-    assert timed["words"] == [
-        {"word": "turn", "start": 0.1, "end": 0.34},
-        {"word": "on", "start": 0.34, "end": 0.5},
-    ]
-
-
-def test_what_goes_on_and_what_others_sent_say_so_and_nothing_else_does() -> None:
-    plain = event_of(transcript())
-    event = event_of(transcript(utterance_id=new_id(), continues=new_id(), source="wyoming"))
-    assert set(event) - set(plain) == {"continues", "source", "acts_reason"}
-    assert event["source"] == "wyoming"
-
-
-def test_an_expected_sentence_has_its_name_slots_and_confidence() -> None:
-    phrase = Phrase("dim the hall to five percent", "light", {"area": "hall", "level": 5}, 0.7512)
-    event = event_of(transcript(phrase=phrase))
-    assert {name: event[name] for name in PHRASE} == {
-        "phrase": "dim the hall to five percent",
-        "phrase_name": "light",
-        "slots": {"area": "hall", "level": 5},
-        "phrase_confidence": 0.751,
-    }
-    assert set(event) - set(event_of(transcript())) == {*PHRASE}
-
-
-def test_language_probability_is_published_if_the_language_is_detected() -> None:
-    event = event_of(transcript(language="de", language_probability=0.98765))
-    assert event["language_probability"] == 0.988
-    assert set(event) - set(event_of(transcript())) == {"language_probability"}
+@pytest.mark.parametrize(
+    ("known", "fields"),
+    [
+        ({"heard_better_by": "kitchen"}, {"heard_better_by": "kitchen"}),
+        ({"heard_also": ("hall", "office")}, {"heard_also": ["hall", "office"]}),
+        (
+            {"words": (Word("turn", 0.1, 0.34),)},
+            {"words": [{"word": "turn", "start": 0.1, "end": 0.34}]},
+        ),
+        ({"continues": "01J0"}, {"continues": "01J0"}),
+        ({"source": "wyoming"}, {"source": "wyoming", "acts_reason": "satellite"}),
+        (
+            {"phrase": DIMMED},
+            {
+                "phrase": DIMMED.sentence,
+                "phrase_name": "light",
+                "slots": {"area": "hall", "level": 5},
+                "phrase_confidence": 0.751,
+            },
+        ),
+        ({"language": "de", "language_probability": 0.98765}, {"language_probability": 0.988}),
+    ],
+)
+def test_what_is_known_of_some_sentences_is_published_of_those(
+    known: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    plain, event = event_of(transcript()), event_of(transcript(**known))
+    assert {name: value for name, value in event.items() if name not in plain} == fields
 
 
 def test_flags_lateness_and_an_unfinished_utterance_are_published() -> None:
