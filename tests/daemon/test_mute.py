@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rigs.command import errors, refusal, roomscribe
+from rigs.daemon import write_config
 from rigs.sources import FakeSource, silence
 from rigs.waiting import PATIENCE_S, until
 
@@ -394,9 +395,7 @@ def test_a_missing_microphone_is_no_trouble_while_muted(
 
 def config(folder: Path) -> Path:
     (folder / "state").mkdir(exist_ok=True)
-    file = folder / "roomscribe.toml"
-    file.write_text(f'[store]\npath = "{folder / "state"}"\n', encoding="utf-8")
-    return file
+    return write_config(folder)
 
 
 def test_the_command_turns_it_without_a_daemon(tmp_path: Path) -> None:
@@ -429,9 +428,7 @@ def test_the_command_mutes_for_a_while(tmp_path: Path) -> None:
 
 
 def test_the_command_does_not_say_muted_where_no_daemon_looks(tmp_path: Path) -> None:
-    file = tmp_path / "roomscribe.toml"
-    file.write_text(f'[store]\npath = "{tmp_path / "elsewhere"}"\n', encoding="utf-8")
-    done = roomscribe("mute", "on", "--config", file)
+    done = roomscribe("mute", "on", "--config", write_config(tmp_path))
     assert (done.returncode, done.stdout) == (74, "")
     assert "where the daemon keeps its log, cannot be used" in errors(done)[0]
 

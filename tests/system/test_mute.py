@@ -13,7 +13,7 @@ from paho.mqtt.client import MQTTMessage
 from rigs import broker as rig_broker
 from rigs.checkout import SPEECH
 from rigs.command import roomscribe
-from rigs.daemon import daemon, end, listening_house, log_of, write_config
+from rigs.daemon import end, in_silence, listening_house, log_of, write_config
 from rigs.mqtt_client import Subscriber
 from rigs.needs import needs_broker, needs_microphone
 from rigs.waiting import PATIENCE_S, until
@@ -70,9 +70,9 @@ def test_a_mute_by_mqtt_ends_the_sentence_closes_the_microphone_and_is_undone(
 
 @contextmanager
 def quiet_house(folder: Path) -> Iterator[tuple[rig_broker.Broker, Subscriber, Path]]:
-    """A broker, its subscriber, and the configuration of a daemon that hears silence."""
+    """A broker, its subscriber, and the configuration of a daemon."""
     with rig_broker.Broker() as broker, Subscriber(broker.port) as heard:
-        config = write_config(folder, broker.port, capture={"recording": silence(folder)})
+        config = write_config(folder, broker.port)
         yield broker, heard, config
 
 
@@ -81,20 +81,10 @@ def last_parts(messages: list[MQTTMessage]) -> set[str]:
     return {message.topic.rpartition("/")[2] for message in messages}
 
 
-def silence(folder: Path) -> Path:
-    """An hour of it."""
-    import numpy as np
-    import soundfile
-
-    file = folder / "silence.wav"
-    soundfile.write(file, np.zeros(16_000 * 600, np.int16), 16_000)
-    return file
-
-
 @needs_broker
 def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_path: Path) -> None:
     with quiet_house(tmp_path) as (_, heard, config):
-        with daemon(config) as running:
+        with in_silence(config) as running:
             until(lambda: heard.payloads("microphone") == [b"online"])
             done = roomscribe("mute", "on", "tomorrow", "--config", config)
             assert done.stdout.endswith("06:00: the microphone is closed\n")
@@ -103,7 +93,7 @@ def test_a_mute_survives_a_restart_and_the_command_and_the_signal_undo_it(tmp_pa
             end(running)
         assert roomscribe("mute", "--config", config).returncode == 0
         before = len(heard.payloads("state"))
-        with daemon(config) as running:
+        with in_silence(config) as running:
             until(lambda: len(heard.payloads("state")) > before)
             told = [json.loads(state) for state in heard.payloads("state")[before:]]
             assert {(state["status"], state["muted_until"]) for state in told} == {
@@ -133,7 +123,7 @@ def test_what_is_retained_after_a_stop_says_muted(tmp_path: Path, before_the_sta
         if before_the_start:
             (tmp_path / "state").mkdir()
             roomscribe("mute", "on", "--config", config)
-        with daemon(config) as running:
+        with in_silence(config) as running:
             until(lambda: heard.payloads("availability") == [b"online"])
             command(heard, b"ON")
             until(lambda: heard.payloads("microphone")[-1:] == [b"offline"])
