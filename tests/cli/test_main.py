@@ -2,16 +2,13 @@
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import soundfile
 from rigs.checkout import SPEECH
 from rigs.command import errors, refusal, roomscribe
 from rigs.daemon import daemon, end, log_of, write_config
@@ -70,14 +67,11 @@ def test_every_command_explains_itself(command: str) -> None:
     assert f"usage: roomscribe {command}" in done.stdout
 
 
-def test_no_command_is_a_usage_error() -> None:
-    done = roomscribe()
-    assert done.returncode == 2
-    assert "usage: roomscribe" in done.stderr
-
-
 def test_no_command_shows_all_of_them_by_group() -> None:
-    shown = roomscribe().stderr
+    done = roomscribe()
+    shown = done.stderr
+    assert (done.returncode, "usage: roomscribe" in shown) == (2, True)
+    assert "examples:" in parser().format_help()
     assert shown.index("every day:") < shown.index("  log  ") < shown.index("MQTT:")
     (names,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
     grouped = [name for group in GROUPS.values() for name in group]
@@ -132,11 +126,6 @@ def test_verbose_and_quiet_set_the_log_level(tmp_path: Path) -> None:
     assert (quiet.returncode, quiet.stderr) == (0, "")
     assert parse(["-v", "run"]).verbose
     assert parse(["run", "-v"]).verbose
-
-
-def test_every_command_has_a_sentence_in_the_general_help() -> None:
-    shown = parser().format_help()
-    assert all(name in shown for name in ("run", "transcribe", "devices", "log", "examples:"))
 
 
 def test_five_mistakes_in_the_configuration_are_five_lines_and_status_78(tmp_path: Path) -> None:
@@ -202,14 +191,6 @@ def test_a_damaged_bundle_is_one_line_and_status_78(tmp_path: Path, bundle_folde
     assert "encoder.onnx" in refusal(done, 78)
 
 
-def test_a_recording_is_written_down() -> None:
-    file, _text = sentence()
-    done = roomscribe("transcribe", file)
-    assert done.returncode == 0
-    assert len(done.stdout.split()) >= 2
-    assert done.stderr == ""
-
-
 def test_json_holds_one_object_a_window() -> None:
     file, _text = sentence()
     done = roomscribe("transcribe", "--json", file)
@@ -218,25 +199,6 @@ def test_json_holds_one_object_a_window() -> None:
     assert found[0]["file"] == str(file)
     assert found[0]["discarded"] is None
     assert 0 <= found[0]["start_s"] < found[0]["end_s"]
-
-
-def test_subtitles_of_each_file_are_a_file_numbered_and_timed(tmp_path: Path) -> None:
-    files = [sentence(number)[0] for number in range(2)]
-    done = roomscribe("transcribe", "--srt", "--output-dir", tmp_path / "out", *files)
-    assert (done.returncode, done.stdout) == (0, "")
-    written = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "out").iterdir()}
-    assert set(written) == {f"{file.stem}.srt" for file in files}
-    for text in written.values():
-        assert re.fullmatch(r"1\n00:00:00,\d{3} --> 00:00:0\d,\d{3}\n[^\n]+\n\n", text)
-    alone = roomscribe("transcribe", "--srt", files[0])
-    assert alone.stdout == written[f"{files[0].stem}.srt"]
-
-
-def test_subtitles_of_several_files_are_not_mixed_into_one() -> None:
-    file = sentence()[0]
-    done = roomscribe("transcribe", "--srt", file, file)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "needs --output-dir FOLDER" in done.stderr
 
 
 def test_two_files_are_not_written_over_one_another(tmp_path: Path) -> None:
@@ -253,32 +215,9 @@ def test_a_file_that_cannot_be_heard_leaves_no_file_of_its_text(tmp_path: Path) 
     done = roomscribe(
         "transcribe", "--json", "--output-dir", tmp_path / "out", tmp_path / "noise.wav", file
     )
-    assert done.returncode == 65
-    assert [one.name for one in (tmp_path / "out").iterdir()] == [f"{file.stem}.jsonl"]
-
-
-def test_raw_sound_is_read_from_standard_input() -> None:
-    file, _text = sentence()
-    samples, _rate = soundfile.read(file, dtype="int16")
-    by_name = roomscribe("transcribe", file).stdout
-    assert roomscribe("transcribe", "-", stdin=samples.tobytes()).stdout == by_name
-
-
-def test_silence_gives_no_text(tmp_path: Path) -> None:
-    soundfile.write(tmp_path / "silence.wav", np.zeros(160_000, np.int16), 16_000)
-    done = roomscribe("transcribe", tmp_path / "silence.wav")
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_an_unreadable_recording_is_one_line_and_the_others_are_written_down(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "noise.wav").write_bytes(b"RIFF but no more")
-    file, _text = sentence()
-    done = roomscribe("transcribe", tmp_path / "noise.wav", file)
-    assert done.returncode == 65
-    assert "noise.wav" in done.stderr
-    assert done.stdout
+    assert (done.returncode, "noise.wav" in done.stderr) == (65, True)
+    (written,) = (tmp_path / "out").iterdir()
+    assert (written.name, written.stat().st_size > 0) == (f"{file.stem}.jsonl", True)
 
 
 def test_the_log_before_the_first_run_says_what_to_do(tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ def test_each_of_several_files_has_subtitles_of_its_own(tmp_path: Path, ending: 
     refused = roomscribe("transcribe", f"--{ending}", *files)
     assert (refused.returncode, "needs --output-dir" in refused.stderr) == (2, True)
     done = roomscribe("transcribe", f"--{ending}", "--output-dir", tmp_path, *files)
-    assert done.returncode == 0
-    for name in ("00", "01"):
-        head, *blocks = (tmp_path / f"{name}.{ending}").read_text("utf-8").split("\n\n")
-        blocks = [head, *blocks] if ending == "srt" else blocks
-        assert head == "WEBVTT" or ending == "srt"
-        assert blocks[0].startswith("1\n00:00:0")
+    assert (done.returncode, done.stdout) == (0, "")
+    head, mark = ("", ",") if ending == "srt" else ("WEBVTT\n\n", ".")
+    time = rf"00:00:0\d\{mark}\d{{3}}"
+    for file in files:
+        written = (tmp_path / f"{file.stem}.{ending}").read_text("utf-8")
+        assert re.fullmatch(rf"{head}1\n{time} --> {time}\n[^\n]+\n\n", written), written
+    assert roomscribe("transcribe", f"--{ending}", file).stdout == written
 
 
 def test_of_a_folder_the_sound_files_are_transcribed_by_name(tmp_path: Path) -> None:
@@ -50,10 +51,11 @@ def test_of_a_folder_the_sound_files_are_transcribed_by_name(tmp_path: Path) -> 
 def test_sound_on_standard_input_is_read_whatever_it_is(tmp_path: Path) -> None:
     sound, rate_hz = soundfile.read(SPEECH / "02.flac", dtype="int16")
     soundfile.write(tmp_path / "talk.wav", sound, rate_hz)
-    for file in (SPEECH / "02.flac", tmp_path / "talk.wav"):
-        done = roomscribe("transcribe", "-", stdin=file.read_bytes())
-        assert done.returncode == 0 and same_words(done.stdout, "how much power are we using")
-        assert done.stdout.count("\n") == 1
+    files = [(SPEECH / "02.flac").read_bytes(), (tmp_path / "talk.wav").read_bytes()]
+    for data in (*files, sound.tobytes()):
+        done = roomscribe("transcribe", "-", stdin=data)
+        assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+        assert same_words(done.stdout, "how much power are we using")
 
 
 def test_a_file_without_speech_says_so_and_not_to_programs(tmp_path: Path) -> None:
