@@ -54,12 +54,12 @@ def fit(options: argparse.Namespace, settings: Settings, in_use: str) -> int:
     def show(done: int, total: int) -> None:
         if not (done or options.quiet):
             print(f"listening to {total} recordings", flush=True)
-        progress.update(done, total, f"{total} recordings")
+        progress.update(done, total)
 
     try:
         with (
             acting_as_owner(folder),
-            ProgressLine("listening", quiet=options.quiet) as progress,
+            ProgressLine("listening", unit="recordings", quiet=options.quiet) as progress,
         ):
             facts = fit_model(request, settings, show)
     except KeyboardInterrupt:

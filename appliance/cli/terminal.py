@@ -1,10 +1,14 @@
 """Colour and progress, for terminals only."""
 
+from __future__ import annotations
+
 import math
 import os
 import sys
-import time
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 EVERY_S, FIRST_AFTER_S = 0.5, 2.0
@@ -27,47 +31,33 @@ def percent(share: float) -> str:
 
 
 class ProgressLine:
-    """One line on standard error that is overwritten, if that is a terminal."""
+    """A bar on standard error while there is something to wait for, if that is a terminal."""
 
-    def __init__(self, name: str, *, quiet: bool) -> None:
+    def __init__(self, name: str, *, unit: str = "s", quiet: bool) -> None:
         """Show nothing yet, and with `quiet` never."""
-        self._name = name
-        self._on = sys.stderr.isatty() and not quiet
-        self._begun_s = time.monotonic()
-        self._next_s = self._begun_s + FIRST_AFTER_S
-        self._width = 0
+        self._bar: tqdm | None = None
+        if sys.stderr.isatty() and not quiet:
+            from tqdm import tqdm
 
-    def update(self, position_s: float, total_s: float, whole: str = "") -> None:
-        """Show that `position_s` of `total_s` of sound is done; 0: the total is unknown. `whole`
-        says what the total is if it is no time."""
-        now_s = time.monotonic()
-        if not self._on or now_s < self._next_s or not total_s:
-            return
-        self._next_s = now_s + EVERY_S
-        share = min(1.0, max(1e-6, position_s / total_s))
-        left_s = (now_s - self._begun_s) * (1 / share - 1)
-        whole = whole or _clock(total_s)
-        self._write(f"{self._name}: {share:.0%} of {whole}, {_clock(left_s)} left")
+            tqdm.monitor_interval = 0  # no thread
+            form = "{desc}: {percentage:.0f}% of {total:.0f} {unit}, {remaining} left"
+            options: Any = {"unit": unit, "bar_format": form, "leave": False}
+            self._bar = tqdm(desc=name, delay=FIRST_AFTER_S, mininterval=EVERY_S, **options)
+
+    def update(self, position: float, total: float) -> None:
+        """Show that `position` of `total` is done; 0: the total is unknown."""
+        if self._bar is not None and total:
+            self._bar.total = total
+            self._bar.update(position - self._bar.n)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.clear()
+        if self._bar is not None:
+            self._bar.close()
 
     def clear(self) -> None:
-        """Clear the line."""
-        if self._width:
-            self._write("")
-            self._width = 0
-
-    def _write(self, text: str) -> None:
-        print(f"\r{text:<{self._width}}\r{text}", end="", file=sys.stderr, flush=True)
-        self._width = len(text)
-
-
-def _clock(seconds: float) -> str:
-    """Return m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        """Clear the line, so that something else may be printed."""
+        if self._bar is not None:
+            self._bar.clear()

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from rigs.command import errors, roomscribe
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.word_errors import same_words
 
-from appliance.cli.terminal import ProgressLine
+from appliance.cli import terminal
 from appliance.model.bundle import Bundle
 
 
@@ -94,19 +95,16 @@ def test_a_terminal_sees_how_far_a_long_file_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = ProgressLine("talk.flac", quiet=False)
-    progress.update(1.0, 100.0)
-    assert capsys.readouterr().err == "", "what is soon done needs none"
-    progress._next_s, progress._begun_s = 0.0, progress._begun_s - 10.0
-    progress.update(25.0, 4000.0)
-    output = capsys.readouterr().err
-    assert re.search(r"talk.flac: 1% of 1:06:40, \d+:\d\d left", output)
-    progress.clear()
-    assert capsys.readouterr().err.strip() == ""
-    silent = ProgressLine("talk.flac", quiet=True)
-    silent._next_s = 0.0
-    silent.update(1.0, 4000.0)
-    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(terminal, "FIRST_AFTER_S", 0.3)
+    for quiet in (True, False):
+        with terminal.ProgressLine("talk.flac", quiet=quiet) as progress:
+            progress.update(1.0, 4000.0)
+            assert capsys.readouterr().err == "", "what is soon done needs none"
+            time.sleep(0.6)
+            progress.update(50.0, 4000.0)
+            shown = capsys.readouterr().err
+            assert bool(re.search(r"talk.flac: 1% of 4000 s, \d+:\d\d left", shown)) != quiet
+    assert capsys.readouterr().err.strip() == "", "it leaves nothing"
 
 
 def test_onnxruntime_keeps_no_telemetry(tmp_path: Path) -> None:
