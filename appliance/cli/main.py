@@ -6,10 +6,7 @@ that may pass, 78 configuration or model error (systemd does not restart on 78).
 """
 
 import argparse
-import codecs
-import contextlib
 import difflib
-import io
 import logging
 import os
 import re
@@ -18,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from appliance import build_version, config
 from appliance.cli import container, fleet, log, model, mqtt, run, setup, transcribe, web
@@ -26,7 +23,7 @@ from appliance.cli.commands import COMMANDS, Commands, Run
 from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError, RoomscribeError, StoreError
 from appliance.lab import add_benchmark_arguments
-from appliance.system import legible, shorten
+from appliance.system import shorten
 
 RUN_MODELS = ("onnx", "onnxruntime", "requests", "tqdm")
 """Libraries that the package roomscribe-satellite comes without."""
@@ -144,16 +141,6 @@ def _complain(message: object) -> None:
     print(f"roomscribe: {shorten(message, LONGEST)}", file=sys.stderr)
 
 
-class _Lossy(io.FileIO):
-    """Standard error; output that cannot be written is lost and ends no command."""
-
-    def write(self, data: Any) -> int:
-        """Write and return the number of bytes, as if all were written."""
-        with contextlib.suppress(OSError):
-            super().write(data)
-        return memoryview(data).nbytes
-
-
 def run_process() -> int:
     """Run `main` as a process, with all three standard streams open.
 
@@ -165,28 +152,21 @@ def run_process() -> int:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    codecs.register_error("roomscribe", _escape)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = _renewed(sys.stdout, io.FileIO(1, "w", closefd=False))
-    sys.stderr = _renewed(sys.stderr, _Lossy(2, "w", closefd=False))
+    sys.stdout, sys.stderr = _renewed(sys.stdout, 1), _renewed(sys.stderr, 2)
     return main()
 
 
-def _renewed(stream: TextIO | None, file: io.FileIO) -> io.TextIOWrapper:
-    return io.TextIOWrapper(
-        io.BufferedWriter(file),
+def _renewed(stream: TextIO | None, number: int) -> TextIO:
+    """Return standard output or error, buffered even if PYTHONUNBUFFERED is set."""
+    return open(
+        number,
+        "w",
+        buffering=1 if number == 2 else -1,
         encoding=stream.encoding if stream else None,
-        errors="roomscribe",
-        line_buffering=file.isatty() or file.fileno() == 2,
+        errors="backslashreplace",
+        closefd=False,
     )
-
-
-def _escape(error: UnicodeError) -> tuple[str, int]:
-    """Return letters that cannot be encoded as escapes; for codecs.register_error."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = legible(error.object[error.start : error.end])
-    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 class _Parser(argparse.ArgumentParser):

@@ -168,14 +168,6 @@ def test_a_full_disk_is_one_line(house: Path, command: str) -> None:
     assert full.stderr.count(message) == bool(usual.stdout)
 
 
-@pytest.mark.parametrize("command", ["log", "transcribe", "model verify", "model use"])
-def test_a_full_disk_for_standard_error_changes_nothing(house: Path, command: str) -> None:
-    usual = usually(command, house)
-    full = ended(command, house, {2: "/dev/full"})
-    assert full.returncode == usual.returncode
-    assert bool(full.stdout) == bool(usual.stdout)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_reader_that_goes_is_no_error(house: Path, command: str) -> None:
     reader, writer = os.pipe()
