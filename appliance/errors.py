@@ -28,8 +28,8 @@ later (cli/run). The daemon catches:
 - StoreError: a fallback in memory (store/fallback), and without memory the next start finds the
   window (daemon/transcription); BrokerError and StoreError: another try (mqtt/publisher)
 
-Commands that process several things (doctor, transcribe, model list, model verify) print each error
-and continue with the next. Every message is one line: what happened, and what to do.
+Commands that process several things (doctor, transcribe, model list) print each error and
+continue with the next. Every message is one line: what happened, and what to do.
 """
 
 import errno

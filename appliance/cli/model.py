@@ -1,4 +1,4 @@
-"""`roomscribe model`: download, build, list, verify, fit, choose and export models.
+"""`roomscribe model`: download, build, list, fit, choose and export models.
 
 Each command imports the heavy packages that it needs.
 """
@@ -6,7 +6,6 @@ Each command imports the heavy packages that it needs.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import time
@@ -25,7 +24,7 @@ from appliance.system import acting_as_owner
 
 if TYPE_CHECKING:
     from appliance.convert import AddRequest, ProgressDisplay
-    from appliance.model import Bundle, library
+    from appliance.model import library
 
 EPILOG = """\
 examples:
@@ -35,12 +34,6 @@ examples:
 """
 
 VERIFYING = "verifying it with a test decode"
-FACTS = (
-    *("name", "folder", "title", "source", "licence", "checkpoint_sha256", "size_bytes"),
-    *("window_s", "quantize", "languages", "language", "d_model", "encoder_layers"),
-    *("decoder_layers", "vocabulary_size", "files"),
-)
-"""What `model info` shows of a bundle."""
 
 
 def add_model(commands: Commands) -> None:
@@ -48,23 +41,17 @@ def add_model(commands: Commands) -> None:
     models = commands.group(
         "model",
         COMMANDS,
-        help="add, list, verify and choose models",
+        help="add, list and choose models",
         description="Builds models for this appliance from Whisper checkpoints, and manages them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_add(models)
-    models.add("list", partial(_in_models, list_models), help="list the installed models")
-    sub = models.add(
-        "info", partial(_in_models, info), help="show all properties of a model, as JSON"
+    models.add(
+        "list",
+        partial(_in_models, list_models),
+        help="list the installed models, and check each file",
     )
-    sub.add_argument("name", metavar="NAME|FOLDER", nargs="?", help="default: the one in use")
-    sub = models.add(
-        "verify",
-        partial(_in_models, verify),
-        help="check models: the checksum of every file, and a test decode",
-    )
-    sub.add_argument("names", metavar="NAME|FOLDER", nargs="*", help="default: all models")
     for name, command, help_text in (
         ("remove", remove, "delete a model or an unfinished download"),
         ("use", use, "choose the model to run"),
@@ -288,7 +275,10 @@ def _report_kept(staging: library.StagingFolder, say: Callable[[str], object]) -
 
 
 def list_models(_options: argparse.Namespace, settings: Settings) -> int:
-    """Run `roomscribe model list`; return the status of the last damaged model."""
+    """Run `roomscribe model list`; return the status of the last damaged model.
+
+    The checksum of every file is verified.
+    """
     from appliance.model import installed_bundles, library, load_bundle
 
     status = 0
@@ -300,9 +290,11 @@ def list_models(_options: argparse.Namespace, settings: Settings) -> int:
             print(f"roomscribe: {error}", file=sys.stderr)
             status = error.exit_status
             continue
+        known = bundle.languages
+        languages = " ".join(known) if len(known) < 4 else f"{len(known)} languages"
         print(
             f"{'*' if in_use else ' '} {name:16} {folder_bytes(folder) / 1e6:7.1f} MB  "
-            f"{bundle.window_s:4g} s  {_languages(bundle):>12}  {bundle.title}, "
+            f"{bundle.window_s:4g} s  {languages:>12}  {bundle.title}, "
             f"{bundle.source or folder}"
         )
     for name, begun in library.unfinished().items():
@@ -312,41 +304,6 @@ def list_models(_options: argparse.Namespace, settings: Settings) -> int:
             else "unfinished download: `model add` continues it, `model remove` deletes it"
         )
         print(f"  {name:16} {begun.size / 1e6:7.1f} MB  {what}")
-    return status
-
-
-def _languages(bundle: Bundle) -> str:
-    few = len(bundle.languages) < 4
-    return " ".join(bundle.languages) if few else f"{len(bundle.languages)} languages"
-
-
-def info(options: argparse.Namespace, settings: Settings) -> int:
-    """Run `roomscribe model info`."""
-    from appliance.model import load_bundle
-
-    bundle = load_bundle(options.name or model_in_use(settings))
-    facts = {name: getattr(bundle, name, None) for name in FACTS} | {
-        "folder": str(bundle.folder),
-        "size_bytes": folder_bytes(bundle.folder),
-        "languages": _languages(bundle),
-        "files": " ".join(bundle.files),
-    }
-    print(json.dumps(facts, indent=1))
-    return 0
-
-
-def verify(options: argparse.Namespace, _settings: Settings) -> int:
-    """Run `roomscribe model verify`; return the status of the last model that failed."""
-    from appliance.model import installed_bundles
-
-    status = 0
-    for name in options.names or [str(folder) for folder in installed_bundles().values()]:
-        try:
-            load_s = _verify(name)
-            print(f"{name}: all files are intact and it decodes; loads in {load_s:.2f} s")
-        except RoomscribeError as error:
-            print(f"roomscribe: {error}", file=sys.stderr)
-            status = error.exit_status
     return status
 
 

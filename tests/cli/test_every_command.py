@@ -30,8 +30,6 @@ COMMANDS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "mqtt forget": lambda _folder: (),
     "model add": lambda folder: (folder / "nothing",),
     "model list": lambda _folder: (),
-    "model info": lambda _folder: (),
-    "model verify": lambda folder: ("tiny.en", folder / "nothing"),
     "model remove": lambda folder: (folder.name,),
     "model use": lambda folder: (folder / "nothing",),
     "model fit": lambda folder: (folder / "nothing",),

@@ -102,7 +102,7 @@ def test_a_wrong_word_shows_its_commands_usage_and_the_nearest_right_one(
 
 
 @pytest.mark.parametrize(
-    "typed", [("transcribe", ""), ("log", "--grep", "", "--delete", "--yes"), ("model", "info", "")]
+    "typed", [("transcribe", ""), ("log", "--grep", "", "--delete", "--yes"), ("model", "use", "")]
 )
 def test_an_empty_argument_is_not_taken_for_none(typed: tuple[str, ...]) -> None:
     done = roomscribe(*typed)
