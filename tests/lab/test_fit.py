@@ -14,11 +14,12 @@ from rigs.command import OBEYING_MODES, errors, roomscribe
 
 from appliance.cli.model_fit import describe
 from appliance.config import Settings
-from appliance.errors import ConfigError, ModelError
+from appliance.errors import AudioError, ConfigError, ModelError
 from appliance.infer.opening import open_transcriber
 from appliance.lab.fit.choices import ENOUGH, Example, choose_act_confidence, fit_texts
 from appliance.lab.fit.main import FitRequest, fit_model, read_corrections, write_facts
-from appliance.lab.fit.recordings import Clip, is_same, listen, recorded_clips
+from appliance.lab.fit.recordings import is_same, listen, spoken_recordings
+from appliance.lab.words import Recorded, read_sound
 from appliance.model.bundle import DEFAULT_CALIBRATION, PACKAGED, Calibration, load_bundle
 
 ONE_THREAD = replace(
@@ -135,7 +136,8 @@ def test_texts_are_the_same_however_they_are_spelled(text: str) -> None:
 
 def test_a_recording_is_heard_and_compared_with_what_was_said() -> None:
     said = "what is the weather like in chicago"
-    clips = [Clip(SPEECH / "00.flac", said), Clip(SPEECH / "00.flac", "something else was said")]
+    sound = read_sound(SPEECH / "00.flac")
+    clips = [Recorded(sound, said), Recorded(sound, "something else was said")]
     steps: list[tuple[int, int]] = []
     with open_transcriber(ONE_THREAD, bundle=load_bundle("tiny.en")) as transcriber:
         texts = listen(transcriber, ONE_THREAD, clips, lambda *step: steps.append(step))
@@ -219,11 +221,10 @@ def test_nothing_to_fit_to_is_refused_in_one_line(added: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (None, "expected a folder with transcripts.tsv, found none"),
+        (None, "expected MANIFEST.tsv or transcripts.tsv in it, found neither"),
         (b"file\ttext\n", "its list has no text"),
         (b"name\twords\na.wav\thello\n", "expected the columns file and text"),
-        (b"file\ttext\nnone.wav\thello\n", "none.wav: the list names it"),
-        (b"file\ttext\n\xff\xfe\thello\n", "cannot be read"),
+        (b"file\ttext\nnone.wav\thello\n", "none.wav"),
     ],
 )
 def test_recordings_without_a_good_list_are_refused(
@@ -231,8 +232,8 @@ def test_recordings_without_a_good_list_are_refused(
 ) -> None:
     if table is not None:
         (tmp_path / "transcripts.tsv").write_bytes(table)
-    with pytest.raises(ConfigError, match=message):
-        recorded_clips(tmp_path)
+    with pytest.raises((ConfigError, AudioError), match=message):
+        spoken_recordings(tmp_path)
 
 
 def test_corrections_of_this_model_count(tmp_path: Path) -> None:

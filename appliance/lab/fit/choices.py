@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from appliance.errors import ConfigError
-from appliance.lab.fit.statistics import Numbers, Truths, calibration_error, logistic, ranking
+from appliance.lab.fit.statistics import Numbers, Truths, calibration_error, logistic
 from appliance.model import DEFAULT_CALIBRATION, Calibration
 
 LOW = 0.5
@@ -100,7 +100,6 @@ def _cross_validate(
         "error_before": round(float(np.mean((now - right) ** 2)), 4),
         "calibration_error": round(calibration_error(expected, right), 3),
         "calibration_error_before": round(calibration_error(now, right), 3),
-        "area": round(ranking(expected, right), 3),
     }
 
 

@@ -17,7 +17,7 @@ from appliance.config import Settings
 from appliance.errors import ConfigError, ModelError
 from appliance.infer import open_transcriber
 from appliance.lab.fit.choices import Example, fit_texts
-from appliance.lab.fit.recordings import is_same, listen, recorded_clips, words
+from appliance.lab.fit.recordings import is_same, listen, spoken_recordings, words
 from appliance.model import MANIFEST, Bundle, is_packaged, library, load_bundle, read_json
 from appliance.system import write_whole
 
@@ -31,7 +31,7 @@ class FitRequest:
 
     folder: Path
     recordings: Path | None = None
-    """See `recorded_clips`."""
+    """See `spoken_recordings`."""
     corrections: Path | None = None
     """See `read_corrections`."""
 
@@ -58,9 +58,9 @@ def fit_model(
     corrected = read_corrections(request.corrections, bundle) if request.corrections else []
     texts = list[Example]()
     if request.recordings:
-        clips = recorded_clips(request.recordings)
+        recordings = spoken_recordings(request.recordings)
         with open_transcriber(settings, bundle=bundle) as transcriber:
-            texts = listen(transcriber, settings, clips, advance)
+            texts = listen(transcriber, settings, recordings, advance)
     calibration, of_texts = fit_texts([*texts, *corrected], bundle.calibration)
     facts: dict[str, Any] = {"calibration": asdict(calibration)} if calibration else {}
     facts["fitted"] = {

@@ -2,42 +2,24 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.config import Settings
 from appliance.errors import ConfigError
 from appliance.infer import Transcriber, in_words, judge
 from appliance.lab.fit.choices import Example
-from appliance.lab.recordings import read_list
-from appliance.lab.words import cut_windows, read_sound
+from appliance.lab.words import Recorded, cut_windows, read_recordings
 
 _SHORT = (("what's", "what is"), ("it's", "it is"), ("i'm", "i am"), ("we're", "we are"))
 
 
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """A recorded sentence."""
-
-    file: Path
-    text: str
-
-
-def recorded_clips(folder: Path) -> list[Clip]:
-    """Return the sentences of a folder with a list (columns file and text). Raises ConfigError,
-    which names the file."""
-    listed = read_list(folder)
-    if listed is None:
-        raise ConfigError(
-            f"{folder}: expected a folder with transcripts.tsv, found none. Write one line per "
-            "recording: its file, a tab, its text; the first line is: file, a tab, text."
-        )
-    clips = [Clip(folder / name, one.text) for name, one in listed.items() if words(one.text)]
-    if not clips:
+def spoken_recordings(folder: Path) -> list[Recorded]:
+    """Return the recordings of a folder with a list (columns file and text) that has words for
+    them. Raises ConfigError and AudioError, which name the file."""
+    found = [one for one in read_recordings(folder) if words(one.text)]
+    if not found:
         raise ConfigError(f"{folder}: its list has no text. Add your recordings to it.")
-    if lost := next((clip.file for clip in clips if not clip.file.is_file()), None):
-        raise ConfigError(f"{lost}: the list names it, and it does not exist. Correct the list.")
-    return clips
+    return found
 
 
 def words(text: str) -> list[str]:
@@ -59,7 +41,7 @@ def is_same(text: str, spoken: str) -> bool:
 def listen(
     transcriber: Transcriber,
     settings: Settings,
-    clips: Sequence[Clip],
+    recordings: Sequence[Recorded],
     advance: Callable[[int, int], object],
 ) -> list[Example]:
     """Return the texts that are not discarded.
@@ -68,15 +50,15 @@ def listen(
     group. Raises RoomscribeError.
     """
     texts = []
-    for number, clip in enumerate(clips):
-        advance(number, len(clips))
-        windows = cut_windows(read_sound(clip.file), settings, transcriber.bundle.window_s)
+    for number, recorded in enumerate(recordings):
+        advance(number, len(recordings))
+        windows = cut_windows(recorded.samples, settings, transcriber.bundle.window_s)
         if len(windows) != 1:
             continue
         result = transcriber.transcribe(windows[0])
         if judge(result):
             continue
-        right, mean = is_same(result.text, clip.text), result.avg_logprob
+        right, mean = is_same(result.text, recorded.text), result.avg_logprob
         total = mean * (len(result.tokens) + 1)
-        texts.append(Example(right, (mean, total), clip.text, result.confidence))
+        texts.append(Example(right, (mean, total), recorded.text, result.confidence))
     return texts

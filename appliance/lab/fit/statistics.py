@@ -37,10 +37,3 @@ def calibration_error(found: Numbers, right: Truths) -> float:
     parts = [places == at for at in range(BINS)]
     gaps = [abs((found - right)[part].sum()) for part in parts]
     return float(sum(gaps) / max(1e-9, len(found)))
-
-
-def ranking(found: Numbers, right: Truths) -> float:
-    """Return the area under the ROC curve: how often a right text has more than a wrong one; NaN
-    without both."""
-    good, bad = found[right][:, None], found[~right][None]
-    return float(((good > bad) + 0.5 * (good == bad)).mean()) if good.size and bad.size else np.nan
