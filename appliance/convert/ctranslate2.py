@@ -79,90 +79,79 @@ def open_ctranslate2(file: Path) -> CTranslate2Model:
 
     Of the weights only the keys' biases are read, which Whisper does not have and which must be 0.
     """
-    with reading(file, "a Whisper model of CTranslate2") as opened:
-        content = _read_content(_BoundedStream(opened), file)
+    with reading(file, "a Whisper model of CTranslate2") as stream:
+        content = _read_content(stream, file)
         tensors = _with_aliases(content)
         config = _read_sizes(tensors, content.settings)
         return CTranslate2Model(config, _named_weights(tensors, config))
 
 
-class _BoundedStream:
-    """A file that is read piece by piece, never behind its end."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.size = stream.seek(0, 2)
-        self.offset = stream.seek(0)
-
-    def take(self, count: int) -> bytes:
-        """Return the next `count` bytes, few of them. Raises ValueError."""
-        self.skip(count)
-        self._stream.seek(self.offset - count)
-        return self._stream.read(count)
-
-    def skip(self, count: int) -> None:
-        """Leave out `count` bytes. Raises ValueError."""
-        if count > self.size - self.offset:
-            raise ValueError(
-                f"{self.size} bytes where at least {self.offset + count} belong, as after a "
-                "download that was broken off"
-            )
-        self.offset += count
-
-    def number(self, size: int) -> int:
-        """Return a number of `size` bytes. Raises ValueError."""
-        return int.from_bytes(self.take(size), "little")
-
-    def text(self) -> str:
-        """Return a name, which ends with a byte of zero. Raises ValueError."""
-        return self.take(self.number(2)).removesuffix(b"\0").decode()
+def _take(stream: BinaryIO, count: int) -> bytes:
+    """Return the next `count` bytes, few of them. Raises ValueError."""
+    data = stream.read(count)
+    if len(data) < count:
+        raise ValueError(
+            f"an end after {stream.seek(0, 2)} bytes, as after a download that was broken off"
+        )
+    return data
 
 
-def _read_content(stream: _BoundedStream, file: Path) -> _Content:
+def _number(stream: BinaryIO, size: int) -> int:
+    """Return a number of `size` bytes. Raises ValueError."""
+    return int.from_bytes(_take(stream, size), "little")
+
+
+def _text(stream: BinaryIO) -> str:
+    """Return a name, which ends with a byte of zero. Raises ValueError."""
+    return _take(stream, _number(stream, 2)).removesuffix(b"\0").decode()
+
+
+def _read_content(stream: BinaryIO, file: Path) -> _Content:
     _check_head(stream)
-    count = stream.number(4)
+    count = _number(stream, 4)
     if count > MOST_VARIABLES:
         raise ValueError(f"{count} variables where {MOST_VARIABLES} are allowed")
     content = _Content({}, {}, {})
     for _ in range(count):
         _read_variable(stream, file, content)
-    for _ in range(min(stream.number(4), MOST_VARIABLES)):
-        alias = stream.text()
-        content.aliases[alias] = stream.text()
-    if stream.offset != stream.size:
-        raise ValueError(f"{stream.size - stream.offset} unused bytes at the end")
+    for _ in range(min(_number(stream, 4), MOST_VARIABLES)):
+        alias = _text(stream)
+        content.aliases[alias] = _text(stream)
+    end = stream.tell()
+    if unused := stream.seek(0, 2) - end:
+        raise ValueError(f"{unused} unused bytes at the end")
     return content
 
 
-def _check_head(stream: _BoundedStream) -> None:
-    first = stream.take(4)
+def _check_head(stream: BinaryIO) -> None:
+    first = _take(stream, 4)
     refuse_other(first)
     if (version := int.from_bytes(first, "little")) != VERSION:
         raise ValueError(f"version {version} of the format where {VERSION} is supported; {CONVERT}")
-    if (name := stream.text()) != SPECIFICATION:
+    if (name := _text(stream)) != SPECIFICATION:
         raise ValueError(f"a model of another kind ({shown(name)})")
-    if (revision := stream.number(4)) != REVISION:
+    if (revision := _number(stream, 4)) != REVISION:
         raise ValueError(f"revision {revision} of it where {REVISION} is supported; {CONVERT}")
 
 
-def _read_variable(stream: _BoundedStream, file: Path, content: _Content) -> None:
-    name = stream.text()
+def _read_variable(stream: BinaryIO, file: Path, content: _Content) -> None:
+    name = _text(stream)
     if name in content.variables or name in content.settings:
         raise ValueError(f"{shown(name)} twice")
-    if (rank := stream.number(1)) > MOST_RANK:
+    if (rank := _number(stream, 1)) > MOST_RANK:
         raise ValueError(f"{shown(name)} with {rank} dimensions")
-    shape = tuple(stream.number(4) for _ in range(rank))
-    kind, length = stream.number(1), stream.number(4)
+    shape = tuple(_number(stream, 4) for _ in range(rank))
+    kind, length = _number(stream, 1), _number(stream, 4)
     if kind >= len(TYPES):
         raise ValueError(f"{shown(name)} of type {kind}, which is not supported")
     dtype = TYPES[kind]
     if length != (wanted := math.prod(shape) * ITEM_BYTES[dtype]):
         raise ValueError(f"{shown(name)} with {length} bytes where its shape takes {wanted}")
     if not shape and dtype.startswith("I"):
-        content.settings[name] = int.from_bytes(stream.take(length), "little", signed=True)
+        content.settings[name] = int.from_bytes(_take(stream, length), "little", signed=True)
         return
-    content.variables[name] = StoredTensor(file, stream.offset, length, dtype, shape)
-    stream.skip(length)
+    content.variables[name] = StoredTensor(file, stream.tell(), length, dtype, shape)
+    stream.seek(length, 1)
 
 
 def _with_aliases(content: _Content) -> dict[str, StoredTensor]:

@@ -124,7 +124,7 @@ def test_a_model_that_is_not_whispers_is_refused(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "0 bytes where at least 4 belong, as after a download that was broken off"),
+        (b"", "an end after 0 bytes, as after a download that was broken off"),
         (serialize({}, version=5), "version 5 of the format where 6 is supported; convert the"),
         (serialize({}, kind="TransformerSpec"), "a model of another kind (TransformerSpec)"),
         (serialize({}, revision=2), "revision 2 of it where 3 is supported"),
