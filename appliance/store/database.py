@@ -154,12 +154,6 @@ class Database:
                 connection.execute("ROLLBACK")
         return tables.number(connection, "PRAGMA wal_checkpoint(TRUNCATE)") == 0
 
-    def is_current(self) -> bool:
-        """Return True while the open file is the one with its name."""
-        with suppress(OSError):
-            return self._identity == identity(self.path)
-        return False
-
     def close(self) -> None:
         """Close the file for good."""
         with self._lock:

@@ -163,10 +163,6 @@ class DatabaseWithFallback:
         with self._lock:
             return self._current.vacuum(wait_s, rewrite=rewrite)
 
-    def is_current(self) -> bool:
-        """Return True while the open file is the one with its name."""
-        return self._current.is_current()
-
     def poll(self) -> None:
         """Return to the file if it is time for an attempt and the file can be written."""
         with self._lock:

@@ -14,7 +14,7 @@ import math
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -153,19 +153,9 @@ class Store(Closing):
         """Return at most `limit` transcripts numbered above `seq`, in order. Raises StoreError."""
         return self._select("AND seq > ?", (seq,), "seq", limit)
 
-    def query(
-        self,
-        since: datetime | None = None,
-        grep: str | Sequence[str] = (),
-        limit: int = -1,
-        until: datetime | None = None,
-    ) -> list[StoredTranscript]:
-        """Return the newest `limit` (-1: all) that ended at or after `since` and contain all of
-        `grep`, in order of their numbers.
-
-        `grep` is plain text of any script; case does not matter. Raises StoreError.
-        """
-        wanted = Wanted(since, until, (grep,) if isinstance(grep, str) else grep)
+    def query(self, wanted: Wanted = _ALL, limit: int = -1) -> list[StoredTranscript]:
+        """Return the newest `limit` (-1: all) of `wanted`, in order of their numbers. Raises
+        StoreError."""
         return self._select("", (), "seq DESC", limit, wanted)[::-1]
 
     def walk(self, wanted: Wanted, after: int = 0) -> Iterator[StoredTranscript]:
@@ -276,10 +266,6 @@ class Store(Closing):
         Raises StoreError."""
         above = f"max(cursor, {after:d})"
         return self._number(f"SELECT count(*) FROM transcripts, outbox WHERE seq > {above}")
-
-    def is_current(self) -> bool:
-        """Return False once the file was deleted, or replaced by another one."""
-        return self._database.is_current()
 
     def expire(self, now: datetime) -> int:
         """Delete what is beyond the retention's age, number or size; return how many transcripts.
@@ -427,6 +413,6 @@ def read_newest(settings: Settings, wanted: Wanted, limit: int) -> Iterator[Stor
 
 
 def _newest(store: Store, wanted: Wanted, limit: int) -> Iterator[StoredTranscript]:
-    newest = store.query(wanted.since, wanted.grep, limit, wanted.until) if limit else []
+    newest = store.query(wanted, limit) if limit else []
     if newest or not limit:
         yield from store.walk(wanted, newest[0].seq - 1 if newest else 0)

@@ -15,6 +15,7 @@ from appliance.errors import StoreError
 from appliance.store import repair
 from appliance.store.folders import FILE_NAME
 from appliance.store.store import Store
+from appliance.store.tables import Wanted
 
 PAGE = 4096
 
@@ -54,7 +55,7 @@ def test_transcripts_before_the_first_and_after_the_last_damaged_page_are_kept(
         assert 200 - 2 * 12 <= len(kept) < 200
         assert {1, 200} <= set(kept)
         assert (store.cursor(), store.append(transcript("sentence 201 ")).seq) == (50, 201)
-        assert [one.seq for one in store.query(grep="sentence 201")] == [201]
+        assert [one.seq for one in store.query(Wanted(grep=("sentence 201",)))] == [201]
     (line,) = caplog.messages
     (aside,) = repair.set_aside_files(path)
     assert str(path) in line

@@ -30,8 +30,14 @@ def store() -> Iterator[Store]:
         yield opened
 
 
-def found(store: Store, *grep: str, **more: object) -> list[str]:
-    chosen = store.query(grep=grep, **more)  # type: ignore[arg-type]
+def found(
+    store: Store,
+    *grep: str,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = -1,
+) -> list[str]:
+    chosen = store.query(Wanted(since, until, grep), limit)
     return [stored.transcript.text for stored in chosen]
 
 
@@ -44,9 +50,7 @@ def test_the_log_is_searched_by_time_and_plain_text(store: Store) -> None:
     assert found(store, until=NOON + timedelta(minutes=2)) == ["Lights on", "100% sure"]
     assert found(store, "100", since=NOON + timedelta(minutes=2)) == ["100 percent"]
     assert found(store, limit=2) == ["100 percent", "lights off"]
-    assert [stored.transcript.text for stored in store.query(grep="ights o", limit=1)] == [
-        "lights off"
-    ]
+    assert found(store, "ights o", limit=1) == ["lights off"]
     assert len(found(store)) == 4
 
 
@@ -125,7 +129,7 @@ def test_whole_words_of_sentences_that_were_not_corrected_are_counted(store: Sto
 
     counts = [count(words) for words in ("light", "the light", "on the light", "t", "\u706f")]
     assert counts == [2, 2, 2, 0, 1]
-    store.correct(store.query(grep="LIGHT")[0].transcript.id, "turn on the night")
+    store.correct(store.query(Wanted(grep=("LIGHT",)))[0].transcript.id, "turn on the night")
     assert count("light") == 1
 
 
