@@ -10,8 +10,8 @@ import re
 import subprocess
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,18 @@ def read_text(file: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{file}: cannot be read: {error}; check the file and its disk") from error
+
+
+@contextmanager
+def must_write(path: Path, fix: str = "") -> Iterator[None]:
+    """Turn an OSError into a StoreError of one line, with the `fix`: by default sudo if it is not
+    permitted, else the disk."""
+    try:
+        yield
+    except OSError as error:
+        usual = "run this with sudo" if isinstance(error, PermissionError) else "see its disk"
+        reason = f"{path}: cannot be written: {error.strerror}"
+        raise StoreError(f"{reason}; {fix or f'{usual}, try again'}") from error
 
 
 def set_keys(text: str, changes: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from appliance import config
 from appliance.cli.commands import Commands, control_sockets
+from appliance.cli.config_file import must_write
 from appliance.config import Settings, store_folder
 from appliance.errors import ConfigError, StoreError
 
@@ -109,13 +110,8 @@ def run_container(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    with must_write(folder, f"mount a volume there that user {os.geteuid()} may write"):
         Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"{folder}: cannot be made: {error.strerror}. Mount a volume at {folder.parent} that "
-            f"user {os.geteuid()} may write."
-        ) from error
 
 
 def _leave_root(*folders: Path) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from appliance.cli.commands import Commands
+from appliance.cli.config_file import must_write
 from appliance.cli.terminal import ProgressLine
 from appliance.config import Settings
-from appliance.errors import AudioError, RoomscribeError, StoreError
+from appliance.errors import AudioError, RoomscribeError
 from appliance.system import legible, shorten, writing
 
 if TYPE_CHECKING:
@@ -169,15 +170,10 @@ def _page(file: str, options: argparse.Namespace) -> Iterator[TextIO]:
         yield sys.stdout
         return
     output = _output_file(file, options)
-    try:
+    with must_write(output, "choose another folder with --output-dir"):
         options.output_dir.mkdir(parents=True, exist_ok=True)
         with writing(output) as draft, draft.open("w", encoding="utf-8") as page:
             yield page
-    except OSError as error:
-        raise StoreError(
-            f"{output} cannot be written: {error.strerror}. Choose another folder with "
-            "--output-dir."
-        ) from None
 
 
 def _output_file(file: str, options: argparse.Namespace) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from appliance import config
 from appliance.cli.commands import Commands, control_sockets
-from appliance.cli.config_file import read_text, set_keys, systemctl, write_config
+from appliance.cli.config_file import must_write, read_text, set_keys, systemctl, write_config
 from appliance.config import Settings, page_url, url_host
-from appliance.errors import ConfigError, StoreError
+from appliance.errors import ConfigError
 from appliance.system import write_whole
 
 UNIT, SERVICE = "roomscribe-web.socket", "roomscribe-web.service"
@@ -161,14 +161,9 @@ def enable_page(options: argparse.Namespace, settings: Settings) -> int:
     text = (
         f"# Written by `roomscribe web enable`.\n[Socket]\nListenStream=\nListenStream={stream}\n"
     )
-    try:
+    with must_write(DROP_IN, "run this with sudo, on a machine with the package"):
         DROP_IN.parent.mkdir(exist_ok=True)
         write_whole(DROP_IN, text, 0o644)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {DROP_IN}: {error.strerror}; run this with sudo, on a machine with the "
-            "package"
-        ) from error
     _set_enabled(options, settings, True)
     systemctl("daemon-reload")
     systemctl("stop", UNIT, SERVICE)
@@ -191,9 +186,7 @@ def _set_enabled(options: argparse.Namespace, settings: Settings, on: bool) -> N
     if settings.web.enabled == on:
         return
     file = options.config or config.default_path()
-    try:
+    with must_write(file):
         write_config(file, set_keys(read_text(file), {"web.enabled": on}))
-    except OSError as error:
-        raise StoreError(f"cannot write {file}: {error.strerror}; use sudo") from error
     # the daemon sends Home Assistant a link to the page
     systemctl("try-reload-or-restart", "roomscribe.service")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance import build_version, config
+from appliance.cli.config_file import must_write
 from appliance.cli.doctor import (
     machine,
     microphone,
@@ -38,7 +39,7 @@ from appliance.cli.doctor.outcome import (
 from appliance.cli.doctor.report import write_report
 from appliance.cli.terminal import DIM, GREEN, RED, coloured
 from appliance.config import Settings
-from appliance.errors import RoomscribeError, StoreError
+from appliance.errors import RoomscribeError
 from appliance.lab import Child, ChildDiedError
 from appliance.system import one_line, writing
 
@@ -78,14 +79,9 @@ def run(
     """
     around = surroundings(options.config, settings)
     if options.report:
-        try:
-            with writing(options.report) as file:
-                findings = print_findings(around, checks)
-                write_report(file, as_json(findings), options.config, around.settings)
-        except OSError as error:
-            raise StoreError(
-                f"{options.report} cannot be written: {error.strerror}; choose another file"
-            ) from error
+        with must_write(options.report, "choose another file"), writing(options.report) as file:
+            findings = print_findings(around, checks)
+            write_report(file, as_json(findings), options.config, around.settings)
         print(f"wrote {options.report}; look through it before you share it")
         return exit_status(findings)
     if options.json:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.cli.config_file import read_text, systemctl
+from appliance.cli.config_file import must_write, read_text, systemctl
 from appliance.cli.fleet.join import FOLDER, has_systemd, join, require_answer
 from appliance.config import DEFAULT_PATH, Settings, is_loopback, node_name
 from appliance.errors import ConfigError, StoreError
@@ -133,7 +133,6 @@ def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) 
         MEMORY_MB,
         find_nats_server,
         make_folder,
-        unwritable,
     )
 
     if not has_systemd(file):
@@ -147,13 +146,11 @@ def _start_server(server: FleetServer, folder: Path, file: Path, *, anew: bool) 
         most=2 * MEMORY_MB + 192,
         soft=MEMORY_MB + 96,
     )
-    try:
-        if read_text(DROP_IN) != text:
+    if read_text(DROP_IN) != text:
+        with must_write(DROP_IN):
             make_folder(DROP_IN.parent)
             write_whole(DROP_IN, text, 0o644)
-            anew = True
-    except OSError as error:
-        raise unwritable(DROP_IN, error) from error
+        anew = True
     if anew:
         systemctl("daemon-reload")
         systemctl("enable", SERVER_UNIT)

@@ -21,6 +21,7 @@ from appliance import config
 from appliance.cli.commands import control_sockets
 from appliance.cli.config_file import (
     confirm_change,
+    must_write,
     read_text,
     reload_daemon,
     set_keys,
@@ -81,7 +82,7 @@ def join(
 
     Raises RoomscribeError.
     """
-    from appliance.cli.fleet.provisioning import make_folder, unwritable
+    from appliance.cli.fleet.provisioning import make_folder
 
     folder = file.absolute().parent / FOLDER
     secret = f"user = {json.dumps(code.node)}\npassword = {json.dumps(code.password)}\n"
@@ -103,7 +104,7 @@ def join(
     if before != after and not confirm_change(dialog, file, before, after):
         print("nothing was changed")
         return 1
-    try:
+    with must_write(file.parent):
         make_folder(folder)
         write_whole(folder / TRUSTED, code.certificate, 0o644)
         write_whole(folder / CREDENTIAL, secret, 0o600)
@@ -112,8 +113,6 @@ def join(
                 shutil.chown(folder / CREDENTIAL, USER, USER)
         if before != after:
             write_config(file, after)
-    except OSError as error:
-        raise unwritable(file.parent, error) from error
     print(_reload_daemon(config.parse(after, str(file)), file))
     return 0
 

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from appliance.cli.config_file import must_write
 from appliance.config import is_address, is_loopback, url_host
 from appliance.errors import ConfigError, StoreError
 from appliance.fleet import messages
@@ -175,7 +176,7 @@ class FleetServer:
             CONFIG: self._format_config(folder, store_dir),
         }
         anew = False
-        try:
+        with must_write(folder):
             make_folder(folder)
             write_whole(folder / STATE, json.dumps(asdict(self), indent=1), 0o600)
             for name, text in files.items():
@@ -187,8 +188,6 @@ class FleetServer:
                     with suppress(LookupError, PermissionError):
                         shutil.chown(draft, group="nats")
                         draft.chmod(0o640)
-        except OSError as error:
-            raise unwritable(folder, error) from error
         return anew
 
     def _format_config(self, folder: Path, store_dir: Path) -> str:
@@ -210,12 +209,6 @@ def make_folder(folder: Path) -> None:
     """Make a folder that nats-server's user may enter, whatever the umask. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-
-
-def unwritable(path: Path, error: OSError) -> StoreError:
-    """Return an error with the fix for a path that cannot be written."""
-    fix = "run this with sudo" if isinstance(error, PermissionError) else "see its disk, try again"
-    return StoreError(f"{path}: cannot be written: {error.strerror}; {fix}")
 
 
 def rights(node: str, role: str) -> tuple[list[str], list[str]]:

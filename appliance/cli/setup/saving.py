@@ -11,6 +11,7 @@ from appliance import config
 from appliance.cli import model as models, mqtt
 from appliance.cli.config_file import (
     confirm_change,
+    must_write,
     read_text,
     reload_daemon,
     set_keys,
@@ -20,7 +21,7 @@ from appliance.cli.setup.answers import Answers, Changes, Context
 from appliance.cli.setup.broker import PASSWORD_FILE
 from appliance.cli.terminal import GREEN
 from appliance.config import Settings
-from appliance.errors import DaemonError, RoomscribeError, StoreError
+from appliance.errors import DaemonError, RoomscribeError
 from appliance.system import write_whole
 
 
@@ -76,15 +77,11 @@ def forget_former(context: Context, node: str) -> None:
 
 def write_answers(file: Path, text: str, password: str) -> None:
     """Write the configuration, and the broker's password if there is one. Raises StoreError."""
-    try:
+    with must_write(file):
         if password:
             write_password(file.with_name(PASSWORD_FILE), password)
         if text != read_text(file):
             write_config(file, text)
-    except OSError as error:
-        raise StoreError(
-            f"{file} cannot be written: {error.strerror}. Nothing was changed."
-        ) from error
 
 
 def write_password(file: Path, password: str) -> None:
