@@ -63,8 +63,8 @@ class Work(Pending):
     lease: Lease | None = None
     """Of a window of the microphone. Work without `deliver` and `lease` is a speculation."""
     decided: Callable[[Work, Transcription], object] = lambda *_: None
-    """Called by `decide`."""
-    is_room_busy: Callable[[], bool] = lambda: True
+    """Called by `on_text`."""
+    must_hurry: Callable[[], bool] = lambda: True
     """While it returns True, no search takes the decoder's time."""
     encoded: Encoded | Transcription | Exception | None = None
     """Encoder states; or the transcription, if another process or machine made it; or why there is
@@ -80,10 +80,10 @@ class Work(Pending):
         return self.request.window
 
     def has_time(self) -> bool:
-        """Return False while somebody speaks to the microphone, or that is being transcribed."""
-        return not self.is_room_busy()
+        """Return True while a search for a better text may go on."""
+        return not self.must_hurry()
 
-    def decide(self, result: Transcription) -> None:
+    def on_text(self, result: Transcription) -> None:
         """Take in the first text, before any other work, and each later one that differs."""
         self.decided(self, result)
 
@@ -124,8 +124,8 @@ class _Books:
 class Lease:
     """The exclusive right to process a window. Any thread may call any method.
 
-    It ends with `finish`, `discard` or `fail`. The next start finds the window of a
-    lease that has not ended, and of one that failed together with others in a row.
+    It ends with `finish`, `discard` or `fail`. The next start finds the window of a lease that has
+    not ended (`keep_for_next_start`), and of one that failed together with others in a row.
     """
 
     window: Window
@@ -151,7 +151,7 @@ class Lease:
         self._books.leased.discard(self.window.id)
         self._books.spool.delete(self.window.id)
 
-    def leave(self) -> None:
+    def keep_for_next_start(self) -> None:
         """Leave the window to the next start: nobody can transcribe it now, which no death
         explains."""
         self._books.spool.mark_survived(self.window.id)
@@ -403,7 +403,7 @@ class Backlog(Closing, Listener):
 
     def submit(self, request: Request, deliver: Deliver) -> Work | None:
         """Queue a request. Return None if too many wait, or if the daemon stops."""
-        work = Work(request, deliver, is_room_busy=lambda: self.is_room_busy)
+        work = Work(request, deliver, must_hurry=lambda: self.is_room_busy)
         with self._news:
             self._requests = deque(waiting for waiting in self._requests if waiting.wanted)
             if self._complete or len(self._requests) >= REQUEST_LIMIT:

@@ -3,8 +3,8 @@
     capture --frames--> segmenter --windows--> encoder --states--> transcriber --> store
                                                                      publisher <--/
 
-Only this module makes threads. It starts them from the end of the path and stops them from its
-beginning, so that finished speech is still published.
+It starts the threads of this path from its end, and stops them from its beginning, so that finished
+speech is still published.
 """
 
 import functools
@@ -273,7 +273,7 @@ class Pipeline:
                 return work
             report_backend(self.health, self.core.transcriber)
             if self._stopping or not should_continue():
-                lease.leave()
+                lease.keep_for_next_start()
                 return None
             time.sleep(SERVER_POLL_S)
 

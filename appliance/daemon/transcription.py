@@ -56,9 +56,7 @@ class WorkTranscriber:
         is time to search for a better text.
         """
         backlog = self._core.backlog
-        return Work(
-            self._request(lease.window), lease=lease, is_room_busy=lambda: backlog.is_awaited
-        )
+        return Work(self._request(lease.window), lease=lease, must_hurry=lambda: backlog.is_awaited)
 
     def speculation(self, window: Window) -> Work:
         """Return the work on a window with which the utterance may end. Any thread."""
@@ -133,7 +131,7 @@ class WorkTranscriber:
             log.info("a speculative transcription failed: %s", result)
         else:
             work.transcription = result
-            work.decide(result)  # the final text may decide otherwise than the first one
+            work.on_text(result)  # the final text may decide otherwise than the first one
         self._partials.publish_eager(work)
         self._core.backlog.end_speculation(work)
 

@@ -150,7 +150,7 @@ class Transcripts(Listener):
             if not lacks_memory(result):
                 lease.fail(result)
                 return
-            lease.leave()
+            lease.keep_for_next_start()
             raise DeviceError(
                 f"too little memory to transcribe {window.duration_s:.1f} s: {result}; "
                 "restarting, what waits to be transcribed is kept"

@@ -22,8 +22,8 @@ class Request:
     phrases: Phrases | None = None
     """Sentences to expect: they fill `Transcription.candidates` in place of the usual ones."""
     completeness: bool = False
-    """Whether the result must tell if the text is a whole sentence; `Pending.decide` gets it early,
-    because it decides when the utterance ends."""
+    """Whether the result must tell if the text is a whole sentence. `Pending.on_text` gets it
+    early, because it decides when the utterance ends."""
     search: bool = False
     """Whether a better text than a doubtful one may take more time."""
     words: bool = False
@@ -57,7 +57,7 @@ class Pending:
         """Return True while a search for a better text may go on."""
         return True
 
-    def decide(self, result: Transcription) -> None:
+    def on_text(self, result: Transcription) -> None:
         """Take in the first text, before any other work, and each later one that differs."""
 
 

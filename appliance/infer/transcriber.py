@@ -191,21 +191,21 @@ class Transcriber(AnyTranscriber):
     def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         """The second half of `transcribe`.
 
-        If completeness is wanted, `pending.decide` is called with the first text. The beam search,
+        If completeness is wanted, `pending.on_text` is called with the first text. The beam search,
         contextual biasing and the expected sentences follow. If they change the text, it is called
         again.
         """
         request, pending = encoded.request, pending or Pending()
         first = best = self._look_up(self._hear_command(self._first_pass(encoded)))
         if request.completeness:
-            pending.decide(first.result)
+            pending.on_text(first.result)
         if request.search and pending.has_time():
             best = self._search_better(best, pending)
         if pending.wanted:
             best = self._apply_vocabulary(best)
         if request.completeness and best.decoded is not first.decoded:
             best = self._look_up(best)
-            pending.decide(best.result)
+            pending.on_text(best.result)
         if pending.wanted:
             best = self._find_phrase(best, pending)
         if request.is_whole:

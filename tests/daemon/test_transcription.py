@@ -360,7 +360,7 @@ class Deciding(FakeTranscriber):
 
     def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         assert pending
-        pending.decide(replace(HEARD, text=NIGHT.sentence, phrase=NIGHT, phrase_continues=False))
+        pending.on_text(replace(HEARD, text=NIGHT.sentence, phrase=NIGHT, phrase_continues=False))
         self.then()
         assert pending.wanted == (self.then.__name__ != "cancel")
         return HEARD

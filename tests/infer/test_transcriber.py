@@ -222,7 +222,7 @@ def test_the_first_text_is_reported_before_any_other_work(
     encoded = transcriber.begin(Request(window(1.0), completeness=True))
 
     class Deciding(Pending):
-        def decide(self, result: Transcription) -> None:
+        def on_text(self, result: Transcription) -> None:
             did.append(result.text)
 
     result = transcriber.decode(encoded, Deciding())

@@ -206,7 +206,7 @@ class House(Listener):
         """Stop the process in order."""
         up = self.up
         if up.lease:
-            up.lease.leave()
+            up.lease.keep_for_next_start()
         up.backlog.complete(0)
         up.backlog.close()
         up.publisher.connection.close()

@@ -91,7 +91,7 @@ class WordTranscriber(FakeTranscriber):
         if len(words) % 3 == 1:
             result = whole_sentence(result)
         if encoded.request.completeness and pending:
-            pending.decide(result)
+            pending.on_text(result)
         return result
 
 

@@ -74,7 +74,7 @@ class FakeTranscriber(AnyTranscriber):
         if isinstance(self.answer, Exception):
             raise self.answer
         if encoded.request.completeness and pending:
-            pending.decide(self.answer)
+            pending.on_text(self.answer)
         return self.answer
 
     def close(self) -> None:
