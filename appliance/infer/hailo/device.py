@@ -6,7 +6,7 @@ simulator of them alone: never on a real chip.
 
 Sources in brackets: files of github.com/hailo-ai/hailort, alike in v4.19.0 to v5.2.0 unless a
 version is named. `py` is pyhailort.py of its Python package; vdevice.cpp, infer_model.cpp and
-hailort_logger.cpp are libhailort's; other .cpp and .hpp are of the binding.
+hailort_logger.cpp and control.cpp are libhailort's; other .cpp and .hpp are of the binding.
 """
 
 import os
@@ -24,7 +24,7 @@ from appliance.infer.hailo.diagnosis import NpuError, explain
 from appliance.system import one_line
 
 CHIPS = {"HAILO8": "hailo8", "HAILO8L": "hailo8l", "HAILO10H": "hailo10h", "HAILO15H": "hailo10h"}
-"""DeviceArchitecture's names; older libraries call a Hailo-10H a 15H."""
+"""DeviceArchitectureTypes' names [py]; a Hailo-10H's firmware says 15H [control.cpp: identify]."""
 OLDEST = (4, 19)
 """4.18 has InferModel, too, but copies bindings flat (infer_model_api.cpp): after the first job it
 writes the outputs into memory that it has freed, and the bound buffers keep those of the first."""
@@ -83,7 +83,7 @@ def identify(binding: Any) -> Identity:
     """Return the identity of the first chip; works beside a running model. Raises NpuError.
 
     [py: Device.scan, Device, Control.identify, BoardInformation; device_api.cpp. Device raises raw
-    statuses; HailoRT's class of them is a HailoRTException only since 5.2, pyhailort.cpp]
+    statuses, which are HailoRTExceptions only since 5.2, pyhailort.cpp]
     """
     with explaining("asking the chip what it is", binding):
         ids = binding.Device.scan()
@@ -165,7 +165,7 @@ class NpuModel:
 
 @contextmanager
 def explaining(doing: str, binding: Any, hef: Path | None = None) -> Iterator[None]:
-    """Raise as NpuError what HailoRT raises in the block."""
+    """Raise as NpuError what HailoRT raises in the block [py: ExceptionWrapper]."""
     try:
         yield
     except NpuError:

@@ -98,7 +98,7 @@ class Npu(Encoder):
     def _parameters(self) -> Any:
         """Return what the chip is opened with. A Hailo-10H is shared by its group, without a
         service [vdevice.cpp: validate_params, 5.0.1]. The scheduler activates networks; Python's
-        default was none before 5.0 [py: VDevice.create_params; vdevice_api.hpp: VDeviceParams]."""
+        default was none before 5.0 [py: VDevice.create_params; pyhailort.cpp: VDeviceParams]."""
         parameters = self.binding.VDevice.create_params()
         parameters.scheduling_algorithm = self.binding.HailoSchedulingAlgorithm.ROUND_ROBIN
         if self._order.share:
