@@ -16,6 +16,7 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance import infer
 from appliance.cli.doctor import npu
 from appliance.cli.doctor.daemon import DaemonProcess
+from appliance.cli.doctor.main import look as look_at
 from appliance.cli.doctor.model import word_errors
 from appliance.cli.doctor.outcome import Outcome, Surroundings
 from appliance.config import EncoderSettings, ModelSettings, Settings
@@ -176,6 +177,16 @@ def test_a_binding_that_cannot_be_imported_fails(
     simulator.plug(import_error="libhailort.so.4.22.0: cannot open shared object file")
     with pytest.raises(DeviceError, match=r"libhailort\.so\.4\.22\.0: cannot open.*hailo-all"):
         npu.library(around)
+
+
+def test_a_driver_that_hangs_is_a_fault_whose_fix_is_a_restart(
+    simulator: Simulator, around: Surroundings
+) -> None:
+    simulator.plug(hold_s=30.0)
+    (chip,) = (check for check in npu.CHECKS if check.name == npu.CHIP)
+    found = look_at(replace(chip, within_s=3.0), around)
+    assert found.found == "no result after 3 s while identifying the chip"
+    assert found.fix.startswith("restart the machine")
 
 
 def test_a_hot_chip_is_a_fault(simulator: Simulator, around: Surroundings) -> None:
