@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
+from appliance.capture import Resampler
 from appliance.control import ControlError
 from appliance.daemon.core import Core
 from appliance.homeassistant import (
@@ -21,15 +24,17 @@ from appliance.homeassistant import (
     satellite_name,
     why_not_listed,
 )
-from appliance.infer import plain
+from appliance.infer import Request, plain
 from appliance.records import (
     HEARD_HERE,
     SAMPLE_RATE,
     AssistReply,
     Listener,
     Transcript,
+    Transcription,
     Window,
     acting_text,
+    new_id,
 )
 from appliance.speaker import Loudspeaker
 from appliance.wyoming import Question, VoiceSatellite
@@ -70,13 +75,13 @@ class Talk(Listener):
         self.satellite = VoiceSatellite(
             satellite_name(core.node), settings.homeassistant.area, loudspeaker=loudspeaker,
             pause=core.mute.follow_home, on_reply=core.bus.on_reply, on_sounded=self._on_sounded,
-            count=core.health.count,
+            on_announcement=self._write_down, count=core.health.count,
         )  # fmt: skip
         self._kept: dict[str, tuple[float, bytes]] = {}
         self._goes_on = self._expects_stop = False
         self._invited_until_s = self._replied_s = 0.0
         self._answer = ""
-        """The newest one. If its text was handed over, it comes as an announcement."""
+        """Or announcement, the newest one. An answer to a text comes as an announcement."""
 
     @property
     def state(self) -> dict[str, str | bool | None]:
@@ -143,6 +148,23 @@ class Talk(Listener):
         self._goes_on, self._answer, self._replied_s = reply.goes_on, reply.speech, time.monotonic()
         until_s = self._replied_s + SAYS_S + LETTER_S * len(reply.speech)
         self._core.spoken.note(reply.speech, until_s)
+
+    def _write_down(self, pcm: bytes, rate_hz: int, channels: int) -> None:
+        """Have the model write down what an announcement says, unless it is the answer."""
+        now_s = time.monotonic()
+        if now_s > self._replied_s + SAYS_S:
+            whole = pcm[: len(pcm) // (2 * channels) * 2 * channels]
+            sound = np.frombuffer(whole, "<i2").reshape(-1, channels)
+            samples = Resampler(rate_hz).push(sound, last=True)
+            most = round(self._core.transcriber.bundle.window_s * SAMPLE_RATE)
+            for at in range(0, len(samples), most):
+                window = Window(new_id(), 1, False, samples[at : at + most], now_s, now_s, 0.0)
+                self._core.transcripts.submit(Request(window, room=None), self._note_announcement)
+
+    def _note_announcement(self, _: Request, result: Transcription | Exception) -> None:
+        if isinstance(result, Transcription):
+            self._answer = result.text
+            self._core.spoken.note(result.text, time.monotonic() + SAYS_S)
 
     def _on_sounded(self, text: str) -> None:
         """Listen without the phrase for a while, if the answer asks back."""

@@ -42,6 +42,8 @@ ANSWER_S, TURN_S, LATE_S = 30.0, 5.0, 10.0
 ends the first one's pipeline), and how long the next one may wait."""
 SPEECH_AT_MOST = 4000
 """Letters of an answer: it is published in a payload of at most 64 KiB."""
+ANNOUNCED_AT_MOST = 4 << 20
+"""Bytes of an announcement that are kept for `on_announcement`: 95 s of Home Assistant's."""
 FORM = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
 LEFT = "Home Assistant has left"
 
@@ -72,15 +74,17 @@ class VoiceSatellite:
         pause: Callable[[bool], object],
         on_reply: Callable[[AssistReply], object],
         on_sounded: Callable[[str], object],
+        on_announcement: Callable[[bytes, int, int], object] = lambda *_: None,
         count: Callable[[str], object] = lambda _: None,
     ) -> None:
         """The server's thread calls `pause` when Home Assistant mutes the room (True) or listens,
         `on_reply` once the text of an answer is known, or why there is none, and `on_sounded` when
-        the sound of an answer has ended, or one whose text is unknown (""): an announcement."""
+        the sound of an answer has ended, or one whose text is unknown (""): an announcement, which
+        `on_announcement` gets once it has come (int16), with its rate and its channels."""
         self.info = pack(Event("info", satellite_info(name, area)))
         self.known = KnownTexts()
         self.pause, self._on_reply, self._on_sounded = pause, on_reply, on_sounded
-        self._loudspeaker, self._count = loudspeaker, count
+        self._loudspeaker, self._count, self.on_announcement = loudspeaker, count, on_announcement
         self._link: _Link | None = None
         self._links, self._refused = 0, set[Address]()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -262,6 +266,7 @@ class _Link:
         self._sound: SpokenSound | None = None
         self._text: str | None = None
         """Of the answer whose sound comes next."""
+        self._announced = bytearray()
 
     def send(self, events: bytes) -> None:
         """Send events; they are lost if the connection has ended."""
@@ -304,9 +309,12 @@ class _Link:
             case "audio-start":
                 if self._sound:
                     self._sound.end()
+                self._announced.clear()
                 self._sound = satellite.begin_sound(self, event, self._text)
             case "audio-chunk" if self._sound:
                 self._sound.write(event.payload)
+                if self._text is None and len(self._announced) < ANNOUNCED_AT_MOST:
+                    self._announced += event.payload
             case "audio-stop":
                 self._end_sound()
             case "timer-started" | "timer-updated" | "timer-cancelled" | "timer-finished":
@@ -315,8 +323,11 @@ class _Link:
 
     def _end_sound(self) -> None:
         """The sound has come whole; without a loudspeaker it is over."""
-        if self._sound:
-            self._sound.end()
+        if sound := self._sound:
+            sound.end()
+            if self._text is None:
+                pcm = bytes(self._announced)
+                self._satellite.on_announcement(pcm, sound.rate_hz, sound.channels)
         else:
             self._satellite.finish(self, None, self._text)
         if self._text is not None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from rigs.core import make_core
 from rigs.publishing import transcript
-from rigs.transcriber import FakeTranscriber
+from rigs.transcriber import HEARD, FakeTranscriber
 from rigs.waiting import until
 from rigs.windows import a_window
 from rigs.wyoming import Talk as Client, running
@@ -27,6 +27,7 @@ from appliance.config import (
 )
 from appliance.daemon.core import Core
 from appliance.daemon.talk import REFUSAL, Talk, is_stop
+from appliance.infer.request import Request
 from appliance.records import AssistReply, Listener, Phrase
 from appliance.store.store import Store
 from appliance.wyoming.protocol import Event
@@ -166,6 +167,24 @@ def test_an_answer_is_our_own_voice_until_it_has_sounded(tmp_path: Path) -> None
         one.talk._on_sounded("Red or blue?")
         assert one.core.spoken.is_own("blue", time.monotonic())
         assert not one.core.spoken.is_own("blue", time.monotonic() + 1)
+
+
+def test_an_announcement_is_written_down_and_is_our_own_voice_but_no_answer_is(
+    tmp_path: Path,
+) -> None:
+    lengths = list[float]()
+
+    def submit(request: Request, deliver: Any) -> None:
+        lengths.append(request.window.duration_s)
+        deliver(request, replace(HEARD, text="Dinner is ready."))
+
+    with room(tmp_path) as (one, _):
+        one.core.transcripts.submit = submit
+        one.talk.satellite.on_announcement(bytes(2 * 22_050 * 2 + 1), 22_050, 1)
+        assert one.core.spoken.is_own("dinner is ready", time.monotonic())
+        one.core.bus.on_reply(AssistReply("1", "ask", "answered", "Blue."))
+        one.talk.satellite.on_announcement(bytes(9), 22_050, 1)
+    assert lengths == pytest.approx([2.0], abs=0.01)
 
 
 def test_home_assistant_unmutes_only_what_it_has_muted_also_after_a_restart(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ class Room:
         self.satellite = VoiceSatellite(
             "Roomscribe kitchen", "Kitchen", loudspeaker=player.speaker if player else None,
             pause=self.pauses.append, on_reply=self.answers.append, on_sounded=self.sounded.append,
+            on_announcement=lambda *found: self.announced.append(found),
         )  # fmt: skip
+        self.announced = list[tuple[bytes, int, int]]()
 
     def ask(self, name: str = "1", phrase: str = "computer") -> bool:
         return self.satellite.ask(Question(name, "what time is it", SOUND.tobytes(), phrase))
@@ -96,7 +98,7 @@ def test_a_sentence_is_asked_at_once_and_its_answer_sounds(tmp_path: Path) -> No
     [found] = one.answers
     assert (found.id, found.text, found.status) == ("1", "what time is it", "answered")
     assert (found.speech, found.language, found.error) == ("Ten past nine.", "en", "")
-    assert one.sounded == ["Ten past nine."]
+    assert (one.sounded, one.announced) == (["Ten past nine."], [])
 
 
 def test_two_sentences_take_turns() -> None:
@@ -147,6 +149,7 @@ def test_announcements_are_confirmed_in_order_and_can_be_stopped(tmp_path: Path)
         one.satellite.hush()
         assert talk.events("played")
         until(lambda: not one.satellite.is_loud)
+    assert one.announced == [(TONE * times, 22_050, 1) for times in (1, 100)]
 
 
 def test_a_flood_of_sounds_is_bounded_and_what_never_ends_ends(tmp_path: Path) -> None:
