@@ -390,7 +390,7 @@ def test_the_password_comes_from_its_file_or_systemds_credential(
     (tmp_path / credentials.PASSWORD_CREDENTIAL).write_text(" from systemd \n")
     assert credentials.read_password(MqttSettings()) == " from systemd "
     (tmp_path / "file").touch(mode=0o600)
-    (tmp_path / "file").write_bytes(b"from file\r\n")
+    (tmp_path / "file").write_bytes(b"\xef\xbb\xbffrom file\r\n")
     assert (
         credentials.read_password(MqttSettings(password_file=str(tmp_path / "file"))) == "from file"
     )
