@@ -190,11 +190,7 @@ def test_the_blueprint_runs_once_and_only_for_what_may_be_acted_on() -> None:
     assert not runs(f"do not {said}")
     assert not runs(said, before="2")
     assert not runs(said, acts=False, acts_on=None)
-
-
-def test_the_blueprint_takes_the_words_that_the_appliance_acts_on() -> None:
-    assert runs("torn of a height", acts_on="turn on the light")
-    assert not runs("turn on the light", acts_on="stop")
+    assert runs("torn of a height", acts_on=said) and not runs(said, acts_on="stop")
 
 
 def test_the_blueprint_runs_for_the_name_of_an_expected_sentence() -> None:
