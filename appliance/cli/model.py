@@ -229,7 +229,7 @@ def build_model(
 ) -> None:
     """Download, build, verify and install a model. Raises RoomscribeError."""
     from appliance.convert import make_bundle
-    from appliance.model import install, work_on
+    from appliance.model import install, library, work_on
 
     begun = time.monotonic()
     with work_on(request.bundle_name) as staging:
@@ -237,7 +237,7 @@ def build_model(
             make_bundle(request, staging, progress=progress, say=say)
             progress.begin(VERIFYING)
             load_s = _verify(staging.draft)
-            size = folder_bytes(staging.draft)
+            size = library.folder_bytes(staging.draft)
             install(staging)
         except BaseException:
             _report_kept(staging, say)
@@ -293,7 +293,7 @@ def list_models(_options: argparse.Namespace, settings: Settings) -> int:
         known = bundle.languages
         languages = " ".join(known) if len(known) < 4 else f"{len(known)} languages"
         print(
-            f"{'*' if in_use else ' '} {name:16} {folder_bytes(folder) / 1e6:7.1f} MB  "
+            f"{'*' if in_use else ' '} {name:16} {library.folder_bytes(folder) / 1e6:7.1f} MB  "
             f"{bundle.window_s:4g} s  {languages:>12}  {bundle.title}, "
             f"{bundle.source or folder}"
         )
@@ -424,11 +424,6 @@ def _verify(name: str | Path) -> float:
         load_s = time.perf_counter() - begun
         transcriber.warm_up()
     return load_s
-
-
-def folder_bytes(folder: Path) -> int:
-    """Return the size of the files in a folder."""
-    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def _peak_mb() -> float:

@@ -146,7 +146,7 @@ def unfinished() -> dict[str, Unfinished]:
     for name in _started():
         staging = _staging(name)
         if process := _worker(staging):
-            found[name] = Unfinished(_size(staging.folder), process)
+            found[name] = Unfinished(folder_bytes(staging.folder), process)
         elif size := downloaded_bytes(staging):
             found[name] = Unfinished(size, "")
     return found
@@ -159,7 +159,7 @@ def downloaded_bytes(staging: StagingFolder) -> int:
         for file in staging.checkpoint.rglob("*")
         if not file.name.removesuffix(".part").endswith(".json")
     )
-    return _size(staging.checkpoint) if any(map(_bytes, weights)) else 0
+    return folder_bytes(staging.checkpoint) if any(map(_bytes, weights)) else 0
 
 
 def clear_abandoned() -> None:
@@ -229,7 +229,8 @@ def _tidy(staging: StagingFolder) -> None:
             staging.folder.rmdir()
 
 
-def _size(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder."""
     return sum(map(_bytes, folder.rglob("*")))
 
 
@@ -264,15 +265,13 @@ def _lock(file: Path, staging: StagingFolder) -> io.FileIO:
     return held
 
 
-def _ensure_models_folder() -> Path:
+def _ensure_models_folder() -> None:
     """Create the models folder if it is missing. Every user may read INSTALLED and what this
     process writes there, whatever root's umask is. Raises OSError."""
     models = models_folder()
     if models == INSTALLED:
         os.umask(0o022)
-    if not models.is_dir():
-        models.mkdir(parents=True)
-    return models
+    models.mkdir(parents=True, exist_ok=True)
 
 
 def install(staging: StagingFolder) -> None:
@@ -339,7 +338,7 @@ def overview(folder: Path) -> Overview:
         return Overview(
             title=str(manifest.get("description") or f"Whisper ({folder.name})"),
             source=str(manifest.get("source", "")),
-            size=_size(folder),
+            size=folder_bytes(folder),
             npu=(folder / HEF_FILE).exists(),
             language=str(manifest.get("language", "")),
             languages=tuple(map(str, manifest.get("languages", []))),
