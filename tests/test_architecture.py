@@ -82,7 +82,7 @@ OWNERS = {
     "paho": ("mqtt/client.py",),
     "nats": ("fleet/",),
     "tomlkit": ("cli/",),
-    "jeepney": ("wyoming/discovery.py", "cli/discovery.py"),
+    "jeepney": ("wyoming/discovery.py",),
     "systemd": ("daemon/systemd.py",),
     "tornado": ("web/",),
     "websockets": ("homeassistant/",),
