@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         read_sizes,
         require_checkpoint,
     )
-    from appliance.convert.download import Downloader, UnreachableError
+    from appliance.convert.download import UnreachableError
     from appliance.convert.graph import LAYER_NORM_EPSILON, Dimensions, Graph, RuntimeGraph, to_int8
     from appliance.convert.hailo_store import find_hef
     from appliance.convert.known import WRONG_WORDS

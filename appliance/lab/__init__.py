@@ -14,6 +14,5 @@ if TYPE_CHECKING:
     from appliance.lab.hailo.calibration import recorded_mels
     from appliance.lab.hailo.export import export_for_hailo
     from appliance.lab.packs import write_pack
-    from appliance.lab.recordings import SHIPPED
 
 __getattr__ = lazily(__name__, __file__)
