@@ -21,14 +21,6 @@ def test_without_a_daemon_it_says_how_to_start_one(tmp_path: Path) -> None:
         ControlClient([tmp_path / "control"])
 
 
-def test_a_socket_that_a_killed_daemon_left_is_none(tmp_path: Path) -> None:
-    left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    left.bind(str(tmp_path / "control"))
-    left.close()
-    with pytest.raises(DaemonError, match="is not running"):
-        ControlClient([tmp_path / "control"])
-
-
 def test_the_first_that_is_there_is_asked(tmp_path: Path) -> None:
     places = [tmp_path / "first", tmp_path / "second"]
     with serving(places[1], Feed()), ControlClient(places) as client:

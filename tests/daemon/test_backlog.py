@@ -82,14 +82,6 @@ class Rig(Listener):
 
 
 @needs_memory
-def test_windows_come_in_the_order_in_which_they_were_heard(memory: Path) -> None:
-    rig = Rig(memory)
-    heard = [window.id for window in rig.push(SAMPLES_IN_MEMORY + 3, 0.1)]
-    assert rig.takes(SAMPLES_IN_MEMORY + 3) == heard
-    assert rig.backlog.take_window(0) is None
-
-
-@needs_memory
 def test_only_a_few_hold_their_samples_in_memory(memory: Path) -> None:
     rig = Rig(memory, limit_mb=64)
     heard = rig.push(100, 0.1)

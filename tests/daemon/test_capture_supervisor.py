@@ -209,34 +209,23 @@ def test_sound_that_is_clipped_for_long_is_told_and_the_microphone_stays_online(
 
 
 def test_a_missing_microphone_is_logged_once_however_often_it_is_looked_for(
-    rig: PulseMicrophone,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = """
-import logging, sys, threading
-from pathlib import Path
-from appliance.config import CaptureSettings
-from appliance.daemon.health import Health
-from appliance.daemon.capture_supervisor import CaptureSupervisor
-from appliance.daemon.mute import Mute
-from appliance.daemon.stages import StageQueue
-from appliance.records import Listener
-logging.basicConfig(stream=sys.stdout)
-settings, mute = CaptureSettings(device="jabra"), Mute(Path(sys.argv[1]))
-supervisor = CaptureSupervisor(
-    settings, Health(), mute, StageQueue(10), Listener(), reopen_pause_s=0.1
-)
-threading.Timer(3, supervisor.stop).start()
-supervisor.listen(lambda: print("moved"))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(rig._folder)],
-        env=rig.environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
+    tries: list[float] = []
+
+    def source(*_: object) -> FakeSource:
+        tries.append(time.monotonic())
+        if len(tries) == 5:
+            supervisor.stop()
+        raise DeviceError("there is no microphone")
+
+    supervisor = CaptureSupervisor(
+        CaptureSettings(), Health(), Mute(tmp_path), StageQueue[records.Frame](10),
+        records.Listener(), source=source, reopen_pause_s=0.01,
     )  # fmt: skip
-    lines = done.stdout.splitlines()
-    assert lines.count("moved") > 3
-    told = [line for line in lines if "jabra" in line]
-    assert len(told) == 1
-    assert "plug it in, or choose another" in told[0]
+    supervisor.listen(lambda: None)
+    assert len(tries) == 5
+    assert [record.message for record in caplog.records] == ["there is no microphone"]
 
 
 def test_a_microphone_that_is_lost_again_and_again_is_told_once(

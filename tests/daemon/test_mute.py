@@ -86,10 +86,6 @@ def listener(tmp_path: Path, microphones: Microphones) -> Iterator[Listening]:
     one.stop()
 
 
-def test_nothing_was_ever_said_and_so_it_is_not_muted(tmp_path: Path) -> None:
-    assert not Mute(tmp_path).on
-
-
 @pytest.mark.parametrize("on", [True, False])
 def test_a_position_survives_a_restart(tmp_path: Path, on: bool) -> None:
     mute = Mute(tmp_path)

@@ -20,7 +20,7 @@ from rigs.windows import a_window
 from appliance.config import Settings, SpoolSettings
 from appliance.daemon import spool as spool_module
 from appliance.daemon.health import Health
-from appliance.daemon.spool import ATTEMPTS_AT, Spool, pack, parse
+from appliance.daemon.spool import Spool, pack, parse
 from appliance.records import Window
 from appliance.store import folders
 
@@ -174,12 +174,6 @@ def test_a_window_comes_back_with_every_field() -> None:
     assert as_values(found) == as_values(window)
     assert found.samples.dtype == np.int16
     assert attempts == 0
-
-
-def test_attempts_are_counted_in_place() -> None:
-    data = bytearray(pack(a_window()))
-    data[ATTEMPTS_AT] = 2
-    assert parse(bytes(data))[1] == 2
 
 
 def test_a_file_that_was_cut_anywhere_is_refused() -> None:

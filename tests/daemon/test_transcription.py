@@ -211,22 +211,6 @@ def test_an_answer_of_assist_is_own_voice_while_a_media_player_plays(rig: Rig) -
     assert flags == [(), (NoAct.OWN_VOICE,)]
 
 
-def test_an_unsure_yes_is_kept_and_flagged(rig: Rig) -> None:
-    rig.say(replace(HEARD, text="yes", avg_logprob=-1.4, no_speech_prob=0.3, confidence=0.2))
-    assert rig.texts() == ["yes"]
-    assert rig.store.query()[0].transcript.flags == ("low_confidence",)
-
-
-def test_several_windows_failing_in_a_row_are_a_broken_device(rig: Rig) -> None:
-    for _ in range(FAILURES_IN_A_ROW - 1):
-        rig.say(RuntimeError("graph"))
-    rig.say()
-    for _ in range(FAILURES_IN_A_ROW - 1):
-        rig.say(RuntimeError("graph"))
-    with pytest.raises(DeviceError, match="3 times in a row, last with: graph"):
-        rig.say(RuntimeError("graph"))
-
-
 @needs_memory
 def test_a_window_whose_text_nothing_stores_is_kept_for_the_next_start(
     rig: Rig, memory: Path

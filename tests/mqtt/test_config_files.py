@@ -427,11 +427,7 @@ def test_the_access_list_gives_an_appliance_its_topics_and_no_others(
         assert {one.rpartition(b"/kitchen/")[0].decode() for one in named} == {prefix}
         here = Settings(appliance=ApplianceSettings(node="kitchen"), mqtt=settings)
         assert check_broker(Surroundings(here)).status == "ok"
-        other = MqttSettings(
-            host=broker.host, port=broker.port, username="roomscribe_kitchen",
-            password_file=str(secret), prefix=prefix,
-        )  # fmt: skip
-        with running(other, store, node="bedroom") as publisher:
+        with running(settings, store, node="bedroom") as publisher:
             until(lambda: f"{prefix}/bedroom/state" in "".join(publisher.reasons()))
             assert "does not let us write" in "".join(publisher.reasons())
             time.sleep(0.2)

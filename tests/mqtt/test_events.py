@@ -113,23 +113,6 @@ def test_what_is_known_of_some_sentences_is_published_of_those(
     assert {name: value for name, value in event.items() if name not in plain} == fields
 
 
-def test_flags_lateness_and_an_unfinished_utterance_are_published() -> None:
-    event = event_of(transcript(windows=None, flags=("clipped", "cut_at_window")), late=True)
-    assert event["windows"] is None
-    assert event["flags"] == ["clipped", "cut_at_window"]
-    assert event["late"] is True
-    assert (event["acts"], event["acts_reason"]) == (False, "late")
-
-
-def test_a_number_that_json_cannot_say_becomes_null() -> None:
-    event = event_of(
-        transcript(avg_logprob=-math.inf, no_speech_prob=math.nan, confidence=math.nan)
-    )
-    assert event["avg_logprob"] is None
-    assert event["no_speech_prob"] is None
-    assert event["confidence"] is None
-
-
 def test_the_state_has_exactly_the_fields_of_the_contract() -> None:
     ill = replace(STATE, status="degraded", reasons=("microphone unplugged",), queue_depth=2)
     assert events.state(ill, outbox_depth=7) == {

@@ -313,17 +313,6 @@ def test_cut_and_reset_connections_leave_nothing_behind() -> None:
             assert talk.text() == HEARD.text
 
 
-def test_a_client_that_leaves_early_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    with running() as house:
-        house.worker.working.clear()
-        with Talk(house.port) as talk:
-            talk.speak(SPEECH)
-            until(lambda: house.worker.asked)
-        house.worker.working.set()
-        until(lambda: house.server.requests == 0)
-    assert not [one for one in caplog.records if one.levelname == "ERROR"]
-
-
 def test_a_half_open_connection_is_closed() -> None:
     with running(idle_s=0.3) as house, Talk(house.port) as silent, Talk(house.port) as half:
         half.socket.sendall(b'{"type": "describe"')
@@ -414,10 +403,3 @@ def test_waiting_clients_get_an_error_when_the_server_stops() -> None:
         assert house.counted == {"wyoming_failed": 1}, "who asked for nothing was denied nothing"
         with pytest.raises(ConnectionRefusedError):
             until(lambda: Talk(house.port).close())
-
-
-def test_a_text_is_passed_on_once_for_storing() -> None:
-    with running(keep=True) as house, Talk(house.port) as talk:
-        talk.speak(SPEECH)
-        assert talk.text() == HEARD.text
-        assert [one[1].text for one in house.kept] == [HEARD.text]
