@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from appliance import build_version
-from appliance.infer import Model
+from appliance.infer import Model, RemoteModel
 from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
 from appliance.system import shorten
 
@@ -90,12 +90,8 @@ class Presence:
     """What a worker reports of itself; used in place of a bundle's facts."""
 
     node: str
-    name: str
-    """Name of its model."""
     version: str
-    language: str
-    languages: tuple[str, ...]
-    window_s: float
+    model: RemoteModel
 
 
 def is_inbox(subject: str) -> bool:
@@ -219,14 +215,9 @@ def read_presence(data: bytes) -> Presence:
                 "upgrade the older of the two",
                 later=True,
             )
-        return Presence(
-            node,
-            name=str(fields["model"]),
-            version=version,
-            language=str(fields["language"]),
-            languages=tuple(fields["languages"]),
-            window_s=float(fields["window_s"]),
-        )
+        name, language = str(fields["model"]), str(fields["language"])
+        languages, window_s = tuple(fields["languages"]), float(fields["window_s"])
+        return Presence(node, version, RemoteModel(name, language, languages, window_s))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MessageError(f"not a worker's presence: {error!r}") from None
 

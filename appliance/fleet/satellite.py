@@ -315,8 +315,9 @@ class SatelliteTranscriber(AnyTranscriber):
             return local.bundle
         if not found:
             return RemoteModel("unknown", "und", ())
-        window_s = min(found.window_s, local.bundle.window_s) if local else found.window_s
-        return RemoteModel(found.name, found.language, found.languages, window_s)
+        model = found.model
+        window_s = min(model.window_s, local.bundle.window_s) if local else model.window_s
+        return replace(model, window_s=window_s)
 
     def begin(
         self, request: Request, should_continue: Callable[[], bool] = lambda: True

@@ -135,16 +135,18 @@ def state(
 ) -> dict[str, Any]:
     """Return the `state` message. `troubles` with the broker degrade it, `waits` do not."""
     degraded = troubles and appliance.status == "running"
-    wyoming = {} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}
-    rooms = {"rooms": list(appliance.rooms)} if appliance.rooms else {}
     role, server = appliance.fleet or ("", "")
-    fleet = {"fleet": {"role": role, "server": server or None}} if role else {}
     before, at = appliance.updated or ("", None)
-    updated = {"updated": {"from": before, "at": timestamp(at)}} if at else {}
     echo = asdict(appliance.echo) if appliance.echo else {}
     echo.pop("problem", None)  # it is among the reasons
-    reference = {"reference": echo} if echo else {}
-    until = {"muted_until": timestamp(appliance.muted_until)} if appliance.muted_until else {}
+    optional = {
+        "updated": {"from": before, "at": timestamp(at)} if at else None,
+        "muted_until": timestamp(appliance.muted_until) if appliance.muted_until else None,
+        "reference": echo,
+        "assist": dict(appliance.assist),
+        "rooms": list(appliance.rooms),
+        "fleet": {"role": role, "server": server or None} if role else None,
+    }
     return {
         "status": "degraded" if degraded else appliance.status,
         "reasons": [*appliance.reasons, *troubles, *waits],
@@ -156,13 +158,8 @@ def state(
         "outbox_depth": outbox_depth,
         "version": appliance.version,
         "uptime_s": rounded(appliance.uptime_s),
-        **updated,
-        **until,
-        **reference,
-        **wyoming,
-        **({"assist": dict(appliance.assist)} if appliance.assist else {}),
-        **rooms,
-        **fleet,
+        **({} if appliance.wyoming == "" else {"wyoming": appliance.wyoming}),
+        **{name: value for name, value in optional.items() if value},
     }
 
 

@@ -24,7 +24,7 @@ from appliance.errors import AudioError, DeviceError
 from appliance.web.access import Access
 from appliance.web.connections import SeenConnections
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
-from appliance.web.form import FormError, read_form
+from appliance.web.form import ApiError, read_form
 from appliance.web.subtitles import Segment, make_subtitles
 from appliance.wyoming import Event, ProtocolError, pack, read_event
 
@@ -63,16 +63,6 @@ class Shared(Protocol):
     connections: SeenConnections
     last_request_s: float
     uploads: int
-
-
-class ApiError(Exception):
-    """A refused request."""
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
 
 
 @stream_request_body
@@ -182,20 +172,19 @@ class Api(RequestHandler):
         if status in (429, 503):
             self.set_header("Retry-After", "5")
         self.set_header("Connection", "close")
-        param, code = getattr(error, "param", None), getattr(error, "code", None)
-        self._finish_refused(status, str(error), param, code)
-
-    def write_error(self, status_code: int, **_: Any) -> None:
-        """Answer an unexpected error in the same form."""
-        self._finish_refused(status_code, self._reason)
-
-    def _finish_refused(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
-    ) -> None:
         self.set_status(status)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        error = {"message": message, "type": kind, "param": param, "code": code}
-        self.finish({"error": error})
+        self.write_error(status, error=error)
+
+    def write_error(self, status_code: int, error: Exception | None = None, **_: Any) -> None:
+        """Answer with an error in OpenAI's form; without one it was unexpected."""
+        self.finish({
+            "error": {
+                "message": str(error or self._reason),
+                "type": "server_error" if status_code >= 500 else "invalid_request_error",
+                "param": getattr(error, "param", None),
+                "code": getattr(error, "code", None),
+            }
+        })  # fmt: skip
 
 
 class Models(Api):
@@ -299,8 +288,6 @@ class Transcriptions(Api):
         a descriptor of its own: a client that leaves ends the request. Raises ApiError."""
         try:
             return read_form(body, self.request.headers.get("Content-Type", ""))
-        except FormError as error:
-            raise ApiError(error.status, str(error), error.param) from None
         finally:
             os.close(body)
 

@@ -90,7 +90,7 @@ def test_a_refusal_and_a_presence_arrive() -> None:
     found = read_answer(messages.pack_answer(Answer("w", "pi5", refusal))).result
     assert found == Refusal("too much\\nto do", later=True)
     seen = messages.read_presence(messages.pack_presence("pi5", MODEL))
-    assert (seen.node, seen.name, seen.languages) == ("pi5", "base", ("en", "de"))
+    assert (seen.node, seen.model) == ("pi5", MODEL)
 
 
 def test_another_version_is_refused_by_name_and_unknown_fields_are_ignored() -> None:

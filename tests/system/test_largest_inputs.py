@@ -35,7 +35,7 @@ from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.commands import EXPECT_BYTES, ExpectRequests
 from appliance.records import Tier
 from appliance.store.store import Store
-from appliance.web.form import FIELD_BYTES, PARTS_AT_MOST, FormError, read_form
+from appliance.web.form import FIELD_BYTES, PARTS_AT_MOST, ApiError, read_form
 from appliance.web.transcriptions import _daemon_request
 from appliance.wyoming.protocol import LARGEST, Event, pack, read_event
 from appliance.wyoming.server import _read_names
@@ -86,7 +86,7 @@ def house(tmp_path: Path, transcriber: Transcriber) -> House:
 def cpu_s(work: Callable[[], object]) -> float:
     """Return the processor time that some work takes; a refusal is an answer, too."""
     begun_s = time.process_time()
-    with suppress(ControlError, FormError):
+    with suppress(ControlError, ApiError):
         work()
     return time.process_time() - begun_s
 
@@ -175,7 +175,7 @@ def test_a_form_costs_little(kind: str) -> None:
 
     assert cpu_s(work) < MOST_CPU_S
     if kind == "parts":
-        with pytest.raises(FormError, match=f"at most {PARTS_AT_MOST} parts"):
+        with pytest.raises(ApiError, match=f"at most {PARTS_AT_MOST} parts"):
             work()
     os.close(body)
 

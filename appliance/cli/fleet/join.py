@@ -156,7 +156,7 @@ def _find_server(drafts: Mapping[str, Settings], node: str, within_s: float) -> 
             except ServerError as error:
                 refusal = error
             else:
-                there = [f"{worker.node} ({worker.name})" for worker in workers]
+                there = [f"{worker.node} ({worker.model.name})" for worker in workers]
                 who = ", ".join(there) or "nobody yet"
                 print(f"{server} lets {node} in; transcribing there: {who}")
                 return server

@@ -77,7 +77,7 @@ def show_status(_options: argparse.Namespace, settings: Settings) -> int:
     workers, misfits = find_workers(settings.fleet, node)
     print(f"{node}, {settings.fleet.role}, at {settings.fleet.server}")
     for worker in workers:
-        print(f"  {worker.node:20} {worker.name}, {worker.version}")
+        print(f"  {worker.node:20} {worker.model.name}, {worker.version}")
     for line in misfits:
         print(f"  {line}")
     if not workers:
