@@ -4,8 +4,7 @@ import { readLog } from "./api.js";
 import { Chart, roundUp } from "./chart.js";
 import { SentenceCounts } from "./counts.js";
 import { element, setText } from "./dom.js";
-import { mutedUntil } from "./mute.js";
-import { DAY_MS, duration, message, readable, reason, seconds } from "./text.js";
+import { DAY_MS, duration, message, mutedUntil, readable, reason, seconds } from "./text.js";
 
 const EVERY_MS = 60e3;
 const LONG = 20; // characters; a longer value has smaller letters

@@ -3,9 +3,10 @@
 import { command, session } from "./api.js";
 import { button, element, fillList, setAttribute, setText } from "./dom.js";
 import { Meter } from "./meter.js";
-import { mutedUntil, muteForAWhile } from "./mute.js";
 import { sentenceKey, sentenceRow } from "./sentence.js";
-import { clock, notice, reason, seconds } from "./text.js";
+import { clock, mutedUntil, notice, reason, seconds } from "./text.js";
+
+const ENDS = { "30m": "Mute for 30 minutes", tomorrow: "Mute until tomorrow" };
 
 const KEPT_MS = 60e3; // the appliance keeps the sound of a sentence so long
 
@@ -67,7 +68,8 @@ export class Live {
   /** `mute(on, end)` mutes the microphone or opens it; it raises Refusal. */
   constructor({ mute }) {
     this.#mute = button("Mute", () => this.#problem.attempt(() => mute(!this.#mute.classList.contains("main"))));
-    this.#muteForAWhile = muteForAWhile((end) => this.#problem.attempt(() => mute(true, end)));
+    this.#muteForAWhile = element("div", { class: "row whole" }, Object.entries(ENDS).map(([end, text]) =>
+      button(text, () => this.#problem.attempt(() => mute(true, end)), { class: "plain small" })));
     this.#now = element("section", { class: "card now", "aria-label": "Now" },
       this.#light, element("div", {}, this.#heading, this.#last, this.#play), this.#mute, this.#muteForAWhile, this.#problem, this.#meter.node);
     this.nodes = [

@@ -28,18 +28,18 @@ export function microphoneChoices(value, devices = []) {
 }
 
 /** A button that tries something, and what came of it. */
-class Trial {
-  #result = element("div", { class: "result", role: "status" });
+export class Trial {
+  result = element("div", { class: "result", role: "status" });
 
   /** `meanwhile` is its text until the async function `run` returns nodes to show. */
   constructor(text, meanwhile, run) {
     this.button = button(text, async () => {
       setText(this.button, meanwhile);
-      this.#result.replaceChildren();
-      this.#result.replaceChildren(...await run().catch((error) => [element("p", { class: "wrong" }, message(error.message))]));
+      this.result.replaceChildren();
+      this.result.replaceChildren(...await run().catch((error) => [element("p", { class: "wrong" }, message(error.message))]));
       setText(this.button, text);
     });
-    this.nodes = [element("div", { class: "row" }, this.button), this.#result];
+    this.nodes = [element("div", { class: "row" }, this.button), this.result];
   }
 
   update({ up }) {

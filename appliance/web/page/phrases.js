@@ -2,6 +2,7 @@
 
 import { command } from "./api.js";
 import { button, element, setAttribute, setText } from "./dom.js";
+import { Trial } from "./microphone.js";
 import { message, notice, percent } from "./text.js";
 
 const TRY_S = 5;
@@ -15,8 +16,7 @@ export class Phrases {
   });
   #wrong = notice({ id: "phrases-wrong" });
   #notice = element("p", { class: "soft small", role: "status" });
-  #result = element("div", { class: "result", role: "status" });
-  #try = button("Say it now", () => this.#listen());
+  #trial = new Trial("Say it now", "Say a sentence …", () => this.#listen());
   #save = button("Save sentences", () => this.#store(this.#input.value), { class: "main" });
   #reset = button("Use the original ones", () => this.#store(null), { class: "plain", hidden: true });
   #about = element("p", { class: "soft small", id: "phrases-about" },
@@ -26,7 +26,7 @@ export class Phrases {
   node = element("details", { class: "card", ontoggle: () => this.node.open && !this.#isOpen && this.#read() },
     element("summary", {}, element("h2", {}, "Expected sentences")),
     this.#about, this.#closed, this.#editor,
-    element("div", { class: "row" }, this.#try, this.#save, this.#reset), this.#notice, this.#result);
+    element("div", { class: "row" }, this.#trial.button, this.#save, this.#reset), this.#notice, this.#trial.result);
 
   async #read() {
     try {
@@ -76,19 +76,18 @@ export class Phrases {
   /** Record a sentence, and show the three most likely of those in the editor. */
   async #listen() {
     this.#showWrong("");
-    this.#result.replaceChildren();
-    setText(this.#try, "Say a sentence …");
+    const edited = this.#saved === null ? {} : { phrases: this.#input.value };
     try {
-      const edited = this.#saved === null ? {} : { phrases: this.#input.value };
       const { words, candidates } = await command("microphone_test", { seconds: TRY_S, ...edited });
       const rows = candidates.map((one) =>
         element("li", {}, element("q", {}, one.phrase), element("strong", { class: "number" }, percent(one.phrase_confidence ?? 0))));
-      this.#result.replaceChildren(
+      return [
         element("p", { class: "soft" }, words ? `Heard: “${words}”` : "Nothing was heard."),
-        rows.length ? element("ol", { class: "offers" }, rows) : element("p", {}, words ? "None of the sentences is like this." : ""));
+        rows.length ? element("ol", { class: "offers" }, rows) : element("p", {}, words ? "None of the sentences is like this." : ""),
+      ];
     } catch (error) {
       this.#fail(error);
+      return [];
     }
-    setText(this.#try, "Say it now");
   }
 }

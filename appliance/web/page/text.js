@@ -43,6 +43,14 @@ export function dayOf(time) {
   return new Date(at.getFullYear(), at.getMonth(), at.getDate()).getTime();
 }
 
+/** Return " until 06:00", with the day if that is not today; "" for a mute without an end. */
+export function mutedUntil({ muted_until: end }) {
+  if (!end) return "";
+  const isToday = dayOf(end) === dayOf(Date.now());
+  const day = isToday ? "" : `${new Date(end).toLocaleDateString("en", { weekday: "long" })} `;
+  return ` until ${day}${clock(end, false)}`;
+}
+
 export function dayName(day) {
   const ago = Math.round((dayOf(Date.now()) - day) / DAY_MS);
   if (ago === 0 || ago === 1) return ago ? "Yesterday" : "Today";
