@@ -235,7 +235,6 @@ def _make_house(core: Core, assistant: Talk | HomeAssistantClient | None) -> Hou
         report=report,
         muted=lambda: core.mute.on,
         complain=partial(core.health.trouble, "rooms"),
-        wake=core.bus.on_change,
         on_change=core.bus.on_change,
         assistant=assistant,
         note=core.spoken.remember,

@@ -73,15 +73,14 @@ class House(Listener):
         report: Callable[[HeardIn], object] = lambda _: None,
         muted: Callable[[], bool] = lambda: False,
         complain: Callable[[str | None], object] = lambda _: None,
-        wake: Callable[[], object] = lambda: None,
         on_change: Callable[[], object] = lambda: None,
         assistant: Assistant | None = None,
         note: Callable[[str, float], object] = lambda *_: None,
     ) -> None:
-        """`prefix` begins all topics. `wake` wakes the publisher's thread, in which `report` is
-        called when it is known who else heard a sentence, `complain` with what may be wrong
-        between the rooms (None: nothing), and `on_change` when `rooms` has changed. `note` gets
-        what another room's loudspeaker says, and until when."""
+        """`prefix` begins all topics. `report` is called when it is known who else heard a
+        sentence, `complain` with what may be wrong between the rooms (None: nothing). `on_change`
+        wakes the publisher's thread, and tells that `rooms` has changed. `note` gets what another
+        room's loudspeaker says, and until when."""
         self._node, self._prefix = node, prefix
         self.topics: tuple[str, ...] = (f"{prefix}/+/claim", f"{prefix}/+/availability")
         """To subscribe to, with what is retained there. A room writes below its own name, which an
@@ -89,8 +88,7 @@ class House(Listener):
         self._report, self._muted, self._complain = report, muted, complain
         self._lost: tuple[str, float, int] = "", 0.0, 0
         """The room that acted on this one's last sentences, since when, and on how many."""
-        self._wake, self._on_change = wake, on_change
-        self._assistant, self._note = assistant, note
+        self._on_change, self._assistant, self._note = on_change, assistant, note
         self._arbiter = Arbiter(node)
         self._clocks = ClockOffsets()
         self.rooms: tuple[str, ...] = ()
@@ -150,7 +148,7 @@ class House(Listener):
 
     def _put(self, item: _Spoken | Hearing | Discarded | Saying) -> None:
         self._inbox.append(item)
-        self._wake()
+        self._on_change()
 
     # the publisher's thread
 

@@ -6,7 +6,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from appliance.config import MqttSettings
@@ -109,10 +109,8 @@ class BrokerConnection:
         self,
         settings: MqttSettings,
         node: str,
-        wake: threading.Event,
-        found: Troubles,
         *,
-        topics: tuple[str, ...] = (),
+        topics: Iterable[str] = (),
         delays: Delays = DELAYS,
     ) -> None:
         """Check the credentials; `poll` makes the first attempt. `topics` are subscribed to.
@@ -121,10 +119,10 @@ class BrokerConnection:
         """
         credentials.read_password(settings)
         credentials.tls_context(settings)
-        self._settings, self._node, self._delays = settings, node, delays
-        self._client_id = client_id(settings, node)
-        self._wake, self._topics = wake, topics
-        self.troubles = found
+        self.settings, self.node, self.delays = settings, node, delays
+        self.wake, self.troubles = threading.Event(), Troubles()
+        """`wake` is set whenever `poll` or `take_messages` have something."""
+        self._client_id, self._topics = client_id(settings, node), tuple(topics)
         self.state = ConnectionState.WAITING
         self.connected_s = 0.0
         """When CONNECTED began, on time.monotonic()'s clock."""
@@ -170,9 +168,9 @@ class BrokerConnection:
                 # The oldest one counts, not the last answer: a connection can lose one message and
                 # answer all others.
                 sent_s = (sent_s for _, sent_s in self._unacknowledged.values())
-                return min(sent_s, default=math.inf) + self._delays.answer_s
+                return min(sent_s, default=math.inf) + self.delays.answer_s
             case ConnectionState.CONNECTING:
-                return self._attempt_s + self._delays.attempt_s
+                return self._attempt_s + self.delays.attempt_s
             case ConnectionState.WAITING:
                 return self._attempt_s
 
@@ -199,7 +197,7 @@ class BrokerConnection:
                         self._report_denied("listen on", topic, code, reason)
                 case Refused() | Untrusted() | Lost():
                     yield self._on_failure(now_s, item)
-        undisturbed_s = self._delays.refusal_s + STEADY_S
+        undisturbed_s = self.delays.refusal_s + STEADY_S
         if self._id_conflict and self.is_connected and now_s > self.connected_s + undisturbed_s:
             self._id_conflict = ""
             self.troubles.clear(troubles.CLIENT_ID)
@@ -211,13 +209,13 @@ class BrokerConnection:
 
     def _on_failure(self, now_s: float, item: Refused | Untrusted | Lost) -> Lost:
         """Treat the end of the link, and schedule the next attempt."""
-        refusal_s = self._delays.refusal_s
+        refusal_s = self.delays.refusal_s
         match item:
             case Refused(code, reason) if less := self._abilities.without(code):
                 self._abilities = less
                 return self._end_link(now_s, 0.0, reason)
             case Refused(code, reason) if code not in troubles.PASSING:
-                why = troubles.refused(self._settings, self._client_id, code, reason)
+                why = troubles.refused(self.settings, self._client_id, code, reason)
                 return self._disconnect(now_s, refusal_s, why)
             case Untrusted(reason, by_clock):
                 lost = self._disconnect(now_s, refusal_s, reason)
@@ -261,7 +259,7 @@ class BrokerConnection:
 
         Raises BrokerError without a connection.
         """
-        topic = self._settings.topic(self._node, name)
+        topic = self.settings.topic(self.node, name)
         return self.send(OutgoingMessage(topic, payload, qos, retain, expiry_s))
 
     def send(self, message: OutgoingMessage) -> int:
@@ -275,7 +273,7 @@ class BrokerConnection:
             self._left_out += 1
             number, reason = -self._left_out, f"{size} bytes, at most {self._largest_bytes}"
             link.news.append(Acknowledged(number, troubles.TOO_LARGE, reason))
-            self._wake.set()
+            self.wake.set()
         else:
             number = link.publish(message)
         if message.qos or number < 0:
@@ -308,16 +306,16 @@ class BrokerConnection:
         self._attempt_s, self._clock_s = now_s, None
         try:
             self._link = BrokerLink(
-                self._settings,
+                self.settings,
                 self._client_id,
-                self._wake,
-                keepalive_s=self._delays.ping_s,
-                node=self._node,
+                self.wake,
+                keepalive_s=self.delays.ping_s,
+                node=self.node,
                 abilities=self._abilities,
             )
             self.state = ConnectionState.CONNECTING
         except ConfigError as error:
-            self._disconnect(now_s, self._delays.refusal_s, str(error))
+            self._disconnect(now_s, self.delays.refusal_s, str(error))
 
     def _on_connected(self, now_s: float) -> None:
         """Subscribe, then publish `online` before anything else."""
@@ -331,7 +329,7 @@ class BrokerConnection:
         # the broker's subscribers see it until the conflict is over
         self.troubles.set(troubles.CLIENT_ID, self._id_conflict)
         self.troubles.clear("broker")
-        where, lost = f"{self._settings.host}:{self._settings.port}", self._abilities.losses()
+        where, lost = f"{self.settings.host}:{self.settings.port}", self._abilities.losses()
         self.troubles.set(troubles.LACKING, lost and f"broker {where} can do less: {lost}")
         log.info("connected to the broker %s", where)
 
@@ -346,26 +344,26 @@ class BrokerConnection:
             self._abilities = FULL
         steady = self.is_connected and now_s - self.connected_s > STEADY_S
         short = self.is_connected and not steady
-        if short and accepts_connections(self._settings, self._delays.probe_s):
+        if short and accepts_connections(self.settings, self.delays.probe_s):
             self._short_connections += 1
         else:
             self._short_connections = 0
         if self._short_connections >= SHORT_CONNECTIONS:
             self._id_conflict = troubles.THROWN_OUT.format(self._client_id)
-            pause_s, code = self._delays.refusal_s, troubles.TAKEN_OVER
+            pause_s, code = self.delays.refusal_s, troubles.TAKEN_OVER
             return self._disconnect(now_s, pause_s, self._id_conflict, code=code)
         if steady:
             self._outages = 0
-        pauses_s = self._delays.outages_s
+        pauses_s = self.delays.outages_s
         pause_s = pauses_s[min(self._outages, len(pauses_s) - 1)]
         self._outages += 1
-        why = troubles.OFFLINE.format(self._settings.host, self._settings.port)
+        why = troubles.OFFLINE.format(self.settings.host, self.settings.port)
         return self._disconnect(now_s, pause_s, why, f": {detail}")
 
     def _on_puback(self, topic: str, code: int, reason: str) -> None:
         """Report a topic that the broker refuses, until it accepts the topic again. Of transcripts,
         the outbox reports those that are refused alone."""
-        is_transcript = topic == self._settings.topic(self._node, events.TRANSCRIPT)
+        is_transcript = topic == self.settings.topic(self.node, events.TRANSCRIPT)
         if code >= FIRST_FAILURE and is_transcript and code not in troubles.REFUSES_ALL:
             return
         if code >= FIRST_FAILURE:
@@ -378,7 +376,7 @@ class BrokerConnection:
     def _report_denied(self, doing: str, topic: str, code: int, reason: str) -> None:
         topics = self._denials.setdefault(doing, set())
         topics.add(topic)
-        why = troubles.denied(self._settings, doing, code, reason)
+        why = troubles.denied(self.settings, doing, code, reason)
         self.troubles.set(doing, why, f": {', '.join(sorted(topics))}")
 
     def _disconnect(

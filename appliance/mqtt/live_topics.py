@@ -5,7 +5,6 @@ missed during an outage is not made up for; the present state is published again
 """
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -57,20 +56,18 @@ class LiveTopics(Listener):
 
     def __init__(
         self,
-        node: str,
-        store: Store,
         connection: BrokerConnection,
-        wake: threading.Event,
+        store: Store,
+        outbox: Outbox,
         *,
         state: State,
         stats: Stats | None,
-        outbox: Outbox,
-        partials: bool,
     ) -> None:
-        """`partials`: partial texts are published, too."""
-        self._node, self._connection, self._wake = node, connection, wake
+        self._connection, self._wake, self._troubles = (
+            connection, connection.wake, connection.troubles
+        )  # fmt: skip
+        self._node, self._partials = connection.node, connection.settings.partials
         self._state, self._stats, self._store, self._outbox = state, stats, store, outbox
-        self._troubles, self._partials = connection.troubles, partials
         self._queue: deque[tuple[str, bytes]] = deque(maxlen=100)
         self._replies: deque[tuple[float, bytes]] = deque(maxlen=100)
         """Replies of Assist, and until when they are published."""

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.config import MqttSettings
 from appliance.mqtt import events, troubles
 from appliance.mqtt.client import FIRST_FAILURE, Lost
-from appliance.mqtt.connection import DELAYS, BrokerConnection, Delays
+from appliance.mqtt.connection import DELAYS, BrokerConnection
 from appliance.records import Transcript
 from appliance.store import Store, StoredTranscript
 
@@ -158,20 +157,17 @@ class Delivery:
 
     def __init__(
         self,
-        settings: MqttSettings,
-        node: str,
-        outbox: Outbox,
         connection: BrokerConnection,
+        outbox: Outbox,
         *,
         set_last: Callable[[bytes], None],
         complete: Callable[[Transcript, dict[str, Any]], None] = lambda *_: None,
-        delays: Delays = DELAYS,
     ) -> None:
         """`set_last` is called with each event that the broker accepted; `complete` with each
         transcript and its event, to which it may add fields."""
-        self._settings, self._node = settings, node
+        self._settings, self._node = connection.settings, connection.node
         self._outbox, self._connection, self._troubles = outbox, connection, connection.troubles
-        self._set_last, self._complete, self._delays = set_last, complete, delays
+        self._set_last, self._complete, self._delays = set_last, complete, connection.delays
         self._event = b""
         """Event of the transcript that was sent last."""
         self._held_s = 0.0

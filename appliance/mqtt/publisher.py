@@ -26,7 +26,6 @@ from appliance.mqtt.home_assistant import available_temperatures, discovery_mess
 from appliance.mqtt.live_topics import LiveTopics, State, Stats
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES, Delivery, Outbox
 from appliance.mqtt.presence import HomeAssistantPresence
-from appliance.mqtt.troubles import Troubles
 from appliance.records import Listener, OutgoingMessage, Transcript
 from appliance.store import Store
 
@@ -109,36 +108,21 @@ class Publisher(Listener):
         """Temperatures that were announced; they stay announced."""
         self._home_assistant = announcement.settings
         self._presence = HomeAssistantPresence(delays)
-        self._wake = threading.Event()
-        self._troubles = Troubles()
         self._subscriptions = {
             settings.topic(node, name): handle for name, handle in (subscriptions or {}).items()
         }
         topics = list(self._subscriptions)
         if self._home_assistant.enabled:
             topics.append(self._home_assistant.status_topic)
-        self.connection = BrokerConnection(
-            settings, node, self._wake, self._troubles, topics=tuple(topics), delays=delays
-        )
+        self.connection = BrokerConnection(settings, node, topics=topics, delays=delays)
+        self._wake, self._troubles = self.connection.wake, self.connection.troubles
         self.outbox = Outbox(store, delays.expiry_s)
-        self.live = LiveTopics(
-            node,
-            store,
-            self.connection,
-            self._wake,
-            state=state,
-            stats=stats,
-            outbox=self.outbox,
-            partials=settings.partials,
-        )
+        self.live = LiveTopics(self.connection, store, self.outbox, state=state, stats=stats)
         self._delivery = Delivery(
-            settings,
-            node,
-            self.outbox,
             self.connection,
+            self.outbox,
             set_last=self.live.set_last,
             complete=rooms.on_publish if rooms else lambda *_: None,
-            delays=delays,
         )
         self._stopping = threading.Event()
         self._stop_s = math.inf

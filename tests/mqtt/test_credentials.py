@@ -3,7 +3,6 @@
 import re
 import ssl
 import subprocess
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from appliance.errors import ConfigError
 from appliance.mqtt import credentials
 from appliance.mqtt.client import Untrusted
 from appliance.mqtt.connection import BrokerConnection
-from appliance.mqtt.troubles import Troubles
 from appliance.store.store import Store
 
 pytestmark = [needs_broker, needs_openssl]
@@ -146,7 +144,7 @@ def test_a_certificate_that_a_wrong_clock_refuses_is_said_to_be_that() -> None:
 
 
 def test_an_attempt_follows_as_soon_as_the_clock_is_set() -> None:
-    connection = BrokerConnection(MqttSettings(), "kitchen", threading.Event(), Troubles())
+    connection = BrokerConnection(MqttSettings(), "kitchen")
     now_s = time.monotonic()
     connection._on_failure(now_s, Untrusted("its certificate is not valid yet", by_clock=True))
     assert not connection._is_due(now_s)
