@@ -35,8 +35,6 @@ URGENT = "set"
 """Kind of the messages that are handled before all others: `mute/set`."""
 CONNECT_S = 5.0
 """Longest wait until the broker's host accepts the connection."""
-PROBE_S = 0.15
-"""A broker that is online accepts a connection within this time; one that stops drops it."""
 NO_BROKER = "what answers there is not an MQTT broker (a web server?)"
 LARGEST_BYTES = 268_435_460
 """The protocol's limit of a packet (MQTT 5, 2.1.4)."""
@@ -279,21 +277,6 @@ class Mailbox:
     def _put_event(self, news: BrokerEvent) -> None:
         self.news.append(news)
         self._wake.set()
-
-
-def accepts_connections(settings: MqttSettings, within_s: float = PROBE_S) -> bool:
-    """Return True if the broker accepts a connection and waits for data; takes at most 0.3 s.
-
-    A broker that is stopping closes the connection, or accepts none.
-    """
-    address = settings.host, settings.port
-    with suppress(OSError), socket.create_connection(address, within_s) as probe:
-        probe.settimeout(within_s)
-        try:
-            probe.recv(1)
-        except TimeoutError:
-            return True
-    return False
 
 
 class _PahoClient(Client):

@@ -15,7 +15,6 @@ from appliance.mqtt import credentials, events, troubles
 from appliance.mqtt.client import (
     FIRST_FAILURE,
     FULL,
-    PROBE_S,
     Acknowledged,
     BrokerLink,
     Connected,
@@ -23,7 +22,6 @@ from appliance.mqtt.client import (
     ReceivedMessage,
     Refused,
     Untrusted,
-    accepts_connections,
 )
 from appliance.mqtt.troubles import Troubles
 from appliance.records import OutgoingMessage
@@ -35,12 +33,10 @@ SPREAD = (0.5, 1.0)
 all lose the broker at the same moment, do not all return at the same moment."""
 STEADY_S = 10.0
 """A connection that lasted this long ends a series of outages."""
-CLOCK_SET_S = 30.0
-"""A clock that differs by more was set."""
 PACKET_HEAD_BYTES = 64
 """Of a PUBLISH besides topic and payload: lengths, number and our properties."""
 SHORT_CONNECTIONS = 3
-"""After so many short connections in a row to a broker that was online all the time, we assume that
+"""After so many short connections in a row, without a failed attempt between them, we assume that
 the broker disconnects us on purpose."""
 
 
@@ -55,8 +51,6 @@ class Delays:
     """Pause after the broker refused us: a wrong password does not become right by trying often."""
     attempt_s: float = 15.0
     """Longest attempt: more than a slow resolver needs."""
-    probe_s: float = PROBE_S
-    """A broker that ended our connection is online if it accepts another one within this time."""
     ping_s: int = 20
     """Seconds of silence before paho asks whether the broker is online. It gives up an idle
     connection after twice that."""
@@ -142,9 +136,6 @@ class BrokerConnection:
         self._guessed = self._confirmed = False
         """Version 3.1.1 is supposed, because 5 was not answered; and 5 was tried once more when
         3.1.1 was: a broker that starts, or a proxy before it, leaves clients unanswered, too."""
-        self._clock_s: float | None = None
-        """How far the wall clock was ahead of time.monotonic() when a certificate was refused for
-        its dates."""
         self._largest_bytes, self._left_out = 0, 0
         """Longest packet that the broker accepts, and how many longer ones were not sent."""
         self._denials: dict[str, set[str]] = {}
@@ -176,7 +167,7 @@ class BrokerConnection:
 
     def poll(self, now_s: float) -> Iterator[Connected | Acknowledged | Lost]:
         """Yield what happened since the last call, in order; begin an attempt when it is due."""
-        if self.state is ConnectionState.WAITING and self._is_due(now_s):
+        if self.state is ConnectionState.WAITING and now_s >= self._attempt_s:
             self._begin_attempt(now_s)
         while self._link and self._link.news:
             item = self._link.news.popleft()
@@ -218,9 +209,7 @@ class BrokerConnection:
                 why = troubles.refused(self.settings, self._client_id, code, reason)
                 return self._disconnect(now_s, refusal_s, why)
             case Untrusted(reason, by_clock):
-                lost = self._disconnect(now_s, refusal_s, reason)
-                self._clock_s = time.time() - time.monotonic() if by_clock else None
-                return lost
+                return self._disconnect(now_s, self._pause_s() if by_clock else refusal_s, reason)
             case Lost(troubles.TAKEN_OVER, _):
                 self._id_conflict = troubles.TAKEN.format(self._client_id)
                 return self._disconnect(now_s, refusal_s, self._id_conflict, code=item.code)
@@ -233,12 +222,6 @@ class BrokerConnection:
         self._guessed = self._abilities.speaks_5
         self._confirmed = self._confirmed and self._guessed
         self._abilities = replace(FULL, speaks_5=not self._guessed)
-
-    def _is_due(self, now_s: float) -> bool:
-        """Return True when the next attempt is due: after its pause, or when the clock was set."""
-        ahead_s = time.time() - time.monotonic()
-        was_set = self._clock_s is not None and abs(ahead_s - self._clock_s) > CLOCK_SET_S
-        return was_set or now_s >= self._attempt_s
 
     def take_messages(self, *, urgent: bool = False) -> Iterator[ReceivedMessage]:
         """Yield the messages received on subscribed topics since the last call: mutes first, then
@@ -303,7 +286,7 @@ class BrokerConnection:
 
     def _begin_attempt(self, now_s: float) -> None:
         """Begin to connect; the password is read from its file again."""
-        self._attempt_s, self._clock_s = now_s, None
+        self._attempt_s = now_s
         try:
             self._link = BrokerLink(
                 self.settings,
@@ -336,29 +319,28 @@ class BrokerConnection:
     def _on_outage(self, now_s: float, detail: str) -> Lost:
         """Treat the broker as offline: end the link and schedule the next attempt.
 
-        A broker that ends several short connections in a row, and accepts a new one at once, is
-        online and disconnects us, most likely because another client uses our id. Attempts follow
-        each other slowly then.
+        A broker that ends several short connections in a row is online and disconnects us, most
+        likely because another client uses our id. Attempts follow each other slowly then.
         """
         if self.is_connected:  # the next one may be another broker
             self._abilities = FULL
         steady = self.is_connected and now_s - self.connected_s > STEADY_S
         short = self.is_connected and not steady
-        if short and accepts_connections(self.settings, self.delays.probe_s):
-            self._short_connections += 1
-        else:
-            self._short_connections = 0
+        self._short_connections = self._short_connections + 1 if short else 0
         if self._short_connections >= SHORT_CONNECTIONS:
             self._id_conflict = troubles.THROWN_OUT.format(self._client_id)
             pause_s, code = self.delays.refusal_s, troubles.TAKEN_OVER
             return self._disconnect(now_s, pause_s, self._id_conflict, code=code)
         if steady:
             self._outages = 0
-        pauses_s = self.delays.outages_s
-        pause_s = pauses_s[min(self._outages, len(pauses_s) - 1)]
-        self._outages += 1
         why = troubles.OFFLINE.format(self.settings.host, self.settings.port)
-        return self._disconnect(now_s, pause_s, why, f": {detail}")
+        return self._disconnect(now_s, self._pause_s(), why, f": {detail}")
+
+    def _pause_s(self) -> float:
+        """Return the longest pause before the next attempt, longer after each failure."""
+        pauses_s = self.delays.outages_s
+        self._outages += 1
+        return pauses_s[min(self._outages, len(pauses_s)) - 1]
 
     def _on_puback(self, topic: str, code: int, reason: str) -> None:
         """Report a topic that the broker refuses, until it accepts the topic again. Of transcripts,

@@ -125,7 +125,6 @@ class House(Listener):
         for module in (connection, presence):  # the same pauses in each run
             patch.setattr(module, "random", SimpleNamespace(SystemRandom=lambda: Random(0)))
         patch.setattr(connection, "BrokerLink", FakeLink)
-        patch.setattr(connection, "accepts_connections", lambda *_: self.broker.up)
         patch.setattr(tables, "transaction", self.disk.transaction)
         patch.setattr(files, "probe", self.disk.check_room)
         patch.setattr(os, "fsync", self.files.fsync)
