@@ -1,8 +1,7 @@
 """The worker: transcribes windows of satellites, one at a time, while its own room has none.
 
 The server keeps a window until its answer was sent. If a worker dies, hangs or loses its
-connection, another worker gets the window. A worker keeps only the last texts, in memory, in case
-a satellite sends a window again.
+connection, another worker gets the window. A worker keeps nothing of it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import functools
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -65,8 +63,6 @@ BUSY_S = 10.0
 """A window that our pipeline has not taken for so long is refused: another worker may have time."""
 AGAIN_S = 1.0
 """Pause after the server has refused what a worker needs."""
-REMEMBERED = 32
-"""Texts kept for windows that are sent again."""
 API_S = 1.5
 """Limit for a JetStream request."""
 
@@ -99,8 +95,6 @@ class FleetWorker:
         self._link, self._room = link, room
         self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
         self._busy_s, self._refusal = busy_s, ""
-        self._recent: OrderedDict[tuple[str, str], Transcription] = OrderedDict()
-        """By satellite and window: a satellite that knows another's ids does not get its texts."""
 
     @property
     def server(self) -> str:
@@ -213,7 +207,6 @@ class FleetWorker:
 
     async def _answer(self, message: Msg) -> Answer | None:
         """Return the answer to a window; None if its id is unreadable."""
-        deliveries = message.metadata.num_delivered
         try:
             job = read_window(message.subject, message.headers, message.data)
         except MessageError as error:
@@ -223,21 +216,15 @@ class FleetWorker:
                     refusal = Refusal(str(error), later=error.later)
                     return Answer(window_id, self._link.node, refusal)
             return None
-        answer_with = functools.partial(Answer, job.window.id, self._link.node)
-        key = job.node, job.window.id
-        if known := self._recent.get(key):
-            return answer_with(known)
-        if deliveries >= DELIVERIES:
+        result: Transcription | Refusal
+        if message.metadata.num_delivered >= DELIVERIES:
             text = f"{DELIVERIES - 1} workers did not finish this window, so it is not tried again"
-            return answer_with(Refusal(text))
-        result = await self._transcribe(job, message)
-        if isinstance(result, Refusal):
-            return answer_with(result)
-        self._recent[key] = result
-        while len(self._recent) > REMEMBERED:
-            self._recent.popitem(last=False)
-        self._room.count("fleet_done")
-        return answer_with(result)
+            result = Refusal(text)
+        else:
+            result = await self._transcribe(job, message)
+        if isinstance(result, Transcription):
+            self._room.count("fleet_done")
+        return Answer(job.window.id, self._link.node, result)
 
     async def _transcribe(self, job: Job, message: Msg) -> Transcription | Refusal:
         """Return the pipeline's transcription of a window, reporting progress to the server.
