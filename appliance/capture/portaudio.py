@@ -223,11 +223,12 @@ class _Recorder:
     def _play(self, device: str, rate_hz: float, **_: object) -> None:
         """Play the sound that follows; send each part back when the device has taken it, with the
         time when it will have sounded. Raises DeviceError if the device cannot be opened."""
+        sink = device.removeprefix(PULSE) if device.startswith(PULSE) else ""
         if device.startswith(PULSE):  # libpulse reads the sink's name, when ALSA's plugin opens it
-            os.environ["PULSE_SINK"] = device.removeprefix(PULSE)
-            device = PULSE_DEVICE
+            os.environ["PULSE_SINK"], device = sink, PULSE_DEVICE
         portaudio, end_s = self._load(), 0.0
         found = _choose(_find_devices(portaudio, LOUDSPEAKER), device, LOUDSPEAKER)
+        found = found._replace(name=sink or found.name)
         counts = (1, min(2, found.channels), found.channels)
         shapes = [(rate, channels) for rate in (rate_hz, found.rate_hz) for channels in counts]
         output, rate_hz, channels = _open_shape(portaudio, found, device, shapes, LOUDSPEAKER)

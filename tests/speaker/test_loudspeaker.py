@@ -111,8 +111,9 @@ def test_a_person_who_speaks_lowers_the_sound(tmp_path: Path) -> None:
 
 @needs_microphone
 def test_a_real_loudspeaker_sounds_stops_and_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     with PulseMicrophone(tmp_path, rate_hz=48_000) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -149,6 +150,7 @@ def test_a_real_loudspeaker_sounds_stops_and_comes_back(
                 assert not speaker.available
                 server.plug()
                 until(lambda: speaker.available)
+                assert f"the loudspeaker {SINK} is back" in caplog.text
             finally:
                 speaker.stop()
                 thread.join(PATIENCE_S)
