@@ -18,7 +18,6 @@ shorter."""
 MOSTLY = 4
 """A text in the utterance history is complete if it was a whole sentence this many times as often
 as the beginning of a longer one."""
-
 SURELY = 0.9
 """Confidence from which an expected sentence ends early."""
 LISTED = -0.7

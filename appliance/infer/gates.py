@@ -45,13 +45,23 @@ def is_loop(tokens: Sequence[int], least: int = LOOP_REPEATS, in_all: int = LOOP
     return False
 
 
+def first_round(tokens: Sequence[int]) -> int:
+    """Return how many tokens a text has without the later rounds of the loop in which it ends."""
+    for length in range(1, len(tokens) // STUTTER_REPEATS + 1):
+        kept = len(tokens)
+        while kept > length and tokens[kept - 1] == tokens[kept - 1 - length]:
+            kept -= 1
+        if len(tokens) - kept >= max((STUTTER_REPEATS - 1) * length, LOOP_TOKENS - length):
+            return kept
+    return len(tokens)
+
+
 def judge(transcription: Transcription) -> str | None:
     """Return why a transcription is discarded (no_speech, repetition, low_confidence); None: kept.
 
-    A false text acts on a home, and a lost "yes" annoys, so each rule needs evidence that real
-    speech does not give. Texts of low confidence are flagged (`find_flags`) and the subscriber
-    decides: short answers often have low confidence. Loops are discarded, because a looping decoder
-    is very sure of itself, unless they are one word (`find_single_word`).
+    Each rule needs evidence that real speech does not give. Short answers often have low
+    confidence, and are flagged (`find_flags`). Loops, of which the decoder is very sure, are
+    discarded unless they are one word (`find_single_word`) or were cut (`first_round`).
     """
     doubt = -transcription.avg_logprob / 2
     if not transcription.text:

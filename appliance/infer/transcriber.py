@@ -18,7 +18,7 @@ import numpy as np
 from appliance.config import GateSettings
 from appliance.infer.completeness import is_begun
 from appliance.infer.corrections import Corrections
-from appliance.infer.gates import compression_ratio
+from appliance.infer.gates import compression_ratio, first_round, is_loop
 from appliance.infer.mel import window_mel
 from appliance.infer.request import Pending, Request
 from appliance.records import ADDRESS_ALONE_S, HOP, Name, NoAct, States, Transcription, Window
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("roomscribe.infer")
 
 DOUBTFUL = -0.25
-"""Mean log-probability below which a greedy text is doubtful, as is one without an end, however
-sure: it may be a loop. Half of them are; a search of the
-others changed no count of errors (docs/figures.md)."""
+"""Mean log-probability below which a greedy text is doubtful, as is one without an end: it may be a
+loop. Half of them are; a search of the others changed no count of errors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,9 +190,8 @@ class Transcriber(AnyTranscriber):
     def decode(self, encoded: Encoded, pending: Pending | None = None) -> Transcription:
         """The second half of `transcribe`.
 
-        If completeness is wanted, `pending.on_text` is called with the first text. The beam search,
-        contextual biasing and the expected sentences follow. If they change the text, it is called
-        again.
+        If completeness is wanted, `pending.on_text` is called with the first text, and again if the
+        beam search or contextual biasing change it. The expected sentences follow.
         """
         request, pending = encoded.request, pending or Pending()
         first = best = self._look_up(self._hear_command(self._first_pass(encoded)))
@@ -201,6 +199,13 @@ class Transcriber(AnyTranscriber):
             pending.on_text(first.result)
         if request.search and pending.has_time():
             best = self._search_better(best, pending)
+        decoded = best.decoded
+        if not request.window.last and (is_loop(decoded.tokens) or not decoded.ended):
+            # a cut within a word can make a loop, and the words before that are right
+            tokens = decoded.tokens[: first_round(decoded.tokens)]
+            logprobs = decoded.logprobs[: len(tokens)]
+            once = replace(decoded, tokens=tokens, logprobs=logprobs, ended=False)
+            best = self._replaced(best, once)
         if pending.wanted:
             best = self._apply_vocabulary(best)
         if request.completeness and best.decoded is not first.decoded:

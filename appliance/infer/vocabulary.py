@@ -5,9 +5,6 @@ the probability of the text with that word instead, and the likelier text stays,
 natural logarithm that grows with the likeness. Only words that the decoder was not sure of are
 replaced. Whole texts are compared, so the end of a sentence counts, too, and a text without a
 similar word costs nothing.
-
-Raising scores of tokens in the decode loop instead (a trie of the words' tokens) was tried and is
-worse: see docs/words.md.
 """
 
 from __future__ import annotations

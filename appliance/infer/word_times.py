@@ -19,7 +19,6 @@ from appliance.records import SAMPLE_RATE, Samples, Word
 
 SMOOTHED = 7
 """Positions of 20 ms over which the weights' median is taken, as Whisper does."""
-
 POSITION = SAMPLE_RATE // POSITIONS_PER_SECOND
 """Samples of an encoder position."""
 PAUSE = 6

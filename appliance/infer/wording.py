@@ -11,22 +11,14 @@ from typing import NamedTuple
 
 from appliance.infer.numbers import in_words
 
-FREE = frozenset(
-    {
-        *("the", "a", "an", "of", "my", "some", "please", "and", "so", "well", "okay", "ok", "now"),
-        *("uh", "um"),
-    }
-)
+FREE = "the a an of my some please and so well okay ok now uh um"
 """Words that change nothing where they are added or left out."""
-TURNING = frozenset(
-    {
-        *("not", "don't", "dont", "never", "except", "but", "or", "if", "when", "unless", "until"),
-        *("before", "after", "did", "who", "why", "half", "quarter", "past", "without", "instead"),
-        *("already", "have", "has", "had", "was", "were", "will", "should", "would", "because"),
-        *("ago", "yesterday"),
-    }
+TURNING = (
+    "not don't dont never except but or if when unless until before after did who why half quarter "
+    "past without instead already have has had was were will should would because ago yesterday"
 )
 """Words that make something else of an order."""
+_FREE, _TURNING = frozenset(FREE.split()), frozenset(TURNING.split())
 IRREGULAR = {"make": "made", "wake": "woke", "take": "took", "send": "sent", "run": "ran"}
 """Past forms of verbs in the built-in sentences; all others end in "ed"."""
 _NUMBERS = {in_words(number): str(number) for number in range(1000)}
@@ -60,7 +52,7 @@ def compare(text: str, sentence: str) -> Wording:
     matcher = SequenceMatcher(None, heard, wanted, autojunk=False)
     for kind, begin, end, first, last in matcher.get_opcodes():
         extra, lacking = heard[begin:end], wanted[first:last]
-        bound = [sum(word not in FREE for word in part) for part in (extra, lacking)]
+        bound = [sum(word not in _FREE for word in part) for part in (extra, lacking)]
         if kind == "insert":
             missing += bound[1]
         elif kind == "delete":
@@ -70,7 +62,7 @@ def compare(text: str, sentence: str) -> Wording:
             changed += (1 - letters.ratio()) * max(len(extra), len(lacking))
     only = set(heard) - set(wanted)
     lost = set(wanted) - set(heard)
-    sense = len(only & TURNING) + any(_is_past(other, word) for other in only for word in lost)
+    sense = len(only & _TURNING) + any(_is_past(other, word) for other in only for word in lost)
     numbers = ["".join(filter(str.isdecimal, words)) for words in (heard, wanted)]
     sense += bool(numbers[0]) and numbers[0] != numbers[1]
     return Wording(*map(min, (added, missing, changed, float(sense)), MOST))

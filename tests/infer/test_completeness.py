@@ -40,20 +40,10 @@ def test_a_text_is_open_that_ends_as_no_sentence_does(language: str, text: str) 
 
 @pytest.mark.parametrize(
     "language, text",
-    [
-        ("en", "turn the lights on"),
-        ("en", "Turn it off."),
-        ("en", "turn it off please"),
-        ("en", ""),
-        ("de", "mach das Licht an"),
-        ("de", "schalte die Heizung ein"),
-        ("fr", "monte le son"),
-        ("it", "tira su"),
-        ("nl", "doe het licht uit"),
-        ("xx", "turn on the"),
-        ("ja", "電気をつけて"),
-    ],
-)
+    [("en", "turn the lights on"), ("en", "Turn it off."), ("en", "turn it off please"), ("en", ""),
+     ("de", "mach das Licht an"), ("de", "schalte die Heizung ein"), ("fr", "monte le son"),
+     ("it", "tira su"), ("nl", "doe het licht uit"), ("xx", "turn on the"), ("ja", "電気をつけて")],
+)  # fmt: skip
 def test_a_text_that_may_be_a_sentence_is_not(language: str, text: str) -> None:
     assert not is_open(text, language)
 

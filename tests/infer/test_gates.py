@@ -8,7 +8,7 @@ import pytest
 
 from appliance.config import GateSettings, Settings
 from appliance.infer import gates
-from appliance.infer.gates import Gates, compression_ratio, is_loop, judge
+from appliance.infer.gates import Gates, compression_ratio, first_round, is_loop, judge
 from appliance.infer.opening import open_transcriber
 from appliance.model.bundle import Bundle
 from appliance.records import Transcription, Window
@@ -50,11 +50,6 @@ def test_a_suspicious_repetition_is_marked_and_kept() -> None:
     for tokens in ((1, 1, 1, 1), (7, 8, 7, 8), (1, 2, 3, 1, 2, 4, 1, 2, 5)):
         heard, reason = Gates(GATES).apply(window(1), result("no no no no", tokens))
         assert (heard.flags, reason) == ((), None)
-
-
-def test_a_loop_in_the_middle_of_a_text_is_discarded() -> None:
-    looping = (1, 2, 3, *(7, 8, 9) * 5, 4, 5, 6)
-    assert Gates(GATES).apply(window(1), result("well", looping))[1] == "repetition"
 
 
 @pytest.mark.parametrize(
@@ -138,13 +133,7 @@ def test_repetition_compresses_well_and_speech_does_not() -> None:
 
 @pytest.mark.parametrize(
     "tokens",
-    [
-        (7,) * 12,
-        (7, 8) * 6,
-        (7, 8, 9) * 5,
-        (1, 2, 3, 4, 5) + (7, 8, 9, 6) * 5 + (1, 2),
-        tuple(range(20)) * 5,
-    ],
+    [(7,) * 12, (7, 8) * 6, (1, 2, 3, 4) + (7, 8, 9, 6) * 5 + (1, 2), tuple(range(20)) * 5],
 )
 def test_the_same_tokens_over_and_over_are_a_loop(tokens: tuple[int, ...]) -> None:
     assert is_loop(tokens)
@@ -152,18 +141,23 @@ def test_the_same_tokens_over_and_over_are_a_loop(tokens: tuple[int, ...]) -> No
 
 @pytest.mark.parametrize(
     "tokens",
-    [
-        (),
-        (7,),
-        (7,) * 11,
-        (7, 8) * 4,
-        (7, 8, 9) * 4,
-        tuple(range(60)),
-        (7, 7, 7, 7, 1, 7, 7, 7, 7, 2, 7, 7, 7, 7),
-    ],
+    [(), (7,) * 11, (7, 8, 9) * 4, tuple(range(60)), (7, 7, 7, 7, 1, 7, 7, 7, 7, 2, 7, 7, 7, 7)],
 )
 def test_a_few_repeated_words_are_no_loop(tokens: tuple[int, ...]) -> None:
     assert not is_loop(tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"),
+    [
+        ((1, 2, 3) + (7, 8, 9) * 5 + (7,), 6),
+        ((1, 2) + (7,) * 11, 13),
+        ((1, 2) + (7, 8, 9, 5, 6, 4) * 2, 14),
+        ((7, 8) * 6 + (1,), 13),
+    ],
+)
+def test_of_a_loop_at_the_end_the_first_round_is_kept(tokens: tuple[int, ...], kept: int) -> None:
+    assert first_round(tokens) == kept
 
 
 @pytest.mark.parametrize("text", ["yes", "no no no no", "seven seven seven seven"])
