@@ -15,9 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,18 +48,6 @@ class Position(NamedTuple):
     def has_ended(self, now: datetime) -> bool:
         """Return True for a mute whose end has come."""
         return self.on and self.until is not None and now >= self.until
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The two clocks that decide when a mute ends."""
-
-    now: Callable[[], datetime]
-    uptime_s: Callable[[], float]
-    """Seconds since the machine's start; setting the clock does not change them."""
-
-
-CLOCK = Clock(partial(datetime.now, UTC), partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
 
 def write(file: Path, position: Position) -> Stamp:
@@ -119,6 +105,11 @@ def _stamp(found: os.stat_result) -> Stamp:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
+def uptime_s() -> float:
+    """Return the seconds since the machine's start; setting the clock does not change them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Mute:
     """The mute switch. Any thread may call any method, but no signal handler."""
 
@@ -127,8 +118,6 @@ class Mute:
         folder: Path,
         *,
         on_change: Callable[[], object] = lambda: None,
-        write: Callable[[Path, Position], Stamp] = write,
-        clock: Clock = CLOCK,
     ) -> None:
         """Read the file in `folder`; without one the appliance is not muted. `on_change` is called
         after each change, by the thread that made it."""
@@ -137,8 +126,7 @@ class Mute:
         """Why the present state would be lost at a restart; "" if it is saved."""
         self.unread = ""
         """What is wrong with the file; "" if nothing is."""
-        self._write, self._file, self._clock = write, folder / FILE_NAME, clock
-        self._lock_file = folder / LOCK_NAME
+        self._file, self._lock_file = folder / FILE_NAME, folder / LOCK_NAME
         self._lock = threading.Lock()
         self._retry_s = 0.0
         self._unreadable = False
@@ -179,7 +167,7 @@ class Mute:
         if end and not on:
             raise ValueError("expected no end, because only a mute has one")
         wanted = Position(
-            on, parse_end(end, self._clock.now()) if end else None, on and who == HOME
+            on, parse_end(end, datetime.now(UTC)) if end else None, on and who == HOME
         )
         with self._lock:
             changed = self._change(wanted, who)
@@ -259,9 +247,9 @@ class Mute:
         self._position = position
         if position is None:
             return True
-        now = self._clock.now()
+        now = datetime.now(UTC)
         if position.until:
-            self._end_uptime_s = self._clock.uptime_s() + (position.until - now).total_seconds()
+            self._end_uptime_s = uptime_s() + (position.until - now).total_seconds()
         state = f"muted{format_end(position.until, now)}" if position.on else "unmuted"
         log.info("%s%s", state, f" by {who}" if who else "")
         return True
@@ -269,9 +257,9 @@ class Mute:
     def _end(self) -> bool:
         """Unmute if the mute's end has come; return True if so. Holds the lock."""
         position = self._position
-        if position is None or not position.has_ended(self._clock.now()):
+        if position is None or not position.has_ended(datetime.now(UTC)):
             return False
-        if self._clock.uptime_s() < self._end_uptime_s:
+        if uptime_s() < self._end_uptime_s:
             return False  # the wall clock was set forward
         self._change(Position(False), "the clock")
         self._save(Position(False))
@@ -280,7 +268,7 @@ class Mute:
     def _save(self, position: Position) -> None:
         known, self.unsaved = self.unsaved, ""
         try:
-            self._stamp = self._write(self._file, position)
+            self._stamp = write(self._file, position)
             self.unread, self._unreadable = "", False
         except StoreError as error:
             self.unsaved = str(error)

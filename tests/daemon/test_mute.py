@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rigs.command import errors, refusal, roomscribe
@@ -19,7 +20,7 @@ from appliance.daemon import mute as switch
 from appliance.daemon.bus import Bus
 from appliance.daemon.capture_supervisor import CaptureSupervisor
 from appliance.daemon.health import Health
-from appliance.daemon.mute import Clock, Mute, Position
+from appliance.daemon.mute import Mute, Position
 from appliance.daemon.mute_end import format_end, parse_end
 from appliance.daemon.stages import Sentinel, StageQueue
 from appliance.errors import DeviceError, StoreError
@@ -128,20 +129,20 @@ def test_another_process_that_writes_the_file_is_followed(tmp_path: Path) -> Non
     assert turned == [True, False, True]
 
 
-def test_a_disk_that_refuses_leaves_it_muted_and_says_so(tmp_path: Path) -> None:
-    full = True
+def refuse(*_: object) -> switch.Stamp:
+    raise StoreError("no space")
 
-    def write(file: Path, position: Position) -> switch.Stamp:
-        if full:
-            raise StoreError("no space")
-        return switch.write(file, position)
 
-    mute = Mute(tmp_path, write=write)
-    mute.set(True)
-    assert (mute.on, mute.unsaved) == (True, "no space")
-    mute.poll()
-    assert (mute.on, mute.unsaved) == (True, "no space")
-    full = False
+def test_a_disk_that_refuses_leaves_it_muted_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = Mute(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(switch, "write", refuse)
+        mute.set(True)
+        assert (mute.on, mute.unsaved) == (True, "no space")
+        mute.poll()
+        assert (mute.on, mute.unsaved) == (True, "no space")
     poll_until(mute, lambda: not mute.unsaved)
     assert (mute.on, Mute(tmp_path).on) == (True, True)
 
@@ -180,22 +181,17 @@ def test_a_file_that_cannot_be_read_at_the_start_mutes_until_it_can(
 
 @pytest.mark.parametrize("position", [True, False])
 def test_a_mute_while_its_file_cannot_be_read_is_obeyed_and_saved_later(
-    tmp_path: Path, position: bool
+    tmp_path: Path, position: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing = True
-
-    def write(file: Path, saved: Position) -> switch.Stamp:
-        if failing:
-            raise StoreError("it fails")
-        return switch.write(file, saved)
-
     unreadable(tmp_path / "mute")
-    mute = Mute(tmp_path, write=write)
-    mute.set(position)
-    assert (mute.on, mute.is_known, mute.unread, mute.unsaved) == (position, True, "", "it fails")
+    mute = Mute(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(switch, "write", refuse)
+        mute.set(position)
+    found = mute.on, mute.is_known, mute.unread, mute.unsaved
+    assert found == (position, True, "", "no space")
     (tmp_path / "mute").unlink()
     switch.write(tmp_path / "mute", Position(not position))
-    failing = False
     poll_until(mute, lambda: not mute.unsaved)
     assert (mute.on, Mute(tmp_path).on) == (position, position)
 
@@ -238,13 +234,20 @@ NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 class Hands:
     """Two clocks that a test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now, self.uptime_s = NOON, 5000.0
-        self.clock = Clock(lambda: self.now, lambda: self.uptime_s)
+        clock = SimpleNamespace(now=lambda _: self.now, fromisoformat=datetime.fromisoformat)
+        patch.setattr(switch, "datetime", clock)
+        patch.setattr(switch, "uptime_s", lambda: self.uptime_s)
 
     def wait(self, minutes: float) -> None:
         self.now += timedelta(minutes=minutes)
         self.uptime_s += 60 * minutes
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    return Hands(monkeypatch)
 
 
 @pytest.fixture
@@ -257,14 +260,16 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def test_a_mute_with_an_end_survives_a_restart_and_ends_by_itself(tmp_path: Path) -> None:
-    hands, turned = Hands(), list[bool]()
-    mute = Mute(tmp_path, clock=hands.clock)
+def test_a_mute_with_an_end_survives_a_restart_and_ends_by_itself(
+    tmp_path: Path, hands: Hands
+) -> None:
+    turned: list[bool] = []
+    mute = Mute(tmp_path)
     mute.set(True, "a test", "30m")
     assert mute.until == NOON + timedelta(minutes=30)
     assert (tmp_path / "mute").read_text() == "ON 2026-11-25T12:30:00Z\n"
     hands.wait(29.9)
-    mute = Mute(tmp_path, clock=hands.clock, on_change=lambda: turned.append(mute.on))
+    mute = Mute(tmp_path, on_change=lambda: turned.append(mute.on))
     mute.poll()
     assert (mute.on, mute.until, turned) == (True, NOON + timedelta(minutes=30), [])
     hands.wait(0.1)
@@ -274,17 +279,19 @@ def test_a_mute_with_an_end_survives_a_restart_and_ends_by_itself(tmp_path: Path
     assert (tmp_path / "mute").read_text() == "OFF\n", "a clock that is set back mutes nobody"
 
 
-def test_a_mute_whose_end_passed_while_the_machine_was_off_is_over(tmp_path: Path) -> None:
-    hands = Hands()
+def test_a_mute_whose_end_passed_while_the_machine_was_off_is_over(
+    tmp_path: Path, hands: Hands
+) -> None:
     switch.write(tmp_path / "mute", Position(True, NOON + timedelta(hours=1)))
     hands.now += timedelta(hours=2)  # and the uptime began anew
-    assert not Mute(tmp_path, clock=hands.clock).on
+    assert not Mute(tmp_path).on
     assert (tmp_path / "mute").read_text() == "OFF\n"
 
 
-def test_a_clock_that_is_set_forward_opens_no_microphone_early(tmp_path: Path) -> None:
-    hands = Hands()
-    mute = Mute(tmp_path, clock=hands.clock)
+def test_a_clock_that_is_set_forward_opens_no_microphone_early(
+    tmp_path: Path, hands: Hands
+) -> None:
+    mute = Mute(tmp_path)
     switch.write(tmp_path / "mute", Position(True, NOON + timedelta(minutes=30)))
     mute.poll()
     hands.now += timedelta(days=1)
@@ -295,13 +302,14 @@ def test_a_clock_that_is_set_forward_opens_no_microphone_early(tmp_path: Path) -
     assert not mute.on
 
 
+@pytest.mark.usefixtures("hands")
 def test_the_last_command_decides_until_when(tmp_path: Path) -> None:
     turned: list[datetime | None] = []
-    mute = Mute(tmp_path, clock=Hands().clock, on_change=lambda: turned.append(mute.until))
+    mute = Mute(tmp_path, on_change=lambda: turned.append(mute.until))
     for end in ("2h", "30m", ""):
         mute.set(True, end=end)
         assert mute.on
-        assert Mute(tmp_path, clock=Hands().clock).until == mute.until
+        assert Mute(tmp_path).until == mute.until
     mute.set(True, end="2h")
     mute.set(False)
     half, two = NOON + timedelta(minutes=30), NOON + timedelta(hours=2)
