@@ -110,6 +110,8 @@ class Link:
         self.address = settings.server
         self.trouble: str | None = COMING
         """Why there is no connection, with the fix; None while there is one."""
+        self.refusal = ""
+        """Why the server does not let us do what our role does, with the fix; "" if it does."""
         self.client: Client | None = None
         """The connected client, for coroutines of the link's loop."""
         self._loop = asyncio.new_event_loop()
@@ -122,17 +124,11 @@ class Link:
         """Address of the connected server; empty while there is none."""
         return self.address if self.client else ""
 
-    def start(
-        self,
-        handler: Handler,
-        *,
-        refused: Callable[[str], object],
-        changed: Callable[[str | None], object],
-    ) -> None:
+    def start(self, handler: Handler, changed: Callable[[str | None], object]) -> None:
         """Begin to connect, without waiting. The link's thread runs `handler` on each connection
-        until that is lost; its error ends the connection. It calls `refused` with the server's
-        message if we lack a permission, and `changed` with a new `trouble`."""
-        self._handler, self._refused, self._changed = handler, refused, changed
+        until that is lost; its error ends the connection. It calls `changed` with a new `trouble`
+        or `refusal`."""
+        self._handler, self._changed = handler, changed
         # it warns about each TLS connection: "returning true from eof_received() has no effect"
         logging.getLogger("asyncio").setLevel(logging.ERROR)
         self._thread = BackgroundTask(self._run, "fleet")
@@ -185,8 +181,9 @@ class Link:
     async def _serve_connection(self) -> None:
         """Connect, and run the handler until the connection ends. Raises what ended it."""
         ended = self._ended = asyncio.Event()
+        self.refusal = ""
         # files may have been renewed
-        client, errors = await connect(self._settings, self.node, ended, self._refused)
+        client, errors = await connect(self._settings, self.node, ended, self._refuse)
         self.client = client
         self._report(None)
         end = asyncio.create_task(ended.wait())
@@ -202,6 +199,15 @@ class Link:
             await asyncio.gather(end, work, return_exceptions=True)
             await disconnect(client)
         raise errors[-1] if errors else ConnectionResetError("the connection was closed")
+
+    def _refuse(self, message: str) -> None:
+        """Keep the server's message that we lack a permission."""
+        role = self._settings.role
+        self.refusal = (
+            f"refused: the fleet's server does not let {self.node} do what a {role} does "
+            f"({shorten(message, 160)}); join again with a code for a {role}"
+        )
+        self._changed(self.refusal)
 
     def _report(self, failure: ServerError | None) -> None:
         """Keep why there is no connection, and call `changed` if that is new."""

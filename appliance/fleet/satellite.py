@@ -98,8 +98,6 @@ class Satellite(Backend):
         self._link, self._local, self._patience_s = link, local, patience_s
         self._fault: str | None = COMING
         """Why no worker is used, with the fix; None while one is."""
-        self._refusal = ""
-        """Why the server refuses what a satellite does; empty if it does not."""
         self._series = ""
         """Names the connection; anew once a worker has refused a window."""
         self._answers: OrderedDict[str, Answer] = OrderedDict()
@@ -110,12 +108,12 @@ class Satellite(Backend):
 
     def start(self) -> None:
         """Begin to connect, without waiting."""
-        self._link.start(self._serve, refused=self._record_refusal, changed=self._lost)
+        self._link.start(self._serve, self._on_change)
 
     @property
     def fault(self) -> str | None:
         """Why no worker is used, with the fix; None while one is."""
-        return self._link.trouble or self._refusal or self._fault
+        return self._link.trouble or self._link.refusal or self._fault
 
     @property
     def name(self) -> str:
@@ -173,7 +171,7 @@ class Satellite(Backend):
 
     async def _serve(self, client: Client) -> None:
         """Listen to answers on a new connection, and look for a worker again and again."""
-        self._refusal, self._series = "", secrets.token_hex(4)
+        self._series = secrets.token_hex(4)
         await client.subscribe(ANSWER.format(self._link.node), cb=self._handle_answer)
         while True:
             self._fault = await self._find_worker(client)
@@ -255,7 +253,7 @@ class Satellite(Backend):
         except NoRespondersError:
             return False
         except SlowError:
-            if not self._refusal:
+            if not self._link.refusal:
                 self._link.reset()
             return False
         except (Error, OSError):
@@ -269,14 +267,7 @@ class Satellite(Backend):
         self.counts["fleet_sent"] += not found.get("duplicate")
         return True
 
-    def _record_refusal(self, message: str) -> None:
-        """Keep the server's message that we lack a permission."""
-        self._refusal = (
-            f"refused: the fleet's server does not let {self._link.node} do what a satellite does "
-            f"({message}); join again with a code for a satellite"
-        )
-
-    def _lost(self, trouble: str | None) -> None:
+    def _on_change(self, trouble: str | None) -> None:
         if trouble:
             self._known.set()
 

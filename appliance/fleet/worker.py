@@ -94,7 +94,7 @@ class FleetWorker:
         """`gates` are the values that the model recommends, `busy_s` is BUSY_S."""
         self._link, self._room = link, room
         self._recommended = {name: getattr(gates, name) for name in RECOMMENDED}
-        self._busy_s, self._refusal = busy_s, ""
+        self._busy_s = busy_s
 
     @property
     def server(self) -> str:
@@ -103,9 +103,7 @@ class FleetWorker:
 
     def start(self) -> None:
         """Begin to serve, without waiting."""
-        self._link.start(
-            self._serve, refused=self._report_refusal, changed=self._room.report_trouble
-        )
+        self._link.start(self._serve, self._room.report_trouble)
 
     def close(self) -> None:
         """Close the connection: its windows are another worker's then."""
@@ -116,7 +114,6 @@ class FleetWorker:
         from nats.errors import TimeoutError as SlowError
         from nats.js.errors import Error
 
-        self._refusal = ""
         await client.subscribe(WORKERS, cb=self._announce)
         queue = await client.jetstream().pull_subscribe_bind(CONSUMER, STREAM)
         while True:
@@ -126,10 +123,10 @@ class FleetWorker:
                 while message := await self._next(queue):
                     await self._process(client, message)
             except (Error, SlowError) as error:
-                if isinstance(error, SlowError) and not self._refusal:
+                if isinstance(error, SlowError) and not self._link.refusal:
                     raise  # the connection seems dead
                 self._room.report_trouble(
-                    self._refusal
+                    self._link.refusal
                     or f"refused: the fleet's server {self._link.address} refuses the stream "
                     f"{STREAM}: {shorten(str(error) or type(error).__name__, 120)}; see that its "
                     "JetStream is on (`roomscribe doctor`)"
@@ -279,14 +276,6 @@ class FleetWorker:
             if pending:
                 pending.cancel()
         return made.result()
-
-    def _report_refusal(self, message: str) -> None:
-        """Report the server's message that we lack a permission."""
-        self._refusal = (
-            f"refused: the fleet's server does not let {self._link.node} do what a worker does "
-            f"({shorten(message, 160)}); join again with a code for a worker"
-        )
-        self._room.report_trouble(self._refusal)
 
 
 def _join(parts: Sequence[Transcription]) -> Transcription:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 from rigs.certificates import Authority
 from rigs.engine import engine_of, served, settings_for
 from rigs.nats import NatsServer
@@ -38,7 +39,7 @@ def start(link: Link) -> None:
     async def stay(_: object) -> None:
         await asyncio.Event().wait()
 
-    link.start(stay, refused=lambda _: None, changed=lambda _: None)
+    link.start(stay, lambda _: None)
 
 
 @contextmanager
@@ -189,3 +190,21 @@ def test_tls_and_the_credential_are_checked(tmp_path: Path) -> None:
         with linked(good.server, credential=good.credential) as unknown:
             until(lambda: "its certificate is not trusted" in str(unknown.trouble))
             assert str(unknown.trouble).startswith("refused: ")
+
+
+@needs_fleet
+def test_a_right_that_the_role_lacks_is_named_with_the_fix(tmp_path: Path) -> None:
+    engine, told = engine_of(bed="satellite"), list[str | None]()
+    engine.write(tmp_path / "server", tmp_path / "js")
+
+    async def read_everything(client: Client) -> None:
+        await client.subscribe("roomscribe.>")
+        await asyncio.Event().wait()
+
+    with served(tmp_path / "server", engine.port):
+        link = Link(settings_for(engine, "bed", tmp_path / "bed"), "bed")
+        link.start(read_everything, told.append)
+        until(lambda: link.refusal)
+        link.close()
+    assert "does not let bed do what a satellite does (" in link.refusal
+    assert told[:2] == [None, link.refusal]
