@@ -32,6 +32,7 @@ from appliance.daemon.controls import Controls, MuteCommands
 from appliance.daemon.core import Core
 from appliance.daemon.correction_commands import CorrectionCommands
 from appliance.daemon.health import Health, report_backend
+from appliance.daemon.last_sound import Playback
 from appliance.daemon.log_commands import LogCommands
 from appliance.daemon.microphone_commands import MicrophoneCommands, SpeakerCommands
 from appliance.daemon.model_install import ModelCommands, ModelInstaller
@@ -40,7 +41,6 @@ from appliance.daemon.mute import Mute
 from appliance.daemon.partials import Partials
 from appliance.daemon.phrase_commands import Expectations, PhraseCommands
 from appliance.daemon.pipeline import Parts
-from appliance.daemon.playback import Playback
 from appliance.daemon.report import Reporter, note_version
 from appliance.daemon.setting_commands import ReadConfiguration, SettingCommands
 from appliance.daemon.single_instance import lock_instance

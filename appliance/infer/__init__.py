@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from appliance.infer.encoder import Backend, CpuEncoder, Encoder
     from appliance.infer.gates import Gates, compression_ratio, is_loop, judge
     from appliance.infer.hailo import device, diagnosis
-    from appliance.infer.hailo.client import find_chip
     from appliance.infer.hailo.diagnosis import NpuError
     from appliance.infer.hailo.npu import Npu, open_npu
+    from appliance.infer.hailo.process_owner import find_chip
     from appliance.infer.joining import is_unspaced
     from appliance.infer.mel import log_mel, window_mel
     from appliance.infer.network import Network, Step, StepNetwork

@@ -172,8 +172,8 @@ def open_encoder(bundle: Bundle, settings: EncoderSettings) -> Encoder:
     """
     from appliance.infer.encoder import CpuEncoder
     from appliance.infer.hailo import diagnosis
-    from appliance.infer.hailo.client import NpuProcess
     from appliance.infer.hailo.failover import FailoverEncoder
+    from appliance.infer.hailo.process_owner import NpuProcess
     from appliance.infer.hailo.shared import make_order
     from appliance.model import ENCODER_FILE, HEF_FILE
 

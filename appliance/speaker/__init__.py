@@ -9,7 +9,7 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.speaker.loudspeaker import Ending, Kind, Loudspeaker, SpokenSound, play_once
-    from appliance.speaker.ringing import ring
-    from appliance.speaker.spoken import Spoken
+    from appliance.speaker.own_voice import Spoken
+    from appliance.speaker.ring_sound import ring
 
 __getattr__ = lazily(__name__, __file__)

@@ -26,9 +26,9 @@ from appliance.daemon.single_instance import lock_instance
 from appliance.errors import DeviceError, ModelError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import diagnosis, failover as failover_module
-from appliance.infer.hailo.client import NpuProcess
 from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.process_owner import NpuProcess
 from appliance.infer.hailo.shared import make_order
 from appliance.infer.opening import open_encoder
 from appliance.model.bundle import ENCODER_FILE, Bundle

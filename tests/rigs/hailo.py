@@ -18,8 +18,8 @@ from rigs.waiting import until
 from appliance.convert.build import Recipe, build_bundle
 from appliance.convert.shapes import WhisperConfig
 from appliance.infer.encoder import CpuEncoder, Encoder
-from appliance.infer.hailo.client import NpuProcess
 from appliance.infer.hailo.failover import FailoverEncoder
+from appliance.infer.hailo.process_owner import NpuProcess
 from appliance.infer.hailo.shared import make_order
 from appliance.model.bundle import Bundle, load_bundle
 from appliance.records import Mel

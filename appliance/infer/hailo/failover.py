@@ -13,8 +13,8 @@ from typing import Any
 from appliance.errors import DeviceError
 from appliance.infer.encoder import CpuEncoder, Encoder
 from appliance.infer.hailo import diagnosis
-from appliance.infer.hailo.client import CLOSE_WITHIN_S, ENDED, SILENT, NpuProcess
 from appliance.infer.hailo.diagnosis import NpuError
+from appliance.infer.hailo.process_owner import CLOSE_WITHIN_S, ENDED, SILENT, NpuProcess
 from appliance.records import Mel, States
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0

@@ -13,10 +13,10 @@ from rigs.hailo_simulator.control import Simulator, with_hef
 from appliance.errors import DeviceError
 from appliance.infer.encoder import CpuEncoder
 from appliance.infer.hailo import device, diagnosis
-from appliance.infer.hailo.client import NpuProcess, find_chip
 from appliance.infer.hailo.device import identify, load_binding, newest_known
 from appliance.infer.hailo.diagnosis import NpuError
 from appliance.infer.hailo.npu import Npu, open_npu
+from appliance.infer.hailo.process_owner import NpuProcess, find_chip
 from appliance.infer.hailo.shared import Order, make_order
 from appliance.model.bundle import HEF_FILE, Bundle
 

@@ -15,8 +15,8 @@ from rigs.transcriber import HEARD
 
 from appliance.config import StoreSettings
 from appliance.control.server import ControlError
+from appliance.daemon.last_sound import KEPT_S, Playback
 from appliance.daemon.log_commands import LogCommands
-from appliance.daemon.playback import KEPT_S, Playback
 from appliance.records import Window
 from appliance.store.store import Store
 from appliance.store.tables import Wanted

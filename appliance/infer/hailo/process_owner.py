@@ -39,7 +39,7 @@ class NpuProcess:
             self._arrays = SharedArrays(memory, order.mel, order.states)
             self._arrays.beat()
             self._process = start_process(
-                *("appliance.infer.hailo.process", json.dumps(asdict(order)), str(memory)),
+                *("appliance.infer.hailo.encoder_process", json.dumps(asdict(order)), str(memory)),
                 descriptors=(memory,),
             )
             pipes = self._process.stdin, self._process.stdout
