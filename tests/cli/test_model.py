@@ -165,41 +165,11 @@ def test_ctrl_c_in_the_midst_of_an_add_leaves_the_download_and_nothing_else(
     assert desk.in_use() == "tiny.en"
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        None,
-        {"README.md": b"nothing"},
-        {"config.json": b'{"model_type": "bert"}'},
-        {
-            "config.json": b'{"model_type": "whisper"}',
-            "vocab.json": b"{}",
-            "pytorch_model.bin": b"x",
-        },
-    ],
-    ids=["no such repository", "no config", "no Whisper", "a pickle"],
-)
-def test_an_id_that_is_refused_leaves_nothing(desk: Desk, files: dict[str, bytes] | None) -> None:
-    if files:
-        desk.hub.add("somebody/other", files)
-    one_line(desk.run("add", "somebody/other"))
-    assert list((desk.models / ".work").iterdir()) == []
-
-
-def test_a_model_too_large_for_this_machine_is_refused_before_its_weights_come(desk: Desk) -> None:
-    files = desk.hub.repositories[REPOSITORY].files
-    sizes = json.loads(files["config.json"]) | {"d_model": 1 << 20}
-    desk.hub.add("somebody/huge", files | {"config.json": json.dumps(sizes).encode()})
-    line = one_line(desk.run("add", "somebody/huge"))
-    assert "GB of memory to build and to verify it, found" in line
-    assert desk.hub.fetched("config.json") and not desk.hub.fetched("model.safetensors")
-    assert list((desk.models / ".work").iterdir()) == []
-
-
 def test_an_unknown_name_is_one_line_with_the_known_ones(desk: Desk) -> None:
     line = one_line(desk.run("add", "tinny"))
     assert "tiny" in line and "folder" in line
     assert "whisper-nothing" in one_line(desk.run("add", "somebody/whisper-nothing"))
+    assert list((desk.models / ".work").iterdir()) == []
 
 
 def test_a_model_that_cannot_be_removed_is_not_suggested(desk: Desk) -> None:
@@ -327,33 +297,11 @@ def test_a_damaged_model_is_found_and_the_others_are_still_checked(desk: Desk) -
     assert [line[2:].split()[0] for line in done.stdout.splitlines()] == ["tiny.en", "two"]
 
 
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (lambda folder: [file.unlink() for file in folder.iterdir()], "config.json"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "model.safetensors"),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes(
-                (100 * 10**9).to_bytes(8, "little") + b"{}"
-            ),
-            "model.safetensors",
-        ),
-        (
-            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-            "pickle",
-        ),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), "bert"),
-    ],
-    ids=["an empty folder", "half a file", "a header of 100 GB", "a pickle", "no Whisper"],
-)
-def test_what_cannot_become_a_model_is_one_line_and_changes_nothing(
-    desk: Desk, damage: object, expected: str
-) -> None:
+def test_half_a_file_is_one_line_and_changes_nothing(desk: Desk) -> None:
     assert desk.run("add", desk.checkpoint, "--name", "mine").returncode == 0
     before = (desk.models / "mine" / "bundle.json").read_bytes()
-    assert callable(damage)
-    damage(desk.checkpoint)
-    assert expected in one_line(desk.run("add", desk.checkpoint, "--name", "mine"))
+    os.truncate(desk.checkpoint / "model.safetensors", 5000)
+    assert "model.safetensors" in one_line(desk.run("add", desk.checkpoint, "--name", "mine"))
     assert (desk.models / "mine" / "bundle.json").read_bytes() == before
     assert sorted(file.name for file in desk.models.iterdir()) == [".work", "in-use", "mine"]
     assert list((desk.models / ".work").iterdir()) == []
@@ -384,9 +332,6 @@ def test_hailos_encoder_is_fetched_for_the_chip_that_is_asked_for(
     assert "encoder.hef" in desk.facts("tiny")["files"]
     assert "only tiny (10 s), base (5 s)" in one_line(
         desk.run("add", "tiny", "--hef", "hailo8", "--window", "5")
-    )
-    assert "Hailo publishes no such encoder" in one_line(
-        desk.run("add", REPOSITORY, "--hef", "hailo8")
     )
 
 
@@ -426,7 +371,7 @@ def test_an_export_holds_what_hailos_compiler_needs(desk: Desk, tmp_path: Path) 
     assert len(list(out.rglob("*.onnx"))) == 2
 
 
-@pytest.mark.parametrize("window", ["0", "nan", "inf", "-3", "30.5", "0.03"])
+@pytest.mark.parametrize("window", ["nan", "30.5"])
 def test_a_window_that_cannot_be_is_one_line(desk: Desk, window: str) -> None:
     line = one_line(desk.run("add", REPOSITORY, f"--window={window}"))
     assert f"--window: expected 0.04 to 30 seconds, found {float(window):g}" in line
@@ -440,42 +385,3 @@ def test_a_window_or_language_that_the_model_does_not_have_costs_no_weights(desk
     line = one_line(desk.run("add", REPOSITORY, "--language", "de"))
     assert "--language: 'de': this model is English-only" in line
     assert not desk.hub.fetched("model.safetensors")
-
-
-def test_the_language_is_the_checkpoints_and_is_printed(desk: Desk) -> None:
-    added = json.loads((desk.checkpoint / "added_tokens.json").read_text())
-    added["<|de|>"] = added.pop("<|translate|>")
-    (desk.checkpoint / "added_tokens.json").write_text(json.dumps(added))
-    generation = {"is_multilingual": True, "language": "german"}
-    (desk.checkpoint / "generation_config.json").write_text(json.dumps(generation))
-    done = desk.run("add", desk.checkpoint, "--name", "mine")
-    assert "language: de (generation_config.json)" in done.stdout
-    assert desk.facts("mine")["language"] == "de"
-    done = desk.run("add", desk.checkpoint, "--name", "mine", "--language", "english")
-    assert "language: en (--language)" in done.stdout
-
-
-def test_a_checkpoint_of_transformers_5_becomes_a_model(desk: Desk) -> None:
-    vocabulary, added = (
-        json.loads((desk.checkpoint / name).read_text())
-        for name in ("vocab.json", "added_tokens.json")
-    )
-    assert desk.run("add", desk.checkpoint, "--name", "old").returncode == 0
-    for name in ("vocab.json", "added_tokens.json"):
-        (desk.checkpoint / name).unlink()
-    tokenizer = {
-        "added_tokens": [{"id": i, "content": name} for name, i in added.items()],
-        "decoder": {"type": "ByteLevel"},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    }
-    (desk.checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
-    commit = desk.hub.add_folder("me/new", desk.checkpoint)
-    for source in (desk.checkpoint, "me/new"):
-        assert desk.run("add", source, "--name", "new").returncode == 0, commit
-        for name in ("vocabulary.json", "step.onnx"):
-            old, new = (desk.models / model / name for model in ("old", "new"))
-            assert (
-                json.loads(old.read_text()) == json.loads(new.read_text())
-                if (name == "vocabulary.json")
-                else old.read_bytes() == new.read_bytes()
-            )

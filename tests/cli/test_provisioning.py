@@ -220,11 +220,6 @@ def test_nats_server_may_read_its_files_whatever_the_umask(tmp_path: Path) -> No
     assert (tmp_path / "s" / "nats.conf").stat().st_mode & 0o007 == 0
 
 
-def test_a_certificate_is_kept() -> None:
-    engine = engine_of()
-    assert engine.with_certificate() is engine
-
-
 def test_a_code_holds_what_the_node_needs_and_survives_a_messenger() -> None:
     engine = engine_of(kitchen="satellite")
     code = engine.code("kitchen")

@@ -138,26 +138,6 @@ def test_a_recipe_that_does_not_fit_is_refused(
         build_bundle(checkpoint, tmp_path / "home", recipe)
 
 
-def test_suppression_comes_from_the_generation_config_where_there_is_one(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    generation = {"suppress_tokens": [3, 9, 514], "begin_suppress_tokens": [5, 512]}
-    (checkpoint / "generation_config.json").write_text(json.dumps(generation))
-    build_bundle(checkpoint, tmp_path / "home", RECIPE)
-    bundle = load_bundle(tmp_path / "home")
-    assert bundle.suppressed == (3, 9, *range(513, 521))
-    assert bundle.suppressed_first == (5, 512)
-
-
-def test_an_english_only_model_is_prompted_without_language_and_task(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    (checkpoint / "generation_config.json").write_text('{"is_multilingual": false}')
-    build_bundle(checkpoint, tmp_path / "home", RECIPE)
-    bundle = load_bundle(tmp_path / "home")
-    assert bundle.prompt == (513, 520) and bundle.languages == ("en",)
-
-
 def test_timestamps_begin_behind_the_no_timestamps_token(tmp_path: Path) -> None:
     config = sized(16, (1, 1), 2, 60, 50, 20)
     folder = write_checkpoint(tmp_path / "checkpoint", config, random_weights(config, 2))

@@ -194,16 +194,13 @@ def test_a_missing_position_table_is_computed_as_whisper_does(
     ("changes", "message"),
     [
         ({"d_model": None}, "d_model: expected a whole number from 1, found None"),
-        ({"d_model": "a\nb"}, r"d_model: expected a whole number from 1, found 'a\nb'"),
         ({"encoder_layers": 10**9}, "encoder_layers: expected at most 256, found more"),
         ({"vocab_size": True}, "vocab_size: expected a whole number from 1, found True"),
         ({"activation_function": "relu"}, "activation_function: expected gelu, found relu"),
-        ({"activation_function": ["gelu"]}, "activation_function: expected gelu, found"),
         ({"encoder_attention_heads": 4}, "decoder_attention_heads: expected as many as"),
         ({"scale_embedding": True}, "scale_embedding: expected false"),
         ({"max_source_positions": 9}, f"{TABLE}: expected shape (9, 8), found (12, 8)"),
         ({"model_type": "bert", "d_model": 0}, "model_type: expected whisper, found bert; only"),
-        ({"model_type": 5}, "model_type: expected whisper, found 5"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(
@@ -235,7 +232,6 @@ def test_half_a_file_is_refused(folder: Path, size: int) -> None:
     ("data", "message"),
     [
         (struct.pack("<Q", 100_000_000_000) + b"{}", "the header would take 100000000000"),
-        (struct.pack("<Q", 2**64 - 1) + b"{}", "the header would take 18446744073709551615"),
         (
             struct.pack("<Q", 5_000_000) + b" " * 5_000_000,
             "a header of 5000000 bytes where 4000000",
@@ -246,7 +242,6 @@ def test_half_a_file_is_refused(folder: Path, size: int) -> None:
         (b"PK\x03\x04" + b"\0" * 100, "a pickle (PyTorch's own format) under this name"),
         (b"\x80\x04" + b"\0" * 100, "a pickle (PyTorch's own format) under this name"),
         (b"version https://git-lfs.github.com/spec/v1\n", "expected weights in safetensors, found"),
-        (b"<!DOCTYPE html><html>", "expected weights in safetensors, found"),
     ],
 )
 def test_a_hostile_header_is_refused(folder: Path, data: bytes, message: str) -> None:
@@ -274,9 +269,7 @@ def set_key(name: str, key: str, value: object) -> Callable[[dict[str, Any]], No
         (set_offsets(NORM, 10**9, 10**9 + 32), "where its shape takes 32 bytes, up to"),
         (set_offsets(NORM, -32, 0), f"{NORM} without dtype, shape and two data_offsets"),
         (set_offsets(NORM, 40, 8), f"{NORM} from 40 to 8 where its shape takes 32 bytes"),
-        (set_offsets(NORM, 0, 8), "where its shape takes 32 bytes"),
         (set_offsets(NORM, 0, "8"), f"{NORM} without dtype, shape and two"),
-        (set_key(NORM, "shape", [2**70]), f"{NORM} without dtype, shape and two"),
         (
             set_key(NORM, "shape", [2**62, 2**62]),
             "where its shape takes 850705917302346158658436518579",

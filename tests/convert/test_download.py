@@ -5,11 +5,8 @@ import hashlib
 import io
 import os
 import pty
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from contextlib import suppress
@@ -106,24 +103,6 @@ def test_the_next_run_goes_on_and_a_damaged_part_is_found(place: Place, changed:
     place.fetch(checksum=GOOD)
     assert place.ranges()[-1] == ("" if changed else f"bytes={kept}-")
     assert place.whole()
-
-
-def test_a_killed_run_leaves_what_the_next_one_goes_on_with(place: Place) -> None:
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from appliance.convert.download import Downloader, RemoteFile\n"
-        "source = RemoteFile(sys.argv[1], checksum=sys.argv[3])\n"
-        "Downloader(pause_s=60).fetch(source, Path(sys.argv[2]))\n"
-    )
-    place.hub.misbehave(NAME, BROKEN)
-    command = [sys.executable, "-c", program, place.address, str(place.folder / NAME), GOOD]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
-        assert run.stderr is not None
-        while "; again in" not in (line := run.stderr.readline()):
-            assert line, "the program ended before the break"
-        run.send_signal(signal.SIGKILL)
-    place.fetch(checksum=GOOD)
-    assert place.ranges()[-1] != "" and place.whole()
 
 
 def test_a_server_that_swallows_packets_is_tried_once(

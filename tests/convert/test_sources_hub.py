@@ -97,15 +97,6 @@ def test_what_is_whole_is_not_fetched_again_and_what_is_damaged_is(
         assert (tmp_path / name).read_bytes() == FILES[name]
 
 
-def test_a_break_in_the_weights_goes_on_at_the_next_run(hub: LocalHub, tmp_path: Path) -> None:
-    hub.misbehave("model.safetensors", Fault(break_after=200_000), *[Fault(status=502)] * 6)
-    assert "answer 502" in refusal(tmp_path)
-    part = (tmp_path / "model.safetensors.part").stat().st_size
-    assert 0 < part <= 200_000
-    fetch(tmp_path)
-    assert hub.fetched("model.safetensors")[-1].headers["Range"] == f"bytes={part}-"
-
-
 def test_what_is_wrong_with_the_small_files_costs_no_weights(hub: LocalHub, tmp_path: Path) -> None:
     def check(folder: Path) -> None:
         assert names(folder) == WANTED - {"model.safetensors"}

@@ -24,7 +24,6 @@ from appliance.convert.build import Recipe, build_bundle
 from appliance.errors import ConfigError, ModelError
 from appliance.infer.decoder import Decoder
 from appliance.infer.network import Network, log_sum
-from appliance.infer.opening import open_transcriber
 from appliance.lab.benchmark import guards
 from appliance.lab.benchmark.cache import ExportedNetwork, count_work
 from appliance.lab.benchmark.limits import multiply_adds
@@ -34,7 +33,6 @@ from appliance.lab.benchmark.options import add_benchmark_arguments
 from appliance.lab.benchmark.rows import LABELS, NEEDS_WEIGHTS, Row, make_rows
 from appliance.lab.benchmark.steps import GuardedNetwork
 from appliance.lab.words import (
-    ProductRecogniser,
     Recognised,
     Recorded,
     count_words,
@@ -272,10 +270,3 @@ def test_lists_are_read_and_thinned_out_evenly(recordings: Path) -> None:
     assert [one.text for one in read_recordings(recordings)] == ["Turn on the lamp.", "Yes."]
     assert [one.text for one in read_recordings(recordings, 1)] == ["Turn on the lamp."]
     assert len(read_recordings(recordings)[0].samples) >= 2 * SAMPLE_RATE
-
-
-def test_words_of_any_transcriber_can_be_measured(bundle: Bundle, recordings: Path) -> None:
-    with open_transcriber(Settings(), bundle=load_bundle(bundle.folder)) as transcriber:
-        read, recogniser = read_recordings(recordings), ProductRecogniser(transcriber)
-        found = count_words([recogniser.hear(one.samples) for one in read], read)
-    assert (found.recordings, found.words) == (2, 5)

@@ -163,18 +163,6 @@ def test_what_a_killed_daemon_had_deleted_leaves_the_wal_file_at_the_next_start(
         assert b"xylophone" not in on_disk(store)
 
 
-def test_deleting_beside_the_daemon_takes_the_words_at_once(settings: StoreSettings) -> None:
-    with Store.open(settings) as daemon:
-        for text in ("xylophone one", "xylophone two", "kept"):
-            daemon.append(transcript(text))
-        with Store.open(settings, beside_daemon=True) as beside:
-            deleted = beside.delete(Wanted(grep=("xylophone",)))
-        assert (deleted.count, deleted.gone) == (2, True)
-        assert b"xylophone" not in on_disk(daemon)
-        assert texts(daemon) == ["kept"]
-        assert daemon.append(transcript("next")).seq == 4
-
-
 @pytest.mark.parametrize("number", [7, 300])
 def test_deleted_words_are_not_in_free_blocks_of_the_file_system(
     tmp_path: Path, number: int

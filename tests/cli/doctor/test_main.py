@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rigs.broker import Broker
 from rigs.checkout import ROOT
-from rigs.command import captured, is_gone
+from rigs.command import captured
 from rigs.daemon import daemon, end, write_config
 from rigs.hailo_simulator.control import Simulator, with_hef
 from rigs.microphone import PulseMicrophone
@@ -199,12 +199,8 @@ def check(look_at: object, within_s: float = PATIENCE_S) -> Outcome:
     return look(Check("it", look_at, "do something", within_s), AROUND)  # type: ignore[arg-type]
 
 
-def test_the_outcome_comes_back_from_the_other_process() -> None:
-    assert check(lambda _around: ok("a µ and a\nline")) == ok("a µ and a\nline")
-
-
-def test_a_long_outcome_comes_back_whole() -> None:
-    long = "word " * 50_000
+def test_a_long_outcome_comes_back_whole_from_the_other_process() -> None:
+    long = "µ and a\nline " * 50_000
     assert check(lambda _around: failed(long, "c")) == failed(long, "c")
 
 
@@ -218,18 +214,6 @@ def test_a_check_that_hangs_is_stopped_and_reports_its_step() -> None:
     assert check(hang, within_s=0.3) == failed(
         "no result after 0.3 s while opening the microphone", "do something"
     )
-
-
-def test_what_a_hanging_check_started_ends_with_it(tmp_path: Path) -> None:
-    def hang(_around: Surroundings) -> Outcome:
-        started = subprocess.Popen(["sleep", "60"])
-        (tmp_path / "pid").write_text(str(started.pid), encoding="ascii")
-        started.wait()
-        return ok("never")
-
-    assert check(hang, within_s=1.0).status == "failed"
-    pid = int((tmp_path / "pid").read_text(encoding="ascii"))
-    until(lambda: is_gone(pid))
 
 
 def test_a_crash_is_a_failed_check_with_the_last_words() -> None:
