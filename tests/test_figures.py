@@ -44,7 +44,7 @@ def test_the_built_in_model_was_measured_within_the_limits() -> None:
 
 
 def test_two_servers_are_compared_on_what_both_were_sent(built_in: Bundle) -> None:
-    """Both are ours here, in this process: texts and memory are the same."""
+    """Both are ours here, in this process: the texts are the same."""
     heard = read_recordings(SHIPPED, 3)
     with (
         open_transcriber(Settings(), bundle=built_in) as one,
@@ -58,9 +58,6 @@ def test_two_servers_are_compared_on_what_both_were_sent(built_in: Bundle) -> No
     assert [row[0] for row in rows] == [f"127.0.0.1:{ours.port}", f"127.0.0.1:{theirs.port}"]
     assert rows[0][1:4] == rows[1][1:4]
     assert rows[0][2].endswith("of 3") and rows[0][3] == "0"
-    memory_mb = [float(row[8]) for row in rows]
-    assert memory_mb == pytest.approx([memory_mb[0]] * 2, rel=0.1)
-    assert memory_mb[0] > 50
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:1: .*check that it runs"):
         compare_servers("127.0.0.1:1", replace(Settings(), wyoming=WyomingSettings(port=1)), heard)
 

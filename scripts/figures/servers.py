@@ -1,24 +1,20 @@
-"""Compare this machine's Wyoming server with another one: words, times, memory.
+"""Compare this machine's Wyoming server with another one: words and times.
 
     scripts/measure servers HOST:PORT [--recordings FOLDER]
 
 Each recording is sent as it was spoken, with the silence behind it that Home Assistant sends, to
-one server and then to the other; then eight at once. Memory and processor time are those of the
-process that listens on the port, and of its children, if it runs on this machine. Ours must run.
+one server and then to the other; then eight at once. Ours must run.
 """
 
 import argparse
 import re
-import socket
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from evening_run.processes import cpu_s, usage
 from evening_run.stand import request
 
 from appliance.config import Settings
@@ -34,9 +30,7 @@ SILENCE_S = 0.7
 """Home Assistant ends a command after so much silence (assist_pipeline/vad.py)."""
 AT_ONCE, CROWDS = 8, 3
 """Recordings at once, and how often that is measured."""
-COLUMNS = (
-    "server", "WER", "right", "empty", "p50 s", "p95 s", "8: p50 s", "8: p95 s", "PSS MB", "CPU s",
-)  # fmt: skip
+COLUMNS = "server", "WER", "right", "empty", "p50 s", "p95 s", "8: p50 s", "8: p95 s"
 
 
 @dataclass
@@ -50,9 +44,6 @@ class Server:
     """From the end of the sound to the text, one recording at a time."""
     crowded_s: list[float] = field(default_factory=list)
     """The same of eight at once."""
-    pid: int = 0
-    """Its process, on this machine; 0: it is elsewhere, or another user's."""
-    cpu_s: float = 0.0
 
     def transcribe(self, samples: Samples) -> tuple[str, float]:
         """Send a sound as it was spoken; return its text and how long that took from its end.
@@ -98,15 +89,12 @@ def _measure(servers: Sequence[Server], recordings: Sequence[Recorded]) -> None:
     sounds = [np.concatenate((recorded.samples, silence)) for recorded in recordings]
     for server in servers:
         server.transcribe(sounds[0])  # loads what it loads for the first one
-        server.pid = _find_process(server)
-        server.cpu_s = -cpu_s(server.pid)
     for sound in sounds:
         for server in servers:
             text, wait_s = server.transcribe(sound)
             server.texts.append(text)
             server.waits_s.append(wait_s)
     for server in servers:
-        server.cpu_s += cpu_s(server.pid)
         with ThreadPoolExecutor(AT_ONCE) as crowd:
             for at in range(0, len(sounds) - AT_ONCE + 1, AT_ONCE)[:CROWDS]:
                 found = crowd.map(server.transcribe, sounds[at : at + AT_ONCE])
@@ -121,32 +109,9 @@ def _row(server: Server, recordings: Sequence[Recorded]) -> list[str]:
         for waits_s in (server.waits_s, server.crowded_s)
         for share in (50, 95)
     ]
-    local = ["-", "-"]
-    if server.pid:
-        local = [f"{usage(server.pid).pss_mb:.0f}", f"{server.cpu_s:.1f}"]
     right, empty = f"{counts.right} of {counts.recordings}", str(server.texts.count(""))
     name = f"{server.host}:{server.port}"
-    return [name, f"{counts.wer:.1f} %", right, empty, *times, *local]
-
-
-def _find_process(server: Server) -> int:
-    """Return who listens on the server's port of this machine; 0 if it is another machine, or
-    another user's process."""
-    with suppress(OSError):
-        if not socket.gethostbyname(server.host).startswith("127."):
-            return 0
-    listening = [
-        f"socket:[{cells[9]}]"
-        for file in ("/proc/net/tcp", "/proc/net/tcp6")
-        if Path(file).exists()
-        for cells in map(str.split, Path(file).read_text("ascii").splitlines()[1:])
-        if cells[3] == "0A" and int(cells[1].rpartition(":")[2], 16) == server.port
-    ]
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if str(link.readlink()) in listening:
-                return int(link.parts[2])
-    return 0
+    return [name, f"{counts.wer:.1f} %", right, empty, *times]
 
 
 if __name__ == "__main__":
