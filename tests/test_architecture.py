@@ -401,10 +401,10 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_697, "lines"),
-    "appliance without convert, lab and cli": (32_271, "lines"),
-    "tests": (44_677, "lines"),
-    "scripts": (10_072, "lines"),
+    "appliance": (44_355, "lines"),
+    "appliance without convert, lab and cli": (32_066, "lines"),
+    "tests": (44_166, "lines"),
+    "scripts": (10_008, "lines"),
     "documentation": (37_812, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in

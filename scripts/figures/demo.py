@@ -153,12 +153,10 @@ def joined(sentences: list[Sentence], folder: Path) -> Path:
 
 def report(sentences: list[Sentence], came: list[tuple[Sentence, MQTTMessage]], status: int) -> int:
     """Print the last lines; return 0 when everything came and enough words are right."""
-    events = [message for _, message in came]
-    delays = [latency_ms(message) for message in events]
+    delays = [latency_ms(message) for _, message in came]
     if delays:
         middle, p95 = percentile(delays, 50), percentile(delays, 95)
         say(f"from the end of speech to the subscriber: p50 {middle:.0f} ms, p95 {p95:.0f} ms")
-        say(f"computing per second of sound (real-time factor): {real_time_factor(events):.3f}")
     texts = {sentence.text: json.loads(message.payload)["text"] for sentence, message in came}
     counts = [word_errors(each.text, texts.get(each.text, "")) for each in sentences]
     said = sum(words for _, words in counts)
@@ -188,13 +186,6 @@ def latency_ms(message: MQTTMessage) -> float:
     """From the end of speech, as the voice detector found it, to the subscriber."""
     end_s = datetime.fromisoformat(json.loads(message.payload)["end"]).timestamp()
     return (message.timestamp + time.time() - time.monotonic() - end_s) * 1000
-
-
-def real_time_factor(events: list[MQTTMessage]) -> float:
-    """Seconds of encoder and decoder for each second of the windows heard."""
-    parsed = [json.loads(message.payload) for message in events]
-    computed_ms = sum(event["encode_ms"] + event["decode_ms"] for event in parsed)
-    return float(computed_ms / 1000 / sum(event["duration_s"] for event in parsed))
 
 
 def say(line: str) -> None:

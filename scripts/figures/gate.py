@@ -14,7 +14,6 @@ would do with the evening's expected sentences. Memory and times: scripts/measur
 import argparse
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,9 +162,6 @@ def on_recordings(hear: Hear, folder: Path) -> list[float]:
     )
     noises = [sound for name in sorted(NOT_SPEECH) for _, sound in clips.get(name, ())]
     noise = hear(an_hour(noises))
-    reasons = Counter(reason for one in noise for reason, _ in one.discarded)
-    kept = sum(len(one.events) for one in noise)
-    print(f"windows of noise: kept {kept}, discarded {dict(reasons)}")
     return [
         word_errors(commands),
         word_errors(read_aloud),
@@ -174,7 +170,7 @@ def on_recordings(hear: Hear, folder: Path) -> list[float]:
         count_actions(commands, right=True),
         sum(len(one.actions) for one in (*read_aloud, *talk)),
         sum(one.right_discarded for one in (*commands, *read_aloud)),
-        kept,
+        sum(len(one.events) for one in noise),
     ]
 
 
