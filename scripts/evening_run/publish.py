@@ -20,10 +20,11 @@ Record = dict[str, Any]
 
 def write(root: Path, evening: Record) -> None:
     """Write the figures into both pages, and the chart."""
-    for name, text in (("README.md", headline(evening)), ("docs/figures.md", table(evening))):
-        put(text, "evening", root / name)
+    put(headline(evening), "evening", root / "README.md")
+    put(table(evening), "evening", root / "docs" / "figures.md")
     items = (one for one in evening["items"] if one["kind"] == SENTENCE and one["intact"])
-    chart = draw_times([one for one in map(answer_ms, items) if one is not None], about(evening))
+    times = [one for one in map(answer_ms, items) if one is not None]
+    chart = draw_times(times, f"{evening['date']}, {evening['commit']}")
     write_whole(root / "docs" / "evening.svg", chart, 0o644)
 
 

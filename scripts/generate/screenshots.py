@@ -32,7 +32,6 @@ PAUSE_S = 3.0
 """From a text to the next sentence."""
 SPEAKING_S = 1.2
 """From the start of the last sentence to the picture."""
-COLOURS = 128
 
 
 def main() -> None:
@@ -78,7 +77,7 @@ def wait_for_texts(heard: Subscriber, count: int) -> None:
 def save(png: bytes, file: Path) -> None:
     """Write a picture with few colours."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    picture.quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
     size_kb = file.stat().st_size / 1000
     print(f"{file.relative_to(ROOT)}: {picture.width} x {picture.height}, {size_kb:.0f} kB")
 
