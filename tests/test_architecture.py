@@ -401,8 +401,8 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_355, "lines"),
-    "appliance without convert, lab and cli": (32_066, "lines"),
+    "appliance": (44_353, "lines"),
+    "appliance without convert, lab and cli": (32_064, "lines"),
     "tests": (44_166, "lines"),
     "scripts": (10_008, "lines"),
     "documentation": (37_812, "words"),

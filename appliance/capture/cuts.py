@@ -68,11 +68,8 @@ def split_sound(samples: Samples, longest: int) -> list[Samples]:
 
 
 def is_pause(powers: Powers, index: int, floor: float) -> bool:
-    """True if nobody speaks around a frame, by its level.
-
-    A level that is further below the floor than noise varies shows that the floor is too high:
-    nobody has paused lately.
-    """
+    """Return True if the level around a frame is that of a pause. A level further below the floor
+    than noise varies says that the floor is too high, after long speech without a pause."""
     level_db = decibels(_around(powers, index))
     speech_db = decibels(quantile(powers, LOUD_SHARE))
     is_at_floor = -NOISE_DB <= level_db - decibels(floor) <= NEAR_DB

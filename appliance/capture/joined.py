@@ -22,10 +22,10 @@ EDGE_S = 0.001
 class JoiningSegmenter(Segmenter):
     """A segmenter for sound that is complete, such as a file: utterances that fit into one window,
     with the pauses between them, become one, unless their levels are those of two voices. The model
-    hears a sentence better in one piece, and nobody waits for the first. One thread."""
+    makes fewer errors in a whole sentence, and no answer is waited for. One thread."""
 
     joins = True
-    """Whether the next utterances are joined; False while somebody waits for each."""
+    """Whether utterances are joined from now on. False while a client wants each text at once."""
 
     def __init__(self, voice: VoiceDetector, settings: SegmenterSettings, window_s: float) -> None:
         super().__init__(voice, settings, window_s)

@@ -8,6 +8,6 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.control.client import ControlClient
-    from appliance.control.server import EVENTS, SOCKET_NAME, Command, ControlError, ControlServer
+    from appliance.control.server import SOCKET_NAME, Command, ControlError, ControlServer
 
 __getattr__ = lazily(__name__, __file__)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from appliance.capture import Resampler
+from appliance.capture import Resampler, split_sound
 from appliance.control import ControlError
 from appliance.daemon.core import Core
 from appliance.homeassistant import (
@@ -157,8 +157,8 @@ class Talk(Listener):
             sound = np.frombuffer(whole, "<i2").reshape(-1, channels)
             samples = Resampler(rate_hz).push(sound, last=True)
             most = round(self._core.transcriber.bundle.window_s * SAMPLE_RATE)
-            for at in range(0, len(samples), most):
-                window = Window(new_id(), 1, False, samples[at : at + most], now_s, now_s, 0.0)
+            for part in split_sound(samples, most):
+                window = Window(new_id(), 1, False, part, now_s, now_s, 0.0)
                 self._core.transcripts.submit(Request(window, room=None), self._note_announcement)
 
     def _note_announcement(self, _: Request, result: Transcription | Exception) -> None:
@@ -174,7 +174,7 @@ class Talk(Listener):
             self._core.spoken.note(text or self._answer, now_s + ECHO_S)
         if self._goes_on:
             self._goes_on = False
-            self._invited_until_s = time.monotonic() + CONVERSATION_S
+            self._invited_until_s = now_s + CONVERSATION_S
             self._core.transcripts.invite(CONVERSATION_S)
             self._core.bus.on_change()
 

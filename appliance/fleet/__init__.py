@@ -8,7 +8,7 @@ from appliance import lazily
 
 if TYPE_CHECKING:
     from appliance.fleet import messages
-    from appliance.fleet.link import Link, read_credential
+    from appliance.fleet.link import Link
     from appliance.fleet.probe import find_workers
     from appliance.fleet.satellite import SatelliteTranscriber, open_satellite
     from appliance.fleet.worker import FleetWorker, OwnRoom

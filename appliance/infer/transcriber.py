@@ -199,13 +199,8 @@ class Transcriber(AnyTranscriber):
             pending.on_text(first.result)
         if request.search and pending.has_time():
             best = self._search_better(best, pending)
-        decoded = best.decoded
-        if not request.window.last and (is_loop(decoded.tokens) or not decoded.ended):
-            # a cut within a word can make a loop, and the words before that are right
-            tokens = decoded.tokens[: first_round(decoded.tokens)]
-            logprobs = decoded.logprobs[: len(tokens)]
-            once = replace(decoded, tokens=tokens, logprobs=logprobs, ended=False)
-            best = self._replaced(best, once)
+        if not request.window.last:
+            best = self._without_loop(best)
         if pending.wanted:
             best = self._apply_vocabulary(best)
         if request.completeness and best.decoded is not first.decoded:
@@ -253,6 +248,17 @@ class Transcriber(AnyTranscriber):
         beginning = self._tokenizer.tokenize(f" {text.rstrip('.,!?')},")
         decoded = self.decoder.decode_behind(beginning, best.decoded, window.duration_s)
         return self._replaced(best, decoded)
+
+    def _without_loop(self, best: _Candidate) -> _Candidate:
+        """Return the text with one round of the loop in which it ends, if any: a cut within a word
+        can make a loop, and the words before that are right."""
+        decoded = best.decoded
+        if decoded.ended and not is_loop(decoded.tokens):
+            return best
+        tokens = decoded.tokens[: first_round(decoded.tokens)]
+        logprobs = decoded.logprobs[: len(tokens)]
+        once = replace(decoded, tokens=tokens, logprobs=logprobs, ended=False)
+        return self._replaced(best, once)
 
     def _search_better(self, best: _Candidate, pending: Pending) -> _Candidate:
         """Replace a doubtful text with the best one of a beam, if there is time for it."""

@@ -9,7 +9,6 @@ from appliance import lazily
 if TYPE_CHECKING:
     from appliance.mqtt import events
     from appliance.mqtt.commands import subscriptions
-    from appliance.mqtt.connection import client_id
     from appliance.mqtt.credentials import PASSWORD_CREDENTIAL, read_password
     from appliance.mqtt.live_topics import read_stats
     from appliance.mqtt.probe import BrokerProbe

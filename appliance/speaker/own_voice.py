@@ -9,10 +9,11 @@ from appliance.infer import in_digits, plain
 
 MOST_TEXTS = 20
 SAME, MISHEARD, TEXT_MISHEARD = 0.76, 0.4, 0.75
-"""Share of the letters that two words have in common, from which on they count as one; that the
-word that a model misheard has of another; and that a misheard text has of what was said."""
+"""Least share of letters in common: of two words that count as one, of a misheard word with the one
+that was said, and of a misheard text with all that was said."""
 TURNING = "on off up down open close closed lock unlock start stop yes no not an aus auf zu nicht"
 """Words that make another order of one: they count as heard well."""
+_TURNING = frozenset(TURNING.split())
 
 
 class Spoken:
@@ -42,9 +43,9 @@ class Spoken:
                 self._texts = deque([*kept, (words, until)], MOST_TEXTS)
 
     def is_own(self, text: str, at: float, *, addressed: bool = False) -> bool:
-        """Return True if a text that was heard at `at` is, or is a part of, what may be heard then
-        of what is said; or if our own loudspeaker may be heard, unless what it says is known and
-        the text is `addressed` to the home."""
+        """Return True if a text heard at `at` is all or a part of one that may be heard then; also
+        if our own loudspeaker may be heard, except for a text `addressed` to the home while it is
+        known what the loudspeaker says."""
         heard, texts = in_digits(plain(text)), self._sounding(at)
         if self._is_heard and self._is_heard(at) and not (addressed and texts):
             return True
@@ -71,15 +72,15 @@ class Spoken:
 
 
 def _is_part(heard: Sequence[str], own: Sequence[str]) -> bool:
-    """Return True if a text may be a part of what is said, as a model mishears it: it has nearly
-    the same letters in their order, and none of its words is plainly another."""
+    """Return True if a model may have written `heard` for a part of `own`: nearly all its letters
+    are there in this order, and none of its words is clearly another one."""
     text, whole = "".join(heard), "".join(own)
     if len(heard) == 1 and not text.isdecimal():
         return any(_is_same(text, one) for one in own)
     same = SequenceMatcher(None, whole, text, autojunk=False).get_matching_blocks()
     return sum(block.size for block in same) >= TEXT_MISHEARD * len(text) and all(
         word in whole if word.isdecimal() else any(_is_same(word, one) for one in own)
-        or (word not in TURNING.split()
+        or (word not in _TURNING
             and (len(word) < 4 or any(_is_same(word, one, MISHEARD) for one in own)))
         for word in heard
     )  # fmt: skip

@@ -5,7 +5,7 @@ The only importer of hailo_platform. Written against its published sources, 4.19
 simulator of them alone: never on a real chip.
 
 Sources in brackets: files of github.com/hailo-ai/hailort, alike in v4.19.0 to v5.2.0 unless a
-version is named. `py` is pyhailort.py of its Python package; vdevice.cpp, infer_model.cpp and
+version is named. `py` is pyhailort.py of its Python package; vdevice.cpp, infer_model.cpp,
 hailort_logger.cpp and control.cpp are libhailort's; other .cpp and .hpp are of the binding.
 """
 
