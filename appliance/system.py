@@ -7,6 +7,8 @@ find_credential, read_secret          secrets from systemd or a file
 trusted_context, explain_wrong_time   TLS, and a certificate that the clock refuses
 BackgroundTask                        a call that may hang, in a thread
 Closing                               closed at the end of a `with` block
+call_in, first                        loops and tasks of asyncio
+json_object                           JSON from outside
 shorten, legible, one_line            text from outside, safe for a message
 holders                               processes that have a device open
 boot_id, soc_temperature_c ...        readings of the kernel
@@ -16,6 +18,7 @@ import ctypes
 import fcntl
 import functools
 import io
+import json
 import math
 import os
 import platform
@@ -24,7 +27,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Self
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
+    import asyncio
     import ssl
 
 MODEL = "proc/device-tree/model"
@@ -315,6 +319,43 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def call_in(
+    loop: "asyncio.AbstractEventLoop | None", work: Callable[..., object], *of: Any
+) -> None:
+    """Call `work` in a loop of asyncio, unless there is none or it has ended. Any thread."""
+    if loop:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(work, *of)
+
+
+async def first(*works: Awaitable[object]) -> None:
+    """Run `works` until one of them ends, then cancel the others. Raises what they raised; of
+    several errors, the last work's."""
+    import asyncio
+
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    for one in reversed(found):
+        if isinstance(one, Exception):
+            raise one
+
+
+def json_object(
+    text: str | bytes, parse_constant: Callable[[str], object] | None = None
+) -> dict[str, Any] | None:
+    """Return the JSON object in a text; None if it is none. `parse_constant` is json.loads's."""
+    try:
+        found = json.loads(text, parse_constant=parse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def shorten(text: object, most: int = 60) -> str:

@@ -401,11 +401,11 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_353, "lines"),
-    "appliance without convert, lab and cli": (32_064, "lines"),
-    "tests": (44_166, "lines"),
+    "appliance": (44_316, "lines"),
+    "appliance without convert, lab and cli": (32_027, "lines"),
+    "tests": (44_161, "lines"),
     "scripts": (10_008, "lines"),
-    "documentation": (37_812, "words"),
+    "documentation": (37_810, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from appliance.errors import DaemonError
-from appliance.system import shorten
+from appliance.system import json_object, shorten
 
 ANSWER_S = 20.0
 """Longest wait for an answer. Listing microphones takes 15 s if the sound server hangs."""
@@ -109,11 +109,8 @@ class ControlClient:
                 raise _no_answer("it closed the connection")
             self._inbox += data
         line, _, self._inbox = self._inbox.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
+        message = json_object(bytes(line))
+        if message is None:
             raise _no_answer(f"found {shorten(bytes(line[:60]))}")
         return message
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from appliance.errors import RoomscribeError
-from appliance.system import shorten
+from appliance.system import call_in, json_object, shorten
 
 log = logging.getLogger("roomscribe.control")
 
@@ -163,6 +163,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         self._new_transcript = self._new_state = False
         self._highest, self._store_due_s, self._state_due_s = 0, 0.0, 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._inode = _listen(self._listener, path, limits.connections)
@@ -195,9 +196,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
 
     def wake(self) -> None:
         """Make the server's thread poll now."""
-        if self._loop:
-            with contextlib.suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._woken.set)
+        call_in(self._loop, self._woken.set)
 
     # the server's thread
 
@@ -217,7 +216,6 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
         self.close()
 
     async def _serve(self, heartbeat: Callable[[], None]) -> None:
-        self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         server = await asyncio.start_unix_server(
             self._serve_client, sock=self._listener, limit=LINE_BYTES - 1
@@ -306,9 +304,7 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
                 client.answer({"id": number, "ok": True, "result": done.result()})
 
         def pass_on(done: Future[Answer]) -> None:  # any thread
-            if self._loop:
-                with contextlib.suppress(RuntimeError):  # it has ended
-                    self._loop.call_soon_threadsafe(answer_late, done)
+            call_in(self._loop, answer_late, done)
 
         try:
             request = _parse(line)
@@ -452,11 +448,8 @@ def _listen(listener: socket.socket, path: Path, backlog: int) -> int:
 
 def _parse(line: bytes) -> dict[str, Any]:
     """Return the request in a line, with an id and a command. Raises ControlError."""
-    try:
-        request = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        request = None
-    if not isinstance(request, dict):
+    request = json_object(line, parse_constant=_refuse_constant)
+    if request is None:
         raise ControlError(
             "bad_request", 'expected a JSON object such as {"id": 1, "command": "state"}'
         )

@@ -25,8 +25,10 @@ from appliance.errors import ConfigError, ServerError
 from appliance.fleet.messages import INBOXES, NAME, token
 from appliance.system import (
     BackgroundTask,
+    call_in,
     explain_wrong_time,
     find_credential,
+    first,
     one_line,
     shorten,
     tls_reason,
@@ -142,11 +144,6 @@ class Link:
             work.close()
             raise ServerError("the connection to the fleet is closed") from None
 
-    def call_soon(self, work: Callable[[], object]) -> None:
-        """Run `work` in the link's loop, without waiting."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(work)
-
     def reset(self) -> None:
         """Drop a connection that seems dead. The loop's thread."""
         if self._ended:
@@ -157,7 +154,7 @@ class Link:
         if self._thread is None:
             self._loop.close()
             return
-        self.call_soon(lambda: self._running and self._running.cancel())
+        call_in(self._loop, lambda: self._running and self._running.cancel())
         self._thread.join(CLOSE_S + 0.5)
 
     def _run(self) -> None:
@@ -186,17 +183,10 @@ class Link:
         client, errors = await connect(self._settings, self.node, ended, self._refuse)
         self.client = client
         self._report(None)
-        end = asyncio.create_task(ended.wait())
-        work = asyncio.create_task(self._handler(client))
         try:
-            await asyncio.wait({end, work}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            await first(ended.wait(), self._handler(client))
         finally:
             self.client = None
-            end.cancel()
-            work.cancel()
-            await asyncio.gather(end, work, return_exceptions=True)
             await disconnect(client)
         raise errors[-1] if errors else ConnectionResetError("the connection was closed")
 

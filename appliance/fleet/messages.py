@@ -19,7 +19,7 @@ import numpy as np
 from appliance import build_version
 from appliance.infer import Model, RemoteModel
 from appliance.records import SAMPLE_RATE, Phrase, Samples, Transcription, Window
-from appliance.system import shorten
+from appliance.system import json_object, shorten
 
 VERSION = 1
 """Version of all messages; raised when a field changes or goes."""
@@ -291,11 +291,8 @@ def _read_sound(payload: bytes) -> Samples:
 def _read_header(headers: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the fields of a window's header. Raises MessageError."""
     header = (headers or {}).get(WINDOW_HEADER, "")
-    try:
-        found = json.loads(header[:LARGEST_HEADER])
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    found = json_object(header[:LARGEST_HEADER])
+    if found is None:
         raise MessageError(f"expected an object of JSON, found {shorten(header, 40)!r}")
     return found
 

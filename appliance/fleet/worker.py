@@ -7,7 +7,6 @@ connection, another worker gets the window. A worker keeps nothing of it.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from appliance.fleet.messages import (
     read_id,
     read_window,
 )
-from appliance.infer import Model, Pending, Request, Submit, compression_ratio
+from appliance.infer import Model, Pending, Request, Submit, compression_ratio, future_result
 from appliance.records import SAMPLE_RATE, Transcription, Window
 from appliance.system import shorten
 
@@ -250,16 +249,7 @@ class FleetWorker:
     ) -> Transcription | Exception | Refusal:
         """Return the pipeline's result for a window, or part of one."""
         wanted = Request(window, completeness=job.ahead, room=None)
-        loop = asyncio.get_running_loop()
-        made: asyncio.Future[Transcription | Exception] = loop.create_future()
-
-        def settle(result: Transcription | Exception) -> None:
-            if not made.done():
-                made.set_result(result)
-
-        def deliver(_: Request, result: Transcription | Exception) -> None:
-            self._link.call_soon(functools.partial(settle, result))
-
+        made, deliver = future_result()
         pending: Pending | None = None
         progress_s = time.monotonic()
         try:

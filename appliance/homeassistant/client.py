@@ -31,12 +31,11 @@ from appliance.homeassistant.connection import (
     as_table,
     as_text,
     connect,
-    first,
 )
 from appliance.homeassistant.media import MediaPlayers
 from appliance.homeassistant.names import Names
 from appliance.records import AssistReply, Listener, Name, Tier, Transcript
-from appliance.system import one_line, read_secret
+from appliance.system import first, one_line, read_secret
 
 log = logging.getLogger("roomscribe.homeassistant")
 

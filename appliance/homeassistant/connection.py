@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from appliance.config import url_host
 from appliance.errors import DeviceError
-from appliance.system import one_line, shorten
+from appliance.system import first, json_object, one_line, shorten
 
 LARGEST = 8 << 20
 """Longest message in bytes. The list of exposed entities takes 6 MB for 100,000 entities; a longer
@@ -180,11 +180,8 @@ class WebsocketLink:
 
     def _handle(self, message: str | bytes) -> None:
         """Pass a message to the command that waits for it; ignore any other one."""
-        try:
-            found = json.loads(message)
-        except (ValueError, RecursionError):
-            return
-        number = found.get("id") if isinstance(found, dict) else None
+        found = json_object(message) or {}
+        number = found.get("id")
         if not isinstance(number, int):
             return
         if found.get("type") == "event" and number in self._events:
@@ -201,21 +198,6 @@ class WebsocketLink:
             error = as_table(found.get("error"))
             code, text = (shorten(error.get(name) or "", 100) for name in ("code", "message"))
             answer.set_exception(CommandError(command, code, text))
-
-
-async def first(*works: Awaitable[object]) -> None:
-    """Run `works` until one of them ends, then cancel the others. Raises what they raised; of
-    several errors, the last work's."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-    for one in reversed(found):
-        if isinstance(one, Exception):
-            raise one
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         why_on_cpu,
     )
     from appliance.infer.phrases import Phrases
-    from appliance.infer.request import Deliver, Pending, Request, Submit
+    from appliance.infer.request import Deliver, Pending, Request, Submit, future_result
     from appliance.infer.runtime import (
         Model,
         RemoteModel,

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from appliance.records import Transcription, Window
+from appliance.system import call_in
 
 if TYPE_CHECKING:
+    import asyncio
+
     from appliance.infer.phrases import Phrases
 
 
@@ -66,3 +69,20 @@ Deliver = Callable[[Request, Transcription | Exception], object]
 thread may call it, so it must be quick."""
 Submit = Callable[[Request, Deliver], Pending | None]
 """Queues a request; returns None if too many wait."""
+
+
+def future_result() -> tuple[asyncio.Future[Transcription | Exception], Deliver]:
+    """Return a future of the running loop, and what sets it to a request's result.
+
+    The two have no reference to the request, whose `Pending` may hold the function.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[Transcription | Exception] = loop.create_future()
+
+    def settle(result: Transcription | Exception) -> None:
+        if not made.done():
+            made.set_result(result)
+
+    return made, lambda _, result: call_in(loop, settle, result)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from appliance.mqtt import events
 from appliance.mqtt.client import ReceivedMessage
 from appliance.records import OutgoingMessage
+from appliance.system import json_object
 
 MUTE_SET, EXPECT, RESPONSE = "mute/set", "command/expect", "response"
 """RESPONSE is the topic of the answers; a request may name one below it."""
@@ -150,10 +151,7 @@ def _parse_object(payload: bytes) -> dict[str, Any]:
     """Return the JSON object in `payload`. Raises CommandRequestError."""
     if len(payload) > EXPECT_BYTES:
         raise CommandRequestError(f"expected at most {EXPECT_BYTES} bytes, found {len(payload)}")
-    try:
-        request = json.loads(payload)
-    except (ValueError, RecursionError):
-        request = None
-    if not isinstance(request, dict):
+    request = json_object(payload)
+    if request is None:
         raise CommandRequestError('expected a JSON object such as {"sentences": ["yes", "no"]}')
     return request

@@ -26,6 +26,7 @@ from tornado.web import Application, HTTPError, RequestHandler, stream_request_b
 
 from appliance.config import Settings, node_name
 from appliance.errors import ConfigError, StoreError
+from appliance.system import json_object
 from appliance.web.access import SESSION_S, Access, is_local, password_missing
 from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
 from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
@@ -206,11 +207,8 @@ class _Guarded(RequestHandler):
             raise _PageError(403, "Another origin may not do this.")
         if headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
             raise _PageError(415, "Expected application/json.")
-        try:
-            found = json.loads(self.request.body)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+        found = json_object(self.request.body)
+        if found is None:
             raise _PageError(400, "Expected a JSON object.")
         return found
 

@@ -9,7 +9,9 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
+
+from appliance.system import json_object
 
 VERSION = "1.10.2"
 """Release of the protocol's library with these events; no reader checks it."""
@@ -31,42 +33,19 @@ class Event:
     payload: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The first line of an event; it says what follows."""
-
-    type: str
-    data: Mapping[str, Any]
-    data_length: int
-    payload_length: int
-
-    @classmethod
-    def parse(cls, line: bytes) -> Self:
-        """Return the header in a line. Raises ProtocolError."""
-        table = _object(line, "a header")
-        kind, data = table.get("type"), table.get("data")
-        if not isinstance(kind, str):
-            raise ProtocolError("expected a header with a type, found none")
-        if not isinstance(data, dict | None):
-            raise ProtocolError("expected data that is an object of JSON, found something else")
-        lengths = [_length(table, name) for name in ("data_length", "payload_length")]
-        return cls(kind, data or {}, *lengths)
-
-    def event(self, data: bytes, payload: bytes) -> Event:
-        """Return the whole event; `data` has further fields in JSON, or is empty.
-
-        Raises ProtocolError.
-        """
-        more = _object(data, "data") if data else {}
-        return Event(self.type, {**self.data, **more}, payload)
-
-
 async def read_event(reader: asyncio.StreamReader) -> Event:
     """Return the next event. Raises OSError, ProtocolError, and asyncio's errors for an incomplete
     event and for a header that is longer than the reader's limit."""
-    header = Header.parse(await reader.readuntil(b"\n"))
-    data = await reader.readexactly(header.data_length)
-    return header.event(data, await reader.readexactly(header.payload_length))
+    header = _object(await reader.readuntil(b"\n"), "a header")
+    kind, fields = header.get("type"), header.get("data")
+    if not isinstance(kind, str):
+        raise ProtocolError("expected a header with a type, found none")
+    if not isinstance(fields, dict | None):
+        raise ProtocolError("expected data that is an object of JSON, found something else")
+    lengths = [_length(header, name) for name in ("data_length", "payload_length")]
+    data, payload = [await reader.readexactly(length) for length in lengths]
+    more = _object(data, "data") if data else {}
+    return Event(kind, {**(fields or {}), **more}, payload)
 
 
 def pack(event: Event) -> bytes:
@@ -85,11 +64,8 @@ def _json(table: Mapping[str, Any]) -> bytes:
 
 
 def _object(text: bytes, what: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    found = json_object(text)
+    if found is None:
         raise ProtocolError(f"expected {what} that is an object of JSON, found something else")
     return found
 

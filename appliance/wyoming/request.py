@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from appliance.capture import Framer, JoiningSegmenter, Resampler, VoiceDetector
 from appliance.config import GateSettings, SegmenterSettings
-from appliance.infer import Gates, Model, Pending, Request, Submit, is_unspaced
+from appliance.infer import (
+    Gates,
+    Model,
+    Pending,
+    Request,
+    Submit,
+    future_result,
+    is_unspaced,
+)
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Transcription, Window
 
 LONGEST_S, LONGEST_FILE_S = 60.0, 3600.0
@@ -156,30 +164,12 @@ class _PendingText:
         self.window = window
         self.pending: Pending | None = None
         self.queued_s = time.monotonic()
-        self.result: asyncio.Future[Transcription | Exception] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-    def deliver(self, _: Request, result: Transcription | Exception) -> None:
-        """Set the result. Any thread."""
-        loop = self.result.get_loop()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._set_result, result)
-
-    def _set_result(self, result: Transcription | Exception) -> None:
-        if not self.result.done():
-            self.result.set_result(result)
+        self.result, self.deliver = future_result()
 
     def cancel(self) -> None:
         """Cancel the transcription."""
         if self.pending:
             self.pending.cancel()
-        self.release()
-
-    def release(self) -> None:
-        """Break the reference cycle with `pending`, which holds `deliver`: else both stay in memory
-        until the garbage collector finds them."""
-        self.pending = None
 
 
 class TranscriptionRequest:
@@ -327,7 +317,6 @@ class TranscriptionRequest:
         part = self._queue[0]
         result = await part.result
         self._queue.popleft()
-        part.release()
         if isinstance(result, Exception):
             raise RequestError("failed", "the sound could not be transcribed; see the journal")
         result, reason = self._gates.apply(part.window, result)

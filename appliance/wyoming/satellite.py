@@ -20,7 +20,7 @@ from typing import Any
 from appliance import HOMEPAGE, build_version
 from appliance.records import SAMPLE_RATE, AssistReply
 from appliance.speaker import Ending, Kind, Loudspeaker, SpokenSound, ring
-from appliance.system import shorten
+from appliance.system import call_in, shorten
 from appliance.wyoming.port import Address, linger, next_event, pack_error, pong
 from appliance.wyoming.protocol import Event, ProtocolError, pack
 from appliance.wyoming.request import KnownTexts
@@ -110,7 +110,7 @@ class VoiceSatellite:
         """Send a sentence when its turn comes; return False if no Home Assistant is connected."""
         self.known.add(question.sound, question.text)
         if self._link:
-            self._call(lambda: self._put(question))
+            call_in(self._loop, self._put, question)
         return bool(self._link)
 
     def hush(self) -> None:
@@ -118,12 +118,7 @@ class VoiceSatellite:
         self.timers.hush()
         for sound in (*self._sounds,):
             sound.stop()
-        self._call(self.poll)
-
-    def _call(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            if self._loop:
-                self._loop.call_soon_threadsafe(function)
+        call_in(self._loop, self.poll)
 
     def poll(self) -> None:
         """Do what is due; call it about once a second."""
@@ -236,7 +231,7 @@ class VoiceSatellite:
 
         def done(_: Ending) -> None:
             # `begin` may call this before it returns
-            self._call(lambda: self.finish(link, begun, text))
+            call_in(self._loop, lambda: self.finish(link, begun, text))
 
         begun = self._loudspeaker.begin(rate, channels, kind, done)
         self._sounds.add(begun)

@@ -25,7 +25,7 @@ from appliance.capture import VoiceDetector
 from appliance.config import WORDS_AT_MOST, Settings
 from appliance.infer import Model
 from appliance.records import SAMPLE_RATE
-from appliance.system import one_line
+from appliance.system import call_in, one_line
 from appliance.wyoming.port import (
     LINGER_S,
     Address,
@@ -104,6 +104,7 @@ class WyomingServer:
         self.ports = list(self._make_ports())
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._free, self._woken = asyncio.Semaphore(SEGMENTED_AT_ONCE), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         """All connections, also those that are refused or being closed."""
         self._open: dict[asyncio.Task[None], ClientConnection] = {}
@@ -154,12 +155,9 @@ class WyomingServer:
     def stop(self) -> None:
         """Make `run` return; clients that wait for a text get an error. Any thread."""
         self._stopping.set()
-        if self._loop:
-            with suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._woken.set)
+        call_in(self._loop, self._woken.set)
 
     async def _serve(self, heartbeat: Callable[[], None]) -> None:
-        self._free, self._woken = asyncio.Semaphore(SEGMENTED_AT_ONCE), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         local = await self._listen_locally()
         while not self._stopping.is_set():

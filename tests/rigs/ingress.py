@@ -3,7 +3,6 @@
 import http.client
 import http.server
 import threading
-from types import TracebackType
 from typing import Self
 
 from rigs.waiting import PATIENCE_S
@@ -28,12 +27,7 @@ class Ingress:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

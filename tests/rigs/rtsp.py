@@ -10,7 +10,6 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -51,12 +50,7 @@ class Camera:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

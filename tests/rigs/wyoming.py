@@ -28,7 +28,7 @@ from appliance.infer.request import Deliver, Pending, Request
 from appliance.infer.transcriber import Transcriber
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window
 from appliance.system import Closing
-from appliance.wyoming.protocol import Event, Header, pack
+from appliance.wyoming.protocol import Event, pack
 from appliance.wyoming.request import Hooks, KnownTexts
 from appliance.wyoming.satellite import VoiceSatellite
 from appliance.wyoming.server import Timeouts, WyomingServer
@@ -183,9 +183,10 @@ class Talk(Closing):
         line = self._file.readline()
         if not line:
             return None
-        header = Header.parse(line)
-        data, payload = header.data_length, header.payload_length
-        return header.event(self._file.read(data), self._file.read(payload))
+        header = json.loads(line)
+        data = self._file.read(header.get("data_length", 0)) or b"{}"
+        fields = header.get("data", {}) | json.loads(data)
+        return Event(header["type"], fields, self._file.read(header.get("payload_length", 0)))
 
     def events(self, until: str = "") -> list[Event]:
         """All that comes, until an event of that type, or the end."""

@@ -1,17 +1,23 @@
 """Events as bytes: what the library writes is read, and nothing else."""
 
+import asyncio
 import json
 
 import pytest
 
-from appliance.wyoming.protocol import LARGEST, Event, Header, ProtocolError, pack
+from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read_event
 
 
 def read(packed: bytes) -> Event:
-    line, _, rest = packed.partition(b"\n")
-    header = Header.parse(line)
-    assert len(rest) == header.data_length + header.payload_length
-    return header.event(rest[: header.data_length], rest[header.data_length :])
+    async def read_all() -> Event:
+        reader = asyncio.StreamReader(limit=LARGEST)
+        reader.feed_data(packed)
+        reader.feed_eof()
+        event = await read_event(reader)
+        assert not await reader.read()
+        return event
+
+    return asyncio.run(read_all())
 
 
 @pytest.mark.parametrize(
@@ -61,10 +67,10 @@ def test_half_a_letter_is_replaced_rather_than_an_error() -> None:
 )
 def test_what_is_no_header_or_announces_too_much_is_refused(line: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"^expected "):
-        Header.parse(line)
+        read(line + b"\n")
 
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b"{", b"[" * 60_000, b"\xff"])
 def test_data_that_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"^expected data "):
-        Header("x", {}, len(data), 0).event(data, b"")
+        read(b'{"type": "x", "data_length": %d}\n%b' % (len(data), data))
