@@ -32,9 +32,10 @@ SAMPLES_IN_MEMORY = 4
 UNSPOOLED_LIMIT = 64
 """Windows that may wait without being in the spool."""
 DEATHS = 3
-"""A window during whose transcription so many processes ended waits until another one is
-transcribed, and is then tried once more: the device may be broken. After the first death it is
-transcribed alone, so that none is set aside for another one's fault."""
+"""A window during whose transcription a process ended is a suspect: it is leased while no other
+window is, so that none is set aside for another one's fault. After so many deaths the device may be
+broken: the suspect waits until another window is transcribed, is tried once more, and is set aside
+if the process ends again."""
 FAILURES_IN_A_ROW = 3
 """So many windows failing one after another mean a broken device, not a strange sound."""
 BEHIND_S = 30.0
@@ -200,22 +201,22 @@ class Backlog(Closing, Listener):
         """
         self._in_process = in_process
         self._spool, self._limit = Spool.open(settings, health), settings.spool.limit_mb << 20
-        self._health, self._books = health, _Books(self._spool, bus, self._end_doubt)
+        self._health, self._books = health, _Books(self._spool, bus, self._retry_suspects)
         self._news = threading.Condition()
         now_s = time.monotonic()
         for kept in self._spool.windows():
             if is_stored(kept.id):
                 self._spool.delete(kept.id)
         self._waiting = deque(
-            _Waiting(kept.id, kept.utterance_id, kept.duration_s, now_s, kept.attempts)
+            _Waiting(kept.id, kept.utterance_id, kept.duration_s, now_s, kept.deaths)
             for kept in self._spool.windows()
         )
-        self._doubtful: list[_Waiting] = []
-        """Windows that wait until another one is transcribed."""
+        self._suspects: list[_Waiting] = []
+        """Windows of DEATHS deaths, which wait until another one is transcribed."""
         self._has_transcribed = self._speaking = False
         """Whether this process has transcribed a window; whether somebody speaks."""
         self._alone = False
-        """Whether the window that was leased last is transcribed alone."""
+        """Whether the window that was leased last is a suspect."""
         self._speculation: Work | None = None
         self._speculation_spooled = self._speculation_new = False
         """Whether the spool has it; whether nobody has taken it."""
@@ -308,8 +309,8 @@ class Backlog(Closing, Listener):
 
     def take_window(self, timeout_s: float) -> Lease | None:
         """Lease the oldest window. Return None if none came in time, if a speculation or a request
-        waits, or if the window may be deadly. If this process dies before the lease's
-        `mark_transcribed`, that counts."""
+        waits, and for a suspect (DEATHS) that has to wait or is set aside. If this process dies
+        before the lease's `mark_transcribed`, that counts."""
         with self._news:
             if not (self._waiting or self._speculation_new or self._requests or self.is_over):
                 self._news.wait(timeout_s)
@@ -321,31 +322,28 @@ class Backlog(Closing, Listener):
             oldest = self._waiting.popleft()
             if oldest.deaths == DEATHS and self._in_process and not self._has_transcribed:
                 log.error("%d processes ended with a window of %.1f s", DEATHS, oldest.duration_s)
-                self._doubtful.append(oldest)
+                self._suspects.append(oldest)
                 return None
             self._alone = oldest.deaths > 0
             self._books.leased.add(oldest.id)
         self._report_delay()
         window = oldest.window or self._spool.load(oldest.id)
-        if window and oldest.deaths > DEATHS and self._in_process:
-            what = "a window of %.1f s is set aside: %d processes ended while they transcribed it"
-            log.error(what, window.duration_s, oldest.deaths)
-            self._health.count("set_aside")
-            self._end_lease(oldest, "set_aside")
-            return None
-        if not window:
-            self._end_lease(oldest, "failed")
+        is_deadly = oldest.deaths > DEATHS and self._in_process
+        if not window or is_deadly:
+            if window:
+                what = (
+                    "a window of %.1f s is set aside: %d processes ended while they transcribed it"
+                )
+                log.error(what, window.duration_s, oldest.deaths)
+                self._health.count("set_aside")
+            self._books.leased.discard(oldest.id)
+            self._spool.delete(oldest.id)
+            self._books.discard(oldest, "set_aside" if window else "failed")
             return None
         if self._in_process:
             self._spool.begin(window.id)
         queue_ms = (time.monotonic() - oldest.queued_s) * 1000
         return Lease(window, queue_ms, oldest.speculation, self._books)
-
-    def _end_lease(self, waiting: _Waiting, reason: str) -> None:
-        """End the lease of a window that nobody transcribes."""
-        self._books.leased.discard(waiting.id)
-        self._spool.delete(waiting.id)
-        self._books.discard(waiting, reason)
 
     def complete(self, within_s: float = math.inf) -> None:
         """Accept nothing more; leave what still waits after `within_s` to the next start."""
@@ -433,19 +431,19 @@ class Backlog(Closing, Listener):
                 self._news.wait(REQUEST_POLL_S)
         return first
 
-    def _end_doubt(self) -> None:
-        """Queue the doubtful windows once more: a window was transcribed, so the device works."""
+    def _retry_suspects(self) -> None:
+        """Queue the suspects once more: a window was transcribed, so the device works."""
         with self._news:
             self._has_transcribed = True
-            self._waiting.extendleft(reversed(self._doubtful))
-            self._doubtful.clear()
+            self._waiting.extendleft(reversed(self._suspects))
+            self._suspects.clear()
             self._news.notify()
 
     def _remove_surplus(self) -> list[_Waiting]:
         """Remove the oldest windows until the rest is within the limits, and return them."""
         unspooled = [waiting for waiting in self._waiting if not waiting.spooled]
         dropped = unspooled[: max(0, len(unspooled) - UNSPOOLED_LIMIT)]
-        spooled = (*self._doubtful, *self._waiting)
+        spooled = (*self._suspects, *self._waiting)
         for waiting in spooled if self._spool.size > self._limit else ():
             while self._spool.size > self._limit and self._spool.delete_transcribed():
                 pass
@@ -455,7 +453,7 @@ class Backlog(Closing, Listener):
                 self._spool.delete(waiting.id)
                 dropped.append(waiting)
         for waiting in dropped:
-            (self._doubtful if waiting in self._doubtful else self._waiting).remove(waiting)
+            (self._suspects if waiting in self._suspects else self._waiting).remove(waiting)
         return dropped
 
     def _report_delay(self) -> None:

@@ -6,11 +6,11 @@ The next process finds what is left. Without such a folder, windows are only in 
 
 A window's file, which `pack` makes and `parse` reads:
 
-    magic, version, attempts, header's length, CRC-32 of header and samples    16 bytes
+    magic, version, deaths, header's length, CRC-32 of header and samples    16 bytes
     header    JSON: the window's fields
     samples   int16, little-endian
 
-The number of attempts is not in the checksum: one byte is written in place to change it.
+The number of deaths is not in the checksum: one byte is written in place to change it.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ log = logging.getLogger("roomscribe.daemon")
 
 MAGIC, VERSION = b"rswind", 1
 _FRONT = struct.Struct("<6sBBII")
-ATTEMPTS_AT = 7
-"""Offset of the byte with the number of attempts."""
+DEATHS_AT = 7
+"""Offset of the byte with the number of deaths."""
 NAME = re.compile(r"(\d{8})-([0-9A-Z]{26})\.window")
 UNFINISHED = ".new"
 """Suffix of a file that is being written."""
@@ -61,14 +61,14 @@ def parse(data: bytes) -> tuple[Window, int]:
     body = memoryview(data)[_FRONT.size :]
     if len(data) < _FRONT.size:
         raise ValueError(f"expected at least {_FRONT.size} bytes, found {len(data)}")
-    magic, version, attempts, length, checksum = _FRONT.unpack_from(data)
+    magic, version, deaths, length, checksum = _FRONT.unpack_from(data)
     if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != checksum:
         raise ValueError(f"expected a window of version {VERSION} and its checksum, found others")
     samples = np.frombuffer(body[length:], "<i2").astype(np.int16)
     try:
         header = json.loads(bytes(body[:length]))
         header["flags"] = tuple(header["flags"])
-        return Window(samples=samples, **header), attempts
+        return Window(samples=samples, **header), deaths
     except (TypeError, KeyError) as error:  # another release wrote it
         raise ValueError(f"expected a window's fields, found others: {error}") from None
 
@@ -97,12 +97,12 @@ def write(path: Path, data: bytes) -> None:
         raise
 
 
-def write_attempts(path: Path, attempts: int) -> None:
-    """Write the number of attempts into a file, if it exists."""
+def write_deaths(path: Path, deaths: int) -> None:
+    """Write the number of deaths into a file, if it exists."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(descriptor, bytes([attempts]), ATTEMPTS_AT)
+            os.pwrite(descriptor, bytes([deaths]), DEATHS_AT)
         finally:
             os.close(descriptor)
 
@@ -116,11 +116,12 @@ class Kept:
     utterance_id: str
     duration_s: float
     size: int
-    attempts: int
+    deaths: int
+    """Processes that ended while they transcribed it."""
     begun: bool = False
     """True once a process has begun to transcribe it."""
     counted: bool = False
-    """True while `attempts` includes the attempt of this process."""
+    """True while `deaths` includes this process, which may end while it transcribes it."""
 
 
 class Spool(Closing):
@@ -198,19 +199,19 @@ class Spool(Closing):
             return None
 
     def begin(self, window_id: str) -> None:
-        """Count an attempt, in case this process dies of it; once until `mark_survived`."""
+        """Count a death in advance, in case this process dies of it; once until `mark_survived`."""
         with self._lock:
             if kept := self._kept.get(window_id):
-                kept.attempts = min(255, kept.attempts + (not kept.counted))
+                kept.deaths = min(255, kept.deaths + (not kept.counted))
                 kept.begun = kept.counted = True
-                write_attempts(kept.path, kept.attempts)
+                write_deaths(kept.path, kept.deaths)
 
     def mark_survived(self, window_id: str) -> None:
-        """Forget the attempts: it is transcribed, or no death is its fault."""
+        """Forget the deaths: it is transcribed, or none is its fault."""
         with self._lock:
             if kept := self._kept.get(window_id):
-                kept.attempts, kept.counted = 0, False
-                write_attempts(kept.path, kept.attempts)
+                kept.deaths, kept.counted = 0, False
+                write_deaths(kept.path, kept.deaths)
 
     def delete(self, window_id: str) -> None:
         """Delete a window that is stored or discarded."""
@@ -244,7 +245,7 @@ class Spool(Closing):
             if name is None:
                 continue
             try:
-                window, attempts = parse(path.read_bytes())
+                window, deaths = parse(path.read_bytes())
                 if window.id != name[2]:
                     raise ValueError(f"expected the window of its name, found {window.id}")
                 path = path.replace(path.with_name(name[0]))  # noqa: PLW2901
@@ -252,11 +253,11 @@ class Spool(Closing):
                 self._delete_damaged(path, error)
                 continue
             self._number = max(self._number, int(name[1]))
-            self._add(path, window, path.stat().st_size, attempts)
+            self._add(path, window, path.stat().st_size, deaths)
 
-    def _add(self, path: Path, window: Window, size: int, attempts: int = 0) -> None:
+    def _add(self, path: Path, window: Window, size: int, deaths: int = 0) -> None:
         fields = (window.id, window.utterance_id, window.duration_s)
-        self._kept[window.id] = Kept(path, *fields, size, attempts)
+        self._kept[window.id] = Kept(path, *fields, size, deaths)
 
     def _write_file(self, path: Path, data: bytes) -> None:
         """Write a file; make the folder again if it is gone. Raises OSError."""

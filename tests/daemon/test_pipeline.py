@@ -343,7 +343,7 @@ def test_a_speculation_that_cannot_be_encoded_hides_no_death_of_its_window(
         works.decode(queued)
     backlog.close()  # leaves what a process leaves that dies while it encodes the window
     with Spool.open(rig.settings, Health()) as spool:
-        assert [kept.attempts for kept in spool.windows()] == [1]
+        assert [kept.deaths for kept in spool.windows()] == [1]
     pipeline.stop()
 
 

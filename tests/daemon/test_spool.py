@@ -45,7 +45,7 @@ def test_what_is_left_is_found_by_the_next_one_in_order(memory: Path) -> None:
         spool.begin(windows[1].id)
     with opened(memory) as spool:
         assert [kept.id for kept in spool.windows()] == [window.id for window in windows[1:]]
-        assert [kept.attempts for kept in spool.windows()][:3] == [1, 0, 0]
+        assert [kept.deaths for kept in spool.windows()][:3] == [1, 0, 0]
         spool.put(later := a_window())
         assert [kept.id for kept in spool.windows()][-1] == later.id
         found = spool.load(windows[5].id)
@@ -69,7 +69,7 @@ def test_a_transcription_that_ended_is_no_attempt_that_killed(memory: Path) -> N
         spool.begin(window.id)
         spool.mark_survived(window.id)
     with opened(memory) as spool:
-        assert [kept.attempts for kept in spool.windows()] == [0]
+        assert [kept.deaths for kept in spool.windows()] == [0]
 
 
 def test_damage_costs_its_own_window_and_is_said_once(
@@ -170,10 +170,10 @@ def as_values(window: Window) -> dict[str, Any]:
 def test_a_window_comes_back_with_every_field() -> None:
     window = a_window(index=3, last=False, flags=("gap", "clipped"), overlap_s=0.5)
     window = replace(window, continues=window.utterance_id)
-    found, attempts = parse(pack(window))
+    found, deaths = parse(pack(window))
     assert as_values(found) == as_values(window)
     assert found.samples.dtype == np.int16
-    assert attempts == 0
+    assert deaths == 0
 
 
 def test_a_file_that_was_cut_anywhere_is_refused() -> None:

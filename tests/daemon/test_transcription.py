@@ -222,7 +222,7 @@ def test_a_window_whose_text_nothing_stores_is_kept_for_the_next_start(
     assert rig.listener.seen == []
     rig.backlog.close()
     with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), Health()) as spool:
-        assert [kept.attempts for kept in spool.windows()] == [0], "no death is the window's fault"
+        assert [kept.deaths for kept in spool.windows()] == [0], "no death is the window's fault"
 
 
 @needs_memory
@@ -300,7 +300,7 @@ def test_while_memory_stays_short_the_window_is_kept_for_the_next_start(
     assert rig.listener.reasons == []
     rig.backlog.close()
     with Spool.open(Settings(spool=SpoolSettings(path=str(memory))), Health()) as spool:
-        assert [kept.attempts for kept in spool.windows()] == [0], "no death is the window's fault"
+        assert [kept.deaths for kept in spool.windows()] == [0], "no death is the window's fault"
 
 
 class Ahead:
